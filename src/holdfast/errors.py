@@ -1,0 +1,84 @@
+"""Everything that can go wrong, in one place.
+
+Each error carries a stable `code`, listed in `CODES`, and a message that says what was wrong and what would be right.
+Codes are part of the public interface: scripts match on them, sentences may improve.
+"""
+
+from collections.abc import Sequence
+
+CODES: dict[str, str] = {
+    "aborted": "the call was aborted on purpose; its message says by whom",
+    "already_stopped": "the handle has stopped; a stopped handle is final",
+    "batch_open": "another batch of this turn has not been answered yet",
+    "batch_rejected": "a handle id is used twice in the batch or is active already; nothing ran",
+    "bad_answer": "the answer does not fit the type of the open question; the question stays open",
+    "cancelled": "the turn was cancelled while the call ran",
+    "command_failed": "the command ended with a non-zero exit code or by a signal",
+    "command_not_started": "the command could not be started: no such program, no permission, bad directory",
+    "config_invalid": "the configuration is wrong; the message names file, line and what would be right",
+    "handle_active": "the handle id is in use by a handle that has not stopped",
+    "handle_expired": "the handle stopped so long ago that only its tombstone is left",
+    "handle_not_found": "no handle of that id in this conversation",
+    "handle_of_another_tool": "the handle belongs to another tool, named in the message",
+    "input_not_read": "the program has not read what was sent before; nothing was written",
+    "invalid_arguments": "the arguments do not fit the tool's schema",
+    "invalid_handle_id": "a handle id is 1 to 128 characters, without whitespace or control characters",
+    "limit_exceeded": "over one of the [limits]; the message names the limit and the setting",
+    "not_running": "the handle is not in a state that takes input",
+    "permission_denied": "the call needs permission and nobody gave it",
+    "question_unanswered": "the tool asked a question that nobody may answer",
+    "resource_held": "another handle holds a resource this call needs and will not free it by itself",
+    "runtime_closed": "the runtime is closed",
+    "store_unavailable": "the store cannot be written; nothing was lost, try again",
+    "template_failed": "a template of the configuration could not be rendered",
+    "timeout": "the tool ran longer than its timeout",
+    "tool_error": "the tool said it failed",
+    "turn_open": "the conversation has an open turn",
+    "turn_ended": "the turn has ended",
+    "unknown_action": "the tool does not have that action",
+    "unknown_tool": "no tool of that name",
+    "unsupported_store": "this version cannot open that kind of store",
+    "wire_rounds": "a one-shot tool asked more than eight rounds of questions",
+}
+
+
+class HoldfastError(Exception):
+    """Base of all errors holdfast raises. `code` is one of `CODES`."""
+
+    code = "tool_error"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        if code is not None:
+            self.code = code
+
+
+class ToolError(HoldfastError):
+    """What a tool raises to fail with words of its own.
+
+    `transient` says that trying again may help; `trace` is shown to people, not to models, unless a wire tool sent it.
+    """
+
+    def __init__(
+        self, message: str, *, transient: bool = False, code: str = "tool_error", trace: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message, code=code)
+        self.transient = transient
+        self.trace = tuple(trace)
+
+
+class ConfigError(HoldfastError):
+    """The configuration is wrong. `problems` lists every one found, each with file, line and reason."""
+
+    code = "config_invalid"
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+class AlreadyStopped(HoldfastError):
+    """The handle had stopped before; the first outcome stands (S2)."""
+
+    code = "already_stopped"

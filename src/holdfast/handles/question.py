@@ -1,0 +1,56 @@
+"""Questions a tool asks while it runs (Q1), and the check of an answer against its type (C6)."""
+
+from typing import Any, Literal
+
+import msgspec
+
+AnswerType = Literal["Boolean", "Text"] | dict[str, Any]
+"""`"Boolean"`, `"Text"` or `{"Select": {"options": [...]}}`, as tools write it."""
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a tool wants to know before it goes on."""
+
+    id: str
+    text: str
+    answer_type: AnswerType = "Text"
+    pre_amble: str | None = None
+    default: Any = None
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise ValueError("a question needs a non-empty id")
+        if self.answer_type not in ("Boolean", "Text"):
+            options = select_options(self)
+            if not options or not all(isinstance(option, str) for option in options):
+                raise ValueError(
+                    f'answer_type of question `{self.id}` must be "Boolean", "Text" or '
+                    '{"Select": {"options": ["…"]}} with at least one option'
+                )
+
+
+def select_options(question: Question) -> list[str] | None:
+    """The options of a Select question, None for any other."""
+    kind = question.answer_type
+    if not isinstance(kind, dict) or set(kind) != {"Select"} or not isinstance(kind["Select"], dict):
+        return None
+    options = kind["Select"].get("options")
+    return options if isinstance(options, list) else None
+
+
+def expected(question: Question) -> str:
+    """In words, what an answer to this question looks like."""
+    if question.answer_type == "Boolean":
+        return "true or false"
+    options = select_options(question)
+    return "a string" if options is None else "one of " + ", ".join(f'"{option}"' for option in options)
+
+
+def answer_fits(question: Question, answer: Any) -> bool:
+    """Whether the answer is of the question's type. Nothing is converted: `"yes"` is not `true`."""
+    if question.answer_type == "Boolean":
+        return isinstance(answer, bool)
+    if not isinstance(answer, str):
+        return False
+    options = select_options(question)
+    return options is None or answer in options
