@@ -1,0 +1,1 @@
+"""The one state machine: handles, their registry, waits and output."""

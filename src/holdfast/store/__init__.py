@@ -1,0 +1,1 @@
+"""Where what happened is written down before anyone may see it."""

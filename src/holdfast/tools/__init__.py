@@ -1,0 +1,1 @@
+"""What runs: functions, commands, built-ins, behind one seam."""

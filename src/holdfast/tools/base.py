@@ -9,10 +9,15 @@ call (input, an abort) goes through the `Live` thing that `start` returned. All 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
 
 from holdfast.handles.question import Question
 from holdfast.handles.state import Outcome
+
+if TYPE_CHECKING:
+    from holdfast.handles.view import Handles
 
 Action = Literal["spawn", "fetch", "apply", "abort"]
 ACTIONS: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
@@ -103,6 +108,18 @@ class Invocation:
     turn: str
     stateful: bool
     """Spawned by the caller: it stays alive and may be talked to. Otherwise one-shot."""
+    handles: "Handles | None" = None
+    """The conversation's handles, as the batch of this call sees them; None where a runtime is tried by itself."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What a call is answered with, as calling code and as a model get it (O2)."""
+
+    result: str
+    model: str
+    is_error: bool = False
+    cursors: tuple[tuple[str, int], ...] = ()
+    """By uid: up to where it showed a handle's output (C5)."""
 
 
 class Sink(Protocol):
@@ -121,6 +138,9 @@ class Sink(Protocol):
 
     def stop(self, outcome: Outcome, *, exit_code: int | None = None, signal: int | None = None) -> None:
         """The end; the first one counts."""
+
+    def abandon(self) -> None:
+        """It was told to end and cannot be made to: stop the handle now, `released` comes when it is really over."""
 
     def released(self) -> None:
         """Nothing of the call runs any more. Called once, with or after `stop`; frees its lane and resources."""
@@ -143,7 +163,12 @@ class ToolRuntime(Protocol):
         """Start the call. Raises `ToolError` if it cannot be started; then the sink hears nothing."""
 
 
-@runtime_checkable
+class SupportsSlots(Protocol):
+    """A runtime of which only so many calls run at once, whatever tools they belong to (Y2's threads)."""
+
+    slots: Mapping[str, int]
+
+
 class SupportsProbe(Protocol):
     """A live thing that can be asked whether it is reading its input right now (C4, A6)."""
 

@@ -1,0 +1,55 @@
+# Everything one does with this project. Needs python3 (3.11 or newer), make, git and gcc; `make` lists the targets.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+CODE := $(wildcard src tests bench examples)
+COMPILE := build/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
+	--generate-hashes --no-header --no-annotate --no-emit-index-url
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run lint test bench soak lock clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
+		printf '  make %-8s %s\n' "$$name" "$$text"; done
+
+setup: $(READY) ## make .venv with the locked packages and this one, editable
+
+# The stamp is written last, so that an interrupted setup is done again; with nothing changed there is nothing to do.
+$(READY): requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "holdfast needs Python 3.11 or newer; $(PYTHON) is older. Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' || { \
+		echo "$(PYTHON) cannot make virtual environments; on Debian: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+run: setup ## run a first turn: examples/first_turn.py
+	$(BIN)/python examples/first_turn.py
+
+lint: setup ## check style, format and types
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy $(CODE)
+
+test: lint ## lint, then run all tests
+	$(BIN)/pytest -n 2
+
+bench: setup ## measure, and keep the table in bench/RESULTS.md
+	$(BIN)/python -m bench
+
+soak: setup ## run the long tests with their full counts
+	$(BIN)/python -m bench.soak
+
+lock: ## write requirements/*.txt anew, with the newest versions that pyproject.toml allows
+	test -x build/lock/bin/uv || $(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lock.txt
+	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
+	$(COMPILE) requirements/lock.in -o requirements/lock.txt
+
+clean: ## remove everything that the other targets made
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,64 @@
+"""The command line. A command's module is imported when the command is called; `holdfast --help` imports none.
+
+Exit codes: 0 for success; 2 for wrong usage, a wrong configuration and anything else holdfast refuses, with the reason
+on stderr and no traceback. A command may define others for itself.
+"""
+
+from importlib import import_module
+from typing import Any
+
+import click
+
+from holdfast.errors import HoldfastError
+
+COMMANDS = {
+    "turn": ("holdfast.cli.turn:turn", "Run batches of tool calls, one JSON line each."),
+    "tools": ("holdfast.cli.tools:tools", "List the tools of a configuration, as a model sees them."),
+    "check": ("holdfast.cli.check:check", "Check the configuration and what it needs on this machine."),
+}
+
+
+class _Refused(click.ClickException):
+    exit_code = 2
+
+
+class _Commands(click.Group):
+    """A group that knows its commands by name and one line of help, and imports the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches  # slow to import, and needed only here
+
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            right = f"Did you mean `{near[0]}`?" if near else f"There are: {', '.join(COMMANDS)}."
+            raise click.UsageError(f"No such command `{args[0]}`. {right}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HoldfastError as error:
+            raise _Refused(error.message) from error
+
+
+@click.group(cls=_Commands)
+@click.version_option(package_name="holdfast", message="%(prog)s %(version)s")
+def main() -> None:
+    """Asynchronous, stateful tool execution for LLM agents: every tool call is a handle."""

@@ -1,0 +1,49 @@
+"""`holdfast tools`: the tools of a configuration, as a model sees them (G3)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from holdfast.errors import ConfigError
+from holdfast.schema.dialects import DIALECTS, Dialect
+from holdfast.tools.base import ACTIONS
+
+
+@click.command()
+@click.option("--config", type=click.Path(path_type=Path), help="The configuration; default: found upwards from here.")
+@click.option("--dialect", type=click.Choice(DIALECTS), help="Print JSON, with schemas in the form of this provider.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def tools(config: Path | None, dialect: Dialect | None, as_json: bool) -> None:
+    """List the tools of a configuration, as a model sees them."""
+    from holdfast import Runtime
+    from holdfast.config import find_config
+
+    config = config or find_config(Path.cwd())
+    if config is None:
+        raise ConfigError([f"no holdfast.toml in {Path.cwd()} or above it; write one, or name one with --config"])
+    listed = Runtime(config=config).tools(dialect=dialect or "generic")
+    if as_json or dialect:
+        click.echo(json.dumps(listed, indent=2, ensure_ascii=False))
+    else:
+        _table([(tool["name"], _actions(tool["parameters"]), _first_line(tool["description"])) for tool in listed])
+
+
+def _table(rows: list[tuple[str, str, str]]) -> None:
+    head = ("NAME", "ACTIONS", "DESCRIPTION")
+    name, actions = (max(len(row[column]) for row in [head, *rows]) for column in (0, 1))
+    for row in [head, *rows]:
+        click.echo(f"{row[0]:<{name}}  {row[1]:<{actions}}  {row[2]}".rstrip())
+
+
+def _actions(parameters: dict[str, Any]) -> str:
+    """The actions of a stateful tool; the generic schema has them as the values of `action`."""
+    values = parameters.get("properties", {}).get("action", {}).get("enum", ())
+    return " ".join(values) if values and set(values) <= set(ACTIONS) else "-"
+
+
+def _first_line(description: str) -> str:
+    """Without control characters: a description may come from anywhere, and the terminal obeys them (K4)."""
+    line = description.strip().partition("\n")[0]
+    return "".join(character for character in line if character.isprintable())

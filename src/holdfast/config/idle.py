@@ -1,0 +1,49 @@
+"""Settings that this version reads and does not act on yet, so that `holdfast check` can say so.
+
+A setting leaves this list in the change that makes it work.
+"""
+
+from collections.abc import Iterator
+
+from holdfast.config.locate import KeyPath
+from holdfast.config.model import Config, ToolSettings
+from holdfast.config.source import TOOLS
+
+_NO_INQUIRY = "this version asks no model; without a person the question is treated as `detached` says"
+
+
+def idle_settings(config: Config) -> list[str]:
+    """One line for each such setting that is written and would change something."""
+    source = config.source
+    if source is None:
+        return []
+    found = list(_outside_tools(config))
+    for name, tool in config.conversation.tools.items():
+        found += [((*TOOLS, name, *key), reason) for key, reason in _of_tool(tool)]
+    found.sort(key=lambda note: source.line(note[0]))
+    return list(dict.fromkeys(f"{source.at(key)}: not acted on yet: {reason}" for key, reason in found))
+
+
+def _outside_tools(config: Config) -> Iterator[tuple[KeyPath, str]]:
+    if config.conversation.detached == "auto":
+        yield ("conversation", "detached"), 'this version asks no model; "auto" is treated as "deny"'
+    if config.conversation.inquiry.assistant:
+        yield ("conversation", "inquiry"), "this version asks no model"
+    if config.store.url not in (None, "memory:"):
+        yield ("store", "url"), "this version keeps handles in memory only"
+
+
+def _of_tool(tool: ToolSettings) -> Iterator[tuple[KeyPath, str]]:
+    if tool.source == "builtin":
+        return
+    if tool.retry.policy != "never":
+        yield ("retry",), "a failed call is not tried again"
+    if tool.on_crash != "fail":
+        yield ("on_crash",), "no call outlives the process"
+    if tool.spawn.notifications.model_fields_set:
+        yield ("spawn", "notifications"), "no notifications are sent"
+    if tool.spawn.lifecycle.assistant:
+        yield ("spawn", "lifecycle", "assistant"), "this version asks no model at the end of a turn"
+    for question, settings in tool.questions.items():
+        if settings.target != "user":
+            yield ("questions", question, "target"), _NO_INQUIRY

@@ -1,0 +1,278 @@
+"""The tables of `holdfast.toml` (F): every key, its type and its default.
+
+Types are strict, because a setting that was quietly converted is a setting that was misunderstood. Rules that tie
+several keys together are in `rules`; the sentences for what is wrong are in `explain`.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+
+from holdfast.config.source import Source
+from holdfast.limits import Limits
+from holdfast.tools.base import (
+    ACTIONS,
+    Action,
+    OnTurnEnd,
+    OutputPolicy,
+    QuestionPolicy,
+    RunMode,
+    View,
+    Window,
+)
+
+BUILTINS = ("await", "read_output", "describe_tools")
+
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def _size(value: Any) -> Any:
+    """`"100MiB"` as a number of bytes; numbers go on to their own check."""
+    match = re.fullmatch(r"(\d+) ?([A-Za-z]+)", value) if isinstance(value, str) else None
+    if match is not None and match[2] in _UNITS:
+        return int(match[1]) * _UNITS[match[2]]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ValueError('must be a size like "100MiB" or "3GiB" (units: B, KiB, MiB, GiB, TiB), or a number of bytes')
+
+
+def _target(value: Any) -> Any:
+    if value in ("user", "assistant") or isinstance(value, dict):
+        return value
+    raise ValueError('must be "user", "assistant" or a table of model settings, which means the assistant')
+
+
+def _answer(value: Any) -> Any:
+    if isinstance(value, bool | str):
+        return value
+    raise ValueError("must be true or false, or a string: the answers a question can have")
+
+
+def _store_url(value: Any) -> Any:
+    if value == "memory:" or (isinstance(value, str) and value.startswith(("sqlite:///", "postgresql://"))):
+        return value
+    raise ValueError('must be "memory:", "sqlite:///path" or "postgresql://…"')
+
+
+Size = Annotated[int, BeforeValidator(_size), Field(ge=1)]
+Milliseconds = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Table(BaseModel):
+    """A table of the file. A key it does not know is an error (L4)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class NotificationSettings(Table):
+    """`[….spawn.notifications]` (N2, N4)."""
+
+    on_success: bool = True
+    on_failure: bool = True
+    on_waiting: bool = True
+    on_content: bool = False
+    deliver: list[Literal["response", "message", "turn"]] = ["response", "message", "turn"]
+
+
+class LifecycleSettings(Table):
+    """`[….spawn.lifecycle]` (T1, T2)."""
+
+    on_turn_end: OnTurnEnd = "inquire"
+    timeout_secs: Seconds = 300
+    assistant: dict[str, Any] = {}
+
+
+class SpawnSettings(Table):
+    """`[….spawn]`: whether calls of the tool are handles the assistant sees, and how they behave."""
+
+    stateful: bool | None = None
+    actions: list[Action] | None = None
+    settle_ms: Milliseconds = 100
+    settle_max_ms: Milliseconds = 1000
+    abort_grace_ms: Milliseconds = 2000
+    stdin: bool = False
+    input: Literal["line", "raw"] = "line"
+    priority: int = 0
+    notifications: NotificationSettings = NotificationSettings()
+    lifecycle: LifecycleSettings = LifecycleSettings()
+
+
+class ViewCaps(Table):
+    """The caps of a view (O1); what is left out comes from the table around it."""
+
+    limit: Annotated[int, Field(ge=1)] | None = None
+    mode: Literal["bytes", "tokens"] | None = None
+    max_lines: Annotated[int, Field(ge=1)] | None = None
+    window: Window | None = None
+
+    def over(self, view: View) -> View:
+        """The view with these caps in place of its own."""
+        return View(
+            limit=view.limit if self.limit is None else self.limit,
+            mode=view.mode if self.mode is None else self.mode,
+            max_lines=view.max_lines if self.max_lines is None else self.max_lines,
+            window=view.window if self.window is None else self.window,
+        )
+
+
+class OutputSettings(ViewCaps):
+    """`output`: the caps of all three views, and of one each in its sub-tables (O2); how much is kept (O5)."""
+
+    max_output: Size = 100 << 20
+    dispatch: ViewCaps = ViewCaps()
+    model: ViewCaps = ViewCaps()
+    history: ViewCaps = ViewCaps()
+
+    def policy(self, window: Window) -> OutputPolicy:
+        """What the tool's output is cut by; `window` where none is written."""
+        shared = self.over(View(window=window))
+        return OutputPolicy(
+            dispatch=self.dispatch.over(shared),
+            model=self.model.over(shared),
+            history=self.history.over(shared),
+            max_output=self.max_output,
+        )
+
+
+class RetrySettings(Table):
+    """`retry` (R5)."""
+
+    policy: Literal["never", "safe", "idempotent"] = "never"
+    max_attempts: Annotated[int, Field(ge=1)] = 3
+    base_delay_ms: Milliseconds = 200
+    max_delay_ms: Milliseconds = 5000
+
+
+class QuestionSettings(Table):
+    """`[….questions.<id>]` (Q2, Q4). An `answer` that is written, even `false`, is fixed."""
+
+    target: Annotated[Literal["user", "assistant"] | dict[str, Any], BeforeValidator(_target)] = "user"
+    answer: Annotated[bool | str | None, BeforeValidator(_answer)] = None
+    exclusive: bool = False
+
+    def policy(self) -> QuestionPolicy:
+        return QuestionPolicy(
+            target="assistant" if isinstance(self.target, dict) else self.target,
+            answered="answer" in self.model_fields_set,
+            answer=self.answer,
+            exclusive=self.exclusive,
+        )
+
+
+class ToolSettings(Table):
+    """`[conversation.tools.<name>]`, with the defaults of `"*"` merged in."""
+
+    source: Literal["local", "terminal", "python", "mcp", "builtin"] | None = None
+    command: Any = None
+    function: str | None = None
+    description: str = ""
+    summary: str | None = None
+    examples: list[str] = []
+    run: RunMode = "ask"
+    run_actions: dict[Action, RunMode] = {}
+    result: RunMode = "unattended"
+    timeout_secs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    cwd: str = "."
+    env: dict[str, str] = {}
+    wire: bool = False
+    scheduling: Literal["parallel", "serial"] = "parallel"
+    resources: list[str] = []
+    max_running: Annotated[int, Field(ge=1)] | None = None
+    retry: RetrySettings = RetrySettings()
+    on_crash: Literal["replay", "fail", "external"] = "fail"
+    output: OutputSettings = OutputSettings()
+    options: dict[str, Any] = {}
+    parameters: dict[str, dict[str, Any]] = {}
+    questions: dict[str, QuestionSettings] = {}
+    spawn: SpawnSettings = SpawnSettings()
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """The action set (C2), in the order schemas list it. Empty: only ever called one-shot."""
+        wanted: list[Action] = []
+        if self.spawn.actions is not None:
+            wanted = self.spawn.actions
+        elif self.spawn.stateful:
+            wanted = ["spawn", "fetch", "abort"]
+            if self.spawn.stdin or self.wire:
+                wanted.append("apply")
+        return tuple(action for action in ACTIONS if action in wanted)
+
+    def parameters_schema(self) -> dict[str, Any]:
+        """JSON Schema of the tool's own arguments: `required = true` of a parameter moves to the list of the object."""
+        properties = {name: dict(table) for name, table in self.parameters.items()}
+        required = [name for name, table in properties.items() if table.get("required") is True]
+        for table in properties.values():
+            if isinstance(table.get("required"), bool):
+                del table["required"]
+        return {"type": "object", "properties": properties} | ({"required": required} if required else {})
+
+
+class InquirySettings(Table):
+    """`[conversation.inquiry]`: who is asked when a question goes to the assistant."""
+
+    assistant: dict[str, Any] = {}
+
+
+class ConversationSettings(Table):
+    """`[conversation]`."""
+
+    detached: Literal["deny", "defaults", "auto"] = "deny"
+    inquiry: InquirySettings = InquirySettings()
+    tools: dict[str, ToolSettings] = {}
+
+
+class LimitSettings(Table):
+    """`[limits]` (K6)."""
+
+    arguments_bytes: Size = Limits().arguments_bytes
+    line_bytes: Size = Limits().line_bytes
+    batch_calls: Annotated[int, Field(ge=1)] = Limits().batch_calls
+    live_handles: Annotated[int, Field(ge=1)] = Limits().live_handles
+    open_questions: Annotated[int, Field(ge=1)] = Limits().open_questions
+    nesting: Annotated[int, Field(ge=1)] = Limits().nesting
+
+    def policy(self) -> Limits:
+        return Limits(**self.model_dump())
+
+
+class StoreSettings(Table):
+    """`[store]`. None: the default of whoever opens it (Y1, S5)."""
+
+    url: Annotated[str, BeforeValidator(_store_url)] | None = None
+    retention_secs: Seconds | None = None
+
+
+class RuntimeSettings(Table):
+    """`[runtime]`: how many calls run at once in all (W11); None is as many as come."""
+
+    max_running: Annotated[int, Field(ge=1)] | None = None
+
+
+class Config(Table):
+    """A whole configuration. `Config()` is the one without a file: all defaults, no tools."""
+
+    conversation: ConversationSettings = ConversationSettings()
+    limits: LimitSettings = LimitSettings()
+    store: StoreSettings = StoreSettings()
+    runtime: RuntimeSettings = RuntimeSettings()
+    _source: Source | None = PrivateAttr(default=None)
+
+    @property
+    def source(self) -> Source | None:
+        """The file it was read from."""
+        return self._source
+
+    @property
+    def root(self) -> Path:
+        """What relative paths are relative to: the file's directory, or the working directory without a file."""
+        return Path.cwd() if self._source is None else self._source.path.parent
+
+    def not_acted_on(self) -> list[str]:
+        """The settings that are written and understood, but without effect in this version; one line each."""
+        from holdfast.config.idle import idle_settings
+
+        return idle_settings(self)

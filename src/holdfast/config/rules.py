@@ -1,0 +1,178 @@
+"""The rules that tie several keys of a tool together, or a key to something outside the file's own types.
+
+Each tool is checked as it will be used, with the defaults of `"*"`. A default that has no meaning for the tool's source
+is passed over in silence; the same setting in the tool's own table is a mistake and is named.
+"""
+
+import datetime
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from holdfast.config.explain import not_one_of, unknown_key
+from holdfast.config.locate import KeyPath
+from holdfast.config.model import BUILTINS, ToolSettings
+from holdfast.config.source import TOOLS, Source, dotted
+from holdfast.errors import ConfigError
+from holdfast.schema.canonical import check_parameters
+from holdfast.tools.template import CommandLine, Template
+
+Problem = tuple[KeyPath, str]
+
+_NOT_FOR: dict[str, dict[KeyPath, str]] = {
+    "local": {("function",): 'a local tool runs `command`; functions are for source = "python"'},
+    "python": {
+        ("command",): 'a function is named by `function = "module:name"`; commands are for source = "local"',
+        ("cwd",): "a function runs in the working directory of the process",
+        ("env",): "a function has the environment of the process",
+        ("wire",): 'a function asks by `call.ask`; the wire form is for source = "local"',
+        ("options",): 'give the function its options in Python; `options` are for source = "local"',
+        ("parameters",): "a function's parameters come from its signature and docstring",
+        ("spawn", "stdin"): 'a function reads by `call.input()`; add "apply" to `actions`',
+        ("spawn", "input"): "a function gets what `apply` sends as it is",
+    },
+}
+_COMMAND = '["program", "argument"], a string, or { program, args, shell }'
+_FUNCTION = '"module:name", the module looked for in the directory of this file, then among the installed ones'
+_FOR_BUILTIN = ("source", "run", "result", "output")
+
+_KEYWORDS = frozenset(
+    """$anchor $comment $defs $dynamicAnchor $dynamicRef $id $ref $schema $vocabulary additionalItems
+    additionalProperties allOf anyOf const contains contentEncoding contentMediaType contentSchema default definitions
+    dependencies dependentRequired dependentSchemas deprecated description else enum examples exclusiveMaximum
+    exclusiveMinimum format if items maxContains maxItems maxLength maxProperties maximum minContains minItems
+    minLength minProperties minimum multipleOf not oneOf pattern patternProperties prefixItems properties
+    propertyNames readOnly required then title type unevaluatedItems unevaluatedProperties uniqueItems
+    writeOnly""".split()  # noqa: SIM905 - a column of sixty strings is harder to read
+)
+
+
+def tool_problems(name: str, tool: ToolSettings, source: Source) -> Iterator[Problem]:
+    """Every broken rule of one tool: the key's path inside the tool's table, and a sentence."""
+    where = (*TOOLS, name)
+    yield from _source(name, tool)
+    if tool.source == "builtin":
+        yield from _builtin(source.data["conversation"]["tools"][name])
+        return
+    for key, reason in _NOT_FOR.get(tool.source or "", {}).items():
+        if source.has(where + key):
+            yield key, f'has no meaning for source = "{tool.source}": {reason}'
+    yield from _actions(tool, source, where)
+    for question, settings in tool.questions.items():
+        if settings.exclusive and settings.target != "user":
+            reason = 'is never answered by a model, so its target must be "user", or `exclusive` false'
+            yield ("questions", question), f"an exclusive question {reason}"
+    for index, text in enumerate(tool.resources):
+        yield from _from_template(("resources", index), where, text)
+    if tool.source == "local":
+        yield from _command(tool, where)
+        yield from _parameters(name, tool)
+        yield from _not_json(("options",), tool.options)
+
+
+def _source(name: str, tool: ToolSettings) -> Iterator[Problem]:
+    match tool.source:
+        case None:
+            right = '"builtin"' if name in BUILTINS else '"local" for a command, "python" for a function'
+            yield ("source",), f"missing; what would be right: {right}"
+        case "terminal" | "mcp":
+            yield ("source",), f'"{tool.source}" is not available in this version; "local", "python" and "builtin" are'
+        case "builtin" if name not in BUILTINS:
+            yield ("source",), f"there is no built-in tool of this name: the name {not_one_of(name, BUILTINS)}"
+        case "local" | "python" if name in BUILTINS:
+            yield (), f'`{name}` is the name of a built-in tool; choose another, or write source = "builtin"'
+    if tool.source == "local" and tool.command is None:
+        yield ("command",), f"missing; what would be right: {_COMMAND}"
+    if tool.source == "python" and tool.function is None:
+        yield ("function",), f"missing; what would be right: {_FUNCTION}"
+    if tool.function is not None and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", tool.function):
+        yield ("function",), f"must be {_FUNCTION}"
+
+
+def _builtin(own: Mapping[str, Any]) -> Iterator[Problem]:
+    for key in own:
+        if key not in _FOR_BUILTIN:
+            yield (key,), "has no meaning for a built-in tool; known here: " + ", ".join(_FOR_BUILTIN)
+
+
+def _actions(tool: ToolSettings, source: Source, where: KeyPath) -> Iterator[Problem]:
+    spawn = tool.spawn
+    if spawn.stateful is False and spawn.actions is not None:
+        yield ("spawn", "stateful"), "`actions` are written, which means stateful = true; remove one of the two"
+    elif (spawn.stateful or spawn.actions) and "spawn" not in tool.actions:
+        yield ("spawn", "actions"), 'must have "spawn": without it no handle can be started'
+    if tool.source != "local":
+        return
+    if "apply" in tool.actions and not (spawn.stdin or tool.wire):
+        yield ("spawn", "actions"), '"apply" needs somewhere to send: stdin = true in this table, or wire = true'
+    if spawn.stdin and not tool.actions and source.has((*where, "spawn", "stdin")):
+        yield ("spawn", "stdin"), "has no effect on a tool that is only called one-shot; add stateful = true"
+
+
+def _command(tool: ToolSettings, where: KeyPath) -> Iterator[Problem]:
+    if tool.command is not None:
+        name = dotted((*where, "command"))
+        yield from _raised(("command",), name, partial(CommandLine.parse, tool.command, name))
+
+
+def _from_template(key: KeyPath, where: KeyPath, text: str) -> Iterator[Problem]:
+    name = dotted(where + key)
+    yield from _raised(key, name, partial(Template, text, name))
+
+
+def _parameters(name: str, tool: ToolSettings) -> Iterator[Problem]:
+    """Each parameter by itself, so that a problem has the line of its parameter."""
+    schema = tool.parameters_schema()["properties"]
+    for parameter, table in tool.parameters.items():
+        key = ("parameters", parameter)
+        found = [*_unknown_keywords(key, table), *_not_json(key, table)]
+        if not isinstance(table.get("required", False), bool | list):
+            found.append(((*key, "required"), "must be true or false"))
+        yield from found
+        if not found:
+            alone = {"type": "object", "properties": {parameter: schema[parameter]}}
+            yield from _raised(key, f"tool `{name}`", partial(check_parameters, name, alone, tool.actions))
+
+
+def _unknown_keywords(key: KeyPath, schema: Mapping[str, Any]) -> Iterator[Problem]:
+    """Keys that are no JSON Schema keyword: a misspelt `required` would otherwise go unnoticed."""
+    for word, value in schema.items():
+        if word not in _KEYWORDS and not word.startswith("x-"):
+            yield (*key, word), _unknown_keyword(word)
+        elif word == "items" and isinstance(value, dict):
+            yield from _unknown_keywords((*key, word), value)
+        elif word == "properties" and isinstance(value, dict):
+            for name, table in value.items():
+                if isinstance(table, dict):
+                    yield from _unknown_keywords((*key, word, name), table)
+
+
+def _unknown_keyword(word: str) -> str:
+    sentence = unknown_key(word, sorted(_KEYWORDS))
+    return sentence if "did you mean" in sentence else "unknown key; a parameter has the keywords of JSON Schema"
+
+
+def _not_json(key: KeyPath, value: Any) -> Iterator[Problem]:
+    """Values TOML has and JSON has not: the tool gets its call as JSON."""
+    match value:
+        case dict():
+            for name, item in value.items():
+                yield from _not_json((*key, name), item)
+        case list():
+            for index, item in enumerate(value):
+                yield from _not_json((*key, index), item)
+        case datetime.date() | datetime.time():
+            yield key, "a date or time has no form in JSON; write it in quotes"
+        case float() if not math.isfinite(value):
+            yield key, "an infinite number or nan has no form in JSON; leave it out, or write it in quotes"
+
+
+def _raised(key: KeyPath, name: str, check: Callable[[], object]) -> Iterator[Problem]:
+    """What another part of holdfast finds wrong with a setting, without the name it puts in front: the key is added."""
+    try:
+        check()
+    except ConfigError as error:
+        for problem in error.problems:
+            yield key, problem.removeprefix(name).lstrip(":,. ")

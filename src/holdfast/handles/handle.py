@@ -1,0 +1,181 @@
+"""A handle: one tool call, from its registration to the end of its retention (S4).
+
+A handle has a *decided* and a *visible* state. Events are checked against the decided one in order of arrival, so of two
+racing ends the first wins before anything is written; `state` is what everybody sees, and follows the store's commit.
+"""
+
+from collections.abc import Container
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+from holdfast.handles.output import Output
+from holdfast.handles.question import Question
+from holdfast.handles.state import Error, Outcome, Pending, Running, State, Stopped, Waiting, name
+
+if TYPE_CHECKING:
+    from holdfast.handles.gate import Ticket
+    from holdfast.tools.base import Tool
+    from holdfast.tools.run import Run
+
+Kind = Literal["tool", "agent", "workflow", "timer", "hook", "custom"]
+
+
+class Watcher(Protocol):
+    """Something that waits for a handle. Told once when it stops, and whenever it may have become blocked (A6)."""
+
+    def stopped(self, handle: "Handle") -> None: ...
+
+    def touched(self, handle: "Handle") -> None: ...
+
+
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a call is, as the tool says."""
+
+    done: float
+    total: float | None = None
+    message: str | None = None
+
+
+class Handle:
+    """One call. Slots that most handles never need stay None: a hundred thousand of these may live at once."""
+
+    __slots__ = (
+        "asks_caller", "call_id", "conversation", "cursor", "decided", "id", "kind", "lane", "lingering", "metadata",
+        "output", "priority", "progress", "reading", "run", "state", "stateful", "ticket", "tool", "turn", "uid",
+        "watchers",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        uid: str,
+        tool: "Tool",
+        conversation: str,
+        turn: str,
+        call_id: str,
+        stateful: bool,
+        created: float,
+        priority: int = 0,
+        kind: Kind = "tool",
+    ) -> None:
+        self.id = id
+        self.uid = uid
+        self.tool = tool
+        self.kind: Kind = kind
+        self.conversation = conversation
+        self.turn = turn
+        self.call_id = call_id
+        self.stateful = stateful
+        self.priority = priority
+        self.decided: State = Pending(created)
+        self.state: State = self.decided
+        self.cursor = 0
+        self.output: Output | None = None
+        self.progress: Progress | None = None
+        self.metadata: dict[str, Any] | None = None
+        self.reading = False
+        self.asks_caller = False
+        self.lingering = False
+        self.run: Run | None = None
+        self.lane: Ticket | None = None
+        self.ticket: Ticket | None = None
+        self.watchers: list[Watcher] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Handle {self.id} {self.tool.name} {name(self.state)}>"
+
+    @property
+    def active(self) -> bool:
+        """Not visibly stopped: its id is taken (S6)."""
+        return not isinstance(self.state, Stopped)
+
+    def watch(self, watcher: Watcher) -> None:
+        if self.watchers is None:
+            self.watchers = [watcher]
+        else:
+            self.watchers.append(watcher)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        if self.watchers is not None and watcher in self.watchers:
+            self.watchers.remove(watcher)
+
+    def blocked_on_caller(self, spare: Container[str] = ()) -> bool:
+        """A6: only the caller can make it go on: by an answer, by input, or by doing so for the one it queues behind.
+
+        `spare` holds the uids of handles that the caller is dealing with already: those are not blocked yet.
+        """
+        state = self.state
+        if self.uid in spare or isinstance(state, Stopped):
+            return False
+        if isinstance(state, Running):
+            return self.reading
+        if isinstance(state, Waiting):
+            return self.asks_caller
+        return self.behind(spare) is not None
+
+    def behind(self, spare: Container[str] = ()) -> "Handle | None":
+        """The handle blocked on the caller that this pending one queues behind, if there is one."""
+        for ticket in (self.lane, self.ticket):
+            if ticket is not None and not ticket.held:
+                return ticket.stuck_behind(spare)
+        return None
+
+    def info(self) -> "HandleInfo":
+        """A snapshot of what is visible now."""
+        state = self.state
+        stopped = state if isinstance(state, Stopped) else None
+        return HandleInfo(
+            id=self.id,
+            uid=self.uid,
+            tool=self.tool.name,
+            kind=self.kind,
+            conversation=self.conversation,
+            turn=self.turn,
+            state=name(state),
+            created=state.created,
+            started=None if isinstance(state, Pending) else state.started,
+            stopped=stopped.stopped if stopped else None,
+            question=state.question if isinstance(state, Waiting) else None,
+            outcome=stopped.outcome if stopped else None,
+            ended_by=stopped.ended_by if stopped else None,
+            exit_code=stopped.exit_code if stopped else None,
+            signal=stopped.signal if stopped else None,
+            progress=self.progress,
+            metadata=self.metadata or {},
+            priority=self.priority,
+            output_bytes=self.output.total if self.output is not None else 0,
+            lingering=self.lingering,
+        )
+
+
+class HandleInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A handle as it was visible at one moment. Nothing in it changes any more."""
+
+    id: str
+    uid: str
+    tool: str
+    kind: Kind
+    conversation: str
+    turn: str
+    state: str
+    created: float
+    started: float | None = None
+    stopped: float | None = None
+    question: Question | None = None
+    outcome: Outcome | None = None
+    ended_by: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    progress: Progress | None = None
+    metadata: dict[str, Any] = {}
+    priority: int = 0
+    output_bytes: int = 0
+    lingering: bool = False
+    """Stopped, but a thread or task of it has not ended yet; it still holds its lane and resources."""
+
+    @property
+    def ok(self) -> bool:
+        """Stopped, and not with an error."""
+        return self.outcome is not None and not isinstance(self.outcome, Error)

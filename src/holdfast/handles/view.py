@@ -1,0 +1,94 @@
+"""A conversation's handles, as a tool or a batch sees them: find, list, wait (B8, `call.handles`)."""
+
+import asyncio
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.errors import ToolError
+from holdfast.handles.handle import Handle, HandleInfo
+from holdfast.handles.waits import Group, Wait, all_of, any_of
+
+if TYPE_CHECKING:
+    from holdfast.handles.registry import Registry
+
+
+class Waited(NamedTuple):
+    """What a wait came to."""
+
+    handles: tuple[Handle, ...]
+    """Each once, in the order first named."""
+    timed_out: bool = False
+    needs_input: bool = False
+
+
+class Handles:
+    """The handles of one conversation. `spare` are those the caller is dealing with in this very batch (A6)."""
+
+    __slots__ = ("_registry", "_spare", "conversation")
+
+    def __init__(self, registry: "Registry", conversation: str, spare: Container[str] = ()) -> None:
+        self._registry = registry
+        self._spare = spare
+        self.conversation = conversation
+
+    def find(self, id: str) -> Handle:
+        """The newest handle of that id. Raises `ToolError` if there is none, or only its tombstone."""
+        return self._registry.find(id, self.conversation)
+
+    def find_call(self, call_id: str) -> Handle:
+        """The newest one-shot call of that label."""
+        return self._registry.find_call(call_id, self.conversation)
+
+    def list(self) -> "list[HandleInfo]":
+        """All spawned handles that are known, oldest first."""
+        return [handle.info() for handle in self._registry.handles(self.conversation) if handle.stateful]
+
+    async def wait(
+        self, *, all: Sequence[str] = (), any: Sequence[str] = (), timeout: float | None = None
+    ) -> Waited:
+        """Until every one of `all` and, if given, one of `any` has stopped (A2); ids are bound to handles now (S6)."""
+        missing: dict[str, str] = {}
+        found: dict[str, Handle] = {}
+        for id in (*any, *all):
+            try:
+                found[id] = self.find(id)
+            except ToolError as error:
+                missing[id] = error.message
+        if missing:
+            raise ToolError(". ".join(missing.values()), code="handle_not_found")
+        groups = [all_of(found[id] for id in all)] if all else []
+        if any:
+            groups.append(any_of(found[id] for id in any))
+        return await self.wait_for(groups, timeout, tuple(dict.fromkeys(found.values())))
+
+    async def wait_for(
+        self, groups: Sequence[Group], timeout: float | None, handles: tuple[Handle, ...]
+    ) -> Waited:
+        """Wait for any combination of groups."""
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+        wait = Wait(groups, lambda _: _wake(over), spare=self._spare)
+        wait.begin()
+        if over.done():
+            return Waited(handles, needs_input=wait.reason == "needs_input")
+        if timeout is not None and timeout <= 0:
+            wait.cancel()
+            return Waited(handles, timed_out=True)
+        for handle in handles:
+            if handle.run is not None:
+                handle.run.probe_when_quiet()
+        timer = loop.call_later(timeout, _wake, over) if timeout is not None else None
+        try:
+            await over
+        finally:
+            wait.cancel()
+            if timer is not None:
+                timer.cancel()
+        # A5: between the timer and this line handles may have stopped; what is satisfied now did not time out.
+        timed_out = wait.reason is None and not wait.satisfied
+        return Waited(handles, timed_out=timed_out, needs_input=wait.reason == "needs_input")
+
+
+def _wake(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,15 @@
+"""The limits of K6, each with an error that names it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one call, batch or conversation may take. `[limits]` in the configuration."""
+
+    arguments_bytes: int = 1024 * 1024
+    line_bytes: int = 16 * 1024 * 1024
+    batch_calls: int = 1000
+    live_handles: int = 10_000
+    open_questions: int = 64
+    nesting: int = 64

@@ -1,0 +1,146 @@
+"""The canonical schema of a tool (C1, C2): what its arguments may be, before any provider's taste.
+
+A tool with actions is a `oneOf` with one variant for each action it declares, in the order spawn, fetch, apply, abort;
+spawn carries the tool's own parameters and a required `id`. A tool without actions is its own parameters, untouched.
+Everything else is derived from this form: what a provider gets (`dialects`) and what a call is checked against
+(`arguments`).
+"""
+
+import copy
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+import jsonschema_rs
+
+from holdfast.errors import ConfigError
+from holdfast.tools.base import ACTIONS, Action, Tool
+
+RESERVED = ("action", "id", "input")
+"""Names that belong to the commands of C1; a stateful tool cannot use them for parameters of its own."""
+
+_HANDLE_ID = {
+    "type": "string",
+    "description": "Handle ID for this tool instance. Must be unique across active handles.",
+}
+
+# A `$ref` in the tool's parameters is written against their root, so what it names must sit at the root here too.
+_ROOT_ONLY = ("$schema", "$defs", "definitions")
+
+_TYPES = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+
+
+def canonical(tool: Tool) -> dict[str, Any]:
+    """The whole schema of a tool."""
+    if not tool.actions:
+        return copy.deepcopy(dict(tool.parameters))
+    variants = [variant(tool, action) for action in ACTIONS if action in tool.actions]
+    root = {keyword: branch.pop(keyword) for branch in variants for keyword in _ROOT_ONLY if keyword in branch}
+    return {"type": "object", "oneOf": variants, **root}
+
+
+def variant(tool: Tool, action: Action) -> dict[str, Any]:
+    """What one action takes, as a schema that stands by itself."""
+    properties: dict[str, Any] = {"action": {"const": action}}
+    required = ["action", "id"]
+    if action == "spawn":
+        own = copy.deepcopy(dict(tool.parameters))
+        own.pop("type", None)
+        own.pop("$id", None)
+        properties |= {"id": dict(_HANDLE_ID), **own.pop("properties", {})}
+        return {"properties": properties, "required": required + own.pop("required", []), **own}
+    properties["id"] = {"type": "string"}
+    if action == "apply":
+        properties["input"] = {}
+        required.append("input")
+    return {"properties": properties, "required": required}
+
+
+def check_parameters(name: str, parameters: Mapping[str, Any], actions: Collection[Action]) -> None:
+    """Raise `ConfigError` with everything that is wrong with a tool's own parameters."""
+    if parameters.get("type") != "object":
+        raise ConfigError(
+            [
+                f"tool `{name}`: parameters must be an object schema, "
+                '{"type": "object", "properties": {…}}, but its type is '
+                f"{parameters.get('type', 'not given')!r}"
+            ]
+        )
+    compiled(parameters, tool=name)
+    if not actions:
+        return
+    problems = [
+        f"tool `{name}`: parameter `{taken}` has a name that every stateful tool uses for itself "
+        f"({', '.join(RESERVED)}); rename it, or declare no actions"
+        for taken in sorted(set(property_names(parameters)) & set(RESERVED))
+    ]
+    problems += [
+        f'tool `{name}`: "$ref": "{ref}" cannot be followed from inside the spawn variant; '
+        "move what it names to `$defs` and refer to it there"
+        for ref in sorted(set(_references(parameters)))
+        if not ref.startswith(("#/$defs/", "#/definitions/"))
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def compiled(schema: Mapping[str, Any], *, tool: str) -> jsonschema_rs.Validator:
+    """A validator of the schema, or `ConfigError`. Nothing is fetched: a schema must stand by itself."""
+    try:
+        return jsonschema_rs.validator_for(dict(schema), offline=True)
+    except jsonschema_rs.ValidationError as error:
+        where = "/".join(str(part) for part in error.instance_path) or "their root"
+        reason = f"tool `{tool}`: parameters are not a valid JSON Schema, at {where}: {error.message}"
+        raise ConfigError([reason]) from None
+    except ValueError as error:
+        raise ConfigError([f"tool `{tool}`: parameters cannot be written as JSON: {error}"]) from None
+
+
+def property_names(schema: Mapping[str, Any]) -> list[str]:
+    """The names an object schema gives to properties, those of its branches included, in order."""
+    return list(dict.fromkeys(_names(schema, schema, set())))
+
+
+def _names(schema: Any, root: Mapping[str, Any], followed: set[str]) -> Iterator[str]:
+    if not isinstance(schema, Mapping):
+        return
+    yield from schema.get("properties", {})
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        for branch in schema.get(keyword, ()):
+            yield from _names(branch, root, followed)
+    ref = schema.get("$ref")
+    if ref is not None and ref not in followed:
+        followed.add(ref)
+        yield from _names(resolve(root, ref), root, followed)
+
+
+def resolve(root: Mapping[str, Any], ref: str) -> Any:
+    """What a local `$ref` (`#/$defs/Place`) names in the schema `root`."""
+    if ref != "#" and not ref.startswith("#/"):
+        raise ConfigError([f'"$ref": "{ref}" must name a part of the same schema, such as "#/$defs/Name"'])
+    found: Any = root
+    for part in ref.split("/")[1:]:
+        key = unquote(part).replace("~1", "/").replace("~0", "~")
+        try:
+            found = found[int(key)] if isinstance(found, list) else found[key]
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise ConfigError([f'"$ref": "{ref}" names nothing; there is no `{key}`']) from None
+    return found
+
+
+def json_type(value: Any) -> str:
+    """The JSON type of a value; 1.0 is a number here, though a schema takes it for an integer too."""
+    return _TYPES.get(type(value), "object")
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """Every `$ref` below. A *property* called `$ref` has a schema for its value, not a string, and is passed over."""
+    if isinstance(schema, Mapping):
+        for key, value in schema.items():
+            if key == "$ref" and isinstance(value, str):
+                yield value
+            elif key not in ("const", "enum", "default", "examples"):
+                yield from _references(value)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from _references(part)

@@ -1,0 +1,51 @@
+"""`await`: block until handles have stopped (A)."""
+
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.errors import ToolError
+from holdfast.handles.view import Waited
+from holdfast.tools.base import Reply, Tool
+from holdfast.tools.call import Call
+from holdfast.tools.function import tool
+
+DESCRIPTION = (
+    "Block until stateful tool handles reach completion. Use `any` to wait for the first handle to finish, `all` to "
+    "wait for every handle to finish, or both to combine conditions."
+)
+_IDS = {"type": "array", "items": {"type": "string"}}
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "any": {
+            **_IDS,
+            "description": "Handle IDs. Returns when at least one of these handles reaches 'stopped'.",
+        },
+        "all": {
+            **_IDS,
+            "description": "Handle IDs. Returns when every one of these handles reaches 'stopped'.",
+        },
+        "timeout_secs": {
+            "type": "integer",
+            "description": "Maximum seconds to wait. If exceeded, returns with current handle states. "
+            "Omit for no timeout.",
+        },
+    },
+    "anyOf": [{"required": ["any"]}, {"required": ["all"]}],
+}
+
+
+def await_tool(show: Callable[[Waited], Reply]) -> Tool:
+    """The tool; `show` makes the reply of what a wait came to (A3)."""
+
+    @tool(name="await", description=DESCRIPTION, parameters=PARAMETERS, scheduling="synchronising")
+    async def await_(
+        call: Call, any: list[str] | None = None, all: list[str] | None = None, timeout_secs: int | None = None
+    ) -> Reply:
+        if not any and not all:
+            raise ToolError("At least one handle ID required", code="invalid_arguments")
+        if timeout_secs is not None and timeout_secs < 0:
+            raise ToolError("`timeout_secs` must be 0 or more; leave it out to wait for ever", code="invalid_arguments")
+        return show(await call.handles.wait(all=all or (), any=any or (), timeout=timeout_secs))
+
+    return await_

@@ -1,0 +1,147 @@
+"""`read_output`: the kept output of a handle or call, piece by piece or by a literal pattern (O4, O5).
+
+What is kept is everything the call emitted and, once it has stopped, its result after that; of a command the two are one.
+Offsets are bytes of that whole. A piece never holds more than a reply may.
+"""
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import ToolError
+from holdfast.handles.handle import Handle
+from holdfast.handles.output import Output, Piece, unfinished
+from holdfast.handles.state import Error, Ok, Stopped
+from holdfast.tools.base import Reply, Tool
+from holdfast.tools.call import Call
+from holdfast.tools.function import tool
+from holdfast.turn.budget import strip_controls
+
+_SEARCH_STEP = 8 << 20
+"""A search lets others run after this many bytes."""
+_MAX_MATCHES = 100
+
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "description": "Handle ID. Give this or `call_id`."},
+        "call_id": {"type": "string", "description": "ID of a tool call whose output was cut. Give this or `id`."},
+        "offset": {"type": "integer", "minimum": 0, "description": "First byte to read; default 0."},
+        "limit": {"type": "integer", "minimum": 1, "description": "How many bytes at most."},
+        "from_end": {"type": "boolean", "description": "Count `offset` back from the end; alone: the last part."},
+        "pattern": {"type": "string", "minLength": 1, "description": "Return the lines that contain this literal text."},
+    },
+}
+
+
+def read_output_tool() -> Tool:
+    """The tool."""
+
+    @tool(parameters=PARAMETERS)
+    async def read_output(
+        call: Call,
+        id: str | None = None,
+        call_id: str | None = None,
+        offset: int | None = None,
+        limit: int | None = None,
+        from_end: bool = False,
+        pattern: str | None = None,
+    ) -> Reply:
+        """Read the kept output of a handle or of a call whose output was cut."""
+        if (id is None) == (call_id is None):
+            raise ToolError("give either `id` (a handle) or `call_id` (a call), not both", code="invalid_arguments")
+        handle = call.handles.find(id) if id is not None else call.handles.find_call(call_id or "")
+        kept = Kept(handle)
+        view = handle.tool.output.model
+        cap = view.limit * (4 if view.mode == "tokens" else 1)
+        size = min(limit or cap, cap)
+        start = _start(kept.total, offset, size, from_end)
+        if pattern is None:
+            answer = _piece(kept, start, size, view.max_lines)
+        else:
+            answer = await _matches(kept, pattern.encode(), start, size)
+        named = {"id": id} if id is not None else {"call_id": call_id}
+        text = msgspec.json.encode(named | answer).decode()
+        return Reply(text, text)
+
+    return read_output
+
+
+class Kept:
+    """What a call left to read: its output, then the result its output does not hold already."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._output: Output | None = handle.output
+        self._printed = 0 if handle.output is None else handle.output.total
+        self._result = _result(handle)
+        self.total = self._printed + len(self._result)
+
+    def read(self, start: int, stop: int) -> Piece:
+        if self._output is not None and start < self._printed:
+            return self._output.read(start, min(stop, self._printed))
+        data = self._result[start - self._printed : stop - self._printed]
+        return Piece(data, start, start + len(data))
+
+
+def _result(handle: Handle) -> bytes:
+    if not isinstance(handle.state, Stopped):
+        return b""
+    match handle.state.outcome:
+        case Ok(Reply(result)):
+            return result.encode()
+        case Ok(str() as value):
+            return value.encode()
+        case Ok(value):
+            return msgspec.json.encode(value)
+        case Error(message) if handle.output is None:
+            return message.encode()
+    return b""
+
+
+def _start(total: int, offset: int | None, size: int, from_end: bool) -> int:
+    if from_end:
+        return max(0, total - (size if offset is None else offset))
+    return min(offset or 0, total)
+
+
+def _piece(kept: Kept, start: int, size: int, max_lines: int) -> dict[str, Any]:
+    piece = kept.read(start, min(start + size, kept.total))
+    if piece.missing:
+        return {
+            "offset": start,
+            "end": piece.end,
+            "total": kept.total,
+            "missing": piece.missing,
+            "content": f"{piece.missing} bytes from offset {start} were not kept; output goes on at {piece.end}.",
+        }
+    data = b"".join(piece.data.splitlines(keepends=True)[:max_lines])
+    if start + len(data) < kept.total and len(data) > 4:
+        data = data[: len(data) - unfinished(data)]
+    content = strip_controls(data.decode(errors="replace"))
+    return {"offset": start, "end": start + len(data), "total": kept.total, "content": content}
+
+
+async def _matches(kept: Kept, pattern: bytes, start: int, size: int) -> dict[str, Any]:
+    """Lines with the pattern, from `start` on, until they fill a reply; `end` is where to search on."""
+    matches: list[dict[str, Any]] = []
+    room = size
+    at = start
+    while at < kept.total:
+        piece = kept.read(at, min(at + _SEARCH_STEP, kept.total))
+        found = piece.data.find(pattern)
+        if found < 0:
+            # The pattern may begin at the end of this piece; the next one begins there.
+            at = piece.end if piece.missing or piece.end >= kept.total else max(at + 1, piece.end - len(pattern) + 1)
+            await asyncio.sleep(0)
+            continue
+        begin = max(piece.data.rfind(b"\n", 0, found) + 1, found - size // 2)
+        end = piece.data.find(b"\n", found)
+        end = min(len(piece.data) if end < 0 else end, begin + size)
+        line = strip_controls(piece.data[begin:end].decode(errors="replace"))
+        if matches and (len(line) > room or len(matches) == _MAX_MATCHES):
+            break
+        matches.append({"offset": at + found, "line": line})
+        room -= len(line)
+        at += max(end, found + len(pattern)) + 1
+    return {"offset": start, "end": min(at, kept.total), "total": kept.total, "matches": matches}

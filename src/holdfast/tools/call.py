@@ -1,0 +1,166 @@
+"""What a function tool sees of its own call: `call.emit`, `call.input`, `call.ask` and what surrounds it (Y, Y3)."""
+
+import asyncio
+import threading
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import ToolError
+from holdfast.handles.question import Question
+from holdfast.handles.state import Error, Ok, Outcome, Printed
+from holdfast.handles.view import Handles
+from holdfast.tools.base import Invocation, Sink
+
+_UNREAD_LIMIT = 64 * 1024
+
+
+class Call:
+    """One call of a function tool. Ask for it with a first parameter annotated `holdfast.Call`.
+
+    A sync function runs in a thread of its own; there `emit`, `progress` and `cancelled` work, the rest does not.
+    """
+
+    __slots__ = ("_asking", "_cancelled", "_inbox", "_invocation", "_loop", "_reader", "_sink", "_thread_out")
+
+    def __init__(self, invocation: Invocation, sink: Sink, *, threaded: bool) -> None:
+        self._invocation = invocation
+        self._sink = sink
+        self._loop = asyncio.get_running_loop() if threaded else None
+        self._thread_out: _ThreadOutput | None = None
+        self._inbox: deque[tuple[Any, int]] | None = None
+        self._reader: asyncio.Future[Any] | None = None
+        self._asking: asyncio.Lock | None = None
+        self._cancelled = False
+
+    @property
+    def id(self) -> str:
+        """The label of the call in its batch."""
+        return self._invocation.call_id
+
+    @property
+    def uid(self) -> str:
+        """The handle's uid: unique for ever."""
+        return self._invocation.uid
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same in every attempt of this call, and of no other."""
+        return self._invocation.uid
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first attempt."""
+        return 1
+
+    @property
+    def conversation(self) -> str:
+        """The conversation the call belongs to."""
+        return self._invocation.conversation
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the call has been told to end. A sync function should look at it now and then."""
+        return self._cancelled
+
+    @property
+    def handles(self) -> Handles:
+        """The conversation's handles."""
+        assert self._invocation.handles is not None
+        return self._invocation.handles
+
+    def emit(self, text: str | bytes) -> None:
+        """Output while running: what `fetch` shows."""
+        data = text.encode() if isinstance(text, str) else bytes(text)
+        if self._loop is None:
+            self._sink.output(data)
+            return
+        if self._thread_out is None:
+            self._thread_out = _ThreadOutput(self._loop, self._sink)
+        self._thread_out.append(data)
+
+    def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
+        """How far the call is."""
+        if self._loop is None:
+            self._sink.progress(done, total, message)
+        else:
+            self._loop.call_soon_threadsafe(self._sink.progress, done, total, message)
+
+    async def input(self) -> Any:
+        """The next thing `apply` sends, as it was sent. Raises `EOFError` once the caller has closed the input."""
+        self._not_in_a_thread("input")
+        if not self._inbox:
+            if self._reader is not None:
+                raise RuntimeError("call.input() is already waiting; one reader at a time")
+            self._reader = asyncio.get_running_loop().create_future()
+            self._sink.reading(True)
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+                self._sink.reading(False)
+        assert self._inbox
+        value, _ = self._inbox[0]
+        if value is None:
+            raise EOFError("the caller closed the input of this call")  # stays in the inbox: closed for good
+        self._inbox.popleft()
+        return value
+
+    async def ask(self, question: Question) -> Any:
+        """Ask and wait for the answer. Raises `ToolError` (code `question_unanswered`) when nobody may answer."""
+        self._not_in_a_thread("ask")
+        if self._asking is None:
+            self._asking = asyncio.Lock()
+        async with self._asking:  # a handle has at most one open question
+            answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+            self._sink.ask(question, lambda outcome: None if answered.done() else answered.set_result(outcome))
+            outcome = await answered
+        match outcome:
+            case Ok(value):
+                return value
+            case Error(message, code):
+                raise ToolError(message, code=code)
+            case Printed():
+                raise AssertionError("a question is answered by a value")
+
+    def _write(self, value: Any) -> None:
+        inbox = self._inbox = self._inbox if self._inbox is not None else deque()
+        size = len(value) if isinstance(value, str) else len(msgspec.json.encode(value))
+        if inbox and inbox[-1][0] is None:
+            raise ToolError("the input of this call is closed; nothing was sent", code="input_not_read")
+        if sum(waiting for _, waiting in inbox) + size > _UNREAD_LIMIT:
+            raise ToolError(
+                "the tool has not read what was sent before: over 64 KiB would be waiting, so nothing was sent; "
+                "wait until it reads",
+                code="input_not_read",
+            )
+        inbox.append((value, size))
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _not_in_a_thread(self, what: str) -> None:
+        if self._loop is not None:
+            raise RuntimeError(f"call.{what}() needs an async function; this tool is a sync one and runs in a thread")
+
+
+class _ThreadOutput:
+    """Output of a thread, handed to the loop in as few wake-ups as possible."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sink: Sink) -> None:
+        self._loop = loop
+        self._sink = sink
+        self._lock = threading.Lock()
+        self._pieces: list[bytes] = []
+
+    def append(self, data: bytes) -> None:
+        with self._lock:
+            self._pieces.append(data)
+            first = len(self._pieces) == 1
+        if first:
+            self._loop.call_soon_threadsafe(self._flush)
+
+    def _flush(self) -> None:
+        with self._lock:
+            pieces, self._pieces = self._pieces, []
+        self._sink.output(b"".join(pieces))

@@ -1,0 +1,366 @@
+"""A child process as a tool (F1, F3, S7, C6, C8).
+
+A spawned command is one process: its output is shown as it comes, stderr included, and input goes to its stdin. With
+`wire = true` a line of its output may tell its state instead. A one-shot command may be several processes: one whose
+output asks a question has ended, and is run again with the answer.
+
+How a process ended decides the outcome, unless it said so itself in wire form. It is never success when the process
+failed or was killed.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import tempfile
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from holdfast.errors import ToolError
+from holdfast.handles.question import Question
+from holdfast.handles.state import Error, Ok, Outcome, Printed
+from holdfast.tools.base import Invocation, Sink
+from holdfast.tools.guard import Guard
+from holdfast.tools.process import Exit, Process
+from holdfast.tools.template import CommandLine, values_of
+from holdfast.tools.wire import Asks, Ends, Lines, Said, Whole, Wire, answer_line
+
+__all__ = ["Command", "CommandLine"]
+
+ROUNDS = 8
+"""Times that a one-shot command may ask (C8)."""
+OPEN_QUESTIONS = 64
+"""Questions that a live command may have asked and not been answered (K6)."""
+CALL_LIMIT = 64 * 1024
+"""Bytes of a call that still go into `HOLDFAST_CALL` (F1)."""
+STOPS_ITSELF = 0.05
+"""Seconds that a process has to exit after it said `stopped`, before it is ended."""
+
+_UNTOLD = Exit(None, None)
+
+
+class Command:
+    """Starts the processes of one configured command."""
+
+    def __init__(
+        self,
+        line: CommandLine,
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        root: str,
+        stdin: bool,
+        input: Literal["line", "raw"],  # noqa: A002 (the setting's name)
+        wire: bool,
+        options: Mapping[str, Any],
+        guard: Guard,
+    ) -> None:
+        self.line = line
+        self.env = dict(env)
+        self.cwd = cwd
+        self.root = root
+        self.stdin = stdin
+        self.input = input
+        self.wire = wire
+        self.options = dict(options)
+        self.guard = guard
+
+    def start(self, invocation: Invocation, sink: Sink) -> "_Call":
+        """Start the call's process. Raises `ToolError` if the command cannot be rendered or started."""
+        call = _Call(self, invocation, sink)
+        call.run()
+        return call
+
+
+class _Call:
+    """One call of a command: the process that runs now, if one does, and what earlier ones were answered."""
+
+    def __init__(self, command: Command, invocation: Invocation, sink: Sink) -> None:
+        self._command = command
+        self._invocation = invocation
+        self._sink = sink
+        self._takes_input = invocation.stateful and (command.stdin or command.wire)
+        self._process: Process | None = None
+        self._answers: dict[str, Any] = {}
+        self._rounds = 0
+        self._questions: deque[Question] = deque()
+        """What a live process has asked; the first is open, the others wait for it."""
+        self._told_to_end = False
+        self._over = False
+
+    # A process, from its start to its end
+
+    def run(self) -> None:
+        """Start a process with the answers given so far."""
+        command, invocation = self._command, self._invocation
+        values = values_of(invocation, answers=self._answers, options=command.options, root=command.root)
+        argv = command.line.render(values)
+        command.guard.ensure()
+        self._said: Wire | None = None
+        self._stopping: asyncio.TimerHandle | None = None
+        self._ended_by_us = False
+        self._output = Tail(4096, lines=100)
+        self._stderr = Tail(10_240, lines=250)
+        self._whole = None if invocation.stateful else Whole(self._emit)
+        text = self._emit if self._whole is None else self._whole.feed
+        self._lines = Lines(text, self._heard) if command.wire else None
+        self._call_file, env = _environment(command, invocation.uid, values)
+        try:
+            self._process = Process(
+                argv,
+                env=env,
+                cwd=command.cwd,
+                stdin=self._takes_input,
+                merge_stderr=invocation.stateful and not command.wire,
+                mark=f"{command.guard.mark}/{invocation.uid}",
+                on_output=text if self._lines is None else self._lines.feed,
+                on_stderr=self._emit if invocation.stateful else self._stderr.add,
+                on_exit=self._exited,
+                grace=invocation.tool.spawn.abort_grace_ms / 1000,
+            )
+        except ToolError:
+            self._remove_call_file()
+            raise
+
+    def _emit(self, data: bytes) -> None:
+        self._output.add(data)
+        self._sink.output(data)
+
+    def _remove_call_file(self) -> None:
+        if self._call_file is not None:
+            self._call_file.unlink(missing_ok=True)
+
+    def _exited(self, how: Exit) -> None:
+        self._process = None
+        self._remove_call_file()
+        if self._stopping is not None:
+            self._stopping.cancel()
+        if self._lines is not None:
+            self._lines.close()
+        whole = None if self._whole is None else self._whole.close()
+        conclusion = self._conclude(how, whole or self._said)
+        if isinstance(conclusion, Question):
+            self._ask_and_run_again(conclusion)
+        else:
+            # Where it had said its end before we ended the process, ours is nothing to tell of.
+            self._stop(conclusion, _UNTOLD if self._ended_by_us else how)
+
+    def _conclude(self, how: Exit, form: Wire | None) -> Outcome | Question:
+        """What an ended process comes to, by what it said last and how it exited."""
+        one_shot = not self._invocation.stateful
+        match form:
+            case Ends(outcome=Error() as error, content=content):
+                self._show(content)
+                return error
+            case Ends(outcome=Ok() as ok) if how.code == 0 or self._ended_by_us:
+                return ok
+            case Ends(outcome=Ok(value=content)):
+                self._show(content)
+                return self._failed(how, "said that it succeeded, but ")
+            case Said(content=content) if form is not self._said:
+                self._show(content)  # nothing else was printed: the result is this content
+            case Asks(question=question) if one_shot and how.signal is None:
+                return self._unanswered(question) if self._told_to_end else question
+        if how.code != 0:
+            return self._failed(how)
+        return self._unanswered(self._questions[0]) if self._questions else Printed()
+
+    def _show(self, content: str) -> None:
+        if content:
+            self._emit(content.encode())
+
+    def _unanswered(self, question: Question) -> Error:
+        code = "cancelled" if self._told_to_end else "tool_error"
+        return Error(f"The command ended before its question `{question.id}` was answered.", code)
+
+    def _failed(self, how: Exit, said: str = "") -> Error:
+        """The end in words, short enough to pass the views whole: it must not be the exit code that is cut."""
+        parts = [f"The command {said}{_ending(how)}."]
+        if self._invocation.stateful:
+            parts.append(self._output.text())
+        else:
+            parts.append(self._stderr.text())
+            if output := self._output.text():
+                parts.append(f"\nstdout:\n{output}")
+        return Error("\n".join(part for part in parts if part), "command_failed")
+
+    def _stop(self, outcome: Outcome, how: Exit = _UNTOLD) -> None:
+        self._over = True
+        self._sink.stop(outcome, exit_code=how.code, signal=how.signal)
+        self._sink.released()
+
+    # What the tool says in wire form
+
+    def _heard(self, form: Wire) -> None:
+        if isinstance(self._said, Ends):
+            return
+        self._said = form
+        match form:
+            case Said(content=content):
+                self._show(content)
+            case Asks(question=question, content=content) if self._invocation.stateful:
+                self._show(content)
+                self._ask(question)
+            case Ends():
+                self._stopping = asyncio.get_running_loop().call_later(STOPS_ITSELF, self._end_process)
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._ended_by_us = True
+            self._process.end(self._invocation.tool.spawn.abort_grace_ms / 1000)
+
+    def _fail(self, error: Error) -> None:
+        """The call has failed while its process lives: this is the outcome, and the process is ended."""
+        self._said = Ends(error)
+        self._end_process()
+
+    def _ask(self, question: Question) -> None:
+        if any(question.id == asked.id for asked in self._questions):
+            return
+        if len(self._questions) == OPEN_QUESTIONS:
+            self._fail(Error(f"The command asked more than {OPEN_QUESTIONS} questions at once.", "limit_exceeded"))
+            return
+        self._questions.append(question)
+        if len(self._questions) == 1:
+            self._sink.ask(question, self._answered)
+
+    def _answered(self, outcome: Outcome) -> None:
+        if self._process is None or isinstance(self._said, Ends):
+            return
+        if not isinstance(outcome, Ok):
+            self._fail(outcome if isinstance(outcome, Error) else self._unanswered(self._questions[0]))
+            return
+        try:
+            self._process.write(answer_line(self._questions.popleft(), outcome.value))
+        except ToolError as error:
+            self._fail(_as_error(error))
+            return
+        if self._questions:
+            self._sink.ask(self._questions[0], self._answered)
+
+    def _ask_and_run_again(self, question: Question) -> None:
+        self._rounds += 1
+        if self._rounds > ROUNDS:
+            message = (
+                f"The command asked more than {ROUNDS} times, the last time `{question.id}`. It is given the answers so "
+                "far as `tool.answers` in HOLDFAST_CALL and must use them."
+            )
+            self._stop(Error(message, "wire_rounds"))
+        else:
+            self._sink.ask(question, partial(self._run_again, question))
+
+    def _run_again(self, question: Question, outcome: Outcome) -> None:
+        if self._over:
+            return
+        if not isinstance(outcome, Ok):
+            self._stop(outcome)
+            return
+        self._answers[question.id] = outcome.value
+        try:
+            self.run()
+        except ToolError as error:
+            self._stop(_as_error(error))
+
+    # What the world tells the tool (Live, SupportsProbe)
+
+    def write(self, data: Any) -> None:
+        name = self._invocation.tool.name
+        if not self._takes_input:
+            raise ToolError(
+                f"`{name}` takes no input; `stdin = true` in [conversation.tools.{name}.spawn] would give it one",
+                code="not_running",
+            )
+        if self._process is None:
+            raise ToolError(f"the command of `{name}` has ended and takes no more input", code="not_running")
+        if data is None:
+            self._process.close_stdin()
+        else:
+            self._process.write(_as_input(data, self._command.input))
+
+    def end(self, grace: float) -> None:
+        self._told_to_end = True
+        if self._process is not None:
+            self._process.end(grace)
+        elif not self._over:
+            self._stop(Error("The command was ended while its question was open.", "cancelled"))
+
+    def probe(self) -> bool | None:
+        return False if self._process is None else self._process.probe()
+
+
+class Tail:
+    """The last bytes and lines of a stream, cut where a line begins, or at least a character."""
+
+    def __init__(self, limit: int, *, lines: int) -> None:
+        self._limit = limit
+        self._lines = lines
+        self._data = b""
+        self._cut = False
+
+    def add(self, data: bytes) -> None:
+        self._cut = self._cut or len(self._data) + len(data) > self._limit
+        self._data = (self._data + data[-self._limit :])[-self._limit :]
+
+    def text(self) -> str:
+        data, cut = self._data, self._cut
+        if cut:
+            after = data.find(b"\n") + 1
+            data = data[after:] if 0 < after < len(data) else data.lstrip(bytes(range(0x80, 0xC0)))
+        lines = data.decode(errors="replace").rstrip().split("\n")
+        if cut or len(lines) > self._lines:
+            lines = ["…", *lines[-self._lines :]]
+        return "\n".join(lines)
+
+
+def _environment(command: Command, uid: str, values: dict[str, Any]) -> tuple[Path | None, dict[str, str]]:
+    """The whole environment of a process, and the file that holds the call if it is too large for that (F1)."""
+    env = {**os.environ, **command.env, **command.guard.environ(uid)}
+    env.pop("HOLDFAST_CALL", None)  # of a runtime around us
+    env.pop("HOLDFAST_CALL_FILE", None)
+    call = json.dumps(values, separators=(",", ":"))  # ASCII: no locale of the program can garble it
+    if len(call) <= CALL_LIMIT:
+        return None, env | {"HOLDFAST_CALL": call}
+    try:
+        number, name = tempfile.mkstemp(prefix="holdfast-call-", suffix=".json")
+        file = Path(name)
+        try:
+            with os.fdopen(number, "w") as opened:
+                opened.write(call)
+        except OSError:
+            file.unlink()
+            raise
+    except OSError as error:
+        raise ToolError(
+            f"The command was not started: its call could not be written to a file ({error}). Make room in "
+            f"{tempfile.gettempdir()}, or set TMPDIR to another directory.",
+            code="command_not_started",
+        ) from error
+    return file, env | {"HOLDFAST_CALL_FILE": name}
+
+
+def _as_input(data: Any, mode: Literal["line", "raw"]) -> bytes:
+    """What `apply` sends, as bytes (C6)."""
+    if not isinstance(data, str):
+        return json.dumps(data, separators=(",", ":")).encode() + b"\n"
+    text = data + "\n" if mode == "line" and not data.endswith("\n") else data
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        message = "the input has half of a surrogate pair, which is no text; send whole characters"
+        raise ToolError(message, code="invalid_arguments") from error
+
+
+def _ending(how: Exit) -> str:
+    if how.signal is None:
+        return f"ended with exit code {how.code}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(how.signal).name}"
+    return f"was killed by signal {how.signal}"
+
+
+def _as_error(error: ToolError) -> Error:
+    return Error(error.message, error.code, error.trace, error.transient)

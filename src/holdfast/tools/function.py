@@ -1,0 +1,224 @@
+"""Python functions as tools: `@holdfast.tool` and the runtime behind it (Y, Y2).
+
+An async function runs as a task, a sync one in a daemon thread of its own. Whatever it raises becomes the call's error;
+nothing a tool does reaches the turn as an exception.
+"""
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import msgspec
+
+from holdfast.errors import ToolError
+from holdfast.handles.state import Error, Ok, Outcome
+from holdfast.tools.base import (
+    Action,
+    Invocation,
+    Live,
+    OnTurnEnd,
+    OutputPolicy,
+    Reply,
+    RunMode,
+    Scheduling,
+    Sink,
+    SpawnPolicy,
+    Tool,
+)
+from holdfast.tools.call import Call
+from holdfast.tools.signature import Signature
+
+_log = logging.getLogger("holdfast.tools")
+_THREADS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionTool(Tool):
+    """A tool made from a Python function. It can still be called as one."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        assert isinstance(self.runtime, Function)
+        return self.runtime.function(*args, **kwargs)
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> FunctionTool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    summary: str | None = None,
+    examples: Sequence[str] = (),
+    parameters: Mapping[str, Any] | None = None,
+    actions: Sequence[Action] = (),
+    scheduling: Scheduling = "parallel",
+    resources: Sequence[str] = (),
+    max_running: int | None = None,
+    run: RunMode = "unattended",
+    timeout_secs: float | None = None,
+    on_turn_end: OnTurnEnd = "inquire",
+    turn_end_timeout_secs: float = 300,
+    priority: int = 0,
+    output: OutputPolicy | None = None,
+) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a tool of a function: its schema comes from the signature, its description from the docstring.
+
+    A first parameter annotated `holdfast.Call` gets the call and is not part of the schema. With `actions` the
+    tool is stateful: a model may spawn it, look after it and talk to it.
+    """
+    if function is not None:
+        return _make(function)
+    return lambda function: _make(function, **options)
+
+
+def _make(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    examples: Sequence[str] = (),
+    actions: Sequence[Action] = (),
+    resources: Sequence[str] = (),
+    on_turn_end: OnTurnEnd = "inquire",
+    turn_end_timeout_secs: float = 300,
+    priority: int = 0,
+    output: OutputPolicy | None = None,
+    **rest: Any,
+) -> FunctionTool:
+    signature = Signature.of(function)
+    return FunctionTool(
+        name=name or function.__name__,
+        description=signature.description if description is None else description,
+        parameters=signature.parameters if parameters is None else parameters,
+        examples=tuple(examples),
+        actions=tuple(actions),
+        resources=tuple(resources),
+        spawn=SpawnPolicy(priority=priority, on_turn_end=on_turn_end, turn_end_timeout_secs=turn_end_timeout_secs),
+        output=output or OutputPolicy(),
+        runtime=Function(function, signature),
+        **rest,
+    )
+
+
+class Function:
+    """Runs one function."""
+
+    def __init__(self, function: Callable[..., Any], signature: Signature) -> None:
+        self.function = function
+        self.signature = signature
+        self.threaded = not inspect.iscoroutinefunction(function)
+        self.slots: Mapping[str, int] = {"thread": _THREADS} if self.threaded else {}
+
+    def start(self, invocation: Invocation, sink: Sink) -> Live:
+        call = Call(invocation, sink, threaded=self.threaded)
+        kwargs = self.signature.bind(call, invocation.arguments)
+        live = (_Thread if self.threaded else _Task)(call, sink)
+        live.start(self.function, kwargs)
+        return live
+
+
+class _Task:
+    """A running async function."""
+
+    __slots__ = ("_call", "_sink", "_task")
+
+    def __init__(self, call: Call, sink: Sink) -> None:
+        self._call = call
+        self._sink = sink
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._drive(function, kwargs))
+
+    async def _drive(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+        try:
+            outcome = ok_outcome(await function(**kwargs))
+        except asyncio.CancelledError:
+            outcome = Error("Tool execution cancelled.", "cancelled")
+        except (Exception, SystemExit) as error:  # a tool that calls sys.exit() ends itself, not the runtime
+            outcome = error_outcome(error, self._call)
+        self._sink.stop(outcome)
+        self._sink.released()
+
+    def write(self, data: Any) -> None:
+        self._call._write(data)
+
+    def end(self, grace: float) -> None:
+        self._call._cancelled = True
+        task = self._task
+        assert task is not None
+        if not task.cancel():
+            return
+        if task is not asyncio.current_task() and _never_ran(task):
+            # Cancelled before its first step, the function never runs, so `_drive` could not report the end.
+            task.add_done_callback(lambda _: self._never_started())
+
+    def _never_started(self) -> None:
+        self._sink.stop(Error("Tool execution cancelled.", "cancelled"))
+        self._sink.released()
+
+
+def _never_ran(task: "asyncio.Task[None]") -> bool:
+    coroutine = task.get_coro()
+    return inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED
+
+
+class _Thread:
+    """A running sync function. It cannot be made to end: on abort its handle stops at once and the thread lingers."""
+
+    __slots__ = ("_call", "_loop", "_sink")
+
+    def __init__(self, call: Call, sink: Sink) -> None:
+        self._call = call
+        self._sink = sink
+        self._loop = asyncio.get_running_loop()
+
+    def start(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+        threading.Thread(target=self._work, args=(function, kwargs), daemon=True, name=function.__name__).start()
+
+    def _work(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+        try:
+            outcome = ok_outcome(function(**kwargs))
+        except BaseException as error:
+            outcome = error_outcome(error, self._call)
+        try:
+            self._loop.call_soon_threadsafe(self._finished, outcome)
+        except RuntimeError:
+            _log.warning("a thread of a tool ended after its event loop was closed; its result is lost")
+
+    def _finished(self, outcome: Outcome) -> None:
+        self._sink.stop(outcome)
+        self._sink.released()
+
+    def write(self, data: Any) -> None:
+        raise ToolError("this tool is a sync function and takes no input; make it async to use call.input()")
+
+    def end(self, grace: float) -> None:
+        self._call._cancelled = True
+        self._sink.abandon()
+
+
+def ok_outcome(value: Any) -> Outcome:
+    """The outcome of a function that returned `value`: a string, or any JSON value, copied."""
+    if isinstance(value, str | Reply):
+        return Ok(value)
+    try:
+        return Ok(msgspec.to_builtins(value, str_keys=True))
+    except Exception as error:
+        return Error(f"The tool returned a {type(value).__name__}, which is not JSON: {error}")
+
+
+def error_outcome(error: BaseException, call: Call) -> Error:
+    """The outcome of a function that raised: the message for the model, the trace for the log."""
+    if isinstance(error, ToolError):
+        return Error(error.message, error.code, error.trace, error.transient)
+    _log.error("tool call %s raised", call.uid, exc_info=error)
+    text = str(error)
+    return Error(f"{type(error).__name__}: {text}" if text else type(error).__name__)

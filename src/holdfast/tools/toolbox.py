@@ -1,0 +1,60 @@
+"""The tools of a runtime, by name, with what is compiled once for each: argument checks and resource names."""
+
+import difflib
+from collections.abc import Iterable, Iterator
+
+from holdfast.errors import ConfigError, ToolError
+from holdfast.schema.arguments import ArgumentCheck, check_for
+from holdfast.schema.canonical import check_parameters
+from holdfast.tools.base import Action, Invocation, Tool
+from holdfast.tools.template import Template, values_of
+
+
+class Toolbox:
+    """An ordered set of tools with unique names."""
+
+    def __init__(self, tools: Iterable[Tool], *, max_running: int | None = None) -> None:
+        self._slots = {} if max_running is None else {"runtime": max_running}
+        self._tools: dict[str, Tool] = {}
+        self._checks: dict[tuple[str, Action | None], ArgumentCheck] = {}
+        self._resources: dict[str, tuple[Template, ...]] = {}
+        for tool in tools:
+            if tool.name in self._tools:
+                raise ConfigError([f"two tools are named `{tool.name}`; give one of them another name"])
+            check_parameters(tool.name, tool.parameters, tool.actions)
+            self._tools[tool.name] = tool
+            if tool.resources:
+                where = f"resources of tool `{tool.name}`"
+                self._resources[tool.name] = tuple(Template(text, where) for text in tool.resources)
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(self._tools.values())
+
+    def find(self, name: str) -> Tool:
+        """The tool of that name, or an error that names the nearest."""
+        tool = self._tools.get(name)
+        if tool is None:
+            near = difflib.get_close_matches(name, self._tools, 1)
+            known = ", ".join(f"`{each}`" for each in self._tools) or "none"
+            right = f"did you mean `{near[0]}`?" if near else f"known tools: {known}"
+            raise ToolError(f"unknown tool `{name[:100]}`; {right}", code="unknown_tool")
+        return tool
+
+    def check(self, tool: Tool, action: Action | None) -> ArgumentCheck:
+        """The check of the arguments of one of the tool's actions, or of a one-shot call."""
+        key = (tool.name, action)
+        check = self._checks.get(key)
+        if check is None:
+            check = self._checks[key] = check_for(tool, action)
+        return check
+
+    def names(self, invocation: Invocation) -> dict[str, int]:
+        """What a call needs before it may run: its resources, and slots of its tool and runtime (B5, W11)."""
+        tool = invocation.tool
+        names = {f"resource:{each.render(values_of(invocation))}": 1 for each in self._resources.get(tool.name, ())}
+        if tool.max_running is not None:
+            names[f"tool:{tool.name}"] = tool.max_running
+        if tool.source != "builtin":
+            names.update(self._slots)
+        names.update(getattr(tool.runtime, "slots", {}))  # SupportsSlots
+        return names

@@ -1,0 +1,181 @@
+"""What each kind of call does: one-shot, spawn, fetch, apply, abort (C1–C8).
+
+`start` begins a call and sees to it that its `answer` is called, once or more; the first counts.
+"""
+
+from collections.abc import Callable, Container
+
+from holdfast.errors import ToolError
+from holdfast.handles.handle import Handle
+from holdfast.handles.question import answer_fits, expected
+from holdfast.handles.registry import Registry
+from holdfast.handles.state import Error, Outcome, Pending, Running, Waiting, name
+from holdfast.handles.view import Handles
+from holdfast.schema.arguments import decode_input
+from holdfast.tools.base import Invocation, Reply
+from holdfast.turn.admission import Admission
+from holdfast.turn.permission import Permission, require
+from holdfast.turn.replies import CANCELLED, Replies
+from holdfast.turn.settle import Settle
+from holdfast.turn.slot import Slot
+
+Answer = Callable[[Reply], None]
+
+
+class Actions:
+    """The calls of one runtime, begun."""
+
+    def __init__(self, registry: Registry, admission: Admission, permission: Permission, replies: Replies) -> None:
+        self._registry = registry
+        self._admission = admission
+        self._permission = permission
+        self._replies = replies
+
+    def start(self, slot: Slot, handles: Handles, spare: Container[str], answer: Answer) -> None:
+        """Begin the call of a slot. Raises `ToolError` if the call itself is wrong (C9)."""
+        if slot.action is None or slot.action == "spawn":
+            self._start_handle(slot, handles, spare, answer)
+            return
+        handle = self._named_handle(slot, handles)
+        skipped = require(self._permission.to_run(handle.tool, slot.action))
+        if skipped is not None:
+            answer(Reply(skipped, skipped))
+        elif slot.action == "fetch":
+            answer(self._replies.handle(handle))
+        elif slot.action == "apply":
+            self._apply(handle, slot.arguments["input"], answer)
+        else:
+            self._abort(handle, answer)
+
+    def _named_handle(self, slot: Slot, handles: Handles) -> Handle:
+        assert slot.tool is not None and slot.handle_id is not None
+        handle = handles.find(slot.handle_id)
+        if handle.tool.name != slot.tool.name:
+            raise ToolError(
+                f"Handle `{handle.id}` belongs to tool `{handle.tool.name}`, not to `{slot.tool.name}`; "
+                f"call `{handle.tool.name}` for it",
+                code="handle_of_another_tool",
+            )
+        return handle
+
+    def _start_handle(self, slot: Slot, handles: Handles, spare: Container[str], answer: Answer) -> None:
+        handle = slot.handle
+        assert handle is not None and slot.tool is not None
+        refusal = self._permission.to_run(slot.tool, slot.action)
+        if refusal is not None:
+            self.stop_unstarted(slot, refusal, answer)
+            return
+        invocation = Invocation(
+            tool=slot.tool,
+            arguments=slot.arguments,
+            uid=handle.uid,
+            call_id=slot.call.id,
+            conversation=handle.conversation,
+            turn=handle.turn,
+            stateful=handle.stateful,
+            handles=handles,
+        )
+        if handle.stateful:
+            self._admission.admit(handle, invocation)
+            self._registry.when_visible(lambda: self._spawned(handle, answer))
+        else:
+            handle.watch(_OneShot(self, spare, answer))
+            self._admission.admit(handle, invocation)
+            self.give_up_if_hopeless(handle, spare)
+
+    def stop_unstarted(self, slot: Slot, outcome: Outcome, answer: Answer) -> None:
+        """The call never runs: it is refused, skipped or invalid (B6)."""
+        handle = slot.handle
+        assert handle is not None
+        self._registry.end(handle, outcome)
+        show = self._replies.handle if handle.stateful else self._replies.outcome
+        self._registry.when_visible(lambda: answer(show(handle)))
+
+    def _spawned(self, handle: Handle, answer: Answer) -> None:
+        """C4: without `apply` it answers as soon as it has started, with it when it has settled."""
+        if isinstance(handle.state, Running) and "apply" in handle.tool.actions:
+            Settle(handle, lambda: answer(self._replies.handle(handle)))
+        else:
+            answer(self._replies.handle(handle))
+
+    def one_shot_stopped(self, handle: Handle, answer: Answer) -> None:
+        answer(self._replies.outcome(handle))
+
+    def give_up_if_hopeless(self, handle: Handle, spare: Container[str]) -> None:
+        """B5: a one-shot call must not wait for what only its own caller can free."""
+        holder = self._admission.hopeless(handle, spare) if isinstance(handle.state, Pending) else None
+        if holder is not None:
+            error = Error(
+                f"Handle `{holder.id}` (tool `{holder.tool.name}`) holds what this call needs and will not free it "
+                "by itself; finish or abort it first",
+                "resource_held",
+            )
+            self._admission.end(handle, error, "self")
+
+    def _apply(self, handle: Handle, given: object, answer: Answer) -> None:
+        """C6: input for a running tool, the answer for a waiting one."""
+        state, run = handle.state, handle.run
+        if run is None or run.ending or not isinstance(state, Running | Waiting):
+            what = "being ended" if run is not None and run.ending else name(state)
+            raise ToolError(f"Handle `{handle.id}` is {what}; only a running or waiting one takes input", code="not_running")
+        if isinstance(state, Waiting):
+            if not handle.asks_caller:
+                raise ToolError(f"the question of handle `{handle.id}` is not yours to answer", code="not_running")
+            value = decode_input(given, state.question)
+            if not answer_fits(state.question, value):
+                raise ToolError(
+                    f"the answer to question `{state.question.id}` of handle `{handle.id}` must be "
+                    f"{expected(state.question)}; the question stays open",
+                    code="bad_answer",
+                )
+            run.answer(value)
+        else:
+            run.write(given)
+        self._registry.when_visible(lambda: self._settled(handle, answer))
+
+    def _settled(self, handle: Handle, answer: Answer) -> None:
+        Settle(handle, lambda: answer(self._replies.handle(handle)))
+
+    def _abort(self, handle: Handle, answer: Answer) -> None:
+        """C7: the reply is the stopped state; aborting twice is harmless."""
+        if handle.active:
+            handle.watch(_Aborted(lambda: answer(self._replies.handle(handle))))
+            self._admission.end(handle, Error("Aborted by the assistant.", "aborted"), "abort")
+        else:
+            answer(self._replies.handle(handle))
+
+    def cancel(self, handle: Handle) -> None:
+        """B7: the turn is cancelled; tell a one-shot call."""
+        self._admission.end(handle, Error(CANCELLED, "cancelled"), "cancel")
+
+
+class _OneShot:
+    """Watches the handle of a one-shot call."""
+
+    __slots__ = ("_actions", "_answer", "_spare")
+
+    def __init__(self, actions: Actions, spare: Container[str], answer: Answer) -> None:
+        self._actions = actions
+        self._spare = spare
+        self._answer = answer
+
+    def stopped(self, handle: Handle) -> None:
+        self._actions.one_shot_stopped(handle, self._answer)
+
+    def touched(self, handle: Handle) -> None:
+        self._actions.give_up_if_hopeless(handle, self._spare)
+
+
+class _Aborted:
+    """Watches a handle that is being aborted."""
+
+    __slots__ = ("_then",)
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = then
+
+    def stopped(self, handle: Handle) -> None:
+        self._then()
+
+    def touched(self, handle: Handle) -> None:
+        pass

@@ -1,0 +1,80 @@
+"""The end of a turn (T): no live handle outlives it that its policy did not keep.
+
+`abort` ends at once, `await` waits up to its timeout and then ends the rest, `keep` keeps. `inquire` would ask the
+assistant; with nobody to ask it counts as `abort`, which is also what a cancelled turn makes of `inquire` and `await`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.handles.handle import Handle
+from holdfast.handles.registry import Registry
+from holdfast.handles.state import EndedBy, Error
+from holdfast.handles.waits import Wait, all_of
+from holdfast.turn.admission import Admission
+from holdfast.turn.replies import Replies
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How a turn ended. `results` holds what its handles came to, each as in A3; `kept` those that live on."""
+
+    results: tuple[dict[str, Any], ...] = ()
+    kept: tuple[dict[str, Any], ...] = ()
+    again: bool = False
+    """Whether the assistant is owed another word. Never, as long as nobody can be asked."""
+
+
+async def end_turn(
+    conversation: str, registry: Registry, admission: Admission, replies: Replies, *, cancelled: bool
+) -> Ending:
+    """Apply each live handle's policy and wait until what must end has ended."""
+    live = [handle for handle in registry.live(conversation) if handle.stateful and handle.active]
+    kept = [handle for handle in live if handle.tool.spawn.on_turn_end == "keep"]
+    waited = [handle for handle in live if handle.tool.spawn.on_turn_end == "await" and not cancelled]
+    ended = [handle for handle in live if handle not in kept and handle not in waited]
+    reason: EndedBy = "cancel" if cancelled else "turn_end"
+    for handle in ended:
+        _end(admission, handle, reason)
+    await asyncio.gather(*(_wait(admission, handle) for handle in waited))
+    await all_stopped(ended)
+    return Ending(
+        results=tuple(replies.entry(handle, "dispatch") for handle in live if handle not in kept),
+        kept=tuple(replies.entry(handle, "dispatch") for handle in kept),
+    )
+
+
+async def _wait(admission: Admission, handle: Handle) -> None:
+    """T3: wait for one, but not for one that waits for an assistant who has stopped talking (A6)."""
+    over = asyncio.Event()
+    wait = Wait([all_of([handle])], lambda _: over.set())
+    wait.begin()
+    try:
+        async with asyncio.timeout(handle.tool.spawn.turn_end_timeout_secs):
+            await over.wait()
+    except TimeoutError:
+        pass
+    finally:
+        wait.cancel()
+    if handle.active:
+        _end(admission, handle, "turn_end")
+        await all_stopped([handle])
+
+
+def _end(admission: Admission, handle: Handle, ended_by: EndedBy) -> None:
+    why = "Aborted: the turn was cancelled." if ended_by == "cancel" else "Aborted at the end of the turn."
+    admission.end(handle, Error(why, "aborted"), ended_by)
+
+
+async def all_stopped(handles: Sequence[Handle]) -> None:
+    """Until all of them have stopped. They have been told to, so nothing can block them."""
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    everyone = {handle.uid for handle in handles}
+    wait = Wait([all_of(handles)], lambda _: None if over.done() else over.set_result(None), spare=everyone)
+    wait.begin()
+    try:
+        await over
+    finally:
+        wait.cancel()

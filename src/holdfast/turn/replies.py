@@ -1,0 +1,182 @@
+"""What calls are answered with: a one-shot call's result, a handle's state (C3), what an `await` found (A3).
+
+Each reply is made in two views, for calling code and for a model, both cut from the kept output and never from each other
+(O2). Where a tool's two views are the same, so is the text.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import ToolError
+from holdfast.handles.handle import Handle
+from holdfast.handles.state import Error, Ok, Outcome, Pending, Printed, Running, Stopped, Waiting, name
+from holdfast.handles.view import Waited
+from holdfast.tools.base import Reply, View, ViewName
+from holdfast.turn.budget import ProjectorProtocol, shares, size_of
+
+CANCELLED = "Tool execution cancelled."
+_DELIBERATE = ("aborted", "cancelled")
+"""Codes of ends that somebody wanted: never shown as a failure of the tool (S3)."""
+
+
+def error_reply(error: ToolError) -> Reply:
+    """C9: the call itself was wrong."""
+    return Reply(error.message, error.message, True)
+
+
+def cancelled_reply() -> Reply:
+    return Reply(CANCELLED, CANCELLED)
+
+
+def encode(value: Any) -> str:
+    """Compact JSON."""
+    return msgspec.json.encode(value).decode()
+
+
+class Replies:
+    """Makes replies, with the runtime's projector."""
+
+    def __init__(self, projector: ProjectorProtocol) -> None:
+        self._projector = projector
+
+    def outcome(self, handle: Handle) -> Reply:
+        """A one-shot call's result: the outcome of a handle nobody had to see (C8)."""
+        state = handle.state
+        assert isinstance(state, Stopped)
+        if isinstance(state.outcome, Ok) and isinstance(state.outcome.value, Reply):
+            return state.outcome.value
+        hint = read_hint("call_id", handle.call_id)
+        is_error = isinstance(state.outcome, Error) and state.outcome.code not in _DELIBERATE
+        return self._both([handle], lambda view: self._result(handle, state.outcome, view, hint), is_error=is_error)
+
+    def handle(self, handle: Handle) -> Reply:
+        """A handle as a spawn, fetch, apply or abort shows it (C3)."""
+        return self._both([handle], lambda view: encode(self.entry(handle, view)), shown=[handle])
+
+    def waited(self, waited: Waited) -> Reply:
+        """What an `await` found (A3)."""
+        stopped = [handle for handle in waited.handles if not handle.active]
+        return self._both(
+            waited.handles, lambda view: encode(self._waited(waited, stopped, view)), shown=stopped
+        )
+
+    def values(self, waited: Waited) -> dict[str, Any]:
+        """The same for Python: each result is the value itself, with `is_error` beside it."""
+        answer = self._waited(waited, [handle for handle in waited.handles if not handle.active], "dispatch")
+        for entry, handle in zip(answer["completed"], (h for h in waited.handles if not h.active), strict=True):
+            assert isinstance(handle.state, Stopped)
+            if isinstance(handle.state.outcome, Ok):
+                entry["result"] = handle.state.outcome.value
+            entry.setdefault("is_error", False)
+        return answer
+
+    def _waited(self, waited: Waited, stopped: Sequence[Handle], view: ViewName) -> dict[str, Any]:
+        limits = self._limits(stopped, view)
+        answer: dict[str, Any] = {
+            "completed": [self.entry(handle, view, limit) for handle, limit in zip(stopped, limits, strict=True)],
+            "pending": [self._pending(handle, waited.needs_input) for handle in waited.handles if handle.active],
+        }
+        if waited.timed_out:
+            answer["timed_out"] = True
+        if waited.needs_input:
+            answer["needs_input"] = True
+        return answer
+
+    def _pending(self, handle: Handle, needs_input: bool) -> dict[str, Any]:
+        state = handle.state
+        entry: dict[str, Any] = {"id": handle.id, "state": name(state)}
+        if needs_input:
+            behind = handle.behind()
+            if isinstance(state, Waiting):
+                entry["question"] = state.question
+            elif behind is not None:
+                entry["behind"] = behind.id
+            elif handle.reading:
+                entry["waiting_for_input"] = True
+        return entry
+
+    def entry(self, handle: Handle, view: ViewName, limit: int | None = None) -> dict[str, Any]:
+        """C3's object for one handle; `limit` is its share where a reply holds several."""
+        state = handle.state
+        entry: dict[str, Any] = {"id": handle.id, "state": name(state)}
+        hint = read_hint("id", handle.id)
+        if isinstance(state, Stopped):
+            entry["result"] = self._result(handle, state.outcome, view, hint, limit)
+            if isinstance(state.outcome, Error):
+                _add_error(entry, state, state.outcome, handle)
+        elif not isinstance(state, Pending):
+            output = handle.output
+            if output is not None and output.total > handle.cursor:
+                entry["content"] = self._projector.text(output.span(handle.cursor), _view(handle, view, limit), hint)
+            if isinstance(state, Waiting):
+                entry["question"] = state.question
+        return entry
+
+    def _result(
+        self, handle: Handle, outcome: Outcome, view: ViewName, hint: str, limit: int | None = None
+    ) -> str:
+        chosen = _view(handle, view, limit)
+        match outcome:
+            case Error(message):
+                return self._projector.text(message, chosen, hint)
+            case Printed():
+                start = handle.cursor if "apply" in handle.tool.actions else 0
+                return self._projector.text(handle.output.span(start), chosen, hint) if handle.output else ""
+            case Ok(value):
+                return self._projector.value(value, chosen, hint)
+
+    def _limits(self, handles: Sequence[Handle], view: ViewName) -> Sequence[int | None]:
+        """Several results share four limits among them (O3)."""
+        if len(handles) <= 4:
+            return [None] * len(handles)
+        own = [getattr(handle.tool.output, view).limit for handle in handles]
+        sizes = [_size(handle) for handle in handles]
+        return shares(sizes, own, 4 * max(own))
+
+    def _both(
+        self,
+        handles: Sequence[Handle],
+        text: Callable[[ViewName], str],
+        *,
+        is_error: bool = False,
+        shown: Sequence[Handle] = (),
+    ) -> Reply:
+        dispatch = text("dispatch")
+        same = all(handle.tool.output.dispatch == handle.tool.output.model for handle in handles)
+        cursors = tuple((handle.uid, handle.output.total) for handle in shown if handle.output is not None)
+        return Reply(dispatch, dispatch if same else text("model"), is_error, cursors)
+
+
+def _add_error(entry: dict[str, Any], state: Stopped, error: Error, handle: Handle) -> None:
+    if error.code in _DELIBERATE:
+        entry["ended_by"] = state.ended_by
+        return
+    entry["is_error"] = True
+    if error.transient:
+        entry["transient"] = True
+    if error.trace and handle.tool.source == "local":
+        entry["trace"] = error.trace
+
+
+def _view(handle: Handle, view: ViewName, limit: int | None) -> View:
+    chosen: View = getattr(handle.tool.output, view)
+    return chosen if limit is None else replace(chosen, limit=limit)
+
+
+def _size(handle: Handle) -> int:
+    assert isinstance(handle.state, Stopped)
+    match handle.state.outcome:
+        case Printed():
+            return handle.output.total if handle.output is not None else 0
+        case Error(message):
+            return len(message)
+        case Ok(value):
+            return size_of(value)
+
+
+def read_hint(key: str, id: str) -> str:
+    """How to read what was cut."""
+    return f"Read the rest with read_output {encode({key: id})}; it takes offset, limit, from_end and pattern."

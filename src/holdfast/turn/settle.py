@@ -1,0 +1,73 @@
+"""When a tool that takes input has settled (C4): the moment to answer a spawn or an apply.
+
+Whichever is first: it is known to wait for input, it asks a question, it ends, its output has been quiet for `settle_ms`
+after its first byte, or `settle_max_ms` have passed.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from holdfast.handles.handle import Handle
+from holdfast.handles.state import Running
+
+_PROBE_SECS = 0.02
+
+
+class Settle:
+    """Watches one handle and calls `done` once, when it has settled."""
+
+    def __init__(self, handle: Handle, done: Callable[[], None]) -> None:
+        self._handle = handle
+        self._done: Callable[[], None] | None = done
+        self._loop = asyncio.get_running_loop()
+        self._quiet_secs = handle.tool.spawn.settle_ms / 1000
+        self._heard = 0.0
+        self._quiet: asyncio.TimerHandle | None = None
+        self._probe: asyncio.TimerHandle | None = None
+        self._last = self._loop.call_later(handle.tool.spawn.settle_max_ms / 1000, self._finish)
+        handle.watch(self)
+        if handle.run is not None:
+            handle.run.listeners.append(self._output)
+        self._check()
+        if self._done is not None:
+            self._tick()
+
+    def stopped(self, handle: Handle) -> None:
+        self._finish()
+
+    def touched(self, handle: Handle) -> None:
+        self._check()
+
+    def _check(self) -> None:
+        if not isinstance(self._handle.state, Running) or self._handle.reading:
+            self._finish()
+
+    def _output(self) -> None:
+        self._heard = self._loop.time()
+        if self._quiet is None and self._done is not None:
+            self._quiet = self._loop.call_later(self._quiet_secs, self._maybe_quiet)
+
+    def _maybe_quiet(self) -> None:
+        left = self._heard + self._quiet_secs - self._loop.time()
+        if left > 0:
+            self._quiet = self._loop.call_later(left, self._maybe_quiet)
+        else:
+            self._finish()
+
+    def _tick(self) -> None:
+        run = self._handle.run
+        if run is not None and run.can_probe and self._done is not None:
+            self._probe = self._loop.call_later(_PROBE_SECS, self._tick)
+            run.probe()  # a positive answer comes back through `touched`
+
+    def _finish(self) -> None:
+        if self._done is None:
+            return
+        done, self._done = self._done, None
+        for timer in (self._quiet, self._probe, self._last):
+            if timer is not None:
+                timer.cancel()
+        self._handle.unwatch(self)
+        if self._handle.run is not None and self._output in self._handle.run.listeners:
+            self._handle.run.listeners.remove(self._output)
+        done()

@@ -1,0 +1,130 @@
+"""One call of a batch: what the model sent, read and checked, and its place in the batch (B1, C1, C2, C9, C10)."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.errors import ToolError
+from holdfast.handles.handle import Handle
+from holdfast.handles.registry import check_id
+from holdfast.limits import Limits
+from holdfast.tools.base import Action, Tool
+from holdfast.tools.toolbox import Toolbox
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call as a model emits it. `id` is a label, unique only in its batch; `arguments` an object or its JSON text."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | str = {}
+
+
+class Slot:
+    """A call's place in its batch."""
+
+    __slots__ = ("action", "arguments", "call", "error", "handle", "handle_id", "named", "position", "tool")
+
+    def __init__(self, call: ToolCall, position: int) -> None:
+        self.call = call
+        self.position = position
+        self.tool: Tool | None = None
+        self.action: Action | None = None
+        self.arguments: dict[str, Any] = {}
+        """The tool's own arguments; for `apply` also `input`."""
+        self.handle_id: str | None = None
+        """The id the call names."""
+        self.named: Handle | None = None
+        """The handle of that id, from the moment the batch begins."""
+        self.handle: Handle | None = None
+        """The handle it makes: a spawn's, or the unseen one of a one-shot call."""
+        self.error: ToolError | None = None
+
+    @property
+    def lane(self) -> Literal["parallel", "serial", "synchronising"]:
+        if self.tool is None or self.action in ("fetch", "apply", "abort"):
+            return "parallel"
+        return self.tool.scheduling
+
+
+def read_call(call: ToolCall, position: int, toolbox: Toolbox, limits: Limits) -> Slot:
+    """The call, checked. What is wrong with it is in `error`; a spawn keeps its id even then, so it can be awaited."""
+    slot = Slot(call, position)
+    try:
+        tool = slot.tool = toolbox.find(call.name)
+        arguments = _read_arguments(call, limits)
+        if not tool.actions:
+            if tool.name == "read_output" and isinstance(arguments.get("id"), str):
+                slot.handle_id = arguments["id"]
+            slot.arguments = toolbox.check(tool, None)(arguments)
+        elif arguments.get("action") is None:
+            arguments.pop("action", None)
+            slot.arguments = toolbox.check(tool, None)(arguments)
+        else:
+            _read_action(slot, tool, arguments, toolbox)
+    except ToolError as error:
+        slot.error = error
+    return slot
+
+
+def _read_action(slot: Slot, tool: Tool, arguments: dict[str, Any], toolbox: Toolbox) -> None:
+    action = arguments["action"]
+    if action not in tool.actions:
+        have = ", ".join(f'"{each}"' for each in tool.actions)
+        raise ToolError(f"tool `{tool.name}` has no action {action!r}; it has {have}", code="unknown_action")
+    slot.action = action
+    if arguments.get("id") is None:
+        raise ToolError(
+            f'action "{action}" of tool `{tool.name}` needs `id`: '
+            + ("the name you choose for the new handle" if action == "spawn" else "the handle's id"),
+            code="invalid_arguments",
+        )
+    slot.handle_id = check_id(arguments["id"]) if action == "spawn" else str(arguments["id"])
+    checked = toolbox.check(tool, action)(arguments)
+    slot.arguments = {key: value for key, value in checked.items() if key not in ("action", "id")}
+
+
+def _read_arguments(call: ToolCall, limits: Limits) -> dict[str, Any]:
+    given = call.arguments
+    if isinstance(given, str):
+        _within(len(given.encode()), limits)
+        try:
+            value = msgspec.json.decode(given) if given.strip() else {}
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ToolError(f"the arguments are not valid JSON: {error}", code="invalid_arguments") from None
+        encoded = given.encode()
+    else:
+        try:
+            encoded = msgspec.json.encode(given)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ToolError(f"the arguments are not JSON: {error}", code="invalid_arguments") from None
+        _within(len(encoded), limits)
+        value = dict(given)
+    if not isinstance(value, dict):
+        raise ToolError(
+            f"the arguments must be a JSON object, like {{\"key\": \"value\"}}, not {type(value).__name__}",
+            code="invalid_arguments",
+        )
+    if encoded.count(b"[") + encoded.count(b"{") > limits.nesting and _depth(value) > limits.nesting:
+        raise ToolError(
+            f"the arguments are nested deeper than {limits.nesting} levels ([limits] nesting)", code="limit_exceeded"
+        )
+    return value
+
+
+def _within(size: int, limits: Limits) -> None:
+    if size > limits.arguments_bytes:
+        raise ToolError(
+            f"the arguments have {size} bytes, more than the {limits.arguments_bytes} allowed for one call "
+            "([limits] arguments_bytes); pass large data as a file",
+            code="limit_exceeded",
+        )
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        inside = [part for part in level if isinstance(part, (dict, list))]
+        level = [part for each in inside for part in (each.values() if isinstance(each, dict) else each)]
+    return depth - 1

@@ -1,0 +1,76 @@
+"""How tests run here: coroutine tests on a loop of their own, a leak check after each, examples that can be repeated.
+
+A coroutine test that takes the fixture `clock` runs in that clock's virtual time, any other in real time. Tasks that
+are left when it returns are a failure; `tests/leaks.py` looks for everything else a test may leave behind.
+"""
+
+import asyncio
+import inspect
+import os
+import random
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from holdfast.testing import VirtualClock
+from holdfast.testing.clock import where
+
+pytest_plugins = ["tests.leaks"]
+
+# Two busy cores make examples slow now and then; that is no defect of the code under test.
+settings.register_profile("repeatable", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("repeatable"), derandomize=True, database=None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose Hypothesis' profile, and its seed before its own plugin looks for one."""
+    if os.environ.get("CI"):
+        settings.load_profile("ci")
+        return
+    settings.load_profile("repeatable")
+    if config.option.hypothesis_seed is None:
+        told = getattr(config, "workerinput", {}).get("hypothesis_seed")
+        config.option.hypothesis_seed = told or str(random.SystemRandom().randrange(2**32))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """xdist: the workers use the seed that is printed at the end."""
+    node.workerinput["hypothesis_seed"] = node.config.option.hypothesis_seed
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.option.hypothesis_seed is not None:
+        terminalreporter.write_line(f"repeat the same examples with --hypothesis-seed={config.option.hypothesis_seed}")
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    """Virtual time for a coroutine test."""
+    return VirtualClock()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    test = _leaving_no_task(pyfuncitem.obj(**arguments))
+    clock = pyfuncitem.funcargs.get("clock")
+    if isinstance(clock, VirtualClock):
+        clock.run(test)
+    else:
+        with asyncio.Runner(debug=False) as runner:
+            runner.run(test)
+    return True
+
+
+async def _leaving_no_task(test: Coroutine[Any, Any, None]) -> None:
+    await test
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    if left:
+        tasks = "\n".join(sorted(where(task) for task in left))
+        pytest.fail(f"the test returned and left tasks behind; await or cancel and await them:\n{tasks}", pytrace=False)

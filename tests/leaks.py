@@ -1,0 +1,136 @@
+"""What a test may not leave behind: child processes, marked processes, file descriptors, threads.
+
+Everything is compared with what was there before the test, so a test answers only for itself. Processes get a moment to
+go, because the kernel and the loop need one to reap them; after a failure they are ended, so that they cannot disturb
+the next test. A test that failed anyway is not blamed twice.
+"""
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Container, Generator, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+
+GRACE = 1.0
+"""Seconds that processes and threads have to go."""
+
+K = TypeVar("K")
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        item.stash[_failed] = True
+    return report
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Set up first and torn down last, so that the test's own fixtures have cleaned up when it looks."""
+    descriptors, threads, processes = open_descriptors(), set(threading.enumerate()), set(children())
+    # Reading every environment is spared where nobody can bear a mark: no process of ours before, none made since.
+    bearers = set(marked_processes()) if processes else set()
+    last_pid = newest_pid()
+    yield
+    left = _settled(lambda: children(but=processes))
+    marked = {} if newest_pid() == last_pid else _settled(lambda: marked_processes(but=bearers))
+    problems = [
+        *(f"child process {pid}: {what}" for pid, what in left.items()),
+        *(f"process {pid}, which bears this process' HOLDFAST_MARK: {what}" for pid, what in marked.items()),
+        *(f"file descriptor {number}: {target}" for number, target in _collected(descriptors).items()),
+        *(f"thread {name}, not a daemon" for name in _settled(lambda: live_threads(threads)).values()),
+    ]
+    _end({*left, *marked})
+    if problems and not request.node.stash.get(_failed, False):
+        pytest.fail("\n".join(["the test left behind:", *problems]), pytrace=False)
+
+
+def children(but: Container[int] = ()) -> dict[int, str]:
+    """All descendants of this process, zombies included, but those."""
+    found = {}
+    for child in psutil.Process().children(recursive=True):
+        if child.pid in but:
+            continue
+        try:
+            found[child.pid] = f"{' '.join(child.cmdline()) or child.name()} ({child.status()})"
+        except psutil.ZombieProcess:
+            found[child.pid] = "zombie, nobody waited for it"
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def newest_pid() -> str:
+    """The last pid the kernel gave out: the same as before means that no process was made in between."""
+    return Path("/proc/loadavg").read_text().split()[-1]
+
+
+def marked_processes(but: Container[int] = ()) -> dict[int, str]:
+    """Processes anywhere that a runtime of this process started, by `HOLDFAST_MARK` (R2), but those."""
+    owner = f"{Path('/proc/self/ns/pid').stat().st_ino}-{os.getpid()}-"
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) in but:
+            continue
+        try:
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:  # gone, or another user's
+            continue
+        values = (line.removeprefix(b"HOLDFAST_MARK=") for line in environment if line.startswith(b"HOLDFAST_MARK="))
+        if any(mark.startswith(owner) for value in values for mark in value.decode(errors="replace").split()):
+            found[int(entry.name)] = command
+    return found
+
+
+def open_descriptors() -> dict[int, str]:
+    """Open file descriptors and what they point at."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found[int(entry.name)] = str(entry.readlink())
+        except FileNotFoundError:  # the one the listing itself used
+            continue
+    return found
+
+
+def live_threads(but: Container[threading.Thread]) -> dict[int | None, str]:
+    """Threads that would keep the interpreter from ending, but those."""
+    return {thread.ident: thread.name for thread in threading.enumerate() if thread not in but and not thread.daemon}
+
+
+def _collected(before: Mapping[int, str]) -> dict[int, str]:
+    """New descriptors. Garbage may hold some in a cycle, which is no leak; collecting is slow, so only if need be."""
+    if not (left := _new(open_descriptors(), before)):
+        return left
+    gc.collect()
+    return _new(open_descriptors(), before)
+
+
+def _new(after: Mapping[int, str], before: Mapping[int, str]) -> dict[int, str]:
+    return {key: value for key, value in after.items() if before.get(key) != value}
+
+
+def _settled(look: Callable[[], dict[K, str]]) -> dict[K, str]:
+    """What is still there after the grace; at once if nothing is."""
+    until = time.monotonic() + GRACE
+    while (left := look()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return left
+
+
+def _end(pids: set[int]) -> None:
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            process.kill()
+            process.wait(1)
+        except (psutil.NoSuchProcess, psutil.TimeoutExpired):
+            continue

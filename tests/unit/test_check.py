@@ -1,0 +1,164 @@
+"""`holdfast check`: what is wrong, what is missing, what is not acted on, and an exit code for scripts (L1, L3)."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from holdfast.cli.check import check, program_of
+
+LOCAL = '[conversation.tools.t]\nsource = "local"\n'
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+
+def run(text: str, *options: str) -> Result:
+    Path("holdfast.toml").write_text(text)
+    return CliRunner().invoke(check, options)
+
+
+def report(text: str) -> dict[str, Any]:
+    result = run(text, "--json")
+    found: dict[str, Any] = json.loads(result.output)
+    assert result.exit_code == (0 if found["ok"] else 1)
+    return found
+
+
+def test_L1_a_good_configuration_is_ok_and_each_tool_has_a_line() -> None:
+    result = run(LOCAL + "command = ['sh', '-c', 'true']\nspawn.stateful = true\n")
+    config, tool, ok = result.output.splitlines()
+    assert result.exit_code == 0
+    assert (config, ok) == (str(Path.cwd() / "holdfast.toml"), "ok")
+    assert tool.split()[:5] == ["t", "spawn", "fetch", "abort", "ask"]
+    assert tool.split()[5].endswith("/sh")
+
+
+def test_L3_json_has_the_facts_of_each_tool() -> None:
+    Path("harbour.py").write_text("def f() -> str:\n    return ''\n")
+    found = report(
+        LOCAL + "command = 'sh -c true'\nrun = 'unattended'\n"
+        "[conversation.tools.p]\nsource = 'python'\nfunction = 'harbour:f'\nspawn.stateful = true\n"
+        "[conversation.tools.await]\nsource = 'builtin'\n"
+    )
+    local, python, builtin = found.pop("tools")
+    assert found == {"config": str(Path.cwd() / "holdfast.toml"), "ok": True, "problems": [], "notes": []}
+    assert local.pop("path").endswith("/sh")
+    assert local == {
+        "name": "t",
+        "source": "local",
+        "actions": [],
+        "run": "unattended",
+        "program": "sh",
+        "found": True,
+    }
+    assert python == {
+        "name": "p",
+        "source": "python",
+        "actions": ["spawn", "fetch", "abort"],
+        "run": "ask",
+        "function": "harbour:f",
+        "found": True,
+    }
+    assert builtin == {"name": "await", "source": "builtin", "actions": [], "run": "unattended", "found": True}
+
+
+def test_L1_a_missing_program_is_a_problem_that_says_what_to_do() -> None:
+    result = run(LOCAL + "command = ['no-such-program', 'x']\n")
+    assert result.exit_code == 1
+    assert "no-such-program: not found" in result.output
+    assert (
+        "problem: holdfast.toml:3: conversation.tools.t.command: program `no-such-program` is not in PATH; "
+        "install it, or write its whole path" in result.output
+    )
+    assert result.output.endswith("\n1 problem\n")
+
+
+def test_L1_a_program_is_looked_for_where_it_would_be_started_from() -> None:
+    tool = Path("sub/bin/tool")
+    tool.parent.mkdir(parents=True)
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    assert report(LOCAL + "cwd = 'sub'\ncommand = 'bin/tool'\n")["ok"]
+    assert report(LOCAL + f"env = {{ PATH = '{tool.parent.absolute()}' }}\ncommand = 'tool'\n")["ok"]
+    (problem,) = report(LOCAL + "command = 'bin/tool'\n")["problems"]
+    assert problem == (
+        f"holdfast.toml:3: conversation.tools.t.command: there is no program {Path.cwd()}/bin/tool; "
+        "a relative path counts from the tool's `cwd`"
+    )
+
+
+def test_L1_a_missing_directory_is_a_problem() -> None:
+    (problem,) = report(LOCAL + "command = 'sh'\ncwd = 'sub'\n")["problems"]
+    assert problem.startswith("holdfast.toml:4: conversation.tools.t.cwd: there is no directory ")
+
+
+def test_L1_every_problem_is_listed_and_a_function_that_is_missing_is_one() -> None:
+    found = report(
+        LOCAL
+        + "command = 'no-such-program'\n[conversation.tools.p]\nsource = 'python'\nfunction = 'no_such_module:f'\n"
+    )
+    assert [line.split(": ")[1] for line in found["problems"]] == [
+        "conversation.tools.t.command",
+        "conversation.tools.p.function",
+    ]
+    assert [tool["found"] for tool in found["tools"]] == [False, False]
+
+
+def test_L1_a_wrong_configuration_is_reported_like_any_other_problem() -> None:
+    found = report(LOCAL + "comand = 'sh'\n")
+    assert [line.split(": ")[1] for line in found["problems"]] == [
+        "conversation.tools.t.command",
+        "conversation.tools.t.comand",
+    ]
+    assert found["tools"] == []
+
+
+def test_L1_settings_without_effect_are_notes_and_no_problems() -> None:
+    result = run(LOCAL + "command = 'sh'\nretry.policy = 'safe'\n")
+    assert result.exit_code == 0
+    assert "note: holdfast.toml:4: conversation.tools.t.retry: not acted on yet" in result.output
+    assert report("")["notes"] == ["the configuration has no tools; a tool is a table [conversation.tools.<name>]"]
+
+
+def test_L1_no_configuration_at_all_is_a_problem() -> None:
+    result = CliRunner().invoke(check, ["--json"])
+    assert (result.exit_code, json.loads(result.output)["config"]) == (1, None)
+    assert CliRunner().invoke(check, ["--config", "elsewhere.toml"]).exit_code == 1
+
+
+def test_L1_the_file_may_be_named() -> None:
+    Path("other.toml").write_text(LOCAL + "command = 'sh'\n")
+    result = CliRunner().invoke(check, ["--config", "other.toml", "--json"])
+    assert json.loads(result.output)["config"] == str(Path.cwd() / "other.toml")
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        (["cargo", "check"], "cargo"),
+        ("cargo check", "cargo"),
+        ("'my cargo' check", "my cargo"),
+        ({"program": "cargo", "args": ["check"]}, "cargo"),
+        ({"program": "cargo check", "shell": True}, "sh"),
+        (["{{ tool.arguments.program }}"], None),
+        ("{{ tool.arguments.program }} check", None),
+        ("bin/{% if tool.options.fast %}fast{% endif %} check", None),
+    ],
+)
+def test_L1_the_program_of_a_command(command: Any, program: str | None) -> None:
+    assert program_of(command) == program
+
+
+def test_L1_the_command_is_described_without_importing_the_configuration() -> None:
+    code = "import sys, holdfast.cli.check; print([m for m in ('pydantic', 'holdfast.config') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,115 @@
+"""What holds for the project as a whole: files that fit in a reading, one list of codes, nothing of a machine."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import CODES
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+
+
+def tracked() -> list[Path]:
+    """What git has, and what it would take: a file is checked before it is committed."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    run = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [path for name in run.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_no_file_is_longer_than_500_lines() -> None:
+    folders = ("src/", "tests/", "bench/", "examples/")
+    code = [path for path in tracked() if path.suffix == ".py" and relative(path).startswith(folders)]
+    assert code
+    lengths = {relative(path): len(path.read_text().splitlines()) for path in code}
+    assert {name: length for name, length in lengths.items() if length > 500} == {}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_every_module_says_what_it_is_for(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def codes_used() -> dict[str, set[str]]:
+    """Code → files: every string given as `code=…`, as a class's `code`, or as the second argument of `Error(…)`."""
+    used: dict[str, set[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            for value in code_values(node):
+                used.setdefault(value, set()).add(relative(path))
+    return used
+
+
+def code_values(node: ast.AST) -> list[str]:
+    given: list[ast.expr | None] = []
+    match node:
+        case ast.Call():
+            given = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
+            if ast.unparse(node.func) in ("Error", "state.Error") and len(node.args) > 1:
+                given.append(node.args[1])
+        case ast.ClassDef():
+            assigned = [statement for statement in node.body if isinstance(statement, ast.Assign | ast.AnnAssign)]
+            given = [statement.value for statement in assigned if "code" in ast.unparse(statement).split("=")[0]]
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            names = [argument.arg for argument in node.args.kwonlyargs]
+            given = [value for name, value in zip(names, node.args.kw_defaults, strict=True) if name == "code"]
+    return [found for value in given for found in strings(value)]
+
+
+def strings(value: ast.expr | None) -> list[str]:
+    """A string, or both of `"a" if … else "b"`."""
+    match value:
+        case ast.Constant(value=str(text)):
+            return [text]
+        case ast.IfExp():
+            return strings(value.body) + strings(value.orelse)
+    return []
+
+
+def test_every_code_used_is_listed() -> None:
+    assert {code: files for code, files in codes_used().items() if code not in CODES} == {}
+
+
+def test_every_code_listed_is_used() -> None:
+    assert sorted(set(CODES) - set(codes_used())) == []
+
+
+MACHINE = re.compile(
+    r"(?:^|[^\w.~$})/-])/(?:home|root|srv|mnt|work|Users|opt)/\w"  # somebody's directory
+    r"|(?:index-url|find-links)\s*[=\s]\s*\S*[:/]"  # where packages came from
+    r"|\bpypi\.org|\bpythonhosted\.org|\bregistry\.npmjs|\bcrates\.io"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("see /home/me/holdfast", True),
+        ('"/work/main/src"', True),
+        ("--index-url https://example.org/simple", True),
+        ("--extra-index-url file:///x", True),
+        ("https://files.pythonhosted.org/packages/x.whl", True),
+        ("~/work/x and $(ROOT)/work/x and a/work/b", False),
+        ("--no-emit-index-url", False),
+    ],
+)
+def test_the_search_for_machine_paths_finds_them(line: str, named: bool) -> None:
+    assert bool(MACHINE.search(line)) is named
+
+
+def test_no_file_names_a_registry_or_a_path_of_a_machine() -> None:
+    found = []
+    for path in tracked():
+        if path == Path(__file__):
+            continue
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
+            if MACHINE.search(line):
+                found.append(f"{relative(path)}:{number}: {line.strip()[:120]}")
+    assert found == []

@@ -1,0 +1,164 @@
+"""The canonical schema of a tool is the one its protocol describes, and parameters that would break it are refused."""
+
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.schema.canonical import canonical, check_parameters, resolve, variant
+from holdfast.tools.base import ACTIONS, Action, Invocation, Live, Sink, Tool
+
+
+class NeverStarted:
+    """These tools are described, not run."""
+
+    def start(self, invocation: Invocation, sink: Sink) -> Live:
+        raise AssertionError("a schema was asked for, not a run")
+
+
+def tool(parameters: dict[str, Any], *actions: Action) -> Tool:
+    return Tool(name="t", runtime=NeverStarted(), parameters=parameters, actions=actions)
+
+
+GIT = {
+    "type": "object",
+    "properties": {
+        "command": {"enum": ["stage", "commit", "rebase"]},
+        "args": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["command"],
+}
+CARGO_CHECK = {"type": "object", "properties": {"package": {"type": "string"}}}
+NEW_ID = {"type": "string", "description": "Handle ID for this tool instance. Must be unique across active handles."}
+
+
+def test_C1_git_has_one_variant_for_each_of_its_four_actions() -> None:
+    assert canonical(tool(GIT, "spawn", "fetch", "apply", "abort")) == {
+        "type": "object",
+        "oneOf": [
+            {
+                "properties": {
+                    "action": {"const": "spawn"},
+                    "id": NEW_ID,
+                    "command": {"enum": ["stage", "commit", "rebase"]},
+                    "args": {"type": "array", "items": {"type": "string"}},
+                },
+                "required": ["action", "id", "command"],
+            },
+            {"properties": {"action": {"const": "fetch"}, "id": {"type": "string"}}, "required": ["action", "id"]},
+            {
+                "properties": {"action": {"const": "apply"}, "id": {"type": "string"}, "input": {}},
+                "required": ["action", "id", "input"],
+            },
+            {"properties": {"action": {"const": "abort"}, "id": {"type": "string"}}, "required": ["action", "id"]},
+        ],
+    }
+
+
+def test_C1_cargo_check_takes_no_input_and_so_has_no_apply() -> None:
+    assert canonical(tool(CARGO_CHECK, "spawn", "fetch", "abort")) == {
+        "type": "object",
+        "oneOf": [
+            {
+                "properties": {"action": {"const": "spawn"}, "id": NEW_ID, "package": {"type": "string"}},
+                "required": ["action", "id"],
+            },
+            {"properties": {"action": {"const": "fetch"}, "id": {"type": "string"}}, "required": ["action", "id"]},
+            {"properties": {"action": {"const": "abort"}, "id": {"type": "string"}}, "required": ["action", "id"]},
+        ],
+    }
+
+
+def test_C2_variants_come_in_one_order_whatever_order_was_declared() -> None:
+    schema = canonical(tool(GIT, "abort", "apply", "spawn"))
+    assert [branch["properties"]["action"]["const"] for branch in schema["oneOf"]] == ["spawn", "apply", "abort"]
+    assert list(schema["oneOf"][0]["properties"]) == ["action", "id", "command", "args"]
+
+
+def test_C1_a_tool_without_actions_keeps_its_own_schema() -> None:
+    own = {"type": "object", "properties": {"action": {"type": "string"}, "id": {"type": "integer"}}, "title": "Own"}
+    schema = canonical(tool(own))
+    assert schema == own
+    schema["properties"]["id"]["type"] = "changed"
+    assert own["properties"] == {"action": {"type": "string"}, "id": {"type": "integer"}}
+
+
+def test_C1_references_of_the_parameters_still_lead_somewhere() -> None:
+    own = {
+        "type": "object",
+        "properties": {"at": {"$ref": "#/$defs/Place"}},
+        "additionalProperties": False,
+        "$defs": {"Place": {"type": "string"}},
+    }
+    place = tool(own, *ACTIONS)
+    for schema in (canonical(place), variant(place, "spawn")):
+        fits = jsonschema_rs.validator_for(schema).is_valid
+        assert fits({"action": "spawn", "id": "x", "at": "here"})
+        assert not fits({"action": "spawn", "id": "x", "at": 1})
+        assert not fits({"action": "spawn", "id": "x", "elsewhere": "there"})
+
+
+@pytest.mark.parametrize("name", ["action", "id", "input"])
+def test_C1_a_stateful_tool_cannot_take_the_names_of_the_protocol(name: str) -> None:
+    own = {"type": "object", "properties": {name: {"type": "string"}, "free": {}}}
+    check_parameters("git", own, ())
+    with pytest.raises(ConfigError) as caught:
+        check_parameters("git", own, ("spawn",))
+    assert caught.value.problems == (
+        f"tool `git`: parameter `{name}` has a name that every stateful tool uses for itself (action, id, input); "
+        "rename it, or declare no actions",
+    )
+
+
+def test_C1_a_reserved_name_is_found_in_a_branch_and_behind_a_reference() -> None:
+    own = {
+        "type": "object",
+        "anyOf": [{"properties": {"id": {}}}, {"$ref": "#/$defs/Other"}],
+        "$defs": {"Other": {"properties": {"input": {}}}},
+    }
+    with pytest.raises(ConfigError) as caught:
+        check_parameters("git", own, ("spawn",))
+    assert len(caught.value.problems) == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"type": "string"}, "must be an object schema"),
+        ({"properties": {}}, "must be an object schema"),
+        ({"type": "object", "properties": {"a": {"type": "text"}}}, "at properties/a/type"),
+        ({"type": "object", "properties": {"a": {"pattern": "(["}}}, "regex"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/$defs/Gone"}}}, "does not exist"),
+        ({"type": "object", "properties": {"a": {"$ref": "https://example.com/a.json"}}}, "Retrieval is disabled"),
+        ({"type": "object", "properties": {"a": {"default": {1, 2}}}}, "cannot be written as JSON"),
+    ],
+)
+def test_C1_parameters_that_are_no_object_schema_are_refused(own: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_parameters("git", own, ())
+    [problem] = caught.value.problems
+    assert problem.startswith("tool `git`: ")
+    assert said in problem
+
+
+def test_C1_a_stateful_tools_references_must_go_to_its_definitions() -> None:
+    own = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"$ref": "#/properties/a"}}}
+    check_parameters("git", own, ())
+    with pytest.raises(ConfigError, match=r'"#/properties/a" cannot be followed .* move what it names to `\$defs`'):
+        check_parameters("git", own, ("spawn",))
+
+
+def test_C1_a_property_or_a_value_called_ref_is_no_reference() -> None:
+    own = {"type": "object", "properties": {"$ref": {"const": {"$ref": "x"}}, "a": {"default": {"$ref": "y"}}}}
+    check_parameters("git", own, ("spawn",))
+
+
+def test_G3_a_reference_is_a_json_pointer() -> None:
+    root = {"$defs": {"a/b": {"anyOf": [{"type": "null"}, {"type": "string"}]}}}
+    assert resolve(root, "#/$defs/a~1b/anyOf/1") == {"type": "string"}
+    assert resolve(root, "#") is root
+    with pytest.raises(ConfigError, match="there is no `c`"):
+        resolve(root, "#/$defs/c")
+    with pytest.raises(ConfigError, match="must name a part of the same schema"):
+        resolve(root, "other.json")
