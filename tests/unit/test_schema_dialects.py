@@ -453,6 +453,19 @@ def test_G3_gemini_enums_are_strings_and_other_values_are_told() -> None:
     assert only({"enum": ["x", None]}, "gemini") == {"type": "string", "enum": ["x"], "nullable": True}
 
 
+@pytest.mark.parametrize("dialect", WIRE)
+def test_G3_a_union_of_constants_is_an_enum(dialect: Dialect) -> None:
+    own = {
+        "oneOf": [{"const": "a", "description": "First."}, {"const": "b", "description": "Second."}],
+        "description": "Which.",
+    }
+    assert only(own, dialect) == {
+        "type": "string",
+        "enum": ["a", "b"],
+        "description": 'Which. "a": First. "b": Second.',
+    }
+
+
 def test_G3_gemini_bounds_are_inclusive() -> None:
     between = {"exclusiveMinimum": 0, "exclusiveMaximum": 9.5}
     assert only({"type": "integer", **between}, "gemini") == {"type": "integer", "minimum": 1, "maximum": 9}

@@ -25,7 +25,9 @@ class _Batch(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @click.command()
-@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The holdfast.toml to use.")
+@click.option(
+    "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The holdfast.toml to use."
+)
 @click.option("--store", default="memory:", envvar="HOLDFAST_STORE", show_default=True, help="Where handles are kept.")
 @click.option("--conversation", help="The conversation to run the turn in. Default: a new one.")
 def turn(config: Path | None, store: str, conversation: str | None) -> None:

@@ -17,12 +17,17 @@ KeyPath = tuple[str | int, ...]
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _SPACE = re.compile(r"[ \t]*")
 _KEY_PART = re.compile(r"""[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*'""")
-# A multi-line string may end in up to two quotes of its own before the three that close it.
-_STRING = re.compile(
-    r'"""(?:[^\\]|\\.)*?"""(?:"{0,2})' + r"|'''.*?'''(?:'{0,2})" + r'|"(?:[^"\\]|\\.)*"' + r"|'[^']*'",
+# What of a value has no bracket and no line end that counts: strings, comments, and the rest. A multi-line string may
+# end in up to two quotes of its own before the three that close it.
+_INERT = re.compile(
+    r'"""(?:[^\\]|\\.)*?"""(?:"{0,2})'
+    r"|'''.*?'''(?:'{0,2})"
+    r'|"(?:[^"\\]|\\.)*"'
+    r"|'[^']*'"
+    r"|\#[^\n]*"
+    r"|[^\[\]{}\"'#\n]+",
     re.DOTALL,
 )
-_PLAIN = re.compile(r"""[^\[\]{}"'#\n]+""")
 
 
 class Lines:
@@ -109,27 +114,18 @@ class Lines:
         return (*array, index)
 
     def _skip_value(self) -> None:
+        """Go to the end of the line on which the value ends."""
         depth = 0
         while self._at < len(self._text):
+            before = self._at
+            self._skip(_INERT)
+            if self._at > before:
+                continue
             character = self._text[self._at]
-            if character in "\"'":
-                self._skip(_STRING)
-            elif character == "#":
-                self._at = _line_end(self._text, self._at)
-            elif character == "\n":
-                if depth == 0:
-                    return
-                self._at += 1
-            elif character in "[]{}":
-                depth += 1 if character in "[{" else -1
-                self._at += 1
-            else:
-                self._skip(_PLAIN)
-
-
-def _line_end(text: str, at: int) -> int:
-    end = text.find("\n", at)
-    return len(text) if end < 0 else end
+            if character == "\n" and depth == 0:
+                return
+            depth += (character in "[{") - (character in "]}")
+            self._at += 1
 
 
 def _unquoted(part: str) -> str:

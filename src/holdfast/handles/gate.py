@@ -1,8 +1,8 @@
 """Queues in front of running: resources that exclude each other, and slots of which there are so many (B4, B5, W11).
 
-A ticket takes all of its names at once or none. Lines are ordered by priority, then by arrival; a ticket is passed only by
-tickets that share none of its names. The serial lane is such a name too, in a gate of its own: it keeps emitted order,
-and a handle passes it before it queues for anything else, so two orders can never block each other.
+A ticket takes all of its names at once or none. Lines are ordered by priority, then by arrival; a ticket is passed only
+by tickets that share none of its names. The serial lane is such a name too, in a gate of its own: it keeps emitted
+order, and a handle passes it before it queues for anything else, so two orders can never block each other.
 """
 
 from bisect import insort

@@ -1,7 +1,8 @@
 """A handle: one tool call, from its registration to the end of its retention (S4).
 
-A handle has a *decided* and a *visible* state. Events are checked against the decided one in order of arrival, so of two
-racing ends the first wins before anything is written; `state` is what everybody sees, and follows the store's commit.
+A handle has a *decided* and a *visible* state. Events are checked against the decided one in order of arrival, so of
+two racing ends the first wins before anything is written; `state` is what everybody sees, and follows the store's
+commit.
 """
 
 from collections.abc import Container

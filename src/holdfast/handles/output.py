@@ -125,7 +125,7 @@ class Output:
                 self._path = self._spool.file(f"output-{next(_numbers)}")
                 self._descriptor = self._open(os.O_CREAT | os.O_EXCL)
                 self._in_file = _ALL
-                self._write(0, memoryview(bytes(self._memory)))
+                self._write(0, memoryview(self._memory))
                 self._memory = bytearray()
                 return
             except OSError as error:

@@ -1,8 +1,8 @@
 """The registry: every handle of a runtime, by uid and by the name its conversation gave it (S5, S6).
 
-It is the only place where a handle changes. `register` and `apply_event` decide, hand the operation to the store, and make
-it visible when the store has it; then watchers are told. Stopped handles stay until their retention is over and the
-turn that knew them has ended; after that a tombstone remembers that they existed.
+It is the only place where a handle changes. `register` and `apply_event` decide, hand the operation to the store, and
+make it visible when the store has it; then watchers are told. Stopped handles stay until their retention is over and
+the turn that knew them has ended; after that a tombstone remembers that they existed.
 """
 
 import re
@@ -17,7 +17,7 @@ from holdfast.handles.gate import Gate
 from holdfast.handles.handle import Handle
 from holdfast.handles.output import Output
 from holdfast.handles.spool import Spool
-from holdfast.handles.state import EndedBy, Ended, Event, Outcome, Started, State, Stopped, transition
+from holdfast.handles.state import Ended, EndedBy, Event, Outcome, Started, State, Stopped, transition
 from holdfast.store.base import Changed, Op, Registered, Responded, Store
 from holdfast.tools.base import Tool
 
@@ -35,7 +35,9 @@ def check_id(id: object) -> str:
             code="invalid_handle_id",
         )
     if id.startswith("call:"):
-        raise ToolError(f"handle id `{id}`: ids starting `call:` are reserved; choose another", code="invalid_handle_id")
+        raise ToolError(
+            f"handle id `{id}`: ids starting `call:` are reserved; choose another", code="invalid_handle_id"
+        )
     return id
 
 
@@ -51,7 +53,7 @@ class Conversation:
         self.calls: dict[str, Handle] = {}
         self.live: dict[str, Handle] = {}
         self.kept: list[Handle] = []
-        """Past their retention, kept because their turn is still open."""
+        """Past their retention, kept because a turn is open."""
         self.open_questions = 0
         self.tombstones: OrderedDict[str, float] = OrderedDict()
 
@@ -81,11 +83,11 @@ class Registry:
     def find(self, id: str, conversation: str) -> Handle:
         """The newest handle that bears the id; an error that tells "expired" from "never heard of" (S5)."""
         self._expire()
-        known = self.conversation(conversation)
-        handle = known.names.get(id)
+        known = self._conversations.get(conversation)
+        handle = known.names.get(id) if known is not None else None
         if handle is not None:
             return handle
-        if id in known.tombstones:
+        if known is not None and id in known.tombstones:
             raise ToolError(
                 f"Handle `{id}` expired: it stopped more than {self.retention:g} s ago and its result is gone",
                 code="handle_expired",
@@ -94,7 +96,8 @@ class Registry:
 
     def find_call(self, call_id: str, conversation: str) -> Handle:
         """The newest one-shot call with that label."""
-        handle = self.conversation(conversation).calls.get(call_id)
+        known = self._conversations.get(conversation)
+        handle = known.calls.get(call_id) if known is not None else None
         if handle is None:
             raise ToolError(f"Call `{call_id}` not found in this conversation", code="handle_not_found")
         return handle
@@ -131,9 +134,7 @@ class Registry:
     def register(self, handles: Iterable[Handle], done: Callable[[], None]) -> None:
         """Make handles known, all in one commit, then call `done`."""
         new = list(handles)
-        ops: list[Op] = [
-            Registered(h.uid, h.id, h.tool.name, h.conversation, h.turn, h.state.created) for h in new
-        ]
+        ops: list[Op] = [Registered(h.uid, h.id, h.tool.name, h.conversation, h.turn, h.state.created) for h in new]
         self._store.commit(ops, partial(self._registered, new, done))
 
     def _registered(self, new: list[Handle], done: Callable[[], None]) -> None:
@@ -248,7 +249,7 @@ class Registry:
             if state.stopped + self.retention > now:
                 return
             self._expiring.popleft()
-            if known.turn == handle.turn:
+            if known.turn is not None:
                 known.kept.append(handle)
             else:
                 self._forget(handle, known, now)

@@ -43,9 +43,7 @@ class Handles:
         """All spawned handles that are known, oldest first."""
         return [handle.info() for handle in self._registry.handles(self.conversation) if handle.stateful]
 
-    async def wait(
-        self, *, all: Sequence[str] = (), any: Sequence[str] = (), timeout: float | None = None
-    ) -> Waited:
+    async def wait(self, *, all: Sequence[str] = (), any: Sequence[str] = (), timeout: float | None = None) -> Waited:
         """Until every one of `all` and, if given, one of `any` has stopped (A2); ids are bound to handles now (S6)."""
         missing: dict[str, str] = {}
         found: dict[str, Handle] = {}
@@ -61,9 +59,7 @@ class Handles:
             groups.append(any_of(found[id] for id in any))
         return await self.wait_for(groups, timeout, tuple(dict.fromkeys(found.values())))
 
-    async def wait_for(
-        self, groups: Sequence[Group], timeout: float | None, handles: tuple[Handle, ...]
-    ) -> Waited:
+    async def wait_for(self, groups: Sequence[Group], timeout: float | None, handles: tuple[Handle, ...]) -> Waited:
         """Wait for any combination of groups."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()

@@ -1,8 +1,8 @@
 """Waiting for handles: one mechanism under `await`, `rt.wait` and the wait tools (A2, A6, A7, W3).
 
-A wait is a few groups, each a countdown over its handles: all of them, any one of them, the first that succeeds. A handle
-that stops touches its own waits and nothing else. A wait ends for one of two reasons: every group is satisfied, or all
-handles it still needs are blocked on the caller, who would otherwise wait for itself.
+A wait is a few groups, each a countdown over its handles: all of them, any one of them, the first that succeeds. A
+handle that stops touches its own waits and nothing else. A wait ends for one of two reasons: every group is satisfied,
+or all handles it still needs are blocked on the caller, who would otherwise wait for itself.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -13,7 +13,7 @@ from holdfast.handles.state import Error, Stopped
 
 
 class Group:
-    """Satisfied when `need` of its handles have stopped (with `success`: stopped ok), or when none is left to hope for."""
+    """Satisfied when `need` of its handles have stopped (`success`: stopped ok), or when none is left to hope for."""
 
     __slots__ = ("handles", "left", "need", "success")
 
@@ -53,9 +53,7 @@ class Wait:
 
     __slots__ = ("_done", "_groups", "_of", "_spare", "_witness", "reason", "settled")
 
-    def __init__(
-        self, groups: Sequence[Group], done: Callable[["Wait"], None], *, spare: Container[str] = ()
-    ) -> None:
+    def __init__(self, groups: Sequence[Group], done: Callable[["Wait"], None], *, spare: Container[str] = ()) -> None:
         """`spare`: uids of handles that do not count as blocked, as the caller is dealing with them already."""
         self._groups = groups
         self._done = done

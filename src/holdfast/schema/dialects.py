@@ -271,7 +271,7 @@ def _rendered(schema: Schema, words: _Words, depth: int, *, optional: bool = Fal
     bodies: list[Schema]
     if len(forms) == 1:
         form, own, notes = forms[0]
-        bodies, text = [form], _text(outer or own, *notes, *said)
+        bodies, text = [form], _text(outer, own, *notes, *said)
     elif words.null_type:
         bodies, text = [_described(form, _text(own, *notes)) for form, own, notes in forms], _text(outer, *said)
     else:  # a union must stand alone, so its forms carry what is to be said
@@ -292,7 +292,7 @@ def _alternatives(schema: Schema, words: _Words) -> list[Schema]:
         if schema.get(union):
             rest = {key: value for key, value in schema.items() if key != union}
             found = [one for form in schema[union] for one in _alternatives(_merged(rest, form), words)]
-            return found if all("type" in one for one in found) else [{}]
+            return _joined(found) if all("type" in one for one in found) else [{}]
     values = _enumerated(schema)
     kinds = schema.get("type") or _implied_types(schema, values)
     if not kinds:
@@ -305,6 +305,26 @@ def _alternatives(schema: Schema, words: _Words) -> list[Schema]:
         for kind, own in split
         if own or not values
     ]
+
+
+def _joined(alternatives: list[Schema]) -> list[Schema]:
+    """Single values of one type as one enum: a union of constants is not enforced everywhere."""
+    joined: list[Schema] = []
+    enums: dict[str, Schema] = {}
+    for one in alternatives:
+        values = _enumerated(one)
+        if not values or one.keys() - {"type", "const", "enum", *_PROSE}:
+            joined.append(one)
+            continue
+        enum = enums.get(one["type"])
+        if enum is None:
+            enum = enums[one["type"]] = {"type": one["type"], "enum": [], "description": ""}
+            joined.append(enum)
+        enum["enum"] += [value for value in values if value not in enum["enum"]]
+        if "description" in one:
+            told = f"{', '.join(_json(value) for value in values)}: {one['description']}"
+            enum["description"] = _text(enum["description"], told)
+    return joined
 
 
 def _implied_types(schema: Schema, values: list[Any]) -> list[str]:

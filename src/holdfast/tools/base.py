@@ -1,7 +1,7 @@
 """What a tool is, and the seam behind which it runs.
 
-`Tool` is everything the rest of holdfast knows about a tool: its schema, its policies, and a `ToolRuntime` that can start
-it. A function, a child process, a terminal, a remote tool are runtimes; nothing above this file knows which.
+`Tool` is everything the rest of holdfast knows about a tool: its schema, its policies, and a `ToolRuntime` that can
+start it. A function, a child process, a terminal, a remote tool are runtimes; nothing above this file knows which.
 
 A runtime starts a call and gets a `Sink`; whatever happens to the call is told to the sink. What the world tells the
 call (input, an abort) goes through the `Live` thing that `start` returned. All of it runs on the event loop's thread.

@@ -90,6 +90,8 @@ class Call:
     async def input(self) -> Any:
         """The next thing `apply` sends, as it was sent. Raises `EOFError` once the caller has closed the input."""
         self._not_in_a_thread("input")
+        if not (self._invocation.stateful and "apply" in self._invocation.tool.actions):
+            raise EOFError("nobody can send input to this call: it was not spawned from a tool with `apply`")
         if not self._inbox:
             if self._reader is not None:
                 raise RuntimeError("call.input() is already waiting; one reader at a time")

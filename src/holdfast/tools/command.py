@@ -37,7 +37,7 @@ OPEN_QUESTIONS = 64
 """Questions that a live command may have asked and not been answered (K6)."""
 CALL_LIMIT = 64 * 1024
 """Bytes of a call that still go into `HOLDFAST_CALL` (F1)."""
-STOPS_ITSELF = 0.05
+STOPS_ITSELF = 0.2
 """Seconds that a process has to exit after it said `stopped`, before it is ended."""
 
 _UNTOLD = Exit(None, None)
@@ -54,7 +54,7 @@ class Command:
         cwd: str,
         root: str,
         stdin: bool,
-        input: Literal["line", "raw"],  # noqa: A002 (the setting's name)
+        input: Literal["line", "raw"],
         wire: bool,
         options: Mapping[str, Any],
         guard: Guard,
@@ -246,8 +246,8 @@ class _Call:
         self._rounds += 1
         if self._rounds > ROUNDS:
             message = (
-                f"The command asked more than {ROUNDS} times, the last time `{question.id}`. It is given the answers so "
-                "far as `tool.answers` in HOLDFAST_CALL and must use them."
+                f"The command asked more than {ROUNDS} times, the last time `{question.id}`. It gets the answers so far "
+                "as `tool.answers` in HOLDFAST_CALL and must use them."
             )
             self._stop(Error(message, "wire_rounds"))
         else:

@@ -11,6 +11,7 @@ This file is also the guard's program (`python -I -S marks.py PIPE MARK`, see `g
 of holdfast: the guard starts quickly and stays small, and it works when the package does not.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -121,7 +122,7 @@ def pids() -> Iterable[int]:
 
 
 def last_pid() -> int:
-    """The pid given out last. They are given out in increasing order, so whoever has it knows that nobody forked since."""
+    """The pid given out last. They are given out in increasing order: after whoever has it, nobody was forked."""
     return int(read("/proc/loadavg").split()[4])
 
 
@@ -169,15 +170,10 @@ def _wait_for_end(pipe: int, mark: str) -> None:
     """Return when the pipe has no writer or the owner is dead: a child forked without exec may hold the pipe open."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
-    try:
-        owner = os.pidfd_open(int(mark.split("-")[1]))
-    except OSError:
-        owner = None
-    if owner is not None:
-        if owner_alive(mark) is False:
-            return
-        poll.register(owner, select.POLLIN)
-    poll.poll()
+    with contextlib.suppress(OSError):
+        poll.register(os.pidfd_open(int(mark.split("-")[1])), select.POLLIN)
+    if owner_alive(mark) is not False:  # asked after the pidfd holds it, or it could be another process of that pid
+        poll.poll()
 
 
 def _orphaned(pid: int) -> bool | None:

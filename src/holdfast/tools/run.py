@@ -1,10 +1,11 @@
 """The life of one started call: between a tool's runtime, which tells what happens, and the registry, which records it.
 
-A run is the `Sink` its runtime talks to. It turns news into events of the state machine, keeps the tool's timeout, and is
-how everyone else ends a call: `end` says why, the runtime does it, and the end that comes back carries that reason.
+A run is the `Sink` its runtime talks to. It turns news into events of the state machine, keeps the tool's timeout, and
+is how everyone else ends a call: `end` says why, the runtime does it, and the end that comes back carries that reason.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from holdfast.handles.question import Question
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import Answered, Asked, EndedBy, Error, Ok, Outcome, Running, Stopped
 from holdfast.tools.base import Invocation, Live
+
+_log = logging.getLogger("holdfast.tools")
 
 _FORCE_SECS = 3.0
 """How long after its grace a call may still take to end before it is left to linger."""
@@ -56,13 +59,21 @@ class Run:
         self.registry.start(handle)
         try:
             self.live = tool.runtime.start(invocation, self)
-        except ToolError as error:
-            self.stop(Error(error.message, error.code, error.trace, error.transient))
-            self.released()
+        except Exception as error:
+            self._not_started(error)
             return
         self._probe = getattr(self.live, "probe", None)  # SupportsProbe
         if tool.timeout_secs is not None and not isinstance(handle.decided, Stopped):
             self._timeout = asyncio.get_running_loop().call_later(tool.timeout_secs, self._timed_out)
+
+    def _not_started(self, error: Exception) -> None:
+        if isinstance(error, ToolError):
+            outcome = Error(error.message, error.code, error.trace, error.transient)
+        else:
+            _log.error("tool `%s` could not be started", self.handle.tool.name, exc_info=error)
+            outcome = Error(f"The tool could not be started: {type(error).__name__}: {error}")
+        self.stop(outcome)
+        self.released()
 
     # What the tool tells (Sink)
 

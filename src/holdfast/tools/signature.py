@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from holdfast.errors import ConfigError, ToolError
@@ -99,7 +99,9 @@ def _tidy(schema: Any) -> Any:
     """Without the titles pydantic makes up: a model has no use for them."""
     if isinstance(schema, dict):
         return {
-            key: ({name: _tidy(part) for name, part in value.items()} if key in ("properties", "$defs") else _tidy(value))
+            key: (
+                {name: _tidy(part) for name, part in value.items()} if key in ("properties", "$defs") else _tidy(value)
+            )
             for key, value in schema.items()
             if not (key == "title" and isinstance(value, str))
         }

@@ -21,7 +21,7 @@ LINE_LIMIT = 64 * 1024
 """Bytes of a line that may still be one form."""
 
 _FIRST = re.compile(rb"\S")
-_CANDIDATE = re.compile(rb"^[ \t]*\{[^\n]*\n?", re.MULTILINE)
+_CANDIDATE = re.compile(rb"^[^\S\n]*\{[^\n]*\n?", re.MULTILINE)
 
 
 class Said(msgspec.Struct, frozen=True):

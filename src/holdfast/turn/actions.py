@@ -117,7 +117,9 @@ class Actions:
         state, run = handle.state, handle.run
         if run is None or run.ending or not isinstance(state, Running | Waiting):
             what = "being ended" if run is not None and run.ending else name(state)
-            raise ToolError(f"Handle `{handle.id}` is {what}; only a running or waiting one takes input", code="not_running")
+            raise ToolError(
+                f"Handle `{handle.id}` is {what}; only a running or waiting one takes input", code="not_running"
+            )
         if isinstance(state, Waiting):
             if not handle.asks_caller:
                 raise ToolError(f"the question of handle `{handle.id}` is not yours to answer", code="not_running")

@@ -1,8 +1,8 @@
 """One batch: what the model emitted in one response (B1, B2, B6, B7).
 
-Every call gets exactly one response, in request order, whatever happened. Before anything runs, all handles the batch makes
-are registered, so that a call may name what another one spawns. A batch is answered by callbacks and a countdown: a
-call costs a task only if its tool is one.
+Every call gets exactly one response, in request order, whatever happened. Before anything runs, all handles the batch
+makes are registered, so that a call may name what another one spawns. A batch is answered by callbacks and a countdown:
+a call costs a task only if its tool is one.
 """
 
 import asyncio
@@ -125,7 +125,9 @@ class Batch:
         if slot.handle is None:
             self._answer(slot, error_reply(error))
         else:  # B6: whoever awaits it hears what was wrong
-            self._actions.stop_unstarted(slot, Error(error.message, error.code), lambda reply: self._answer(slot, reply))
+            self._actions.stop_unstarted(
+                slot, Error(error.message, error.code), lambda reply: self._answer(slot, reply)
+            )
 
     def _start(self, slot: Slot) -> None:
         if self._replies[slot.position] is not None:

@@ -1,12 +1,13 @@
 """The three lanes of a batch (B3): in which order its calls start.
 
-Parallel calls start together. Serial calls run one at a time, in the order emitted, when every parallel call has returned.
-Synchronising calls start at once and nobody waits for them. Calls that name one handle run in emitted order, its spawn
-first; what follows a serial spawn follows it, and does not hold the serial lane up.
+Parallel calls start together. Serial calls run one at a time, in the order emitted, when every parallel call has
+returned. Synchronising calls start at once and nobody waits for them. Calls that name one handle run in emitted order,
+its spawn first; what follows a serial spawn follows it, and does not hold the serial lane up.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from holdfast.turn.slot import Slot
 
@@ -35,7 +36,7 @@ class Lanes:
         late: set[int] = set()
         for chain in chains.values():
             chain.sort(key=lambda slot: slot.action != "spawn")  # stable: emitted order otherwise
-            for before, slot in zip(chain, chain[1:], strict=False):
+            for before, slot in pairwise(chain):
                 self._after[before.position] = slot
             if chain[0].lane == "serial":
                 late.update(slot.position for slot in chain[1:])

@@ -25,8 +25,9 @@ class Permission:
 
     def to_run(self, tool: Tool, action: Action | None) -> Outcome | None:
         """None: go ahead. Otherwise how the call ends without running."""
-        mode = tool.run_actions.get(action, "unattended" if action in ("fetch", "apply", "abort") else tool.run) \
-            if action is not None else tool.run
+        mode = tool.run
+        if action is not None:
+            mode = tool.run_actions.get(action, tool.run if action == "spawn" else "unattended")
         if mode == "unattended" or (mode in ("ask", "edit") and self._detached == "auto"):
             return None
         if mode == "skip":

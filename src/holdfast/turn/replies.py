@@ -1,9 +1,10 @@
 """What calls are answered with: a one-shot call's result, a handle's state (C3), what an `await` found (A3).
 
-Each reply is made in two views, for calling code and for a model, both cut from the kept output and never from each other
-(O2). Where a tool's two views are the same, so is the text.
+Each reply is made in two views, for calling code and for a model, both cut from the kept output and never from each
+other (O2). Where a tool's two views are the same, so is the text.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,10 +13,12 @@ import msgspec
 
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
-from holdfast.handles.state import Error, Ok, Outcome, Pending, Printed, Running, Stopped, Waiting, name
+from holdfast.handles.state import Error, Ok, Outcome, Pending, Printed, Stopped, Waiting, name
 from holdfast.handles.view import Waited
 from holdfast.tools.base import Reply, View, ViewName
 from holdfast.turn.budget import ProjectorProtocol, shares, size_of
+
+_log = logging.getLogger("holdfast.turn")
 
 CANCELLED = "Tool execution cancelled."
 _DELIBERATE = ("aborted", "cancelled")
@@ -59,9 +62,7 @@ class Replies:
     def waited(self, waited: Waited) -> Reply:
         """What an `await` found (A3)."""
         stopped = [handle for handle in waited.handles if not handle.active]
-        return self._both(
-            waited.handles, lambda view: encode(self._waited(waited, stopped, view)), shown=stopped
-        )
+        return self._both(waited.handles, lambda view: encode(self._waited(waited, stopped, view)), shown=stopped)
 
     def values(self, waited: Waited) -> dict[str, Any]:
         """The same for Python: each result is the value itself, with `is_error` beside it."""
@@ -115,9 +116,7 @@ class Replies:
                 entry["question"] = state.question
         return entry
 
-    def _result(
-        self, handle: Handle, outcome: Outcome, view: ViewName, hint: str, limit: int | None = None
-    ) -> str:
+    def _result(self, handle: Handle, outcome: Outcome, view: ViewName, hint: str, limit: int | None = None) -> str:
         chosen = _view(handle, view, limit)
         match outcome:
             case Error(message):
@@ -144,10 +143,16 @@ class Replies:
         is_error: bool = False,
         shown: Sequence[Handle] = (),
     ) -> Reply:
-        dispatch = text("dispatch")
         same = all(handle.tool.output.dispatch == handle.tool.output.model for handle in handles)
+        try:
+            dispatch = text("dispatch")
+            model = dispatch if same else text("model")
+        except Exception as error:  # a projector of the user's own must not leave a call without its answer
+            _log.error("a result could not be shown", exc_info=error)
+            why = f"The result could not be shown: {type(error).__name__}: {error}"
+            return Reply(why, why, True)
         cursors = tuple((handle.uid, handle.output.total) for handle in shown if handle.output is not None)
-        return Reply(dispatch, dispatch if same else text("model"), is_error, cursors)
+        return Reply(dispatch, model, is_error, cursors)
 
 
 def _add_error(entry: dict[str, Any], state: Stopped, error: Error, handle: Handle) -> None:

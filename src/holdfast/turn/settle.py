@@ -1,7 +1,7 @@
 """When a tool that takes input has settled (C4): the moment to answer a spawn or an apply.
 
-Whichever is first: it is known to wait for input, it asks a question, it ends, its output has been quiet for `settle_ms`
-after its first byte, or `settle_max_ms` have passed.
+Whichever is first: it is known to wait for input, it asks a question, it ends, its output has been quiet for
+`settle_ms` after its first byte, or `settle_max_ms` have passed.
 """
 
 import asyncio

@@ -102,7 +102,7 @@ def _read_arguments(call: ToolCall, limits: Limits) -> dict[str, Any]:
         value = dict(given)
     if not isinstance(value, dict):
         raise ToolError(
-            f"the arguments must be a JSON object, like {{\"key\": \"value\"}}, not {type(value).__name__}",
+            f'the arguments must be a JSON object, like {{"key": "value"}}, not {type(value).__name__}',
             code="invalid_arguments",
         )
     if encoded.count(b"[") + encoded.count(b"{") > limits.nesting and _depth(value) > limits.nesting:

@@ -21,9 +21,7 @@ def describe_tools_tool(tools: Sequence[Tool]) -> Tool:
         """
         unknown = [name for name in tools if name not in known]
         if unknown:
-            raise ToolError(
-                f"unknown tools: {', '.join(unknown)}; known are: {', '.join(known)}", code="unknown_tool"
-            )
+            raise ToolError(f"unknown tools: {', '.join(unknown)}; known are: {', '.join(known)}", code="unknown_tool")
         return [
             {"name": name, "description": known[name].description, "examples": list(known[name].examples)}
             for name in dict.fromkeys(tools)

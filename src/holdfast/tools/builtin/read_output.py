@@ -1,7 +1,7 @@
 """`read_output`: the kept output of a handle or call, piece by piece or by a literal pattern (O4, O5).
 
-What is kept is everything the call emitted and, once it has stopped, its result after that; of a command the two are one.
-Offsets are bytes of that whole. A piece never holds more than a reply may.
+What is kept is everything the call emitted and, once it has stopped, its result after that; of a command the two are
+one. Offsets are bytes of that whole. A piece never holds more than a reply may.
 """
 
 import asyncio
@@ -30,7 +30,11 @@ PARAMETERS: dict[str, Any] = {
         "offset": {"type": "integer", "minimum": 0, "description": "First byte to read; default 0."},
         "limit": {"type": "integer", "minimum": 1, "description": "How many bytes at most."},
         "from_end": {"type": "boolean", "description": "Count `offset` back from the end; alone: the last part."},
-        "pattern": {"type": "string", "minLength": 1, "description": "Return the lines that contain this literal text."},
+        "pattern": {
+            "type": "string",
+            "minLength": 1,
+            "description": "Return the lines that contain this literal text.",
+        },
     },
 }
 

@@ -1,0 +1,57 @@
+"""A first turn: two commands and a function started in one batch, and awaited in the same batch.
+
+This is what an agent's loop does with the tool calls of one model response. Run it with `make run`.
+"""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import holdfast
+
+
+@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"))
+async def greeter(call: holdfast.Call, greeting: str) -> str:
+    """Asks who is there, then greets."""
+    call.emit("who is there?\n")
+    name = await call.input()
+    return f"{greeting}, {name}!"
+
+
+def show(calls: list[holdfast.ToolCall], responses: list[holdfast.Response], seconds: float) -> None:
+    for call, response in zip(calls, responses, strict=True):
+        print(f"  {call.name}({json.dumps(call.arguments)})\n    → {response.result}")
+    print(f"  ({seconds:.2f} s, one round)\n")
+
+
+async def main() -> None:
+    config = Path(__file__).parent / "holdfast.toml"
+    async with holdfast.Runtime([greeter], config=config) as rt, rt.turn("example") as turn:
+
+        async def batch(title: str, *calls: tuple[str, dict[str, object]]) -> None:
+            print(title)
+            numbered = [holdfast.ToolCall(str(i), name, args) for i, (name, args) in enumerate(calls, 1)]
+            began = time.perf_counter()
+            show(numbered, await turn.run(numbered), time.perf_counter() - began)
+
+        await batch(
+            "Start two commands and wait for both, all in one batch:",
+            ("compile", {"action": "spawn", "id": "compile", "path": "src"}),
+            ("count_lines", {"action": "spawn", "id": "lines", "path": "src"}),
+            ("await", {"all": ["compile", "lines"]}),
+        )
+        await batch(
+            "Start a tool that wants to talk, and wait for it: the wait says whose move it is.",
+            ("greeter", {"action": "spawn", "id": "door", "greeting": "Hello"}),
+            ("await", {"all": ["door"]}),
+        )
+        await batch(
+            "So answer it, and wait again:",
+            ("greeter", {"action": "apply", "id": "door", "input": "the model"}),
+            ("await", {"all": ["door"]}),
+        )
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
