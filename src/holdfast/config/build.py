@@ -11,21 +11,20 @@ import os
 import sys
 from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast.config.model import Config, ToolSettings
 from holdfast.config.source import TOOLS, dotted
 from holdfast.errors import ConfigError
 from holdfast.schema.canonical import check_parameters
 from holdfast.tools.base import SpawnPolicy, Tool
+from holdfast.tools.command import Command
 from holdfast.tools.function import tool as make_tool
+from holdfast.tools.guard import Guard
 from holdfast.tools.template import CommandLine
 
-if TYPE_CHECKING:
-    from holdfast.tools.guard import Guard
 
-
-def build_tools(config: Config, guard: "Guard") -> list[Tool]:
+def build_tools(config: Config, guard: Guard) -> list[Tool]:
     """Every local and Python tool of the configuration, in its order. Raises `ConfigError` with every problem."""
     tools: list[Tool] = []
     problems: list[str] = []
@@ -77,9 +76,7 @@ def python_tool(config: Config, name: str) -> Tool:
     return replace(made, name=name, **changes)
 
 
-def _command_tool(config: Config, name: str, guard: "Guard") -> Tool:
-    from holdfast.tools.command import Command
-
+def _command_tool(config: Config, name: str, guard: Guard) -> Tool:
     settings = config.conversation.tools[name]
     runtime = Command(
         CommandLine.parse(settings.command, dotted((*TOOLS, name, "command"))),

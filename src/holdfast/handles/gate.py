@@ -1,25 +1,31 @@
 """Queues in front of running: resources that exclude each other, and slots of which there are so many (B4, B5, W11).
 
 A ticket takes all of its names at once or none. Lines are ordered by priority, then by arrival; a ticket is passed only
-by tickets that share none of its names. The serial lane is such a name too, in a gate of its own: it keeps emitted
-order, and a handle passes it before it queues for anything else, so two orders can never block each other.
+by tickets that share none of its resources. Slots reserve nothing: a ticket that waits for something else lets the next
+one have the slot, or one call that waits for a file would hold up every call of the runtime. The serial lane is such a
+name too, in a gate of its own: it keeps emitted order, and a handle passes it before it queues for anything else, so two
+orders can never block each other.
 """
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.handles.handle import Handle
 
+RESOURCE = "resource:"
+"""How the name of a resource begins; any other is a name of slots."""
+
 
 class Line:
-    """One name: who holds it, and who queues for it."""
+    """One name: who holds it, and who queues for it. That of a resource is `strict`: nobody passes the first."""
 
-    __slots__ = ("capacity", "holders", "queue")
+    __slots__ = ("capacity", "holders", "queue", "strict")
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, name: str, capacity: int) -> None:
+        self.strict = name.startswith(RESOURCE)
         self.capacity = capacity
         self.holders: list[Ticket] = []
         self.queue: list[Ticket] = []
@@ -59,9 +65,22 @@ class Ticket:
         for line in self.lines():
             if line.full:
                 groups.append([ticket.handle for ticket in line.holders])
-            elif line.queue[0] is not self:
+            elif line.strict and line.queue[0] is not self:
                 groups.append([line.queue[0].handle])
         return groups
+
+    def behind(self) -> "Iterator[Handle]":
+        """Handles that this ticket holds up: by what it holds, or by being before them in the line for a resource."""
+        for line in self.lines():
+            if self.held:
+                yield from (ticket.handle for ticket in line.queue)
+            elif line.strict:
+                yield from (ticket.handle for ticket in line.queue[bisect_right(line.queue, self) :])
+
+    @property
+    def ready(self) -> bool:
+        """Whether it could be served now."""
+        return not any(line.full or (line.strict and line.queue[0] is not self) for line in self.lines())
 
     def stuck_behind(self, spare: Container[str] = ()) -> "Handle | None":
         """A handle blocked on the caller without which this ticket cannot be served (A6)."""
@@ -85,21 +104,27 @@ class Gate:
         self._arrivals += 1
         ticket.rank = (-ticket.priority, self._arrivals)
         for name, capacity in ticket.names.items():
-            insort(self.lines.setdefault(name, Line(capacity)).queue, ticket)
-        self._serve(ticket.names)
+            insort(self.lines.setdefault(name, Line(name, capacity)).queue, ticket)
+        if ticket.ready:
+            self._serve(ticket.names)
 
     def leave(self, ticket: Ticket) -> None:
         """Give back what the ticket holds, or leave the queues. Harmless when done twice."""
+        freed = []
         for name in ticket.names:
             line = self.lines.get(name)
-            if line is None:
+            members = [] if line is None else line.holders if ticket.held else line.queue
+            if line is None or ticket not in members:
                 continue
-            members = line.holders if ticket.held else line.queue
-            if ticket in members:
-                members.remove(ticket)
-        self._serve(ticket.names)
+            # Nobody waited for a slot of which there were some left: a long queue need not be looked through.
+            if line.strict or line.full:
+                freed.append(name)
+            members.remove(ticket)
+            if not line.queue and not line.holders:
+                del self.lines[name]
+        self._serve(freed)
 
-    def _serve(self, names: Mapping[str, int]) -> None:
+    def _serve(self, names: Iterable[str]) -> None:
         # A start may end at once and leave again: what it frees is served by the loop below, not by recursion.
         self._freed.extend(names)
         if self._serving:
@@ -113,16 +138,13 @@ class Gate:
 
     def _serve_line(self, name: str) -> None:
         line = self.lines.get(name)
-        while line is not None and line.queue and not line.full:
-            ticket = line.queue[0]
-            lines = ticket.lines()
-            if any(other.full or other.queue[0] is not ticket for other in lines):
+        while line is not None and not line.full:
+            first = line.queue[:1] if line.strict else line.queue
+            ticket = next((each for each in first if each.ready), None)
+            if ticket is None:
                 return
             ticket.held = True
-            for other in lines:
-                other.queue.pop(0)
+            for other in ticket.lines():
+                other.queue.remove(ticket)
                 other.holders.append(ticket)
-            self._freed.extend(ticket.names)  # the next in these lines may be served too, if there is room
             ticket.start()
-        if line is not None and not line.queue and not line.holders:
-            self.lines.pop(name, None)

@@ -10,6 +10,7 @@ import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from math import inf
 
 from holdfast.errors import AlreadyStopped, ToolError
 from holdfast.handles.clock import Clock
@@ -87,7 +88,7 @@ class Registry:
         handle = known.names.get(id) if known is not None else None
         if handle is not None:
             return handle
-        if known is not None and id in known.tombstones:
+        if known is not None and self.clock.now() < known.tombstones.get(id, -inf) + _TOMBSTONE_SECS:
             raise ToolError(
                 f"Handle `{id}` expired: it stopped more than {self.retention:g} s ago and its result is gone",
                 code="handle_expired",
@@ -214,10 +215,9 @@ class Registry:
             for watcher in tuple(each.watchers or ()):
                 watcher.touched(each)
             for ticket in (each.lane, each.ticket):
-                for line in ticket.lines() if ticket is not None and ticket.held else ():
-                    behind = [other.handle for other in line.queue if other.handle.uid not in seen]
-                    seen.update(other.uid for other in behind)
-                    todo.extend(behind)
+                behind = [other for other in ticket.behind() if other.uid not in seen] if ticket is not None else []
+                seen.update(other.uid for other in behind)
+                todo.extend(behind)
 
     def output_of(self, handle: Handle) -> Output:
         """The handle's output, made when it first has some."""

@@ -5,6 +5,7 @@ handle that stops touches its own waits and nothing else. A wait ends for one of
 or all handles it still needs are blocked on the caller, who would otherwise wait for itself.
 """
 
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Literal
 
@@ -51,7 +52,7 @@ def first_success(handles: Iterable[Handle]) -> Group:
 class Wait:
     """Watches handles until its groups are satisfied, then calls `done` once."""
 
-    __slots__ = ("_done", "_groups", "_of", "_spare", "_witness", "reason", "settled")
+    __slots__ = ("_done", "_groups", "_line", "_of", "_spare", "reason", "settled")
 
     def __init__(self, groups: Sequence[Group], done: Callable[["Wait"], None], *, spare: Container[str] = ()) -> None:
         """`spare`: uids of handles that do not count as blocked, as the caller is dealing with them already."""
@@ -59,13 +60,14 @@ class Wait:
         self._done = done
         self._spare = spare
         self._of: dict[Handle, list[Group]] = {}
-        self._witness: Handle | None = None
         self.reason: Literal["satisfied", "needs_input"] | None = None
         self.settled: list[Handle] = []
         """Those that stopped, in the order they did."""
         for group in groups:
             for handle in group.handles:
                 self._of.setdefault(handle, []).append(group)
+        self._line = deque(self._of)
+        """The order in which handles are looked at for one that keeps the wait going; the first was it last time."""
 
     def begin(self) -> None:
         """Count what has stopped already and watch the rest. May call `done` before it returns."""
@@ -93,7 +95,10 @@ class Wait:
 
     @property
     def satisfied(self) -> bool:
-        return all(group.satisfied for group in self._groups)
+        for group in self._groups:  # noqa: SIM110 (on the way from every stop to whoever awaits it)
+            if group.need > 0 and group.left > 0:
+                return False
+        return True
 
     def _count(self, handle: Handle) -> None:
         for group in self._of.pop(handle):
@@ -113,12 +118,17 @@ class Wait:
         self._done(self)
 
     def _all_blocked(self) -> bool:
-        # One handle that is needed and not blocked is reason enough to go on. It is remembered, so that most
-        # stops cost one look and not one for each handle that is still live.
-        if self._witness is not None and self._keeps_going(self._witness):
-            return False
-        self._witness = next(filter(self._keeps_going, self._of), None)
-        return self._witness is None
+        # One handle that is needed and not blocked is reason enough to go on. It stays first in line, so that most
+        # stops cost one look and not one for each handle that is still live. (Looking through `_of` would: a dict
+        # whose first keys are gone is walked from where they were.)
+        line = self._line
+        for _ in range(len(line)):
+            if self._keeps_going(line[0]):
+                return False
+            line.rotate(-1)
+            if line[-1] not in self._of:
+                line.pop()
+        return True
 
     def _keeps_going(self, handle: Handle) -> bool:
         groups = self._of.get(handle, ())

@@ -10,9 +10,12 @@ it starts it does the same for what dead runtimes left behind. Its program is `m
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from holdfast.errors import ToolError
 from holdfast.tools import marks
+
+_PROGRAM = str(Path(marks.__file__).resolve())
 
 
 class Guard:
@@ -38,7 +41,7 @@ class Guard:
             raise _not_started(error) from error
         try:
             self._program = subprocess.Popen(
-                [sys.executable, "-I", "-S", marks.__file__, str(read), self.mark],
+                [sys.executable, "-I", "-S", _PROGRAM, str(read), self.mark],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

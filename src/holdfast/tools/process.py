@@ -201,10 +201,16 @@ class Process:
         return len(self._unsent) + int.from_bytes(in_pipe, "little")
 
     def probe(self) -> bool | None:
-        """Whether someone in the process tree is blocked reading our input, with nothing unread; None: unknown."""
+        """Whether someone in the process tree is blocked reading our input, with nothing unread; None: unknown.
+
+        If so, what it wrote before is delivered first: who hears "it waits" has heard what it said.
+        """
         if self._stdin is None or self._exit is not None or self._unread():
             return False
-        return _reading(self.pid, f"pipe:[{os.fstat(self._stdin).st_ino}]")
+        reading = _reading(self.pid, f"pipe:[{os.fstat(self._stdin).st_ino}]")
+        if reading:
+            self._drain()
+        return reading
 
     # Output
 
@@ -223,6 +229,13 @@ class Process:
         if self._exit is not None and not self._readers:
             self._output_ended()
         return False
+
+    def _drain(self) -> None:
+        """Read what is in the pipes now; sixteen reads empty the largest one."""
+        for fd in list(self._readers):
+            for _ in range(16):
+                if not self._read(fd):
+                    break
 
     def _expect_much(self, fd: int) -> None:
         # Only now, and not for every command: what all pipes of a user may hold together is limited.
@@ -266,11 +279,7 @@ class Process:
         self._exit = Exit(code, None) if code >= 0 else Exit(None, -code)
         self._close_stdin_now()
         self._last_output = self._loop.call_later(LAST_OUTPUT, self._output_ended)
-        for fd in list(self._readers):
-            # Everything the leader wrote is in the pipe; sixteen reads empty the largest one.
-            for _ in range(16):
-                if not self._read(fd):
-                    break
+        self._drain()
         if not self._readers:
             self._output_ended()
 

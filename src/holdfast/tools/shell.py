@@ -33,15 +33,22 @@ class Marks:
     """
 
     def __init__(self) -> None:
-        token = secrets.token_hex(8)
-        self._frame = f"\0{token}.%d\0"
-        self.pattern = re.compile(f"\0{token}\\.(\\d+)\0")
-        self.values: list[str] = []
+        self._token = secrets.token_hex(8)
+        self._values: list[str] = []
 
     def put(self, value: str) -> str:
         """The mark for a value. What a macro or a `{% set %}` block made holds marks already: it becomes one value."""
-        self.values.append(self.pattern.sub(lambda mark: self.values[int(mark[1])], value))
-        return self._frame % (len(self.values) - 1)
+        if "\0" in value:
+            value = _MARK.sub(lambda mark: mark[0] if (inner := self.value(mark)) is None else inner, value)
+        self._values.append(value)
+        return f"\0{self._token}.{len(self._values) - 1}\0"
+
+    def value(self, mark: re.Match[str] | None) -> str | None:
+        """The value that a match of `_MARK` stands for; None if the mark is none of ours."""
+        return None if mark is None or mark[1] != self._token else self._values[int(mark[2])]
+
+
+_MARK = re.compile("\0([0-9a-f]{16})\\.([0-9]+)\0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +59,19 @@ class Script:
     text: int
 
 
-def find_scripts(argv: Sequence[str], fixed: Sequence[bool]) -> list[Script]:
-    """Every `sh … -c script` in an argv, behind `env`, `timeout` and the like too.
+def find_scripts(argv: Sequence[str]) -> list[Script]:
+    """Every `sh … -c script` in an argv, behind `env`, `docker exec` and the like too.
 
-    `fixed` tells which elements the configuration wrote itself. Past the program, only those can be a shell: a word
-    that a model searches for may well be `bash`.
+    A word that only looks like a shell is taken for one as well: `grep bash -c file` is rarer than a shell that the
+    call chooses, and to mistake it does no harm.
     """
     found = []
     at = 0
     while at < len(argv):
-        if PurePath(argv[at]).name in SHELLS and (at == 0 or fixed[at]):
-            text = _script_of(argv, at)
-            if text is not None:
-                found.append(Script(at, text))
-                at = text
+        text = _script_of(argv, at) if PurePath(argv[at]).name in SHELLS else None
+        if text is not None:
+            found.append(Script(at, text))
+            at = text
         at += 1
     return found
 
@@ -232,10 +238,10 @@ class _Reading:
         return self._copy(at)
 
     def _mark(self, at: int, form: str, kind: str = "") -> int:
-        mark = self._marks.pattern.match(self.text, at)
-        if mark is None:
+        mark = _MARK.match(self.text, at)
+        value = self._marks.value(mark)
+        if mark is None or value is None:
             return self._copy(at)
-        value = self._marks.values[int(mark[1])]
         if kind == "sum" and not _WHOLE_NUMBER.match(value):
             raise UnplaceableValue("inside arithmetic only a whole number can be put, because the shell evaluates it")
         self.out.append(form % (self._first + len(self.values)))

@@ -181,7 +181,7 @@ class CommandLine:
             self._elements[0].fail("the command is empty for this call; its first word is the program to run")
         origin = [element for element, _ in kept]
         # From the last to the first: each script counts what stands behind it, appended values included.
-        for script in reversed(find_scripts(argv, [element.fixed for element in origin])):
+        for script in reversed(find_scripts(argv)):
             element = origin[script.text]
             if not element.fixed:
                 marks = Marks()

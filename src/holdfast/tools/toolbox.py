@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 
 from holdfast.errors import ConfigError, ToolError
+from holdfast.handles.gate import RESOURCE
 from holdfast.schema.arguments import ArgumentCheck, check_for
 from holdfast.schema.canonical import check_parameters
 from holdfast.tools.base import Action, Invocation, Tool
@@ -51,7 +52,7 @@ class Toolbox:
     def names(self, invocation: Invocation) -> dict[str, int]:
         """What a call needs before it may run: its resources, and slots of its tool and runtime (B5, W11)."""
         tool = invocation.tool
-        names = {f"resource:{each.render(values_of(invocation))}": 1 for each in self._resources.get(tool.name, ())}
+        names = {RESOURCE + each.render(values_of(invocation)): 1 for each in self._resources.get(tool.name, ())}
         if tool.max_running is not None:
             names[f"tool:{tool.name}"] = tool.max_running
         if tool.source != "builtin":

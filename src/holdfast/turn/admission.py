@@ -28,14 +28,16 @@ class Admission:
         self._permission = permission
 
     def admit(self, handle: Handle, invocation: Invocation) -> None:
-        """Start it, now or when it may. A spawned serial handle passes its conversation's lane first."""
+        """Start it, now or when it may. A serial one passes its conversation's lane first."""
         try:
             names = self._toolbox.names(invocation)
         except ToolError as error:
             self._registry.end(handle, Error(error.message, error.code))
             return
-        if handle.stateful and handle.tool.scheduling == "serial":
-            lane = {f"serial:{handle.conversation}": 1}
+        if handle.tool.scheduling == "serial":
+            # One-shot calls have a lane of their own (B4). A batch starts them one at a time anyway; the lane is for
+            # what lingers of one that was ended (Y2).
+            lane = {f"{'serial' if handle.stateful else 'call'}:{handle.conversation}": 1}
             handle.lane = Ticket(self._registry.serial, handle, lane, partial(self._queue, handle, invocation, names))
             self._registry.serial.enter(handle.lane)
         else:
@@ -55,6 +57,8 @@ class Admission:
         run = Run(self._registry, handle, self._questions.route, self._permission.to_deliver)
         run.on_released = self._leave
         run.start(invocation)
+        if handle.ticket is not None and _stays(handle, ()):  # what queues behind it may be hopeless now (B5)
+            self._registry.touch(handle)
 
     def _leave(self, handle: Handle) -> None:
         lane, ticket = handle.lane, handle.ticket

@@ -32,8 +32,9 @@ async def end_turn(
 ) -> Ending:
     """Apply each live handle's policy and wait until what must end has ended."""
     live = [handle for handle in registry.live(conversation) if handle.stateful and handle.active]
-    kept = [handle for handle in live if handle.tool.spawn.on_turn_end == "keep"]
-    waited = [handle for handle in live if handle.tool.spawn.on_turn_end == "await" and not cancelled]
+    # Ordered sets: thousands may be live, and each is looked for in both.
+    kept = dict.fromkeys(handle for handle in live if handle.tool.spawn.on_turn_end == "keep")
+    waited = dict.fromkeys(h for h in live if h.tool.spawn.on_turn_end == "await" and not cancelled)
     ended = [handle for handle in live if handle not in kept and handle not in waited]
     reason: EndedBy = "cancel" if cancelled else "turn_end"
     for handle in ended:
