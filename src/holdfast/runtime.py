@@ -39,13 +39,17 @@ _CLOSE_SECS = 6.0
 
 
 class Runtime:
-    """Runs tools. Use it as an async context manager; leaving the block ends everything that still runs."""
+    """Runs tools. Use it as an async context manager; leaving the block ends everything that still runs.
+
+    `store` names where handles are kept (default: what the configuration says, else `memory:`); `config` is a
+    `holdfast.toml` whose tools and settings to use.
+    """
 
     def __init__(
         self,
         tools: Iterable[Tool] = (),
         *,
-        store: str | Store = "memory:",
+        store: str | Store | None = None,
         config: "str | Path | Config | None" = None,
         clock: Clock | None = None,
         projector: ProjectorProtocol | None = None,
@@ -56,6 +60,8 @@ class Runtime:
         self._closed = False
         detached = loaded.conversation.detached if loaded else "deny"
         retention = loaded.store.retention_secs if loaded else None
+        if store is None:
+            store = (loaded.store.url if loaded else None) or "memory:"
         self.registry = Registry(
             open_store(store) if isinstance(store, str) else store,
             clock or SystemClock(),

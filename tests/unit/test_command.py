@@ -21,6 +21,7 @@ from holdfast.tools.guard import Guard
 
 SURE = {"id": "sure", "text": "Sure?", "answer_type": "Boolean"}
 WAITING = json.dumps({"type": "waiting", "question": SURE})
+FAILED = json.dumps({"type": "error", "message": "no"})
 
 
 class Recorder:
@@ -436,14 +437,16 @@ async def test_S7_a_live_question_is_answered_on_stdin(start: Start) -> None:
     waiting = {"type": "waiting", "content": "diff\n", "question": SURE}
     again = {"type": "waiting", "question": {**SURE, "id": "really"}}
     script = f"print({json.dumps(waiting)!r}, {WAITING!r}, {json.dumps(again)!r}, sep='\\n', flush=True)\n"
-    _, recorder = start(python(script + "print('err', file=sys.stderr)\n" + echo_lines(2)), stateful=True, wire=True)
+    _, recorder = start(
+        python(script + "print('{}', file=sys.stderr)\n".format(FAILED) + echo_lines(2)), stateful=True, wire=True
+    )
     for number, id in ((1, "sure"), (2, "really")):  # one at a time, and the repeated one once
         question, then = await recorder.question(number)
         assert (question.id, len(recorder.asked)) == (id, number)
         then(Ok(True))
     assert await recorder.end() == (Printed(), 0, None)
     answers = [f"""'{{"type":"answer","id":"{id}","answer":true}}\\n'\n""" for id in ("sure", "really")]
-    assert sorted(recorder.printed.decode().splitlines(True)) == sorted([*answers, "diff\n", "err\n"])
+    assert sorted(recorder.printed.decode().splitlines(True)) == sorted([*answers, "diff\n", FAILED + "\n"])
 
 
 async def test_Q7_a_live_command_nobody_answers_is_ended(start: Start) -> None:

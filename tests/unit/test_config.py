@@ -463,6 +463,5 @@ def test_F_settings_without_effect_are_named() -> None:
         "conversation.tools.cargo_check.questions.overwrite.target",
         "conversation.tools.cargo_check.spawn.notifications",
         "conversation.inquiry",
-        "store.url",
     ]
     assert load(LOCAL + 'retry.policy = "never"\non_crash = "fail"\n').not_acted_on() == []

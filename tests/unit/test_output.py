@@ -8,7 +8,7 @@ import sys
 import tempfile
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -80,21 +80,23 @@ def descriptors() -> int:
 
 
 @given(
-    pieces=st.lists(st.binary(max_size=40), max_size=30),
+    pieces=st.lists(st.tuples(st.binary(max_size=40), st.booleans()), max_size=30),
     max_output=st.integers(0, 90),
     memory=st.sampled_from([8, 32]),
     gather=st.sampled_from([1, 10]),
     page=st.integers(1, 50),
 )
 def test_O5_keeps_the_first_half_and_the_last_half(
-    pieces: list[bytes], max_output: int, memory: int, gather: int, page: int
+    pieces: list[tuple[bytes, bool]], max_output: int, memory: int, gather: int, page: int
 ) -> None:
     printed = b""
     with small(memory, gather) as spool:
         output = Output(spool, max_output)
-        for piece in pieces:
+        for piece, is_read in pieces:
             output.append(piece)
             printed += piece
+            if not is_read:
+                continue
             expected = model(printed, max_output)
             assert output.total == len(printed)
             assert kept(output) == expected
@@ -109,53 +111,64 @@ def test_O5_keeps_the_first_half_and_the_last_half(
         output.discard()
 
 
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """A write beyond `size` is cut short or refused, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 @given(
-    pieces=st.lists(st.integers(1, 60), max_size=25),
+    sizes=st.lists(st.integers(1, 60), max_size=25),
     max_output=st.integers(20, 120),
-    breaks_after=st.integers(0, 20),
+    full_after=st.integers(0, 20),
+    limit=st.integers(0, 120),
     gather=st.sampled_from([1, 10]),
 )
 def test_O5_a_broken_disk_costs_bytes_but_never_shows_wrong_ones(
-    pieces: list[int], max_output: int, breaks_after: int, gather: int
+    sizes: list[int], max_output: int, full_after: int, limit: int, gather: int
 ) -> None:
     printed = b""
     with small(16, gather) as spool:
         output = Output(spool, max_output)
-        broken_at = None
-        for number, size in enumerate(pieces):
-            if broken_at is None and number >= breaks_after and output._descriptor >= 0:
-                output.read(0)  # everything so far is in its place
-                broken_at = output.total
-                read_only = os.open(f"/proc/self/fd/{output._descriptor}", os.O_RDONLY)
-                os.dup2(read_only, output._descriptor)
-                os.close(read_only)
+        for number, size in enumerate(sizes):
             piece = bytes((len(printed) + index) % 251 for index in range(size))
-            output.append(piece)
-            printed += piece
-            for start, data, _ in pages(output, 7):
+            with file_size_limit(limit) if number >= full_after else nullcontext():
+                output.append(piece)
+                printed += piece
+                met = pages(output, 7)
+            for start, data, _ in met:
                 assert data == printed[start : start + len(data)]
-            if broken_at is not None:
-                assert output.failure is not None
-                latest = min(16, len(printed) - broken_at)
+            if output.failure is not None:
+                latest = min(16 if output._path else 8, size)
                 assert output.before(len(printed), latest) == printed[len(printed) - latest :]
-                assert (
-                    output.read(0, min(broken_at, max_output // 2)).data == printed[: min(broken_at, max_output // 2)]
-                )
         output.discard()
+
+
+def test_O5_a_disk_that_gives_nothing_back_costs_what_it_had(spool: Spool) -> None:
+    output = Output(spool, 2 * MiB)
+    output.append(b"a" * (4 * MiB))
+    broken = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(broken, output._descriptor)
+    os.close(broken)
+    output.append(b"b" * (MiB // 2))
+    assert output.read(4 * MiB - 1) == (b"", 4 * MiB - 1, 4 * MiB, 1)
+    assert output.read(4 * MiB).data == b"b" * (MiB // 2)
+    output.discard()
 
 
 def test_O5_a_full_disk_keeps_what_it_took_and_the_latest_in_memory(spool: Spool) -> None:
     output = Output(spool, 100 * MiB)
     printed = bytearray()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * MiB + 5, hard))  # a write beyond is refused, as on a full disk
-    try:
+    with file_size_limit(3 * MiB + 5):
         for number in range(96):
             piece = bytes([number]) * (MiB // 16)
             output.append(piece)
             printed += piece
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert output.failure is not None
     assert output.gap == (3 * MiB, 5 * MiB)
     assert output.read(0) == (bytes(printed[: 3 * MiB]), 0, 3 * MiB, 0)
@@ -167,13 +180,9 @@ def test_O5_a_full_disk_keeps_what_it_took_and_the_latest_in_memory(spool: Spool
 @pytest.mark.parametrize("room", [0, MiB // 3])
 def test_O5_a_disk_that_is_full_from_the_start_leaves_one_MiB(spool: Spool, tmp_path: Path, room: int) -> None:
     output = Output(spool, 100 * MiB)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
-    try:
+    with file_size_limit(room):
         for number in range(24):
             output.append(bytes([number]) * (MiB // 8))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert output.failure is not None
     assert output.gap == (MiB // 2, 3 * MiB - MiB // 2)
     assert output.read(0).data == b"".join(bytes([number]) * (MiB // 8) for number in range(4))

@@ -46,11 +46,25 @@ def examine(path: Path | None) -> dict[str, Any]:
             problems += error.problems
         else:
             tools = [_tool(config, name, problems) for name in config.conversation.tools]
+            problems += _store(config)
             notes += config.not_acted_on()
             if not tools:
                 notes.append("the configuration has no tools; a tool is a table [conversation.tools.<name>]")
     shown = None if path is None else str(path.absolute())
     return {"config": shown, "ok": not problems, "problems": problems, "notes": notes, "tools": tools}
+
+
+def _store(config: "Config") -> list[str]:
+    """What is wrong with the store, if anything."""
+    from holdfast.errors import HoldfastError
+    from holdfast.store.memory import open_store
+
+    try:
+        open_store(config.store.url or "memory:")
+    except HoldfastError as error:
+        assert config.source is not None, "it was loaded from a file"
+        return [f"{config.source.at(('store', 'url'))}: {error.message}"]
+    return []
 
 
 def _tool(config: "Config", name: str, problems: list[str]) -> dict[str, Any]:

@@ -28,9 +28,9 @@ class _Batch(msgspec.Struct, forbid_unknown_fields=True):
 @click.option(
     "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The holdfast.toml to use."
 )
-@click.option("--store", default="memory:", envvar="HOLDFAST_STORE", show_default=True, help="Where handles are kept.")
+@click.option("--store", envvar="HOLDFAST_STORE", help="Where handles are kept.  [default: memory:]")
 @click.option("--conversation", help="The conversation to run the turn in. Default: a new one.")
-def turn(config: Path | None, store: str, conversation: str | None) -> None:
+def turn(config: Path | None, store: str | None, conversation: str | None) -> None:
     """Run one turn: read a batch of tool calls a line, answer each with a line.
 
     \b

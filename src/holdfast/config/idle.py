@@ -26,11 +26,9 @@ def idle_settings(config: Config) -> list[str]:
 
 def _outside_tools(config: Config) -> Iterator[tuple[KeyPath, str]]:
     if config.conversation.detached == "auto":
-        yield ("conversation", "detached"), 'this version asks no model; "auto" is treated as "deny"'
+        yield ("conversation", "detached"), 'this version asks no model; "auto" lets calls run and answers no question'
     if config.conversation.inquiry.assistant:
         yield ("conversation", "inquiry"), "this version asks no model"
-    if config.store.url not in (None, "memory:"):
-        yield ("store", "url"), "this version keeps handles in memory only"
 
 
 def _of_tool(tool: ToolSettings) -> Iterator[tuple[KeyPath, str]]:

@@ -13,7 +13,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     text: str
-    answer_type: AnswerType = "Text"
+    answer_type: AnswerType = msgspec.field(default_factory=lambda: "Text")  # not a default: shown also when it is Text
     pre_amble: str | None = None
     default: Any = None
 

@@ -76,13 +76,15 @@ class Handles:
         timer = loop.call_later(timeout, _wake, over) if timeout is not None else None
         try:
             await over
+            if wait.reason is None:
+                await asyncio.sleep(0)  # A5: who finishes in the instant of the timeout has finished; let it say so
         finally:
             wait.cancel()
             if timer is not None:
                 timer.cancel()
-        # A5: between the timer and this line handles may have stopped; what is satisfied now did not time out.
+        # Between the timer and this line handles may have stopped; what is satisfied now did not time out.
         timed_out = wait.reason is None and not wait.satisfied
-        return Waited(handles, timed_out=timed_out, needs_input=wait.reason == "needs_input")
+        return Waited(handles, timed_out, wait.reason == "needs_input")
 
 
 def _wake(future: "asyncio.Future[None]") -> None:

@@ -18,7 +18,8 @@ import copy
 import difflib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import jsonschema_rs
 import msgspec
@@ -30,38 +31,6 @@ from holdfast.tools.base import Action, Tool
 
 _NOWHERE: dict[str, Any] = {"not": {}}
 """A schema nothing fits, in every draft: given to the names that only the tool's other actions take."""
-
-_Kind = jsonschema_rs.ValidationErrorKind
-
-_TYPE_NAMES = {
-    "array": "an array",
-    "boolean": "true or false",
-    "integer": "an integer",
-    "number": "a number",
-    "object": "an object",
-    "string": "a string",
-}
-
-_RULES = {
-    "minimum": "must be at least {}",
-    "maximum": "must be at most {}",
-    "exclusiveMinimum": "must be greater than {}",
-    "exclusiveMaximum": "must be less than {}",
-    "multipleOf": "must be a multiple of {}",
-    "minLength": "must have at least {} characters",
-    "maxLength": "must have at most {} characters",
-    "pattern": "must match {}",
-    "format": "must be of the format {}",
-    "minItems": "must have at least {} items",
-    "maxItems": "must have at most {} items",
-    "uniqueItems": "must not hold an item twice",
-    "minProperties": "must have at least {} properties",
-    "maxProperties": "must have at most {} properties",
-}
-
-_MAX_ERRORS = 5
-_MAX_SHOWN = 10
-_MAX_VALUES_FOR_ALL_ERRORS = 1000
 
 
 def check_for(tool: Tool, action: Action | None) -> "ArgumentCheck":
@@ -89,18 +58,16 @@ class ArgumentCheck:
 
     def __init__(self, schema: Mapping[str, Any], *, tool: str) -> None:
         self._tool = tool
-        self._schema = _closed(schema)
-        self._validator = compiled(self._schema, tool=tool)
-        self._is_valid = self._validator.is_valid
-        self._branches: dict[int, jsonschema_rs.Validator] = {}
+        self._schema = _Schema(_closed(schema), tool)
+        self._is_valid = compiled(self._schema.root, tool=tool).is_valid
         self._defaults = list(self._usable_defaults())
 
     def _usable_defaults(self) -> Iterator[tuple[str, Any]]:
-        for name, own in self._schema.get("properties", {}).items():
+        for name, own in self._schema.root.get("properties", {}).items():
             if isinstance(own, Mapping) and "default" in own:
                 default = own["default"]
                 # Some write `default: null` for "no default" beside a type that is never null.
-                if default is not None or self._admits(own, "null"):
+                if default is not None or self._schema.admits(own, "null"):
                     yield name, default
 
     def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -108,10 +75,11 @@ class ArgumentCheck:
         try:
             if self._is_valid(arguments):
                 return self._with_defaults(arguments)
-            arguments = self._with_defaults(self._as_meant(arguments, self._schema))
+            arguments = self._with_defaults(self._as_meant(arguments, self._schema.root))
             if self._is_valid(arguments):
                 return arguments
-            reasons = _Wording(self._schema, self._tool, arguments).sentences(self._errors(arguments))
+            faults = _Faults(self._schema).of(arguments, self._schema.root, ())
+            reasons = [_sentence(fault, self._tool) for fault in itertools.islice(faults, _MAX_FAULTS + 1)]
         except ValueError as error:  # of the validator: a set, a key that is no string, half of a character
             reasons = [f"they cannot be written as JSON ({_cut(str(error), 120)})"]
         except RecursionError:
@@ -129,44 +97,62 @@ class ArgumentCheck:
         """`value` with nulls left out and JSON text decoded where the schema lets them mean nothing else."""
         if not isinstance(value, str | dict | list):
             return value
-        schema = self._followed(schema)
+        schema = self._schema.followed(schema)
         if isinstance(value, str):
-            kind = {"{": "object", "[": "array"}.get(value.lstrip()[:1])
-            if kind is None or self._admits(schema, "string") or not self._admits(schema, kind):
-                return value
-            decoded = _decoded(value)
-            return value if decoded is None else self._as_meant(decoded, schema)
+            return self._text_as_meant(value, schema)
         for part in schema.get("allOf", ()):
             value = self._as_meant(value, part)
-        forms = [
-            form
-            for form in (*schema.get("anyOf", ()), *schema.get("oneOf", ()))
-            if self._admits(form, json_type(value))
-        ]
+        forms = [form for form in _forms(schema) if self._schema.admits_type_of(form, value)]
         for form in forms:
             meant = self._as_meant(value, form)
-            if len(forms) == 1 or self._branch(form).is_valid(meant):
+            if len(forms) == 1 or self._schema.fits(form, meant):
                 value = meant
                 break
         if isinstance(value, list):
-            first, rest = _item_schemas(schema)
-            return [self._as_meant(item, own) for item, own in zip(value, first, strict=False)] + [
-                self._as_meant(item, rest) for item in value[len(first) :]
-            ]
+            return [self._as_meant(item, own) for item, own in _items(value, schema)]
         return dict(self._members_as_meant(value, schema))
+
+    def _text_as_meant(self, text: str, schema: Mapping[str, Any]) -> Any:
+        kind = {"{": "object", "[": "array"}.get(text.lstrip()[:1])
+        if kind is None or self._schema.admits(schema, "string") or not self._schema.admits(schema, kind):
+            return text
+        decoded = _decoded(text)
+        return text if decoded is None else self._as_meant(decoded, schema)
 
     def _members_as_meant(self, value: dict[str, Any], schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         properties = schema.get("properties", {})
         required = schema.get("required", ())
         for name, member in value.items():
             own = properties.get(name, schema.get("additionalProperties", True))
-            if member is None and name in properties and name not in required and not self._admits(own, "null"):
+            if member is None and name in properties and name not in required and not self._schema.admits(own, "null"):
                 continue
             yield name, self._as_meant(member, own)
 
-    def _admits(self, schema: Any, kind: str) -> bool:
+
+class _Schema:
+    """A schema, and what can be asked of its parts. A part's identity lasts, so its validator is kept by it."""
+
+    def __init__(self, root: Mapping[str, Any], tool: str) -> None:
+        self.root = root
+        self._tool = tool
+        self._parts: dict[int, jsonschema_rs.Validator] = {}
+
+    def followed(self, part: Any) -> Mapping[str, Any]:
+        """The part with its `$ref` put in its place, `True` and `False` written out."""
+        if isinstance(part, bool):
+            return {} if part else _NOWHERE
+        own: Mapping[str, Any] = part
+        for _ in range(64):  # a `$ref` that leads back to itself says nothing
+            if "$ref" not in own:
+                return own
+            target = resolve(self.root, own["$ref"])
+            rest = {keyword: value for keyword, value in own.items() if keyword != "$ref"}
+            own = {**target, **rest} if isinstance(target, Mapping) else self.followed(target)
+        return {}
+
+    def admits(self, part: Any, kind: str) -> bool:
         """Whether some value of this JSON type may fit, judging by types and enumerated values alone."""
-        schema = self._followed(schema)
+        schema = self.followed(part)
         if schema.get("not") == {}:
             return False
         kinds = schema.get("type")
@@ -175,164 +161,199 @@ class ArgumentCheck:
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if values is not None and all(json_type(value) != kind for value in values):
             return False
-        return all(self._admits(part, kind) for part in schema.get("allOf", ())) and all(
-            any(self._admits(form, kind) for form in schema[union]) for union in ("anyOf", "oneOf") if union in schema
+        return all(self.admits(part, kind) for part in schema.get("allOf", ())) and all(
+            any(self.admits(form, kind) for form in schema[union]) for union in ("anyOf", "oneOf") if union in schema
         )
 
-    def _followed(self, schema: Any) -> Mapping[str, Any]:
-        """The schema with its `$ref` put in its place, `True` and `False` written out."""
-        if isinstance(schema, bool):
-            return {} if schema else _NOWHERE
-        own: Mapping[str, Any] = schema
-        for _ in range(64):  # a `$ref` that leads back to itself says nothing
-            if "$ref" not in own:
-                return own
-            target = resolve(self._schema, own["$ref"])
-            rest = {keyword: value for keyword, value in own.items() if keyword != "$ref"}
-            own = {**target, **rest} if isinstance(target, Mapping) else self._followed(target)
-        return {}
+    def admits_type_of(self, part: Any, value: Any) -> bool:
+        kind = json_type(value)
+        numeric = kind in ("integer", "number")
+        return any(self.admits(part, each) for each in (("integer", "number") if numeric else (kind,)))
 
-    def _branch(self, form: Any) -> jsonschema_rs.Validator:
-        """A validator of one form of a union. `form` is part of the schema, so its identity lasts."""
-        if id(form) not in self._branches:
-            whole = {keyword: value for keyword, value in self._schema.items() if keyword != "$schema"}
-            alone = _rebased({"allOf": [form], "$defs": {"whole": whole}})
-            self._branches[id(form)] = compiled(alone, tool=self._tool)
-        return self._branches[id(form)]
+    def fits(self, part: Any, value: Any) -> bool:
+        if id(part) not in self._parts:
+            alone = {**self._context, "allOf": [_rebased(part)]}
+            self._parts[id(part)] = compiled(alone, tool=self._tool)
+        return self._parts[id(part)].is_valid(value)
 
-    def _errors(self, arguments: dict[str, Any]) -> list[jsonschema_rs.ValidationError]:
-        """All errors, or the first one where there may be very many."""
-        if _holds_more_than(arguments, _MAX_VALUES_FOR_ALL_ERRORS):
-            # The validator makes every error before it gives the first: seconds for a large array of wrong items.
-            try:
-                self._validator.validate(arguments)
-            except jsonschema_rs.ValidationError as error:
-                return [error]
-        return list(self._validator.iter_errors(arguments))
+    @cached_property
+    def _context(self) -> dict[str, Any]:
+        """What a part needs to stand by itself: its draft, and the whole for its references to lead into."""
+        draft = {key: self.root[key] for key in ("$schema",) if key in self.root}
+        whole = {key: value for key, value in self.root.items() if key not in ("$schema", "$id", "id")}
+        return {**draft, "$defs": {"whole": _rebased(whole)}}
 
 
-class _Wording:
-    """Errors in words: what was wrong, what was given, what would be right."""
+class _Fault(NamedTuple):
+    """One thing that is wrong: the keyword that is violated, where, what it wants, and what was given."""
 
-    def __init__(self, schema: Mapping[str, Any], tool: str, arguments: dict[str, Any]) -> None:
+    keyword: str
+    path: tuple[str | int, ...]
+    wanted: Any
+    given: Any
+
+
+class _Faults:
+    """Finds what is wrong, a few things at a time.
+
+    The validator could list its errors itself, but it makes all of them before it gives the first, each with a copy of
+    the value it is about: a megabyte of wrong items costs seconds, a megabyte of wrong keys all the memory there is.
+    """
+
+    def __init__(self, schema: _Schema) -> None:
         self._schema = schema
-        self._tool = tool
-        self._arguments = arguments
 
-    def sentences(self, errors: Sequence[jsonschema_rs.ValidationError]) -> list[str]:
-        """Names missing from the same object share a sentence; all other errors have one each."""
-        missing: dict[str, list[jsonschema_rs.ValidationError]] = {}
-        others: list[str] = []
-        for error in errors:
-            if isinstance(error.kind, _Kind.Required):
-                missing.setdefault(_path(error.instance_path), []).append(error)
-            elif not (self._is_echo(error) and len(errors) > 1):
-                others += self._sentence(error)
-        return [self._missing(place, group) for place, group in missing.items()] + others
+    def of(self, value: Any, part: Any, path: tuple[str | int, ...]) -> Iterator[_Fault]:
+        """What keeps `value` from fitting `part`; not empty if it does not fit."""
+        schema = self._schema.followed(part)
+        found = False
+        for fault in self._known(value, schema, path):
+            found = True
+            yield fault
+        if not found:
+            unknown = next((key for key in schema if key in _LEFT_TO_VALIDATOR), "schema")
+            yield _Fault(unknown, path, None, value)
 
-    def _is_echo(self, error: jsonschema_rs.ValidationError) -> bool:
-        """A name known to a branch counts as unevaluated when the branch fails, for a reason told by itself."""
-        match error.kind:
-            case _Kind.UnevaluatedProperties(unexpected=names):
-                return set(names) <= set(property_names(self._schema))
-        return False
+    def _known(self, value: Any, schema: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[_Fault]:
+        own = list(self._own(value, schema, path))
+        yield from own
+        if any(fault.keyword in ("type", "enum", "const") for fault in own):
+            return
+        if isinstance(value, dict):
+            yield from self._members(value, schema, path)
+        elif isinstance(value, list):
+            for index, (item, item_schema) in enumerate(_items(value, schema)):
+                if not self._schema.fits(item_schema, item):
+                    yield from self.of(item, item_schema, (*path, index))
+        for part in schema.get("allOf", ()):
+            if not self._schema.fits(part, value):
+                yield from self.of(value, part, path)
+        for union in ("anyOf", "oneOf"):
+            if union in schema and not any(self._schema.fits(form, value) for form in schema[union]):
+                yield from self._no_form(value, schema[union], path)
 
-    def _missing(self, place: str, errors: Sequence[jsonschema_rs.ValidationError]) -> str:
-        required = _at(self._schema, errors[0].schema_path)
-        also = f"; required: {_names(required)}" if isinstance(required, list) else ""
-        return f"missing {_names(_property(error) for error in errors)}{f' in `{place}`' if place else ''}{also}"
+    def _own(self, value: Any, schema: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[_Fault]:
+        """The keywords that look at the value itself and not into it: one error each at most."""
+        own = {key: schema[key] for key in schema if key in _OWN}
+        if not own:
+            return
+        if "$schema" in self._schema.root:
+            own["$schema"] = self._schema.root["$schema"]
+        validator = jsonschema_rs.validator_for(own)
+        if not validator.is_valid(value):
+            for error in validator.iter_errors(value):
+                yield _Fault(error.kind.name, path, schema[error.kind.name], value)
 
-    def _sentence(self, error: jsonschema_rs.ValidationError) -> list[str]:
-        place = f"`{_path(error.instance_path)}`" if error.instance_path else "the arguments"
-        given = _shown(_at(self._arguments, error.instance_path))
-        match error.kind:
-            case _Kind.AdditionalProperties(unexpected=names) | _Kind.UnevaluatedProperties(unexpected=names):
-                return self._unknown(error, names)
-            case _Kind.AnyOf(context=forms) | _Kind.OneOfNotValid(context=forms):
-                return self._no_form(error, forms, f"{place} {{}}, not {given}")
-            case _Kind.Type(types=types):
-                return [f"{place} must be {_either(types)}, not {given}"]
-            case _Kind.Enum(options=options):
-                return [f"{place} must be one of {_values(options)}, not {given}"]
-            case _Kind.Constant(expected_value=value):
-                return [f"{place} must be {_shown(value)}, not {given}"]
-            case _Kind.Not() if _at(self._schema, error.schema_path[:-1]) is _NOWHERE:
-                return [f"{place} goes with another `action`; `{self._tool}` takes {_names(self._taken([]))}"]
-        limit = _cut(str(next(iter(error.kind.as_dict().values()), "")), 80)
-        rule = _RULES.get(error.kind.name, f"does not satisfy `{error.kind.name}` of the schema")
-        return [f"{place} {rule.format(limit)}; it is {given}"]
-
-    def _taken(self, place: Sequence[str | int]) -> list[str]:
-        """The names that the object schema at `place` has properties for."""
-        schema = _at(self._schema, place) or {}
+    def _members(
+        self, value: dict[str, Any], schema: Mapping[str, Any], path: tuple[str | int, ...]
+    ) -> Iterator[_Fault]:
+        required = schema.get("required", ())
+        missing = [name for name in required if name not in value]
+        if missing:
+            yield _Fault("required", path, (missing, required), value)
         properties = schema.get("properties", {})
-        return (
-            [name for name in properties if properties[name] is not _NOWHERE]
-            if place
-            else [name for name in property_names(schema) if properties.get(name) is not _NOWHERE]
-        )
+        others = True if "patternProperties" in schema else schema.get("additionalProperties", True)
+        known = property_names(schema) if schema.get("unevaluatedProperties") is False else properties
+        for name, member in value.items():
+            place = (*path, name)
+            if name not in properties and (others is False or (name not in known and known is not properties)):
+                yield _Fault("unknown", place, [each for each in known if properties.get(each) is not _NOWHERE], member)
+            elif properties.get(name) is _NOWHERE:
+                taken = [each for each in properties if properties[each] is not _NOWHERE]
+                yield _Fault("elsewhere", place, taken, member)
+            elif not self._schema.fits(properties.get(name, others), member):
+                yield from self.of(member, properties.get(name, others), place)
 
-    def _unknown(self, error: jsonschema_rs.ValidationError, names: Sequence[str]) -> list[str]:
-        known = self._taken(error.schema_path[:-1])
-        sentences = []
-        for name in names[: _MAX_ERRORS + 1]:
-            near = difflib.get_close_matches(_cut(name), known, 1)
-            right = f"did you mean `{near[0]}`?" if near else f"known: {_names(known)}"
-            sentences.append(f"unknown argument `{_path([*error.instance_path, name])}`; {right}")
-        return sentences
-
-    def _no_form(
-        self,
-        error: jsonschema_rs.ValidationError,
-        forms: Sequence[Sequence[jsonschema_rs.ValidationError]],
-        frame: str,
-    ) -> list[str]:
+    def _no_form(self, value: Any, forms: Sequence[Any], path: tuple[str | int, ...]) -> Iterator[_Fault]:
         """None of the forms of a union fits: tell of the one that was meant, where that can be seen."""
-        here = error.instance_path
-        types = [kind for form in forms for one in form for kind in _types(one, here)]
-        meant = [form for form in forms if not any(_types(one, here) for one in form)]
-        if not meant:
-            return [frame.format(f"must be {_either(types)}")]
-        if all(isinstance(one.kind, _Kind.Required) and one.instance_path == here for form in meant for one in form):
-            choice = " or ".join(_names(_property(one) for one in form) for form in meant)
-            return [f"{f'`{_path(here)}` needs' if here else 'give'} {choice}"]
-        tagged = [form for form in meant if not any(isinstance(one.kind, _Kind.Constant | _Kind.Enum) for one in form)]
-        if not tagged:
-            options = [value for form in meant for one in form for value in _options(one)]
-            tag = next(one for one in meant[0] if _options(one)).instance_path
-            given = _shown(_at(self._arguments, tag))
-            return [f"`{_path(tag)}` must be one of {_values(options)}, not {given}"]
-        return self.sentences(min(tagged, key=len))
+        near = [form for form in forms if self._schema.admits_type_of(form, value)]
+        if not near:
+            yield _Fault(
+                "type", path, [kind for kind in _TYPES if any(self._schema.admits(f, kind) for f in forms)], value
+            )
+            return
+        if len(near) == 1:
+            yield from self.of(value, near[0], path)
+            return
+        found = [list(itertools.islice(self.of(value, form, path), _MAX_FAULTS + 1)) for form in near]
+        if all(fault.keyword == "required" and fault.path == path for faults in found for fault in faults):
+            yield _Fault("choice", path, [fault.wanted[0] for faults in found for fault in faults], value)
+            return
+        tagged = [faults for faults in found if not any(fault.keyword in ("const", "enum") for fault in faults)]
+        if tagged:
+            yield from min(tagged, key=len)
+            return
+        tags = [fault for faults in found for fault in faults if fault.keyword in ("const", "enum")]
+        options = [each for tag in tags for each in (tag.wanted if tag.keyword == "enum" else [tag.wanted])]
+        yield _Fault("enum", tags[0].path, options, tags[0].given)
+
+
+_TYPES = {
+    "string": "a string",
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "an array",
+    "object": "an object",
+    "null": "null",
+}
+_RULES = {
+    "minimum": "must be at least {}",
+    "maximum": "must be at most {}",
+    "exclusiveMinimum": "must be greater than {}",
+    "exclusiveMaximum": "must be less than {}",
+    "multipleOf": "must be a multiple of {}",
+    "minLength": "must have at least {} characters",
+    "maxLength": "must have at most {} characters",
+    "pattern": "must match {}",
+    "minItems": "must have at least {} items",
+    "maxItems": "must have at most {} items",
+    "uniqueItems": "must not hold an item twice",
+    "minProperties": "must have at least {} properties",
+    "maxProperties": "must have at most {} properties",
+}
+_OWN = {"type", "enum", "const", *_RULES}
+_LEFT_TO_VALIDATOR = ("not", "contains", "propertyNames", "patternProperties", "if", "dependentRequired")
+_LEFT_TO_VALIDATOR += ("dependentSchemas", "dependencies", "oneOf", "unevaluatedProperties", "unevaluatedItems")
+_MAX_FAULTS = 5
+_MAX_SHOWN = 10
 
 
 def _message(tool: str, reasons: Sequence[str]) -> str:
     start = f"Invalid arguments for `{tool}`:"
     if len(reasons) == 1:
         return f"{start} {reasons[0]}"
-    more = ["…and more"] if len(reasons) > _MAX_ERRORS else []
-    return "\n- ".join([start, *reasons[:_MAX_ERRORS], *more])
+    more = ["…and more"] if len(reasons) > _MAX_FAULTS else []
+    return "\n- ".join([start, *reasons[:_MAX_FAULTS], *more])
 
 
-def _options(error: jsonschema_rs.ValidationError) -> list[Any]:
-    match error.kind:
-        case _Kind.Constant(expected_value=value):
-            return [value]
-        case _Kind.Enum(options=options):
-            return options
-    return []
-
-
-def _types(error: jsonschema_rs.ValidationError, place: Sequence[str | int]) -> list[str]:
-    """The types the value at `place` should have had, if that is what the error says."""
-    match error.kind:
-        case _Kind.Type(types=types) if error.instance_path == place:
-            return types
-    return []
-
-
-def _property(error: jsonschema_rs.ValidationError) -> str:
-    assert isinstance(error.kind, _Kind.Required)
-    return error.kind.property
+def _sentence(fault: _Fault, tool: str) -> str:
+    """What was wrong, what was given, what would be right."""
+    keyword, path, wanted, given = fault
+    place = f"`{_path(path)}`" if path else "the arguments"
+    match keyword:
+        case "required":
+            missing, required = wanted
+            return f"missing {_names(missing)}{f' in {place}' if path else ''}; required: {_names(required)}"
+        case "choice":
+            choice = " or ".join(_names(names) for names in wanted)
+            return f"{place} needs {choice}" if path else f"give {choice}"
+        case "unknown":
+            near = difflib.get_close_matches(_cut(str(path[-1])), wanted, 1)
+            return f"unknown argument {place}; " + (
+                f"did you mean `{near[0]}`?" if near else f"known: {_names(wanted)}"
+            )
+        case "elsewhere":
+            return f"{place} goes with another `action`; `{tool}` takes {_names(wanted)}"
+        case "type":
+            kinds = [wanted] if isinstance(wanted, str) else wanted
+            return f"{place} must be {' or '.join(_TYPES[kind] for kind in kinds)}, not {_shown(given)}"
+        case "const":
+            return f"{place} must be {_shown(wanted)}, not {_shown(given)}"
+        case "enum":
+            return f"{place} must be one of {', '.join(_some(map(_shown, wanted)))}, not {_shown(given)}"
+    rule = _RULES.get(keyword, f"does not satisfy `{keyword}` of the schema").format(_cut(str(wanted), 80))
+    return f"{place} {rule}; it is {_shown(given)}"
 
 
 def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -355,10 +376,15 @@ def _rebased(schema: Any) -> Any:
     return {**moved, "$ref": f"#/$defs/whole{ref[1:]}"} if isinstance(ref, str) else moved
 
 
-def _item_schemas(schema: Mapping[str, Any]) -> tuple[list[Any], Any]:
-    """The schemas of an array's first items, and that of the rest."""
+def _forms(schema: Mapping[str, Any]) -> list[Any]:
+    return [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+
+
+def _items(value: list[Any], schema: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """An array's items, each with its schema."""
     items = schema.get("items", True)
-    return (items, True) if isinstance(items, list) else (schema.get("prefixItems", []), items)
+    first, rest = (items, True) if isinstance(items, list) else (schema.get("prefixItems", ()), items)
+    return zip(value, itertools.chain(first, itertools.repeat(rest)), strict=False)
 
 
 def _decoded(text: str) -> Any:
@@ -369,30 +395,7 @@ def _decoded(text: str) -> Any:
         return None
 
 
-def _holds_more_than(value: Any, limit: int) -> bool:
-    held, rest = 0, [value]
-    while rest and held <= limit:
-        inner = rest.pop()
-        if isinstance(inner, dict | list):
-            held += len(inner)
-            rest += itertools.islice(inner.values() if isinstance(inner, dict) else inner, limit)
-    return held > limit
-
-
-def _at(whole: Any, path: Sequence[str | int]) -> Any:
-    """What is found at the path; None if nothing is, as in a schema with ids of its own.
-
-    The validator writes a property called `0` like an index.
-    """
-    try:
-        for part in path:
-            whole = whole[str(part)] if isinstance(whole, Mapping) else whole[part]
-    except (KeyError, IndexError, TypeError):
-        return None
-    return whole
-
-
-def _path(parts: Sequence[str | int]) -> str:
+def _path(parts: Iterable[str | int]) -> str:
     steps = [f"[{part}]" if isinstance(part, int) else f".{_cut(part)}" for part in parts]
     return _cut("".join(steps).removeprefix("."), 120)
 
@@ -409,14 +412,6 @@ def _some(texts: Iterable[str]) -> list[str]:
 
 def _names(names: Iterable[str]) -> str:
     return ", ".join(_some(f"`{_cut(name)}`" for name in names)) or "none"
-
-
-def _values(values: Iterable[Any]) -> str:
-    return ", ".join(_some(_shown(value) for value in values))
-
-
-def _either(types: Iterable[str]) -> str:
-    return " or ".join(dict.fromkeys(_TYPE_NAMES.get(kind, kind) for kind in types))
 
 
 def _shown(value: Any) -> str:

@@ -92,6 +92,8 @@ class Call:
         self._not_in_a_thread("input")
         if not (self._invocation.stateful and "apply" in self._invocation.tool.actions):
             raise EOFError("nobody can send input to this call: it was not spawned from a tool with `apply`")
+        if self._cancelled:
+            raise EOFError("this call is being ended and gets no more input")
         if not self._inbox:
             if self._reader is not None:
                 raise RuntimeError("call.input() is already waiting; one reader at a time")
@@ -112,6 +114,8 @@ class Call:
     async def ask(self, question: Question) -> Any:
         """Ask and wait for the answer. Raises `ToolError` (code `question_unanswered`) when nobody may answer."""
         self._not_in_a_thread("ask")
+        if self._cancelled:
+            raise ToolError("this call is being ended; nobody answers any more", code="cancelled")
         if self._asking is None:
             self._asking = asyncio.Lock()
         async with self._asking:  # a handle has at most one open question
@@ -128,7 +132,7 @@ class Call:
 
     def _write(self, value: Any) -> None:
         inbox = self._inbox = self._inbox if self._inbox is not None else deque()
-        size = len(value) if isinstance(value, str) else len(msgspec.json.encode(value))
+        size = _size(value)
         if inbox and inbox[-1][0] is None:
             raise ToolError("the input of this call is closed; nothing was sent", code="input_not_read")
         if sum(waiting for _, waiting in inbox) + size > _UNREAD_LIMIT:
@@ -144,6 +148,13 @@ class Call:
     def _not_in_a_thread(self, what: str) -> None:
         if self._loop is not None:
             raise RuntimeError(f"call.{what}() needs an async function; this tool is a sync one and runs in a thread")
+
+
+def _size(value: Any) -> int:
+    """How many bytes of input this is; closing is none, so it can never be one too many."""
+    if value is None:
+        return 0
+    return len(value.encode(errors="surrogatepass") if isinstance(value, str) else msgspec.json.encode(value))
 
 
 class _ThreadOutput:

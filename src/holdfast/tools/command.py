@@ -132,15 +132,16 @@ class _Call:
 
     def _remove_call_file(self) -> None:
         if self._call_file is not None:
-            self._call_file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # whatever the command did to it, the call goes on
+                self._call_file.unlink()
 
     def _exited(self, how: Exit) -> None:
         self._process = None
         self._remove_call_file()
-        if self._stopping is not None:
-            self._stopping.cancel()
         if self._lines is not None:
             self._lines.close()
+        if self._stopping is not None:
+            self._stopping.cancel()
         whole = None if self._whole is None else self._whole.close()
         conclusion = self._conclude(how, whole or self._said)
         if isinstance(conclusion, Question):
@@ -246,8 +247,8 @@ class _Call:
         self._rounds += 1
         if self._rounds > ROUNDS:
             message = (
-                f"The command asked more than {ROUNDS} times, the last time `{question.id}`. It gets the answers so far "
-                "as `tool.answers` in HOLDFAST_CALL and must use them."
+                f"The command asked more than {ROUNDS} times, the last time `{question.id}`. It gets the answers so "
+                "far as `tool.answers` in HOLDFAST_CALL and must use them."
             )
             self._stop(Error(message, "wire_rounds"))
         else:

@@ -142,7 +142,9 @@ class _Task:
             outcome = ok_outcome(await function(**kwargs))
         except asyncio.CancelledError:
             outcome = Error("Tool execution cancelled.", "cancelled")
-        except (Exception, SystemExit) as error:  # a tool that calls sys.exit() ends itself, not the runtime
+        except (KeyboardInterrupt, GeneratorExit):  # somebody ends the program, or the loop
+            raise
+        except BaseException as error:  # a tool that calls sys.exit() ends itself, not the runtime
             outcome = error_outcome(error, self._call)
         self._sink.stop(outcome)
         self._sink.released()

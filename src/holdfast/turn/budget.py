@@ -53,7 +53,7 @@ class Projector:
         if isinstance(value, str):
             return self.text(value, view, hint)
         cap = _cap(view)
-        encoded = _encode(value)
+        encoded = to_json(value)
         if len(encoded) <= cap and encoded.count(b"\\n") < view.max_lines:
             return encoded.decode()
         shown = _cut_strings(encoded, cap, view, hint)
@@ -78,7 +78,7 @@ def size_of(source: Any, mode: Literal["bytes", "tokens"] = "bytes") -> int:
     if isinstance(source, Span):
         size = source.stop - source.start
     else:
-        size = len(_utf8(source) if isinstance(source, str) else _encode(source))
+        size = len(_utf8(source) if isinstance(source, str) else to_json(source))
     return size if mode == "bytes" else _tokens(size)
 
 
@@ -98,8 +98,6 @@ _LINE_END = re.compile(rb"\r+\n?|\n")
 
 class _Plain:
     """Text in memory."""
-
-    holed = False
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -122,15 +120,15 @@ class _Printed:
     def __init__(self, span: Span) -> None:
         self._output, self.start, self.stop = span
         gap = self._output.gap
-        self.holed = gap is not None and self.start < gap[1] and gap[0] < self.stop
         kept = [(self.start, self.stop)]
-        if gap is not None and self.holed:
+        if gap is not None and self.start < gap[1] and gap[0] < self.stop:
             behind = gap[1] + _continuation(self.read(gap[1], min(self.stop, gap[1] + 3)))
             kept = [(self.start, min(self.stop, gap[0])), (max(self.start, behind), self.stop)]
         kept = [part for part in kept if part[0] < part[1]] or [(self.stop, self.stop)]
         self.first, self.last = kept[0], kept[-1]
 
     def read(self, start: int, stop: int) -> bytes:
+        """The bytes of a range if all of it is there."""
         piece = self._output.read(start, stop)
         return piece.data if piece.end == stop else b""
 
@@ -153,7 +151,7 @@ class _Printed:
 def _project(source: _Plain | _Printed, cap: int, view: View, hint: str) -> str:
     """All of the source if it is within `cap` bytes and the view's lines, else a window and a marker."""
     size = source.stop - source.start
-    over = size > cap or source.holed
+    over = size > cap
     lines = 0
     if not over:
         data = source.read(source.start, source.stop)
@@ -294,9 +292,9 @@ def _cut_strings(encoded: bytes, cap: int, view: View, hint: str) -> str | None:
     shown = [_project(text, text.stop, view, "") for text in texts]
     if shown == strings and len(encoded) <= cap:
         return encoded.decode()
-    sizes = [len(_encode(text)) for text in shown]
-    structure = len(encoded) - sum(len(_encode(string)) for string in strings)
-    room_for_hint = len(_encode(f"\n\n{hint}")) - 2 if hint else 0
+    sizes = [len(to_json(text)) for text in shown]
+    structure = len(encoded) - sum(len(to_json(string)) for string in strings)
+    room_for_hint = len(to_json(f"\n\n{hint}")) - 2 if hint else 0
     if structure + room_for_hint > cap:
         return None
     for index, room in enumerate(shares(sizes, sizes, cap - structure - room_for_hint)):
@@ -311,7 +309,7 @@ def _cut_strings(encoded: bytes, cap: int, view: View, hint: str) -> str | None:
         else:
             shown[index] = _project(text, text.stop, view, hint)
         hint, room_for_hint = "", 0
-    return _encode(_replaced(value, iter(shown))).decode()
+    return to_json(_replaced(value, iter(shown))).decode()
 
 
 def _fit(text: _Plain, room: int, view: View, hint: str) -> str | None:
@@ -321,7 +319,7 @@ def _fit(text: _Plain, room: int, view: View, hint: str) -> str | None:
     while low <= high:
         cap = (low + high) // 2
         shown = _project(text, cap, view, hint)
-        if len(_encode(shown)) <= room:
+        if len(to_json(shown)) <= room:
             best, low = shown, cap + 1
         else:
             high = cap - 1
@@ -351,7 +349,8 @@ def _replaced(value: Any, strings: Iterator[str]) -> Any:
     return value
 
 
-def _encode(value: Any) -> bytes:
+def to_json(value: Any) -> bytes:
+    """Compact JSON, also of strings that are no text."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:

@@ -7,27 +7,25 @@ other (O2). Where a tool's two views are the same, so is the text.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
-
-import msgspec
+from typing import Any, Literal
 
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
+from holdfast.handles.output import Output
 from holdfast.handles.state import Error, Ok, Outcome, Pending, Printed, Stopped, Waiting, name
 from holdfast.handles.view import Waited
 from holdfast.tools.base import Reply, View, ViewName
-from holdfast.turn.budget import ProjectorProtocol, shares, size_of
+from holdfast.turn.budget import Projector, ProjectorProtocol, shares, size_of, to_json
 
 _log = logging.getLogger("holdfast.turn")
 
 CANCELLED = "Tool execution cancelled."
-_DELIBERATE = ("aborted", "cancelled")
-"""Codes of ends that somebody wanted: never shown as a failure of the tool (S3)."""
 
 
 def error_reply(error: ToolError) -> Reply:
-    """C9: the call itself was wrong."""
-    return Reply(error.message, error.message, True)
+    """C9: the call itself was wrong. What it quotes of the call may be long, and is cut like a result (O3)."""
+    text = Projector().text(error.message, View(), "")
+    return Reply(text, text, True)
 
 
 def cancelled_reply() -> Reply:
@@ -36,7 +34,7 @@ def cancelled_reply() -> Reply:
 
 def encode(value: Any) -> str:
     """Compact JSON."""
-    return msgspec.json.encode(value).decode()
+    return to_json(value).decode()
 
 
 class Replies:
@@ -52,7 +50,7 @@ class Replies:
         if isinstance(state.outcome, Ok) and isinstance(state.outcome.value, Reply):
             return state.outcome.value
         hint = read_hint("call_id", handle.call_id)
-        is_error = isinstance(state.outcome, Error) and state.outcome.code not in _DELIBERATE
+        is_error = isinstance(state.outcome, Error) and not _deliberate(state, state.outcome)
         return self._both([handle], lambda view: self._result(handle, state.outcome, view, hint), is_error=is_error)
 
     def handle(self, handle: Handle) -> Reply:
@@ -62,22 +60,32 @@ class Replies:
     def waited(self, waited: Waited) -> Reply:
         """What an `await` found (A3)."""
         stopped = [handle for handle in waited.handles if not handle.active]
-        return self._both(waited.handles, lambda view: encode(self._waited(waited, stopped, view)), shown=stopped)
+        return self._both(
+            waited.handles, lambda view: encode(self._waited(waited, self._entries(stopped, view))), shown=stopped
+        )
 
     def values(self, waited: Waited) -> dict[str, Any]:
         """The same for Python: each result is the value itself, with `is_error` beside it."""
-        answer = self._waited(waited, [handle for handle in waited.handles if not handle.active], "dispatch")
-        for entry, handle in zip(answer["completed"], (h for h in waited.handles if not h.active), strict=True):
-            assert isinstance(handle.state, Stopped)
-            if isinstance(handle.state.outcome, Ok):
-                entry["result"] = handle.state.outcome.value
-            entry.setdefault("is_error", False)
-        return answer
+        stopped = [handle for handle in waited.handles if not handle.active]
+        limits = self._limits(stopped, "dispatch")
+        return self._waited(waited, [self._value(*each) for each in zip(stopped, limits, strict=True)])
 
-    def _waited(self, waited: Waited, stopped: Sequence[Handle], view: ViewName) -> dict[str, Any]:
+    def _value(self, handle: Handle, limit: int | None) -> dict[str, Any]:
+        state = handle.state
+        assert isinstance(state, Stopped)
+        if isinstance(state.outcome, Ok):  # not by way of its text, which may cost much and would be thrown away
+            return {"id": handle.id, "state": "stopped", "result": state.outcome.value, "is_error": False}
+        entry = self.entry(handle, "dispatch", limit)
+        entry.setdefault("is_error", False)
+        return entry
+
+    def _entries(self, stopped: Sequence[Handle], view: ViewName) -> list[dict[str, Any]]:
         limits = self._limits(stopped, view)
+        return [self.entry(handle, view, limit) for handle, limit in zip(stopped, limits, strict=True)]
+
+    def _waited(self, waited: Waited, completed: list[dict[str, Any]]) -> dict[str, Any]:
         answer: dict[str, Any] = {
-            "completed": [self.entry(handle, view, limit) for handle, limit in zip(stopped, limits, strict=True)],
+            "completed": completed,
             "pending": [self._pending(handle, waited.needs_input) for handle in waited.handles if handle.active],
         }
         if waited.timed_out:
@@ -110,8 +118,9 @@ class Replies:
                 _add_error(entry, state, state.outcome, handle)
         elif not isinstance(state, Pending):
             output = handle.output
-            if output is not None and output.total > handle.cursor:
-                entry["content"] = self._projector.text(output.span(handle.cursor), _view(handle, view, limit), hint)
+            if output is not None and _end(handle, output) > handle.cursor:
+                span = output.span(handle.cursor, _end(handle, output))
+                entry["content"] = self._projector.text(span, _view(handle, view, limit), hint)
             if isinstance(state, Waiting):
                 entry["question"] = state.question
         return entry
@@ -122,8 +131,7 @@ class Replies:
             case Error(message):
                 return self._projector.text(message, chosen, hint)
             case Printed():
-                start = handle.cursor if "apply" in handle.tool.actions else 0
-                return self._projector.text(handle.output.span(start), chosen, hint) if handle.output else ""
+                return self._projector.text(handle.output.span(_given(handle)), chosen, hint) if handle.output else ""
             case Ok(value):
                 return self._projector.value(value, chosen, hint)
 
@@ -131,8 +139,9 @@ class Replies:
         """Several results share four limits among them (O3)."""
         if len(handles) <= 4:
             return [None] * len(handles)
-        own = [getattr(handle.tool.output, view).limit for handle in handles]
-        sizes = [_size(handle) for handle in handles]
+        views = [_view(handle, view, None) for handle in handles]
+        own = [each.limit for each in views]
+        sizes = [_size(handle, each.mode) for handle, each in zip(handles, views, strict=True)]
         return shares(sizes, own, 4 * max(own))
 
     def _both(
@@ -151,12 +160,17 @@ class Replies:
             _log.error("a result could not be shown", exc_info=error)
             why = f"The result could not be shown: {type(error).__name__}: {error}"
             return Reply(why, why, True)
-        cursors = tuple((handle.uid, handle.output.total) for handle in shown if handle.output is not None)
+        cursors = tuple((handle.uid, _end(handle, handle.output)) for handle in shown if handle.output is not None)
         return Reply(dispatch, model, is_error, cursors)
 
 
+def _deliberate(state: Stopped, error: Error) -> bool:
+    """Whether somebody wanted this end: then it is never shown as a failure of the tool (S3)."""
+    return state.ended_by != "self" and error.code in ("aborted", "cancelled")
+
+
 def _add_error(entry: dict[str, Any], state: Stopped, error: Error, handle: Handle) -> None:
-    if error.code in _DELIBERATE:
+    if _deliberate(state, error):
         entry["ended_by"] = state.ended_by
         return
     entry["is_error"] = True
@@ -171,15 +185,25 @@ def _view(handle: Handle, view: ViewName, limit: int | None) -> View:
     return chosen if limit is None else replace(chosen, limit=limit)
 
 
-def _size(handle: Handle) -> int:
+def _end(handle: Handle, output: Output) -> int:
+    """Up to where a reply shows the output: while it grows, the rest of a character is still to come (C5)."""
+    return output.whole if handle.active else output.total
+
+
+def _size(handle: Handle, mode: Literal["bytes", "tokens"]) -> int:
     assert isinstance(handle.state, Stopped)
     match handle.state.outcome:
         case Printed():
-            return handle.output.total if handle.output is not None else 0
+            return size_of(handle.output.span(_given(handle)), mode) if handle.output is not None else 0
         case Error(message):
-            return len(message)
+            return size_of(message, mode)
         case Ok(value):
-            return size_of(value)
+            return size_of(value, mode)
+
+
+def _given(handle: Handle) -> int:
+    """How much of what it printed its conversation has been given already (C3)."""
+    return handle.cursor if "apply" in handle.tool.actions else 0
 
 
 def read_hint(key: str, id: str) -> str:

@@ -87,19 +87,19 @@ def _read_action(slot: Slot, tool: Tool, arguments: dict[str, Any], toolbox: Too
 def _read_arguments(call: ToolCall, limits: Limits) -> dict[str, Any]:
     given = call.arguments
     if isinstance(given, str):
-        _within(len(given.encode()), limits)
+        encoded = given.encode(errors="surrogatepass")
+        _within(len(encoded), limits)
         try:
-            value = msgspec.json.decode(given) if given.strip() else {}
-        except (msgspec.DecodeError, RecursionError) as error:
+            value = msgspec.json.decode(encoded) if given.strip() else {}
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ToolError(f"the arguments are not valid JSON: {error}", code="invalid_arguments") from None
-        encoded = given.encode()
     else:
         try:
             encoded = msgspec.json.encode(given)
         except (TypeError, ValueError, RecursionError) as error:
             raise ToolError(f"the arguments are not JSON: {error}", code="invalid_arguments") from None
         _within(len(encoded), limits)
-        value = dict(given)
+        value = dict(given) if isinstance(given, dict) else given
     if not isinstance(value, dict):
         raise ToolError(
             f'the arguments must be a JSON object, like {{"key": "value"}}, not {type(value).__name__}',
