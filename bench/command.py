@@ -6,6 +6,7 @@ Against `asyncio.create_subprocess_exec` of the same program with pipes for stdo
 import asyncio
 import statistics
 import tempfile
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -50,12 +51,5 @@ def run(plan: Plan) -> list[Row]:
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "holdfast.toml"
         config.write_text(CONFIG)
-        return [
-            measure(
-                "one-shot command through a turn, p50, against `create_subprocess_exec` + `communicate`",
-                plan,
-                Bar(1.3),
-                lambda length: asyncio.run(_bare(length)),
-                lambda length: asyncio.run(_ours(config, length)),
-            )
-        ]
+        what = "one-shot command through a turn, p50, against `create_subprocess_exec` + `communicate`"
+        return [measure(what, plan, Bar(1.3), _bare, partial(_ours, config))]

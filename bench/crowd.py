@@ -24,9 +24,9 @@ async def idle() -> str:
     return "done"
 
 
-async def spawn_idle(rt: holdfast.Runtime, count: int) -> None:
-    """So many live handles, in batches of a thousand, spread over conversations."""
-    for first in range(0, count, BATCH):
+async def spawn_idle(rt: holdfast.Runtime, count: int, start: int = 0) -> None:
+    """So many live handles, numbered from `start`, in batches of a thousand, spread over conversations."""
+    for first in range(start, start + count, BATCH):
         async with rt.turn(f"crowd-{first // BATCH % CONVERSATIONS}") as turn:
             ids = [f"h{number}" for number in range(first, first + BATCH)]
             responses = await turn.run([holdfast.ToolCall(id, "idle", {"action": "spawn", "id": id}) for id in ids])

@@ -6,8 +6,11 @@ the same function and the same gates. Nobody sleeps, so the ratio is of work alo
 """
 
 import asyncio
+import gc
 import random
 import statistics
+from collections.abc import Awaitable, Callable
+from functools import partial
 from time import perf_counter
 
 import holdfast
@@ -33,7 +36,7 @@ class Gates:
             self._gates[n].set_result(None)
 
 
-async def bare() -> float:
+async def _bare() -> float:
     gates = Gates()
     began = perf_counter()
     everything = asyncio.gather(*(gates.work(n) for n in range(COUNT)))
@@ -45,7 +48,7 @@ async def bare() -> float:
     return took
 
 
-async def ours() -> float:
+async def _ours() -> float:
     gates = Gates()
 
     @holdfast.tool(actions=("spawn", "fetch", "abort"))
@@ -71,5 +74,15 @@ def _spawn(n: int) -> holdfast.ToolCall:
     return holdfast.ToolCall(str(n), "work", {"action": "spawn", "id": f"h{n}", "n": n})
 
 
-def _bare_round(length: float) -> float:
-    return _repeat(bare, length)
+async def _repeated(once: Callable[[], Awaitable[float]], length: float) -> float:
+    times: list[float] = []
+    until = perf_counter() + length
+    while not times or perf_counter() < until:
+        gc.collect()
+        times.append(await once())
+    return statistics.median(times)
+
+
+def run(plan: Plan) -> list[Row]:
+    what = f"{COUNT:,} function handles through `turn.run`, `await` all, random order, against `asyncio.gather`"
+    return [measure(what, plan, Bar(10), partial(_repeated, _bare), partial(_repeated, _ours))]

@@ -4,14 +4,15 @@ Machines drift and others work on them. Two rounds that follow each other saw th
 ratio; which of the two goes first changes from pair to pair. The spread of these ratios is part of the result.
 """
 
+import asyncio
 import gc
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-Round = Callable[[float], float]
-"""Runs for about so many seconds and returns its figure: a time, in seconds."""
+Round = Callable[[float], float] | Callable[[float], Coroutine[Any, Any, float]]
+"""Runs for about so many seconds and returns its figure: a time, in seconds. A coroutine gets a loop of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +28,8 @@ QUICK = Plan(rounds=3, seconds=0.2)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table."""
-
-    what: str
-    bare: str
-    ours: str
-    result: str
-    bar: str
-    met: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Bar:
-    """What a ratio may be at most (`time` of ours over the bare one's) or at least (`speed`)."""
+    """What a ratio may be at most (`time` of ours over the bare one's) or must be at least (`speed`)."""
 
     limit: float
     of: Literal["time", "speed"] = "time"
@@ -49,39 +38,58 @@ class Bar:
         return ratio <= self.limit if self.of == "time" else ratio >= self.limit
 
     def __str__(self) -> str:
-        return f"≤ {self.limit:g} ×" if self.of == "time" else f"≥ {self.limit:g} ×"
+        return f"{'≤' if self.of == 'time' else '≥'} {self.limit:g} ×"
 
 
-def measure(what: str, plan: Plan, bar: Bar, bare: Round, ours: Round, unit: Callable[[float], str] | None = None) -> Row:
-    """Measure both in turns. `unit` writes a round's figure; without it, as a time."""
-    show = unit or seconds
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. A row without a bar is there to be known, and is neither met nor missed."""
+
+    what: str
+    bare: str
+    ours: str
+    result: str
+    bar: str = ""
+    met: bool | None = None
+
+
+def measure(
+    what: str, plan: Plan, bar: Bar | None, bare: Round, ours: Round, *, show: Callable[[float], str] | None = None
+) -> Row:
+    """Measure both in turns. `show` writes a round's figure; without it, as a time."""
+    show = show or seconds
     pairs = _alternate(plan, bare, ours)
-    ratios = [b / a if bar.of == "time" else a / b for a, b in pairs]
+    speed = bar is not None and bar.of == "speed"
+    ratios = [a / b if speed else b / a for a, b in pairs]
     ratio = statistics.median(ratios)
     return Row(
         what=what,
         bare=show(statistics.median(a for a, _ in pairs)),
         ours=show(statistics.median(b for _, b in pairs)),
         result=f"{ratio:.2f} × ({min(ratios):.2f}–{max(ratios):.2f})",
-        bar=str(bar),
-        met=bar.met(ratio),
+        bar="" if bar is None else str(bar),
+        met=None if bar is None else bar.met(ratio),
     )
 
 
 def _alternate(plan: Plan, bare: Round, ours: Round) -> list[tuple[float, float]]:
-    for warm_up in (bare, ours):  # imports, caches, a guard that starts with the first command
-        warm_up(plan.seconds / 5)
+    for warm_up in (bare, ours):  # imports and caches
+        _round(warm_up, plan.seconds / 5)
     pairs = []
     for number in range(plan.rounds):
-        first, second = (bare, ours) if number % 2 == 0 else (ours, bare)
-        figures = [_round(each, plan.seconds) for each in (first, second)]
-        pairs.append((figures[0], figures[1]) if number % 2 == 0 else (figures[1], figures[0]))
+        if number % 2 == 0:
+            first = _round(bare, plan.seconds)
+            pairs.append((first, _round(ours, plan.seconds)))
+        else:
+            first = _round(ours, plan.seconds)
+            pairs.append((_round(bare, plan.seconds), first))
     return pairs
 
 
 def _round(run: Round, length: float) -> float:
     gc.collect()  # nobody pays for the garbage of the round before
-    return run(length)
+    figure = run(length)
+    return figure if isinstance(figure, float) else asyncio.run(figure)
 
 
 def seconds(value: float) -> str:

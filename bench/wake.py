@@ -1,23 +1,26 @@
 """From the moment a handle is told to stop to the moment a coroutine that awaits it runs.
 
-Measured twice, each time the median of thousands of single wake-ups.
+Each figure is the median of thousands of single wake-ups.
 
-*A runtime says stop*: a tool's runtime calls `sink.stop` and `sink.released`; a coroutine in `await rt.wait(all=[id])`
-runs when that has returned A3's dict. Against a bare future: `set_result`, and the coroutine that awaits it runs.
-
-*A function returns*: the same coroutine, from the last line of an async function tool. Against a task: from the last
-line of its function to the coroutine that awaits the task.
+- *A runtime says stop*: a tool's runtime calls `sink.stop` and `sink.released`; a coroutine that is in
+  `await call.handles.wait(all=[id])` runs. Against a bare future: `set_result`, and the coroutine that awaits it runs.
+- *A function returns*: the same coroutine, from the last line of an async function tool. Against a task: from the last
+  line of its function to the coroutine that awaits the task.
+- *Through `rt.wait`*: as the first, but the coroutine is in `await rt.wait(all=[id], conversation=…)`, which also makes
+  the dict that it returns. No bar: that is work after the wake-up.
 """
 
 import asyncio
 import statistics
 from collections.abc import Awaitable, Callable
+from functools import partial
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
 import holdfast
 from bench.rounds import Bar, Plan, Row, measure
 from holdfast.handles.state import Error, Ok
+from holdfast.handles.view import Handles
 from holdfast.tools.base import Invocation, Sink
 
 BAR = Bar(5)
@@ -104,9 +107,13 @@ def held_tool(held: Held) -> holdfast.Tool:
     return holdfast.Tool(name="held", runtime=held, actions=("spawn", "abort"))
 
 
-async def handles(rt: holdfast.Runtime, held: Held, conversation: str, length: float) -> float:
-    """Wake-ups by handles of a runtime that has the tool `held`."""
+async def handles(
+    rt: holdfast.Runtime, held: Held, conversation: str, length: float, *, by_runtime: bool = False
+) -> float:
+    """Wake-ups by handles of a runtime that has the tool `held`; `by_runtime` waits through `rt.wait`."""
     watch, until = Stopwatch(), perf_counter() + length
+    seen = Handles(rt.registry, conversation)  # what `call.handles` is
+    wait = partial(rt.wait, conversation=conversation) if by_runtime else seen.wait
     async with rt.turn(conversation) as turn:
         while perf_counter() < until:
             await _spawn(turn, "held")
@@ -116,15 +123,15 @@ async def handles(rt: holdfast.Runtime, held: Held, conversation: str, length: f
                     watch.start()
                     call.stop()
 
-                await watch.time(rt.wait(all=[id], conversation=conversation), stop)
+                await watch.time(wait(all=[id]), stop)
             held.calls.clear()
     return watch.median()
 
 
-async def _ours_by_runtime(length: float) -> float:
+async def _ours(length: float, *, by_runtime: bool = False) -> float:
     held = Held()
     async with holdfast.Runtime([held_tool(held)]) as rt:
-        return await handles(rt, held, "bench", length)
+        return await handles(rt, held, "bench", length, by_runtime=by_runtime)
 
 
 async def _spawn(turn: holdfast.Turn, tool: str) -> None:
@@ -146,7 +153,7 @@ async def _bare_task(length: float) -> float:
 
     while perf_counter() < until:
         gate: asyncio.Future[None] = loop.create_future()
-        await watch.time(loop.create_task(work(gate)), lambda gate=gate: gate.set_result(None))  # type: ignore[misc]
+        await watch.time(loop.create_task(work(gate)), partial(gate.set_result, None))
     return watch.median()
 
 
@@ -162,31 +169,27 @@ async def _ours_by_function(length: float) -> float:
         return "done"
 
     async with holdfast.Runtime([work]) as rt, rt.turn("bench") as turn:
+        seen = Handles(rt.registry, "bench")
         while perf_counter() < until:
             await _spawn(turn, "work")
             await asyncio.sleep(0)  # the functions have run to their gates
             for id, gate in gates.items():
-                await watch.time(rt.wait(all=[id], conversation="bench"), lambda gate=gate: gate.set_result(None))  # type: ignore[misc]
+                await watch.time(seen.wait(all=[id]), partial(gate.set_result, None))
             gates.clear()
     return watch.median()
 
 
 def run(plan: Plan) -> list[Row]:
-    """Both figures."""
+    """All three figures."""
     what = "handle stops → awaiting coroutine runs, p50"
     return [
+        measure(f"{what}: a runtime says stop, against a bare future", plan, BAR, bare_future, _ours),
+        measure(f"{what}: a function returns, against a task", plan, BAR, _bare_task, _ours_by_function),
         measure(
-            f"{what}: a runtime says stop, against a bare future",
+            f"{what}: through `rt.wait`, against a bare future",
             plan,
-            BAR,
-            lambda length: asyncio.run(bare_future(length)),
-            lambda length: asyncio.run(_ours_by_runtime(length)),
-        ),
-        measure(
-            f"{what}: a function returns, against a task",
-            plan,
-            BAR,
-            lambda length: asyncio.run(_bare_task(length)),
-            lambda length: asyncio.run(_ours_by_function(length)),
+            None,
+            bare_future,
+            partial(_ours, by_runtime=True),
         ),
     ]

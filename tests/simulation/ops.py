@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 TICK = 0.125
-"""Scripts live on a grid of this many seconds, and so does C4's settle time: things happen in one instant all the time."""
+"""Scripts live on a grid of so many seconds, and so does C4's settle time: much happens in one and the same instant."""
 MOMENT = 2.0**-20
 """Long enough for everything that is under way to be over, too short to be of the next tick. Exact as a float."""
 

@@ -301,12 +301,6 @@ async def test_S7_a_process_that_said_running_and_exited_is_ok(start: Start) -> 
     assert recorder.printed == b"half"
 
 
-async def test_S7_two_forms_are_text(start: Start) -> None:
-    _, recorder = start(sh(say({"type": "success"}, {"type": "success"})))
-    assert (await recorder.end())[0] == Printed()
-    assert recorder.printed == b'{"type": "success"}\n' * 2
-
-
 async def test_S7_with_wire_a_one_shot_command_may_print_forms_on_any_line(start: Start) -> None:
     forms = ({"type": "running", "content": "half\n"}, {"type": "error", "message": "no"})
     _, recorder = start(sh(f"echo text; {say(*forms)}"), wire=True)
@@ -437,9 +431,8 @@ async def test_S7_a_live_question_is_answered_on_stdin(start: Start) -> None:
     waiting = {"type": "waiting", "content": "diff\n", "question": SURE}
     again = {"type": "waiting", "question": {**SURE, "id": "really"}}
     script = f"print({json.dumps(waiting)!r}, {WAITING!r}, {json.dumps(again)!r}, sep='\\n', flush=True)\n"
-    _, recorder = start(
-        python(script + "print('{}', file=sys.stderr)\n".format(FAILED) + echo_lines(2)), stateful=True, wire=True
-    )
+    script += f"print('{FAILED}', file=sys.stderr)\n" + echo_lines(2)  # on stderr it is text
+    _, recorder = start(python(script), stateful=True, wire=True)
     for number, id in ((1, "sure"), (2, "really")):  # one at a time, and the repeated one once
         question, then = await recorder.question(number)
         assert (question.id, len(recorder.asked)) == (id, number)

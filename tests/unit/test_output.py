@@ -1,5 +1,6 @@
 """Output and its bounds (O5), for readers that take nothing away (C5)."""
 
+import errno
 import os
 import resource
 import signal
@@ -8,7 +9,7 @@ import sys
 import tempfile
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -38,8 +39,6 @@ def small(memory: int, gather: int) -> Iterator[Spool]:
     with (
         patch.object(output_module, "_MEMORY", memory),
         patch.object(output_module, "_GATHER", gather),
-        patch.object(output_module, "_CHUNK", 8),
-        patch.object(output_module, "_LINE", 4),
     ):
         spool = Spool()
         try:
@@ -112,41 +111,65 @@ def test_O5_keeps_the_first_half_and_the_last_half(
 
 
 @contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """A write beyond `size` is cut short or refused, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
+def disk_that_breaks(writes: int, last: int) -> Iterator[None]:
+    """The disk takes a number of writes, `last` bytes of another, and then nothing."""
+    pwrite, left = os.pwrite, iter(range(writes + 1, 0, -1))
+
+    def write(descriptor: int, data: memoryview, place: int) -> int:
+        match next(left, 0):
+            case 0:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            case 1:
+                data = data[:last]
+        return pwrite(descriptor, data, place)
+
+    with patch.object(os, "pwrite", write):
         yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @given(
-    sizes=st.lists(st.integers(1, 60), max_size=25),
-    max_output=st.integers(20, 120),
-    full_after=st.integers(0, 20),
-    limit=st.integers(0, 120),
+    sizes=st.lists(st.integers(1, 20) | st.integers(40, 80), max_size=25),
+    max_output=st.integers(20, 50),
+    writes=st.integers(0, 20),
+    last=st.integers(1, 20),
     gather=st.sampled_from([1, 10]),
 )
 def test_O5_a_broken_disk_costs_bytes_but_never_shows_wrong_ones(
-    sizes: list[int], max_output: int, full_after: int, limit: int, gather: int
+    sizes: list[int], max_output: int, writes: int, last: int, gather: int
 ) -> None:
     printed = b""
-    with small(16, gather) as spool:
+    with small(16, gather) as spool, disk_that_breaks(writes, last):
         output = Output(spool, max_output)
-        for number, size in enumerate(sizes):
+        for size in sizes:
             piece = bytes((len(printed) + index) % 251 for index in range(size))
-            with file_size_limit(limit) if number >= full_after else nullcontext():
-                output.append(piece)
-                printed += piece
-                met = pages(output, 7)
-            for start, data, _ in met:
+            output.append(piece)
+            printed += piece
+            for start, data, _ in pages(output, 7):
                 assert data == printed[start : start + len(data)]
-            if output.failure is not None:
-                latest = min(16 if output._path else 8, size)
-                assert output.before(len(printed), latest) == printed[len(printed) - latest :]
+            latest = min(8, size)
+            assert output.before(len(printed), latest) == printed[len(printed) - latest :]
         output.discard()
+
+
+@pytest.mark.parametrize(
+    ("max_output", "quarters", "writes", "gap"),
+    [(6, 16, 0, (3, 15)), (8, 7, 1, (4, 5))],
+    ids=["in the ring", "where the ring begins again"],
+)
+def test_O5_what_a_failed_write_may_have_overwritten_is_gone(
+    spool: Spool, max_output: int, quarters: int, writes: int, gap: tuple[int, int]
+) -> None:
+    quarter = MiB // 4
+    output = Output(spool, max_output * quarter)
+    printed = b"".join(bytes([number]) * quarter for number in range(quarters))
+    output.append(printed)
+    with disk_that_breaks(writes, 100):
+        output.append(b"x" * (2 * quarter))
+    printed += b"x" * (2 * quarter)
+    assert output.gap == (gap[0] * quarter, gap[1] * quarter)
+    assert output.read(0).data == printed[: gap[0] * quarter]
+    assert output.read(gap[1] * quarter).data == printed[gap[1] * quarter :]
+    output.discard()
 
 
 def test_O5_a_disk_that_gives_nothing_back_costs_what_it_had(spool: Spool) -> None:
@@ -159,6 +182,17 @@ def test_O5_a_disk_that_gives_nothing_back_costs_what_it_had(spool: Spool) -> No
     assert output.read(4 * MiB - 1) == (b"", 4 * MiB - 1, 4 * MiB, 1)
     assert output.read(4 * MiB).data == b"b" * (MiB // 2)
     output.discard()
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """A write beyond `size` is cut short or refused, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_O5_a_full_disk_keeps_what_it_took_and_the_latest_in_memory(spool: Spool) -> None:
@@ -329,45 +363,6 @@ def test_unfinished_takes_no_notice_of_what_is_not_utf8() -> None:
     assert unfinished(b"\x80\x80\x80\x80") == 0
     assert unfinished(b"\xff") == 0
     assert unfinished(b"") == 0
-
-
-@given(
-    printed=st.text("ab\n", max_size=120).map(str.encode),
-    pattern=st.text("ab\n", min_size=1, max_size=12).map(str.encode),
-    max_output=st.integers(1, 150),
-    start=st.integers(0, 60),
-)
-def test_O4_find_meets_every_line_with_a_match(printed: bytes, pattern: bytes, max_output: int, start: int) -> None:
-    with small(16, 4) as spool:
-        output = Output(spool, max_output)
-        output.append(printed)
-        visible = model(printed, max_output)
-        found = list(output.find(pattern, start))
-        at = start
-        for hit in found:
-            assert hit.offset == visible.find(pattern, at)
-            assert pattern in hit.line
-            assert visible[hit.start : hit.start + len(hit.line)] == hit.line
-            assert hit.start <= hit.offset
-            at = max(hit.start + len(hit.line), hit.offset + len(pattern))
-        assert visible.find(pattern, at) == -1
-        output.discard()
-
-
-def test_O4_find_shows_the_line_and_crosses_chunks(spool: Spool) -> None:
-    output = Output(spool, 100 * MiB)
-    output.append(b"x" * (256 * 1024 - 3) + b"\nan error here\n" + b"y" * MiB + b"\nerror again")
-    first, second = output.find(b"error")
-    assert (first.line, first.start) == (b"an error here", 256 * 1024 - 2)
-    assert (second.line, second.offset) == (b"error again", output.total - 11)
-    assert [hit.offset for hit in output.find(b"error", 0, MiB)] == [first.offset]
-    assert [hit.offset for hit in output.find(b"error", first.offset + 1)] == [second.offset]
-    output.discard()
-
-
-def test_O4_find_refuses_an_empty_pattern(spool: Spool) -> None:
-    with pytest.raises(ValueError, match="at least one character"):
-        Output(spool, 10).find(b"")
 
 
 def test_spool_is_private_and_made_on_first_use(spool: Spool, tmp_path: Path) -> None:

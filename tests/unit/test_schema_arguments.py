@@ -40,8 +40,10 @@ PLACE = {
 }
 
 
-def check(properties: Schema, required: tuple[str, ...] = (), **keywords: Any) -> ArgumentCheck:
-    schema = {"type": "object", "properties": properties, "required": list(required), **keywords}
+def check(
+    properties: Schema, required: tuple[str, ...] = (), defs: Schema | None = None, **keywords: Any
+) -> ArgumentCheck:
+    schema = {"type": "object", "properties": properties, "required": list(required), "$defs": defs or {}, **keywords}
     return ArgumentCheck(schema, tool="t")
 
 
@@ -102,7 +104,7 @@ def test_C9_names_known_to_a_branch_only_are_known() -> None:
     ("own", "given", "said"),
     [
         ({"type": "integer"}, "3", '`p` must be an integer, not "3"'),
-        ({"type": ["integer", "null"]}, [], "`p` must be null or an integer, not an array"),
+        ({"type": ["integer", "null"]}, [], "`p` must be an integer or null, not an array"),
         ({"type": "boolean"}, {}, "`p` must be true or false, not an object"),
         ({"type": "string"}, True, "`p` must be a string, not true"),
         ({"type": "string"}, 10**400, "`p` must be a string, not a huge integer"),
@@ -122,6 +124,7 @@ def test_C9_names_known_to_a_branch_only_are_known() -> None:
             '`p` must be an integer or true or false, not "x"',
         ),
         ({"anyOf": [PLACE, {"type": "null"}]}, {"lat": "x"}, '`p.lat` must be a number, not "x"'),
+        ({"anyOf": [PLACE, {"type": "null"}]}, {}, "missing `lat` in `p`; required: `lat`"),
         ({"anyOf": [{"required": ["x"]}, {"required": ["y", "z"]}]}, {}, "`p` needs `x` or `y`, `z`"),
         ({"oneOf": [{"const": "a"}, {"const": "b"}]}, "c", '`p` must be one of "a", "b", not "c"'),
     ],
@@ -194,9 +197,61 @@ def test_C9_what_is_not_json_is_an_error_and_no_exception(value: Any) -> None:
 
 def test_C9_a_text_nested_without_end_is_an_error_and_no_exception() -> None:
     tree = {"type": "array", "items": {"$ref": "#/$defs/Tree"}}
-    nested = check({"p": {"$ref": "#/$defs/Tree"}}, **{"$defs": {"Tree": tree}})
+    nested = check({"p": {"$ref": "#/$defs/Tree"}}, defs={"Tree": tree})
     assert "must be an array" in refusal(nested, {"p": "[" * 100_000})
     assert refusal(nested, {"p": "[" * 700 + "1" + "]" * 700})
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "blamed"),
+    [
+        ({"not": {"type": "string"}, "contains": {}}, "x", "not"),
+        ({"contains": {"type": "string"}, "not": {"type": "object"}}, [1], "contains"),
+        ({"if": {"required": ["a"]}, "then": {"required": ["b"]}}, {"a": 1}, "if"),
+        ({"dependentRequired": {"a": ["b"]}}, {"a": 1}, "dependentRequired"),
+        ({"propertyNames": {"maxLength": 1}}, {"aa": 1}, "propertyNames"),
+        (
+            {"patternProperties": {"^a": {"type": "string"}}, "additionalProperties": False},
+            {"a": 1},
+            "patternProperties",
+        ),
+        ({"oneOf": [{"type": "integer"}, {"minimum": 1}]}, 2, "oneOf"),
+    ],
+)
+def test_C9_the_keyword_is_named_where_there_are_no_better_words(own: Schema, given: Any, blamed: str) -> None:
+    assert f"`p` does not satisfy `{blamed}` of the schema" in refusal(check({"p": own}), {"p": given})
+
+
+def test_C9_a_name_unknown_to_all_forms_of_a_nested_object_is_told() -> None:
+    own = {"oneOf": [{"$ref": "#/$defs/A"}], "unevaluatedProperties": False}
+    nested = check({"p": own}, defs={"A": {"properties": {"a": {}}, "required": ["a"]}})
+    assert refusal(nested, {"p": {"a": 1, "b": 2}}).endswith("unknown argument `p.b`; known: `a`")
+
+
+def test_C9_properties_of_two_forms_at_once_are_refused() -> None:
+    schema = {
+        "type": "object",
+        "oneOf": [
+            {"properties": {"a": {}}, "required": ["a"], "not": {"required": ["b"]}},
+            {"properties": {"b": {}}, "required": ["b"], "not": {"required": ["a"]}},
+        ],
+    }
+    assert "does not satisfy `not`" in refusal(ArgumentCheck(schema, tool="t"), {"a": 1, "b": 2})
+    loose = {
+        "type": "object",
+        "anyOf": [{"properties": {"a": {}}, "required": ["a"]}, {"properties": {"b": {"type": "null"}}}],
+    }
+    assert "does not satisfy `unevaluatedProperties`" in refusal(ArgumentCheck(loose, tool="t"), {"a": 1, "b": 2})
+
+
+def test_C9_old_drafts_are_read_as_they_mean() -> None:
+    old: Schema = {"type": "object", "properties": {"n": {"type": "number", "minimum": 0, "exclusiveMinimum": True}}}
+    draft4 = ArgumentCheck({"$schema": "http://json-schema.org/draft-04/schema#", **old}, tool="t")
+    assert draft4({"n": 1}) == {"n": 1}
+    assert refusal(draft4, {"n": 0}) == "Invalid arguments for `t`: `n` must be greater than 0; it is 0"
+    old["properties"] = {"list": {"type": "array", "items": [{"type": "string"}]}}
+    draft4 = ArgumentCheck({"$schema": "http://json-schema.org/draft-04/schema#", **old}, tool="t")
+    assert refusal(draft4, {"list": [1, 2]}) == "Invalid arguments for `t`: `list[0]` must be a string, not 1"
 
 
 def test_C9_a_property_named_like_an_index_is_found() -> None:
@@ -234,7 +289,7 @@ def test_C10_null_for_a_required_argument_is_an_error() -> None:
     ids=["object", "$ref", "nullable", "allOf", "oneOf"],
 )
 def test_C10_null_means_left_out_at_any_depth(own: Schema) -> None:
-    deep = check({"p": own, "all": {"type": "array", "items": own}}, **{"$defs": {"Place": PLACE}})
+    deep = check({"p": own, "all": {"type": "array", "items": own}}, defs={"Place": PLACE})
     null = {"lat": 1, "name": None, "note": None}
     clean = {"lat": 1, "note": None}
     assert deep({"p": null, "all": [null, clean]}) == {"p": clean, "all": [clean, clean]}

@@ -30,6 +30,7 @@ GIT = {
     "required": ["command"],
 }
 CARGO_CHECK = {"type": "object", "properties": {"package": {"type": "string"}}}
+SPAWN: tuple[Action, ...] = ("spawn",)
 NEW_ID = {"type": "string", "description": "Handle ID for this tool instance. Must be unique across active handles."}
 
 
@@ -104,7 +105,7 @@ def test_C1_a_stateful_tool_cannot_take_the_names_of_the_protocol(name: str) -> 
     own = {"type": "object", "properties": {name: {"type": "string"}, "free": {}}}
     check_parameters("git", own, ())
     with pytest.raises(ConfigError) as caught:
-        check_parameters("git", own, ("spawn",))
+        check_parameters("git", own, SPAWN)
     assert caught.value.problems == (
         f"tool `git`: parameter `{name}` has a name that every stateful tool uses for itself (action, id, input); "
         "rename it, or declare no actions",
@@ -118,7 +119,7 @@ def test_C1_a_reserved_name_is_found_in_a_branch_and_behind_a_reference() -> Non
         "$defs": {"Other": {"properties": {"input": {}}}},
     }
     with pytest.raises(ConfigError) as caught:
-        check_parameters("git", own, ("spawn",))
+        check_parameters("git", own, SPAWN)
     assert len(caught.value.problems) == 2
 
 
@@ -131,6 +132,10 @@ def test_C1_a_reserved_name_is_found_in_a_branch_and_behind_a_reference() -> Non
         ({"type": "object", "properties": {"a": {"pattern": "(["}}}, "regex"),
         ({"type": "object", "properties": {"a": {"$ref": "#/$defs/Gone"}}}, "does not exist"),
         ({"type": "object", "properties": {"a": {"$ref": "https://example.com/a.json"}}}, "Retrieval is disabled"),
+        (
+            {"type": "object", "properties": {"a": {"$ref": "#b"}}, "$defs": {"b": {"$anchor": "b"}}},
+            '"$ref": "#b" must name a part of the same schema, such as "#/$defs/Name"',
+        ),
         ({"type": "object", "properties": {"a": {"default": {1, 2}}}}, "cannot be written as JSON"),
     ],
 )
@@ -146,12 +151,12 @@ def test_C1_a_stateful_tools_references_must_go_to_its_definitions() -> None:
     own = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"$ref": "#/properties/a"}}}
     check_parameters("git", own, ())
     with pytest.raises(ConfigError, match=r'"#/properties/a" cannot be followed .* move what it names to `\$defs`'):
-        check_parameters("git", own, ("spawn",))
+        check_parameters("git", own, SPAWN)
 
 
 def test_C1_a_property_or_a_value_called_ref_is_no_reference() -> None:
     own = {"type": "object", "properties": {"$ref": {"const": {"$ref": "x"}}, "a": {"default": {"$ref": "y"}}}}
-    check_parameters("git", own, ("spawn",))
+    check_parameters("git", own, SPAWN)
 
 
 def test_G3_a_reference_is_a_json_pointer() -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.errors import ToolError
 from holdfast.schema.arguments import ArgumentCheck
 from holdfast.schema.canonical import canonical
 from holdfast.schema.dialects import DIALECTS, Dialect, tool_list, wire_schema
@@ -254,7 +255,11 @@ def objects(draw: st.DrawFn, inner: st.SearchStrategy[Drawn], defs: Schema) -> D
         nullable = jsonschema_rs.is_valid({"$defs": defs, "allOf": [own]}, None)
         if name in required or nullable or draw(st.booleans()):
             value[name] = member
-    schema = {"type": "object", "properties": {name: own for name, (own, _) in members.items()}, "required": required}
+    schema: Schema = {
+        "type": "object",
+        "properties": {name: own for name, (own, _) in members.items()},
+        "required": required,
+    }
     if draw(st.booleans()):
         schema["additionalProperties"] = False
     return schema, value
@@ -341,6 +346,31 @@ def test_C10_what_a_strict_dialect_makes_a_model_send_is_read_as_meant(drawn: Dr
     assert jsonschema_rs.is_valid(wire, sent)
     check = ArgumentCheck(own, tool="t")
     assert check(sent) == check(value)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | words,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "tag", "x"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(parameters(), st.dictionaries(st.sampled_from(["a", "b", "const", "zz"]), anything, max_size=4))
+def test_C9_arguments_fit_or_are_refused_in_a_few_words(drawn: Drawn, changes: dict[str, Any]) -> None:
+    own, value = drawn
+    check = ArgumentCheck(own, tool="t")
+    closed = {**own, "additionalProperties": False}
+    try:
+        checked = check({**value, **changes})
+    except ToolError as error:
+        assert error.code == "invalid_arguments"
+        assert len(error.message) < 1000
+        assert "of the schema" not in error.message
+        assert not jsonschema_rs.is_valid(closed, {**value, **changes})
+    else:
+        assert jsonschema_rs.is_valid(closed, checked)
 
 
 # Single rules
@@ -535,6 +565,12 @@ def test_G3_an_intersection_is_one_object_and_the_nearest_description_counts() -
     assert shown["description"] == "Mine."
     assert shown["properties"] == {"b": {"type": "integer"}, "a": {"type": "string"}}
     assert sorted(shown["required"]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("dialect", WIRE)
+def test_G3_only_properties_that_are_shown_are_required(dialect: Dialect) -> None:
+    own = {"type": "object", "properties": {"a": {"type": "string"}, "no": False}, "required": ["a", "no", "hidden"]}
+    assert only(own, dialect)["required"] == ["a"]
 
 
 def test_G3_a_tuple_is_an_array_that_tells_its_order() -> None:

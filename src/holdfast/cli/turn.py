@@ -1,6 +1,7 @@
 """`holdfast turn`: one turn over standard input and output, one JSON batch a line (L2)."""
 
 import asyncio
+import os
 import signal
 import sys
 import threading
@@ -43,25 +44,32 @@ def turn(config: Path | None, store: str | None, conversation: str | None) -> No
     runtime = Runtime(store=store, config=config or find_config(Path.cwd()))
     if sys.stdin.isatty():
         click.echo(f"One batch a line, for example {_EXAMPLE}; Ctrl-D ends the turn.", err=True)
-    sys.exit(asyncio.run(_run(runtime, conversation, sys.stdin.buffer)))
+    # Not sys.stdin.buffer: the interpreter, when it ends, would want the lock that the reading thread still holds.
+    source = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
+    sys.exit(asyncio.run(_run(runtime, conversation, source)))
 
 
 async def _run(runtime: Runtime, conversation: str | None, source: BinaryIO) -> int:
     loop, main = asyncio.get_running_loop(), asyncio.current_task()
     assert main is not None
+    lines = _Lines(source, runtime.limits.line_bytes)
     stopped: list[int] = []
-
-    def stop(number: int) -> None:
-        stopped.append(number)
-        main.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
     async with runtime:
         turn = runtime.turn(conversation)
+
+        def stop(number: int) -> None:
+            stopped.append(number)
+            if len(stopped) == 1:  # an open batch is answered, handles are ended and told of (B7, T5)
+                turn.cancel()
+                lines.end()
+            else:
+                main.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
         try:
             async with turn:
-                async for line in _lines(source, runtime.limits.line_bytes):
+                async for line in lines:
                     _print(await _answer(turn, line))
         except asyncio.CancelledError:
             if not stopped:
@@ -98,32 +106,41 @@ def _print(line: dict[str, Any]) -> None:
     sys.stdout.buffer.flush()
 
 
-async def _lines(source: BinaryIO, limit: int) -> AsyncIterator[bytes | None]:
+class _Lines:
     """Lines of the input, None for one that is too long. A thread reads, so that tools go on between batches."""
-    loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[tuple[bytes | None, bool]] = asyncio.Queue()
-    wanted = threading.Semaphore(0)
 
-    def read() -> None:
-        while wanted.acquire():
-            line: bytes | None = source.readline(limit + 1)
+    def __init__(self, source: BinaryIO, limit: int) -> None:
+        self._source = source
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[tuple[bytes | None, bool]] = asyncio.Queue()
+        self._wanted = threading.Semaphore(0)
+
+    def end(self) -> None:
+        """Let the lines end here, whether or not the input does."""
+        self._queue.put_nowait((None, True))
+
+    async def __aiter__(self) -> AsyncIterator[bytes | None]:
+        threading.Thread(target=self._read, daemon=True, name="stdin").start()
+        while True:
+            self._wanted.release()
+            line, end = await self._queue.get()
+            if end:
+                return
+            yield line
+
+    def _read(self) -> None:
+        while self._wanted.acquire():
+            line: bytes | None = self._source.readline(self._limit + 1)
             end = not line
-            if line and len(line) > limit and not line.endswith(b"\n"):
-                while rest := source.readline(limit):
+            if line and len(line) > self._limit and not line.endswith(b"\n"):
+                while rest := self._source.readline(self._limit):
                     if rest.endswith(b"\n"):
                         break
                 line = None
             try:
-                loop.call_soon_threadsafe(queue.put_nowait, (line, end))
+                self._loop.call_soon_threadsafe(self._queue.put_nowait, (line, end))
             except RuntimeError:  # the turn was stopped while this thread waited for input
                 return
             if end:
                 return
-
-    threading.Thread(target=read, daemon=True, name="stdin").start()
-    while True:
-        wanted.release()
-        line, end = await queue.get()
-        if end:
-            return
-        yield line

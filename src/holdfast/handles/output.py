@@ -14,7 +14,6 @@ from then on, and what falls between the two is in the gap like anything else th
 import itertools
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +22,6 @@ from holdfast.handles.spool import Spool
 _MEMORY = 1 << 20
 _GATHER = 1 << 14
 """Behind the linear part, smaller pieces are gathered up to this size before they are put in place."""
-_CHUNK = 1 << 18
-"""`find` reads this much at a time."""
-_LINE = 1 << 12
-"""`find` shows at most this much of a line to either side of what it found."""
 _ALL = sys.maxsize
 
 _numbers = itertools.count(1)
@@ -39,14 +34,6 @@ class Piece(NamedTuple):
     start: int
     end: int
     missing: int = 0
-
-
-class Found(NamedTuple):
-    """A place where a pattern occurs: its offset, and the line around it, which begins at `start`."""
-
-    offset: int
-    start: int
-    line: bytes
 
 
 class Span(NamedTuple):
@@ -70,7 +57,7 @@ def unfinished(data: bytes) -> int:
 
 
 class Output:
-    """The output of one handle. Of one thread, except that a finished output may be synced or searched from another."""
+    """The output of one handle. Of one thread, except that a finished output may be synced or read from another."""
 
     __slots__ = (
         "_descriptor",
@@ -244,35 +231,6 @@ class Output:
         if not data and start < stop:
             return Piece(b"", start, stop, stop - start)
         return Piece(data, start, start + len(data))
-
-    def find(self, pattern: bytes, start: int = 0, stop: int | None = None) -> Iterator[Found]:
-        """Where the pattern occurs, in order, in what is there now. A line is given once; of a long one, its parts."""
-        if not pattern:
-            raise ValueError("the pattern is empty: give at least one character to look for")
-        _, start, stop = self.span(start, stop)
-        return self._search(pattern, start, stop)
-
-    def _search(self, pattern: bytes, start: int, stop: int) -> Iterator[Found]:
-        while start < stop:
-            piece = self.read(start, min(stop, start + _CHUNK + len(pattern)))
-            at = piece.data.find(pattern)
-            if at >= 0:
-                found = self._line_around(start + at, start + at + len(pattern))
-                yield found
-                start = max(found.start + len(found.line), found.offset + len(pattern))
-            elif piece.missing or len(piece.data) < len(pattern):
-                start = piece.end
-            else:
-                # A match may begin in this chunk and end in the next.
-                start = piece.end - len(pattern) + 1
-
-    def _line_around(self, start: int, stop: int) -> Found:
-        before = self.before(start, _LINE)
-        after = self.read(stop, stop + _LINE).data
-        before = before[before.rfind(b"\n") + 1 :]
-        end = after.find(b"\n")
-        line = before + self.read(start, stop).data + (after if end < 0 else after[:end])
-        return Found(start, start - len(before), line)
 
     def before(self, offset: int, size: int) -> bytes:
         """The bytes before an offset, as far as they are kept without interruption."""

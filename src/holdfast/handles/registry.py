@@ -147,7 +147,7 @@ class Registry:
             if handle.stateful:
                 known.names[handle.id] = handle
                 known.tombstones.pop(handle.id, None)
-            else:
+            elif handle.tool.name != "read_output":  # it looks for a call by its label, and may bear the same one
                 known.calls[handle.call_id] = handle
         done()
 
@@ -253,6 +253,11 @@ class Registry:
                 known.kept.append(handle)
             else:
                 self._forget(handle, known, now)
+
+    def turn_began(self, conversation: str, turn: str) -> None:
+        """The conversation has a turn, which keeps what has not expired by now."""
+        self._expire()
+        self.conversation(conversation).turn = turn
 
     def turn_ended(self, conversation: str) -> None:
         """The conversation's turn is over: what was kept only for it may go."""

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle, HandleInfo
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from holdfast.handles.registry import Registry
 
 
-class Waited(NamedTuple):
+class Waited(msgspec.Struct, frozen=True):
     """What a wait came to."""
 
     handles: tuple[Handle, ...]
@@ -63,7 +65,7 @@ class Handles:
         """Wait for any combination of groups."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
-        wait = Wait(groups, lambda _: _wake(over), spare=self._spare)
+        wait = Wait(groups, lambda _: None if over.done() else over.set_result(None), spare=self._spare)
         wait.begin()
         if over.done():
             return Waited(handles, needs_input=wait.reason == "needs_input")

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jsonschema_rs
 import msgspec
 
-from holdfast.errors import ToolError
+from holdfast.errors import ConfigError, ToolError
 from holdfast.handles.question import Question, answer_fits
 from holdfast.schema.canonical import canonical, compiled, json_type, property_names, resolve, variant
 from holdfast.tools.base import Action, Tool
@@ -80,6 +80,8 @@ class ArgumentCheck:
                 return arguments
             faults = _Faults(self._schema).of(arguments, self._schema.root, ())
             reasons = [_sentence(fault, self._tool) for fault in itertools.islice(faults, _MAX_FAULTS + 1)]
+        except ConfigError as error:  # a schema with ids of its own, which only the validator can follow
+            reasons = [error.message]
         except ValueError as error:  # of the validator: a set, a key that is no string, half of a character
             reasons = [f"they cannot be written as JSON ({_cut(str(error), 120)})"]
         except RecursionError:
@@ -171,10 +173,15 @@ class _Schema:
         return any(self.admits(part, each) for each in (("integer", "number") if numeric else (kind,)))
 
     def fits(self, part: Any, value: Any) -> bool:
+        if isinstance(part, bool):
+            return part
         if id(part) not in self._parts:
-            alone = {**self._context, "allOf": [_rebased(part)]}
-            self._parts[id(part)] = compiled(alone, tool=self._tool)
+            self._parts[id(part)] = self.alone(part)
         return self._parts[id(part)].is_valid(value)
+
+    def alone(self, part: Any) -> jsonschema_rs.Validator:
+        """A validator of the part by itself."""
+        return compiled({**self._context, "allOf": [_rebased(part)]}, tool=self._tool)
 
     @cached_property
     def _context(self) -> dict[str, Any]:
@@ -211,8 +218,15 @@ class _Faults:
             found = True
             yield fault
         if not found:
-            unknown = next((key for key in schema if key in _LEFT_TO_VALIDATOR), "schema")
-            yield _Fault(unknown, path, None, value)
+            yield _Fault(self._unspoken(value, schema), path, None, value)
+
+    def _unspoken(self, value: Any, schema: Mapping[str, Any]) -> str:
+        """The keyword to blame when it is none of those that have words of their own."""
+        for keywords in _BLAMED:
+            alone = {key: schema[key] for key in keywords if key in schema}
+            if keywords[0] in alone and not self._schema.alone(alone).is_valid(value):
+                return keywords[0]
+        return "unevaluatedProperties"
 
     def _known(self, value: Any, schema: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[_Fault]:
         own = list(self._own(value, schema, path))
@@ -242,7 +256,9 @@ class _Faults:
         validator = jsonschema_rs.validator_for(own)
         if not validator.is_valid(value):
             for error in validator.iter_errors(value):
-                yield _Fault(error.kind.name, path, schema[error.kind.name], value)
+                keyword = error.kind.name
+                # Of `exclusiveMinimum: true`, as old drafts have it, the validator knows the number.
+                yield _Fault(keyword, path, error.kind.as_dict().get("limit", schema[keyword]), value)
 
     def _members(
         self, value: dict[str, Any], schema: Mapping[str, Any], path: tuple[str | int, ...]
@@ -253,24 +269,24 @@ class _Faults:
             yield _Fault("required", path, (missing, required), value)
         properties = schema.get("properties", {})
         others = True if "patternProperties" in schema else schema.get("additionalProperties", True)
-        known = property_names(schema) if schema.get("unevaluatedProperties") is False else properties
+        whole = schema.get("unevaluatedProperties") is False
+        known = property_names(schema, self._schema.root) if whole else list(properties)
+        taken = [name for name in known if properties.get(name) is not _NOWHERE]
         for name, member in value.items():
-            place = (*path, name)
-            if name not in properties and (others is False or (name not in known and known is not properties)):
-                yield _Fault("unknown", place, [each for each in known if properties.get(each) is not _NOWHERE], member)
-            elif properties.get(name) is _NOWHERE:
-                taken = [each for each in properties if properties[each] is not _NOWHERE]
-                yield _Fault("elsewhere", place, taken, member)
-            elif not self._schema.fits(properties.get(name, others), member):
-                yield from self.of(member, properties.get(name, others), place)
+            own = properties.get(name, others)
+            if name not in known and (whole or others is False):
+                yield _Fault("unknown", (*path, name), taken, member)
+            elif own is _NOWHERE:
+                yield _Fault("elsewhere", (*path, name), taken, member)
+            elif not self._schema.fits(own, member):
+                yield from self.of(member, own, (*path, name))
 
     def _no_form(self, value: Any, forms: Sequence[Any], path: tuple[str | int, ...]) -> Iterator[_Fault]:
         """None of the forms of a union fits: tell of the one that was meant, where that can be seen."""
         near = [form for form in forms if self._schema.admits_type_of(form, value)]
         if not near:
-            yield _Fault(
-                "type", path, [kind for kind in _TYPES if any(self._schema.admits(f, kind) for f in forms)], value
-            )
+            kinds = [kind for kind in _TYPES if any(self._schema.admits(form, kind) for form in forms)]
+            yield _Fault("type", path, kinds, value)
             return
         if len(near) == 1:
             yield from self.of(value, near[0], path)
@@ -313,8 +329,17 @@ _RULES = {
     "maxProperties": "must have at most {} properties",
 }
 _OWN = {"type", "enum", "const", *_RULES}
-_LEFT_TO_VALIDATOR = ("not", "contains", "propertyNames", "patternProperties", "if", "dependentRequired")
-_LEFT_TO_VALIDATOR += ("dependentSchemas", "dependencies", "oneOf", "unevaluatedProperties", "unevaluatedItems")
+_BLAMED = (
+    ("not",),
+    ("contains", "minContains", "maxContains"),
+    ("propertyNames",),
+    ("patternProperties", "properties", "additionalProperties"),
+    ("if", "then", "else"),
+    ("dependentRequired",),
+    ("dependentSchemas",),
+    ("dependencies",),
+    ("oneOf",),
+)
 _MAX_FAULTS = 5
 _MAX_SHOWN = 10
 
@@ -373,7 +398,9 @@ def _rebased(schema: Any) -> Any:
         return schema
     moved = {key: _rebased(value) for key, value in schema.items()}
     ref = moved.get("$ref")
-    return {**moved, "$ref": f"#/$defs/whole{ref[1:]}"} if isinstance(ref, str) else moved
+    if isinstance(ref, str) and ref[:2] in ("#", "#/"):
+        moved["$ref"] = f"#/$defs/whole{ref[1:]}"
+    return moved
 
 
 def _forms(schema: Mapping[str, Any]) -> list[Any]:

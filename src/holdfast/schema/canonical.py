@@ -67,21 +67,28 @@ def check_parameters(name: str, parameters: Mapping[str, Any], actions: Collecti
             ]
         )
     compiled(parameters, tool=name)
-    if not actions:
-        return
-    problems = [
-        f"tool `{name}`: parameter `{taken}` has a name that every stateful tool uses for itself "
-        f"({', '.join(RESERVED)}); rename it, or declare no actions"
-        for taken in sorted(set(property_names(parameters)) & set(RESERVED))
-    ]
-    problems += [
-        f'tool `{name}`: "$ref": "{ref}" cannot be followed from inside the spawn variant; '
-        "move what it names to `$defs` and refer to it there"
-        for ref in sorted(set(_references(parameters)))
-        if not ref.startswith(("#/$defs/", "#/definitions/"))
-    ]
+    problems = [f"tool `{name}`: {problem}" for problem in _problems(parameters, bool(actions))]
     if problems:
         raise ConfigError(problems)
+
+
+def _problems(parameters: Mapping[str, Any], stateful: bool) -> Iterator[str]:
+    references = sorted(set(_references(parameters)))
+    foreign = [ref for ref in references if not _is_pointer(ref)]
+    if foreign:
+        yield from map(_not_a_pointer, foreign)
+    elif stateful:
+        for taken in sorted(set(property_names(parameters)) & set(RESERVED)):
+            yield (
+                f"parameter `{taken}` has a name that every stateful tool uses for itself "
+                f"({', '.join(RESERVED)}); rename it, or declare no actions"
+            )
+        for ref in references:
+            if not ref.startswith(("#/$defs/", "#/definitions/")):
+                yield (
+                    f'"$ref": "{ref}" cannot be followed from inside the spawn variant; '
+                    "move what it names to `$defs` and refer to it there"
+                )
 
 
 def compiled(schema: Mapping[str, Any], *, tool: str) -> jsonschema_rs.Validator:
@@ -96,9 +103,12 @@ def compiled(schema: Mapping[str, Any], *, tool: str) -> jsonschema_rs.Validator
         raise ConfigError([f"tool `{tool}`: parameters cannot be written as JSON: {error}"]) from None
 
 
-def property_names(schema: Mapping[str, Any]) -> list[str]:
-    """The names an object schema gives to properties, those of its branches included, in order."""
-    return list(dict.fromkeys(_names(schema, schema, set())))
+def property_names(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> list[str]:
+    """The names an object schema gives to properties, those of its branches included, in order.
+
+    `root` is the schema that references count from, if this one is only a part of it.
+    """
+    return list(dict.fromkeys(_names(schema, schema if root is None else root, set())))
 
 
 def _names(schema: Any, root: Mapping[str, Any], followed: set[str]) -> Iterator[str]:
@@ -116,8 +126,8 @@ def _names(schema: Any, root: Mapping[str, Any], followed: set[str]) -> Iterator
 
 def resolve(root: Mapping[str, Any], ref: str) -> Any:
     """What a local `$ref` (`#/$defs/Place`) names in the schema `root`."""
-    if ref != "#" and not ref.startswith("#/"):
-        raise ConfigError([f'"$ref": "{ref}" must name a part of the same schema, such as "#/$defs/Name"'])
+    if not _is_pointer(ref):
+        raise ConfigError([_not_a_pointer(ref)])
     found: Any = root
     for part in ref.split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")
@@ -126,6 +136,14 @@ def resolve(root: Mapping[str, Any], ref: str) -> Any:
         except (KeyError, IndexError, ValueError, TypeError):
             raise ConfigError([f'"$ref": "{ref}" names nothing; there is no `{key}`']) from None
     return found
+
+
+def _is_pointer(ref: str) -> bool:
+    return ref == "#" or ref.startswith("#/")
+
+
+def _not_a_pointer(ref: str) -> str:
+    return f'"$ref": "{ref}" must name a part of the same schema, such as "#/$defs/Name"'
 
 
 def json_type(value: Any) -> str:

@@ -280,7 +280,7 @@ def _rendered(schema: Schema, words: _Words, depth: int, *, optional: bool = Fal
     if not words.null_type:
         bodies = bodies or [{"type": "string"}]
         bodies = [{**body, "nullable": True} for body in bodies] if nullable else bodies
-    elif nullable and bodies != [{}]:
+    elif nullable:
         bodies.append({"type": "null"})
     whole = _described(bodies[0] if len(bodies) == 1 else {"anyOf": bodies}, text)
     return {**whole, "default": schema["default"]} if words.default and "default" in schema else whole

@@ -72,6 +72,7 @@ class Process:
         self._readers: dict[int, Callable[[bytes], None]] = {}
         self._stdin: int | None = None
         self._unsent = bytearray()
+        self._sent = 0
         self._closing_stdin = False
         self._exit: Exit | None = None
         self._group = True  # whether the leader's process group may have members
@@ -155,6 +156,7 @@ class Process:
                 f"would exceed {UNREAD_LIMIT}. Wait until it has read them, or send less at once.",
                 code="input_not_read",
             )
+        self._sent += len(data)
         if not self._unsent:
             try:
                 data = data[os.write(self._stdin, data) :]
@@ -209,7 +211,9 @@ class Process:
             return False
         reading = _reading(self.pid, f"pipe:[{os.fstat(self._stdin).st_ino}]")
         if reading:
+            sent = self._sent
             self._drain()
+            return self._sent == sent  # what it said may have been answered at once
         return reading
 
     # Output

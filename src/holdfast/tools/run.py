@@ -81,8 +81,8 @@ class Run:
         handle = self.handle
         if isinstance(handle.decided, Stopped) or not data:
             return
-        handle.reading = False
         if self._probe is not None:
+            handle.reading = False  # as far as is known; a function says itself when it has what it waited for
             self._last_output = asyncio.get_running_loop().time()
             if handle.watchers:
                 self.probe_when_quiet()
@@ -104,6 +104,8 @@ class Run:
         handle = self.handle
         if isinstance(handle.decided, Stopped) or self._ending is not None:
             return
+        if self._probe is not None:
+            handle.reading = False  # what it reads next is the answer
         outcome = self._route(handle, question)
         registry, now = self.registry, self.registry.clock.now()
         if outcome is None:
@@ -129,7 +131,9 @@ class Run:
                 outcome = error
         self._close_question()
         self._cancel_timers()
-        self.registry.end(handle, self._delivery(handle, outcome), ended_by, exit_code, signal)
+        if ended_by == "self":  # the others are told in our words and hold nothing of the tool's
+            outcome = self._delivery(handle, outcome)
+        self.registry.end(handle, outcome, ended_by, exit_code, signal)
 
     def released(self) -> None:
         handle = self.handle
@@ -201,7 +205,9 @@ class Run:
     def probe(self) -> bool:
         """Ask now. True when it is known to wait for input."""
         if self._probe is not None and isinstance(self.handle.decided, Running):
-            self.reading(bool(self._probe()))
+            reading = bool(self._probe())
+            if isinstance(self.handle.decided, Running):  # it may have delivered a question, or the end
+                self.reading(reading)
         return self.handle.reading
 
     @property

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -49,9 +50,12 @@ class Signature:
             if info.description is None:
                 info.description = argument_texts.get(name)
             fields[name] = (annotation, info)
-        model = create_model(
-            function.__name__, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True), **fields
-        )  # type: ignore[call-overload]
+        with warnings.catch_warnings():
+            # A parameter may be called `schema` or `copy`: nobody uses the methods of that name.
+            warnings.filterwarnings("ignore", "Field name .* shadows an attribute", UserWarning)
+            model = create_model(
+                function.__name__, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True), **fields
+            )  # type: ignore[call-overload]
         schema = _tidy(model.model_json_schema())
         schema.setdefault("properties", {})
         return cls(description, schema, call_parameter, None if plain else model)

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from holdfast.errors import ConfigError, ToolError
 from holdfast.handles.gate import RESOURCE
@@ -46,7 +47,7 @@ class Toolbox:
         key = (tool.name, action)
         check = self._checks.get(key)
         if check is None:
-            check = self._checks[key] = check_for(tool, action)
+            check = self._checks[key] = check_for(_in_own_words(tool), action)
         return check
 
     def names(self, invocation: Invocation) -> dict[str, int]:
@@ -59,3 +60,10 @@ class Toolbox:
             names.update(self._slots)
         names.update(getattr(tool.runtime, "slots", {}))  # SupportsSlots
         return names
+
+
+def _in_own_words(tool: Tool) -> Tool:
+    """A built-in that needs one of several arguments says so itself, as its rule words it (A4)."""
+    if tool.source != "builtin" or "anyOf" not in tool.parameters:
+        return tool
+    return replace(tool, parameters={key: value for key, value in tool.parameters.items() if key != "anyOf"})

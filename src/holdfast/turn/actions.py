@@ -116,7 +116,7 @@ class Actions:
         """C6: input for a running tool, the answer for a waiting one."""
         state, run = handle.state, handle.run
         if run is None or run.ending or not isinstance(state, Running | Waiting):
-            what = "being ended" if run is not None and run.ending else name(state)
+            what = "being ended" if handle.active and run is not None and run.ending else name(state)
             raise ToolError(
                 f"Handle `{handle.id}` is {what}; only a running or waiting one takes input", code="not_running"
             )

@@ -45,9 +45,9 @@ class Projector:
         if len(source) <= cap and (len(source) <= view.max_lines or source.count("\n") < view.max_lines):
             if source.isascii():
                 return source
-            data = _utf8(source)
+            data = to_utf8(source)
             return data.decode() if len(data) <= cap else _project(_Plain(data), cap, view, hint)
-        return _project(_Plain(_utf8(source)), cap, view, hint)
+        return _project(_Plain(to_utf8(source)), cap, view, hint)
 
     def value(self, value: Any, view: View, hint: str) -> str:
         if isinstance(value, str):
@@ -78,7 +78,7 @@ def size_of(source: Any, mode: Literal["bytes", "tokens"] = "bytes") -> int:
     if isinstance(source, Span):
         size = source.stop - source.start
     else:
-        size = len(_utf8(source) if isinstance(source, str) else to_json(source))
+        size = len(to_utf8(source) if isinstance(source, str) else to_json(source))
     return size if mode == "bytes" else _tokens(size)
 
 
@@ -128,9 +128,7 @@ class _Printed:
         self.first, self.last = kept[0], kept[-1]
 
     def read(self, start: int, stop: int) -> bytes:
-        """The bytes of a range if all of it is there."""
-        piece = self._output.read(start, stop)
-        return piece.data if piece.end == stop else b""
+        return self._output.read(start, stop).data
 
     def line_ends(self, data: bytes) -> Iterator[re.Match[bytes]]:
         return (_LINE_END if b"\r" in data else _NEWLINE).finditer(data)
@@ -357,7 +355,8 @@ def to_json(value: Any) -> bytes:
         return msgspec.json.encode(_clean(msgspec.to_builtins(value, str_keys=True)))
 
 
-def _utf8(text: str) -> bytes:
+def to_utf8(text: str) -> bytes:
+    """The bytes of a text that are counted and shown."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -367,7 +366,7 @@ def _utf8(text: str) -> bytes:
 
 def _clean(value: Any) -> Any:
     if isinstance(value, str):
-        return _utf8(value).decode()
+        return to_utf8(value).decode()
     if isinstance(value, dict):
         return {_clean(key): _clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -5,7 +5,7 @@ assistant; with nobody to ask it counts as `abort`, which is also what a cancell
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import msgspec
@@ -30,27 +30,44 @@ class Ending(msgspec.Struct, frozen=True):
 async def end_turn(
     conversation: str, registry: Registry, admission: Admission, replies: Replies, *, cancelled: bool
 ) -> Ending:
-    """Apply each live handle's policy and wait until what must end has ended."""
+    """Apply each live handle's policy and wait until what must end has ended, one-shot calls included (T4)."""
     live = [handle for handle in registry.live(conversation) if handle.stateful and handle.active]
     # Ordered sets: thousands may be live, and each is looked for in both.
     kept = dict.fromkeys(handle for handle in live if handle.tool.spawn.on_turn_end == "keep")
     waited = dict.fromkeys(h for h in live if h.tool.spawn.on_turn_end == "await" and not cancelled)
     ended = [handle for handle in live if handle not in kept and handle not in waited]
+    calls = [handle for handle in registry.live(conversation) if not handle.stateful and handle.active]
     reason: EndedBy = "cancel" if cancelled else "turn_end"
-    for handle in ended:
+    for handle in (*ended, *calls):
         _end(admission, handle, reason)
-    await asyncio.gather(*(_wait(admission, handle) for handle in waited))
-    await all_stopped(ended)
+    ending = {handle.uid for handle in ended}
+    try:
+        await asyncio.gather(*(_wait(admission, handle, ending) for handle in waited))
+    except asyncio.CancelledError:  # T5: from now on nobody is waited for
+        for handle in waited:
+            _end(admission, handle, "cancel")
+        raise
+    await all_stopped([*ended, *calls])
     return Ending(
         results=tuple(replies.entry(handle, "dispatch") for handle in live if handle not in kept),
         kept=tuple(replies.entry(handle, "dispatch") for handle in kept),
     )
 
 
-async def _wait(admission: Admission, handle: Handle) -> None:
-    """T3: wait for one, but not for one that waits for an assistant who has stopped talking (A6)."""
+def wait_no_longer(conversation: str, registry: Registry, admission: Admission) -> None:
+    """T5: the turn is cancelled while it ends. What `end_turn` waits for is ended, and it goes on."""
+    for handle in registry.live(conversation):
+        if handle.stateful and handle.tool.spawn.on_turn_end == "await":
+            _end(admission, handle, "cancel")
+
+
+async def _wait(admission: Admission, handle: Handle, ending: Container[str]) -> None:
+    """T3: wait for one, but not for one that waits for an assistant who has stopped talking (A6).
+
+    Whoever queues behind one that is `ending` does not: it will be free soon.
+    """
     over = asyncio.Event()
-    wait = Wait([all_of([handle])], lambda _: over.set())
+    wait = Wait([all_of([handle])], lambda _: over.set(), spare=ending)
     wait.begin()
     try:
         async with asyncio.timeout(handle.tool.spawn.turn_end_timeout_secs):

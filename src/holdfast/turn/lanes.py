@@ -5,6 +5,7 @@ returned. Synchronising calls start at once and nobody waits for them. Calls tha
 its spawn first; what follows a serial spawn follows it, and does not hold the serial lane up.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -54,7 +55,9 @@ class Lanes:
         self._parallel.discard(slot.position)
         if slot.lane == "serial":
             self._serial_busy = False
-        self._pump()
+        if not self._starting and (self._ready or self._serial):
+            # Not at once: a handle that has stopped answers first and frees its lane and resources after that.
+            asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
         # A call that starts may return at once and make the next one ready: a loop, so that a thousand of them in

@@ -40,8 +40,8 @@ class Permission:
         mode: RunMode = handle.tool.result
         if mode == "unattended" or (mode in ("ask", "edit") and self._detached == "auto"):
             return outcome
-        if mode == "skip":
-            return Ok(NOT_DELIVERED)
+        if mode == "skip":  # a failure stays one: a killed process is never shown as success (S3)
+            return Error(NOT_DELIVERED, outcome.code) if isinstance(outcome, Error) else Ok(NOT_DELIVERED)
         return _denied(handle.tool, f'show its result (`result = "{mode}"`)', "result")
 
 

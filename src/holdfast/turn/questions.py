@@ -28,7 +28,7 @@ class Questions:
         policy = handle.tool.questions.get(question.id, _NO_POLICY)
         if policy.answered:
             return _checked(question, policy.answer, f"the fixed answer {policy.answer!r} of question `{question.id}`")
-        if handle.stateful and "apply" in handle.tool.actions and not policy.exclusive:
+        if handle.stateful and self._could_be_open(handle, policy):
             open_now = self._registry.conversation(handle.conversation).open_questions
             if open_now < self._limits.open_questions:
                 return None
@@ -40,12 +40,16 @@ class Questions:
             return _checked(question, question.default, f"the default of question `{question.id}`")
         return self._unanswered(handle, question, policy)
 
+    def _could_be_open(self, handle: Handle, policy: QuestionPolicy) -> bool:
+        """Whether the caller may answer, if it spawned the tool."""
+        return "apply" in handle.tool.actions and not policy.exclusive
+
     def _unanswered(self, handle: Handle, question: Question, policy: QuestionPolicy) -> Error:
         setting = f"[conversation.tools.{handle.tool.name}.questions.{question.id}]"
         who = "only a person may answer it and none is there" if policy.exclusive else "nobody is there to answer it"
+        spawn = ", or spawn the tool and answer with `apply`" if self._could_be_open(handle, policy) else ""
         return Error(
-            f'The tool asked "{question.text}" (`{question.id}`), but {who}. '
-            f"Set a fixed `answer` in {setting}, or spawn the tool if it has `apply`.",
+            f'The tool asked "{question.text}" (`{question.id}`), but {who}. Set a fixed `answer` in {setting}{spawn}.',
             "question_unanswered",
         )
 

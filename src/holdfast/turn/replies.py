@@ -66,9 +66,9 @@ class Replies:
 
     def values(self, waited: Waited) -> dict[str, Any]:
         """The same for Python: each result is the value itself, with `is_error` beside it."""
-        stopped = [handle for handle in waited.handles if not handle.active]
+        stopped = [handle for handle in waited.handles if isinstance(handle.state, Stopped)]
         limits = self._limits(stopped, "dispatch")
-        return self._waited(waited, [self._value(*each) for each in zip(stopped, limits, strict=True)])
+        return self._waited(waited, [self._value(handle, limit) for handle, limit in zip(stopped, limits, strict=True)])
 
     def _value(self, handle: Handle, limit: int | None) -> dict[str, Any]:
         state = handle.state
@@ -84,10 +84,10 @@ class Replies:
         return [self.entry(handle, view, limit) for handle, limit in zip(stopped, limits, strict=True)]
 
     def _waited(self, waited: Waited, completed: list[dict[str, Any]]) -> dict[str, Any]:
-        answer: dict[str, Any] = {
-            "completed": completed,
-            "pending": [self._pending(handle, waited.needs_input) for handle in waited.handles if handle.active],
-        }
+        answer: dict[str, Any] = {"completed": completed, "pending": []}
+        if len(completed) < len(waited.handles):
+            live = (handle for handle in waited.handles if handle.active)
+            answer["pending"] = [self._pending(handle, waited.needs_input) for handle in live]
         if waited.timed_out:
             answer["timed_out"] = True
         if waited.needs_input:

@@ -11,7 +11,7 @@ from holdfast.errors import HoldfastError, ToolError
 from holdfast.store.base import Responded
 from holdfast.tools.base import Reply
 from holdfast.turn.batch import Batch
-from holdfast.turn.ending import Ending, end_turn
+from holdfast.turn.ending import Ending, end_turn, wait_no_longer
 from holdfast.turn.replies import error_reply
 from holdfast.turn.slot import ToolCall, read_call
 
@@ -44,12 +44,13 @@ class Turn:
         self._cancelled = False
 
     async def __aenter__(self) -> Self:
+        self._check_not_ended()
         known = self._runtime.registry.conversation(self.conversation)
         if known.turn is not None:
             raise HoldfastError(
                 f"conversation `{self.conversation}` has an open turn; end that one first", code="turn_open"
             )
-        known.turn = self.id
+        self._runtime.registry.turn_began(self.conversation, self.id)
         return self
 
     async def __aexit__(
@@ -61,8 +62,7 @@ class Turn:
 
     async def run(self, calls: Sequence[ToolCall]) -> list[Response]:
         """Run one batch. Every call gets exactly one response, in order; nothing a tool does raises here."""
-        if self.ending is not None:
-            raise HoldfastError("the turn has ended; open another with rt.turn()", code="turn_ended")
+        self._check_not_ended()
         if self._batch is not None:
             raise HoldfastError("a batch of this turn is still running; await it first", code="batch_open")
         self._runtime.check_open()
@@ -71,6 +71,10 @@ class Turn:
             Response(call.id, reply.result, reply.is_error, reply.model)
             for call, reply in zip(calls, replies, strict=True)
         ]
+
+    def _check_not_ended(self) -> None:
+        if self.ending is not None:
+            raise HoldfastError("the turn has ended; open another with rt.turn()", code="turn_ended")
 
     async def _replies(self, calls: Sequence[ToolCall]) -> Sequence[Reply]:
         runtime = self._runtime
@@ -105,12 +109,17 @@ class Turn:
         self._cancelled = True
         if self._batch is not None:
             self._batch.cancel()
+        runtime = self._runtime
+        if self.ending is not None and runtime.registry.conversation(self.conversation).turn == self.id:
+            wait_no_longer(self.conversation, runtime.registry, runtime.admission)
 
     async def end(self) -> Ending:
         """End the turn by each live handle's policy (T). Harmless when done twice."""
         if self.ending is None:
             runtime = self._runtime
             self.ending = Ending()
+            if self._batch is not None:
+                self._batch.cancel()  # nothing of a turn runs on when it has ended (T4)
             try:
                 self.ending = await end_turn(
                     self.conversation, runtime.registry, runtime.admission, runtime.replies, cancelled=self._cancelled

@@ -16,7 +16,7 @@ from holdfast.handles.state import Error, Ok, Stopped
 from holdfast.tools.base import Reply, Tool
 from holdfast.tools.call import Call
 from holdfast.tools.function import tool
-from holdfast.turn.budget import strip_controls
+from holdfast.turn.budget import strip_controls, to_json, to_utf8
 
 _SEARCH_STEP = 8 << 20
 """A search lets others run after this many bytes."""
@@ -62,7 +62,7 @@ def read_output_tool() -> Tool:
         size = min(limit or cap, cap)
         start = _start(kept.total, offset, size, from_end)
         if pattern is None:
-            answer = _piece(kept, start, size, view.max_lines)
+            answer = _piece(kept, start, size, view.max_lines, last=from_end and offset is None)
         else:
             answer = await _matches(kept, pattern.encode(), start, size)
         named = {"id": id} if id is not None else {"call_id": call_id}
@@ -83,7 +83,11 @@ class Kept:
 
     def read(self, start: int, stop: int) -> Piece:
         if self._output is not None and start < self._printed:
-            return self._output.read(start, min(stop, self._printed))
+            piece = self._output.read(start, min(stop, self._printed))
+            if piece.missing or piece.end < self._printed:
+                return piece
+            data = piece.data + self._result[: max(0, stop - self._printed)]
+            return Piece(data, start, start + len(data))
         data = self._result[start - self._printed : stop - self._printed]
         return Piece(data, start, start + len(data))
 
@@ -93,14 +97,19 @@ def _result(handle: Handle) -> bytes:
         return b""
     match handle.state.outcome:
         case Ok(Reply(result)):
-            return result.encode()
+            return to_utf8(result)
         case Ok(str() as value):
-            return value.encode()
+            return to_utf8(value)
         case Ok(value):
-            return msgspec.json.encode(value)
-        case Error(message) if handle.output is None:
-            return message.encode()
+            return to_json(value)
+        case Error(message) if handle.output is None or _adds_to_output(handle.state, handle.state.outcome):
+            return to_utf8(message)
     return b""
+
+
+def _adds_to_output(state: Stopped, error: Error) -> bool:
+    """Whether the tool failed in words of its own; those of a failed command repeat what it printed."""
+    return state.ended_by == "self" and error.code != "command_failed"
 
 
 def _start(total: int, offset: int | None, size: int, from_end: bool) -> int:
@@ -109,7 +118,8 @@ def _start(total: int, offset: int | None, size: int, from_end: bool) -> int:
     return min(offset or 0, total)
 
 
-def _piece(kept: Kept, start: int, size: int, max_lines: int) -> dict[str, Any]:
+def _piece(kept: Kept, start: int, size: int, max_lines: int, *, last: bool) -> dict[str, Any]:
+    """What is kept from `start` on, within both caps; `last`: its end is what is wanted, so lines go at the beginning."""
     piece = kept.read(start, min(start + size, kept.total))
     if piece.missing:
         return {
@@ -119,7 +129,10 @@ def _piece(kept: Kept, start: int, size: int, max_lines: int) -> dict[str, Any]:
             "missing": piece.missing,
             "content": f"{piece.missing} bytes from offset {start} were not kept; output goes on at {piece.end}.",
         }
-    data = b"".join(piece.data.splitlines(keepends=True)[:max_lines])
+    lines = piece.data.splitlines(keepends=True)
+    data = b"".join(lines[-max_lines:] if last else lines[:max_lines])
+    if last:
+        start = piece.end - len(data)
     if start + len(data) < kept.total and len(data) > 4:
         data = data[: len(data) - unfinished(data)]
     content = strip_controls(data.decode(errors="replace"))

@@ -1,0 +1,163 @@
+"""SIGKILL to `holdfast turn` while its tools fork, move to new sessions and ignore SIGTERM (R2).
+
+Each time the runtime dies at a random moment, from its first child on. What is left is not looked for by holdfast's
+marks but by a token of our own in the environment, which everything inherits, the guard included: within a second
+nothing may bear it.
+"""
+
+import contextlib
+import json
+import os
+import random
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TOKEN = "HOLDFAST_SOAK"
+LIMIT = 1.0
+"""Seconds in which nothing may be left."""
+LOOKS = 3
+"""Looks in a row that must find nothing: one that is just changing its program has no environment for a moment."""
+SPREAD = 0.15
+"""Seconds over which the moments of the kills are spread; in half of it every tool has all of its processes."""
+
+_STUBBORN = "trap '' TERM HUP INT; while :; do sleep 30; done"
+_QUIET = "</dev/null >/dev/null 2>&1"
+_FAMILY = f"""
+setsid sh -c "{_STUBBORN}" {_QUIET} &
+setsid setsid sh -c "{_STUBBORN}" {_QUIET} &
+({_STUBBORN}) &
+{_STUBBORN}
+"""
+_RELAY = f'sleep 0.01; setsid sh -c "$0" "$0" {_QUIET} &'  # forks its successor in a new session, and is gone
+CONFIG = f"""
+[conversation.tools."*"]
+source = "local"
+run = "unattended"
+spawn = {{ stateful = true }}
+
+[conversation.tools.family]
+command = ["sh", "-c", {json.dumps(_FAMILY)}]
+
+[conversation.tools.relay]
+command = ["sh", "-c", {json.dumps(f'setsid sh -c "$0" "$0" {_QUIET} & {_STUBBORN}')}, {json.dumps(_RELAY)}]
+"""
+_CALLS = [
+    {"id": id, "name": name, "arguments": {"action": "spawn", "id": id}}
+    for id, name in (("a", "family"), ("b", "family"), ("c", "relay"))
+]
+
+
+@dataclass
+class Report:
+    """What came of it."""
+
+    seed: int
+    seconds: list[float] = field(default_factory=list)
+    """From each kill to the first look that found nothing."""
+    processes: list[int] = field(default_factory=list)
+    """How many the runtime left behind each time."""
+    left: list[str] = field(default_factory=list)
+    """What was still there after a second."""
+
+    def __str__(self) -> str:
+        took, had = self.seconds, self.processes
+        told = (
+            f"{len(took)} kills with seed {self.seed}, {statistics.median(had):g} processes left by the runtime each time "
+            f"({min(had)}–{max(had)}): all gone after {statistics.median(took) * 1000:.0f} ms "
+            f"({min(took) * 1000:.0f}–{max(took) * 1000:.0f}), {len(self.left)} times not within {LIMIT:g} s"
+        )
+        return "\n".join([told, *self.left])
+
+
+def run(count: int, seed: int) -> Report:
+    """Kill so many runtimes, one after the other."""
+    report, chance = Report(seed), random.Random(seed)
+    token = f"{os.getpid()}-{secrets.token_hex(8)}"
+    with tempfile.TemporaryDirectory() as directory:
+        config = Path(directory) / "holdfast.toml"
+        config.write_text(CONFIG)
+        for number in range(count):
+            _kill_one(config, f"{token}-{number}", chance.uniform(0, SPREAD), report)
+    if late := _bearers(token):  # one that no look had found
+        report.left.append(f"at the end: {_named(late)}")
+        _end(late)
+    return report
+
+
+def _kill_one(config: Path, token: str, moment: float, report: Report) -> None:
+    command = [str(Path(sys.executable).with_name("holdfast")), "turn", "--config", str(config)]
+    runtime = subprocess.Popen(
+        command, env={**os.environ, TOKEN: token}, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    assert runtime.stdin is not None
+    with runtime:
+        runtime.stdin.write(json.dumps({"calls": _CALLS}) + "\n")
+        runtime.stdin.flush()
+        while not _children(runtime.pid):
+            if runtime.poll() is not None:
+                raise RuntimeError(f"`holdfast turn` ended with {runtime.returncode} before it was killed")
+            time.sleep(0.001)
+        time.sleep(moment)
+        bearers = _bearers(token)
+        runtime.kill()
+        killed = time.monotonic()
+    report.processes.append(len(bearers) - 1)
+    report.seconds.append(_until_gone(token, killed, report))
+
+
+def _until_gone(token: str, killed: float, report: Report) -> float:
+    empty, first_empty = 0, 0.0
+    while empty < LOOKS:
+        looked = time.monotonic()
+        bearers = _bearers(token)
+        if bearers and looked - killed > LIMIT:
+            report.left.append(f"kill {len(report.processes)}: {_named(bearers)}")
+            _end(bearers)
+            return looked - killed
+        if not bearers and not empty:
+            first_empty = looked
+        empty = 0 if bearers else empty + 1
+        time.sleep(0.005)
+    return first_empty - killed
+
+
+def _children(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return ""
+
+
+def _bearers(token: str) -> list[int]:
+    """Processes with the token, or one that begins with it and a dash, in their environment. Zombies have none."""
+    wanted = f"{TOKEN}={token}".encode()
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                variables = Path(entry.path, "environ").read_bytes().split(b"\0")
+                if any(each == wanted or each.startswith(wanted + b"-") for each in variables):
+                    found.append(int(entry.name))
+    return found
+
+
+def _named(pids: list[int]) -> str:
+    names = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            names.append(f"{pid} ({command.strip()[:80]})")
+    return ", ".join(names) or "gone meanwhile"
+
+
+def _end(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

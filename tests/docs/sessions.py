@@ -1,0 +1,71 @@
+"""Sessions of the documentation, run: a `console` block is commands behind `$` and what they print.
+
+What is printed must be what is shown, line by line. `…` stands for anything within its line; alone on a line it stands
+for any number of lines.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+TIMEOUT = 30
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command and what it is said to print."""
+
+    command: str
+    shown: str
+
+
+def steps(session: str) -> list[Step]:
+    """The commands of a session. One with `<<'EOF'` goes on to the line `EOF`."""
+    found: list[Step] = []
+    lines = iter(session.splitlines())
+    for line in lines:
+        if not line.startswith("$ "):
+            assert found, f"a session begins with `$ ` and a command, not with {line!r}"
+            found[-1] = Step(found[-1].command, f"{found[-1].shown}{line}\n")
+            continue
+        command = line[2:]
+        if command.endswith("<<'EOF'"):
+            for more in lines:
+                command += f"\n{more}"
+                if more == "EOF":
+                    break
+        found.append(Step(command, ""))
+    return found
+
+
+def run(command: list[str], directory: Path) -> str:
+    """What a program prints, stderr included, with this Python's programs in front of the PATH."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "PYTEST_"))}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
+    environment["LC_ALL"] = "C.UTF-8"
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    done = subprocess.run(
+        command,
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    if done.returncode and command[0] == sys.executable:
+        raise AssertionError(f"it ended with exit code {done.returncode}:\n{done.stdout}")
+    return done.stdout
+
+
+def matches(shown: str, printed: str) -> bool:
+    """Whether the output is the one that is shown."""
+    pattern = ""
+    for line in shown.splitlines():
+        pattern += r"(?:.*\n)*?" if line.strip() == "…" else re.escape(line).replace("…", ".*") + r"\n"
+    return re.fullmatch(pattern, printed if printed.endswith("\n") or not printed else f"{printed}\n") is not None

@@ -1,0 +1,79 @@
+"""Nothing of a tool survives: not its abort, not its end, not the end of the runtime (C7, F3, R2)."""
+
+import time
+from typing import Any
+
+import pytest
+from tests.e2e.driver import Start, TurnProcess, until
+
+# Five shells that ignore SIGTERM: a child, a grandchild, one in a session of its own and one below that, and the first.
+CONFIG = """
+[conversation.tools."*"]
+source = "local"
+run = "unattended"
+
+[conversation.tools.stubborn]
+command = ["sh", "-c", '''
+    trap '' TERM HUP INT
+    forever='while :; do sleep 300; done'
+    sh -c "$forever" &
+    sh -c "sh -c '$forever' & wait" &
+    setsid sh -c "$forever" </dev/null >/dev/null 2>&1 &
+    setsid sh -c "setsid sh -c '$forever' & wait" </dev/null >/dev/null 2>&1 &
+    echo up
+    eval "$forever"
+''']
+spawn = { stateful = true, abort_grace_ms = 200 }
+
+[conversation.tools.leaver]
+command = ["sh", "-c", "sleep 30 & echo done"]
+spawn.stateful = true
+"""
+TREE = 5
+
+
+def grown(turn: TurnProcess) -> bool:
+    return len(turn.running("sleep 300")) >= 2 * TREE  # each sleep, and each shell that has it in its script
+
+
+def test_C7_an_aborted_tree_that_ignores_SIGTERM_is_gone_when_the_abort_is_answered(start: Start) -> None:
+    turn = start(CONFIG)
+    turn.one("stubborn", {"action": "spawn", "id": "s"})
+    until(lambda: grown(turn))
+    reply = turn.one("stubborn", {"action": "abort", "id": "s"})
+    assert turn.running("sleep 300") == []
+    assert reply.json == {"id": "s", "state": "stopped", "result": "Aborted by the assistant.", "ended_by": "abort"}
+    kept = turn.one("read_output", {"id": "s"})
+    assert kept.json["content"] == "up\n"  # S3: the output is kept
+    assert turn.finish() == []
+
+
+def test_R2_nothing_is_left_a_second_after_the_runtime_was_killed(start: Start) -> None:
+    turn = start(CONFIG)
+    turn.run(
+        ("stubborn", {"action": "spawn", "id": "s"}),
+        ("stubborn", {"action": "spawn", "id": "t"}),
+    )
+    until(lambda: len(turn.running("sleep 300")) >= 4 * TREE)
+    turn.process.kill()
+    turn.process.wait()
+    until(lambda: not turn.survivors(), 1.0, lambda: str(turn.survivors()))
+
+
+@pytest.mark.parametrize("spawned", [False, True], ids=["one-shot", "spawned"])
+def test_F3_a_command_ends_with_its_first_process_and_takes_what_it_left_along(start: Start, spawned: bool) -> None:
+    turn = start(CONFIG)
+    turn.one("read_output", {"id": "nothing"})  # the process is up: what follows is not its start
+    calls: list[tuple[str, Any]] = [("leaver", {})]
+    if spawned:
+        calls = [("leaver", {"action": "spawn", "id": "l"}), ("await", {"all": ["l"]})]
+    began = time.monotonic()
+    answer = turn.run(*calls)[-1]
+    took = time.monotonic() - began
+    assert turn.running("sleep 30") == []
+    assert took < 2  # the grace of an abort: it was not even needed
+    if spawned:
+        assert answer.json["completed"] == [{"id": "l", "state": "stopped", "result": "done\n"}]
+    else:
+        assert answer.text == "done\n"
+    assert turn.finish() == []

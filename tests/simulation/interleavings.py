@@ -1,0 +1,134 @@
+"""Random interleavings: many small scripts, each played to a real runtime in virtual time and compared with the model.
+
+    python -m tests.simulation.interleavings COUNT SEED [FIRST]
+
+runs `COUNT` scripts, from number `FIRST` on. A script depends on the seed and its number alone. A script that differs
+from the model is made as short as it can be and printed with what differs.
+"""
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.store.base import Store
+from holdfast.store.memory import MemoryStore
+from holdfast.testing import VirtualClock
+from holdfast.testing.clock import VirtualDeadlock
+from tests.simulation import ops
+from tests.simulation.play import play
+from tests.simulation.rehearsal import Rehearsal, Step, rehearse
+from tests.simulation.scripts import generate
+from tests.simulation.world import Stage
+
+_TOGETHER = 50
+"""Scripts that share a runtime and a loop: building one costs more than a script."""
+_SHOWN = 3
+"""Differences that are made short and printed."""
+
+
+@dataclass
+class Report:
+    """What came of it."""
+
+    seed: int
+    count: int = 0
+    answers: int = 0
+    """Responses and waits that were compared."""
+    differences: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        told = f"{self.count} interleavings with seed {self.seed}, {self.answers} answers compared"
+        return "\n\n".join([f"{told}: {len(self.differences)} different from the model", *self.differences])
+
+
+def run(
+    count: int, seed: int, *, first: int = 0, store: Callable[[], Store] = MemoryStore, late: bool = False
+) -> Report:
+    """Run `count` scripts. `late` says that the store commits after a while, so waits may time out in between."""
+    report = Report(seed)
+    for start in range(first, first + count, _TOGETHER):
+        numbers = range(start, min(start + _TOGETHER, first + count))
+        plans = {number: _plan(seed, number, late) for number in numbers}
+        report.count += len(plans)
+        report.answers += sum(len(_answers(plan)) for plan in plans.values())
+        for number in _different(plans, store):
+            if len(report.differences) < _SHOWN:
+                report.differences.append(_explain(seed, number, plans[number].script, store, late))
+            else:
+                report.differences.append(f"script {number} too")
+    return report
+
+
+def _plan(seed: int, number: int, late: bool) -> Rehearsal:
+    return generate(random.Random(f"{seed}:{number}"), late=late)
+
+
+def _answers(plan: Rehearsal) -> list[Step]:
+    return [step for step in plan.steps if step.expect is not None]
+
+
+def _different(plans: dict[int, Rehearsal], store: Callable[[], Store]) -> list[int]:
+    """Numbers of the scripts that differ. If one hangs, all are tried again one by one."""
+    try:
+        found = _play({number: plan.steps for number, plan in plans.items()}, store)
+    except VirtualDeadlock:
+        found = {number: _play_one(plan.steps, store) for number, plan in plans.items()}
+    return [number for number, differences in found.items() if differences]
+
+
+def _play(plans: dict[int, list[Step]], store: Callable[[], Store]) -> dict[int, list[str]]:
+    clock = VirtualClock()
+
+    async def all_of_them() -> dict[int, list[str]]:
+        async with Stage(clock, store()) as stage:
+            return {number: await play(stage, f"s{number}", steps) for number, steps in plans.items()}
+
+    return clock.run(all_of_them())
+
+
+def _play_one(steps: list[Step], store: Callable[[], Store]) -> list[str]:
+    try:
+        return _play({0: steps}, store)[0]
+    except VirtualDeadlock as hang:
+        return [f"it hangs: {hang}"]
+
+
+def _explain(seed: int, number: int, script: ops.Script, store: Callable[[], Store], late: bool) -> str:
+    """The shortest script found that still differs, and how it does."""
+
+    def differences(script: ops.Script) -> list[str]:
+        return _play_one(rehearse(script, late=late).steps, store)
+
+    if not differences(script):
+        return f"script {number} of seed {seed} differs only together with those before it"
+    script = shorten(script, lambda shorter: bool(differences(shorter)))
+    steps = rehearse(script, late=late).steps
+    lines = [f"  {at:2} {step.op}" for at, step in enumerate(steps)]
+    return "\n".join([f"script {number} of seed {seed}, made short:", *lines, *differences(script)])
+
+
+def shorten(script: ops.Script, fails: Callable[[ops.Script], bool]) -> ops.Script:
+    """Leave out what can be left out: whole steps first, then calls of a batch."""
+    smaller = True
+    while smaller:
+        smaller = False
+        for shorter in _shorter(script):
+            if fails(shorter):
+                script, smaller = shorter, True
+                break
+    return script
+
+
+def _shorter(script: ops.Script) -> list[ops.Script]:
+    found = [script[:at] + script[at + size :] for size in (4, 1) for at in range(len(script) - size, -1, -1)]
+    for at, op in enumerate(script):
+        if isinstance(op, ops.Run):
+            for left_out in range(len(op.calls)):
+                calls = op.calls[:left_out] + op.calls[left_out + 1 :]
+                found.append((*script[:at], ops.Run(op.conversation, calls), *script[at + 1 :]))
+    return found
+
+
+if __name__ == "__main__":
+    print(run(int(sys.argv[1]), int(sys.argv[2]), first=int(sys.argv[3]) if len(sys.argv) > 3 else 0))
