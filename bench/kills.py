@@ -1,8 +1,8 @@
 """SIGKILL to `holdfast turn` while its tools fork, move to new sessions and ignore SIGTERM (R2).
 
-Each time the runtime dies at a random moment, from its first child on. What is left is not looked for by holdfast's
-marks but by a token of our own in the environment, which everything inherits, the guard included: within a second
-nothing may bear it.
+Each time the runtime dies at a random moment, from its first child on until all are up. What is left is not looked for
+by holdfast's marks but by a token of our own in the environment, which everything inherits, the guard included: within
+a second nothing may bear it.
 """
 
 import contextlib
@@ -24,8 +24,9 @@ LIMIT = 1.0
 """Seconds in which nothing may be left."""
 LOOKS = 3
 """Looks in a row that must find nothing: one that is just changing its program has no environment for a moment."""
-SPREAD = 0.15
-"""Seconds over which the moments of the kills are spread; in half of it every tool has all of its processes."""
+ALL = 19
+"""Processes that there are when every tool has come up: two families of eight, three of a relay, less one between two
+of its legs, and the guard."""
 
 _STUBBORN = "trap '' TERM HUP INT; while :; do sleep 30; done"
 _QUIET = "</dev/null >/dev/null 2>&1"
@@ -69,7 +70,7 @@ class Report:
     def __str__(self) -> str:
         took, had = self.seconds, self.processes
         told = (
-            f"{len(took)} kills with seed {self.seed}, {statistics.median(had):g} processes left by the runtime each time "
+            f"{len(took)} kills with seed {self.seed}, {statistics.median(had):g} processes left by the runtime "
             f"({min(had)}–{max(had)}): all gone after {statistics.median(took) * 1000:.0f} ms "
             f"({min(took) * 1000:.0f}–{max(took) * 1000:.0f}), {len(self.left)} times not within {LIMIT:g} s"
         )
@@ -84,14 +85,14 @@ def run(count: int, seed: int) -> Report:
         config = Path(directory) / "holdfast.toml"
         config.write_text(CONFIG)
         for number in range(count):
-            _kill_one(config, f"{token}-{number}", chance.uniform(0, SPREAD), report)
+            _kill_one(config, f"{token}-{number}", chance, report)
     if late := _bearers(token):  # one that no look had found
         report.left.append(f"at the end: {_named(late)}")
         _end(late)
     return report
 
 
-def _kill_one(config: Path, token: str, moment: float, report: Report) -> None:
+def _kill_one(config: Path, token: str, chance: random.Random, report: Report) -> None:
     command = [str(Path(sys.executable).with_name("holdfast")), "turn", "--config", str(config)]
     runtime = subprocess.Popen(
         command, env={**os.environ, TOKEN: token}, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
@@ -100,16 +101,23 @@ def _kill_one(config: Path, token: str, moment: float, report: Report) -> None:
     with runtime:
         runtime.stdin.write(json.dumps({"calls": _CALLS}) + "\n")
         runtime.stdin.flush()
-        while not _children(runtime.pid):
-            if runtime.poll() is not None:
-                raise RuntimeError(f"`holdfast turn` ended with {runtime.returncode} before it was killed")
-            time.sleep(0.001)
-        time.sleep(moment)
-        bearers = _bearers(token)
+        bearers = _come_up(runtime, token, chance.randint(1, ALL))
+        time.sleep(chance.uniform(0, 0.01))
         runtime.kill()
         killed = time.monotonic()
     report.processes.append(len(bearers) - 1)
     report.seconds.append(_until_gone(token, killed, report))
+
+
+def _come_up(runtime: subprocess.Popen[str], token: str, count: int) -> list[int]:
+    """Until there are so many besides the runtime."""
+    limit = time.monotonic() + 30
+    while len(bearers := _bearers(token)) <= count:
+        if runtime.poll() is not None:
+            raise RuntimeError(f"`holdfast turn` ended with {runtime.returncode} before it was killed")
+        if time.monotonic() > limit:
+            raise RuntimeError(f"its tools started {len(bearers) - 1} processes, not {count}: {_named(bearers)}")
+    return bearers
 
 
 def _until_gone(token: str, killed: float, report: Report) -> float:
@@ -126,13 +134,6 @@ def _until_gone(token: str, killed: float, report: Report) -> float:
         empty = 0 if bearers else empty + 1
         time.sleep(0.005)
     return first_empty - killed
-
-
-def _children(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except OSError:
-        return ""
 
 
 def _bearers(token: str) -> list[int]:

@@ -8,10 +8,11 @@ import random
 import sys
 from time import perf_counter
 
+from tests.simulation import interleavings
+
 from bench import kills
 from bench.machine import facts
 from bench.results import FILE, bullets, keep
-from tests.simulation import interleavings
 
 INTERLEAVINGS = 10_000
 KILLS = 200

@@ -14,6 +14,8 @@ class Slot:
     call: Call
     named: Handle | None = None
     started: bool = False
+    waited: bool = False
+    """Its time has come, as another call has returned: it begins one pass of the loop later."""
     reply: Reply | None = None
     wait: Wait | None = None
     settles_from: float | None = None
@@ -49,6 +51,8 @@ class Slot:
 @dataclass(eq=False)
 class Batch:
     slots: list[Slot]
+    began: int
+    """In which pass of the loop."""
     cancelled_at: float | None = None
     closed_at: float | None = None
 
@@ -86,6 +90,11 @@ class Conversation:
     ended: Reply = field(default_factory=lambda: Reply(-1.0, [None]))
     since: float = -1.0
     """When its last batch or turn was over."""
+
+    @property
+    def ends_now(self) -> bool:
+        """Its last batch is answered; its handles are told next."""
+        return self.closing is not None and self.batch is None and not self.told
 
 
 def chain(slots: list[Slot]) -> None:

@@ -52,9 +52,9 @@ def run(
         plans = {number: _plan(seed, number, late) for number in numbers}
         report.count += len(plans)
         report.answers += sum(len(_answers(plan)) for plan in plans.values())
-        for number in _different(plans, store):
+        for number, found in _different(plans, store).items():
             if len(report.differences) < _SHOWN:
-                report.differences.append(_explain(seed, number, plans[number].script, store, late))
+                report.differences.append(_explain(seed, number, plans[number], found, store, late))
             else:
                 report.differences.append(f"script {number} too")
     return report
@@ -68,13 +68,13 @@ def _answers(plan: Rehearsal) -> list[Step]:
     return [step for step in plan.steps if step.expect is not None]
 
 
-def _different(plans: dict[int, Rehearsal], store: Callable[[], Store]) -> list[int]:
-    """Numbers of the scripts that differ. If one hangs, all are tried again one by one."""
+def _different(plans: dict[int, Rehearsal], store: Callable[[], Store]) -> dict[int, list[str]]:
+    """How scripts differ, by number. If one hangs, all are tried again one by one."""
     try:
         found = _play({number: plan.steps for number, plan in plans.items()}, store)
     except VirtualDeadlock:
         found = {number: _play_one(plan.steps, store) for number, plan in plans.items()}
-    return [number for number, differences in found.items() if differences]
+    return {number: differences for number, differences in found.items() if differences}
 
 
 def _play(plans: dict[int, list[Step]], store: Callable[[], Store]) -> dict[int, list[str]]:
@@ -94,18 +94,22 @@ def _play_one(steps: list[Step], store: Callable[[], Store]) -> list[str]:
         return [f"it hangs: {hang}"]
 
 
-def _explain(seed: int, number: int, script: ops.Script, store: Callable[[], Store], late: bool) -> str:
+def _explain(
+    seed: int, number: int, plan: Rehearsal, found: list[str], store: Callable[[], Store], late: bool
+) -> str:
     """The shortest script found that still differs, and how it does."""
 
     def differences(script: ops.Script) -> list[str]:
         return _play_one(rehearse(script, late=late).steps, store)
 
-    if not differences(script):
-        return f"script {number} of seed {seed} differs only together with those before it"
-    script = shorten(script, lambda shorter: bool(differences(shorter)))
-    steps = rehearse(script, late=late).steps
-    lines = [f"  {at:2} {step.op}" for at, step in enumerate(steps)]
-    return "\n".join([f"script {number} of seed {seed}, made short:", *lines, *differences(script)])
+    if not differences(plan.script):
+        return _told(f"script {number} of seed {seed}, only after those before it", plan, found)
+    script = shorten(plan.script, lambda shorter: bool(differences(shorter)))
+    return _told(f"script {number} of seed {seed}, made short", rehearse(script, late=late), differences(script))
+
+
+def _told(title: str, plan: Rehearsal, differences: list[str]) -> str:
+    return "\n".join([f"{title}:", *(f"  {at:2} {step.op}" for at, step in enumerate(plan.steps)), *differences])
 
 
 def shorten(script: ops.Script, fails: Callable[[ops.Script], bool]) -> ops.Script:

@@ -105,7 +105,7 @@ class Model:
         self.handles: list[Handle] = []
         self.waits: list[Wait] = []
         self._cancelled: list[Handle] = []
-        """Told to end, and listening: they have ended one step of the loop later."""
+        """Told to end, and listening: they have ended one pass of the loop later."""
         self._arrivals = 0
         self.pass_number = 0
 
@@ -233,10 +233,9 @@ class Model:
         woken = False
         for wait in self.waits:
             if wait.reply is None:
-                spare = wait.spare()
                 if wait.satisfied:
                     self._decide(wait, "satisfied")
-                elif all(self.blocked(h, spare) for h in wait.needed()):
+                elif self._all_blocked(wait):
                     self._decide(wait, "needs_input")
                 woken = woken or wait.reply is not None
         return woken
@@ -249,20 +248,26 @@ class Model:
 
     def _decide(self, wait: Wait, reason: str) -> None:
         wait.reason = reason
-        wait.reply = Reply(self.now, [self.shown(wait)])
+        wait.reply = Reply(self.now, [self.shown(wait, reason)])
+
+    def _all_blocked(self, wait: Wait) -> bool:
+        spare = wait.spare()
+        return all(self.blocked(h, spare) for h in wait.needed())
 
     def note_moment(self) -> None:
         """Answers that are under way may be given now as well: they show what is so at that moment."""
         for wait in self.waits:
-            if wait.reply is not None:
-                now = self.shown(wait)
-                if now != wait.reply.accept[-1]:
-                    wait.reply.accept.append(now)
+            if wait.reply is None or wait.reason is None:
+                continue
+            shown = [self.shown(wait, wait.reason)]
+            if wait.reason == "timed_out" and self._all_blocked(wait):  # either may be noticed first
+                shown.append(self.shown(wait, "needs_input"))
+            wait.reply.accept += [each for each in shown if each not in wait.reply.accept]
 
-    def shown(self, wait: Wait) -> Any:
+    def shown(self, wait: Wait, reason: str) -> Any:
         """A3; as a call's response it comes with `is_error`."""
         named = list(dict.fromkeys([*wait.any, *wait.all]))
-        flag = {} if wait.satisfied or wait.reason == "satisfied" else {wait.reason: True}
+        flag = {} if wait.satisfied else {reason: True}
         completed = [h.entry() for h in named if h.stopped]
         if wait.values:
             completed = [{"is_error": False, **entry} for entry in completed]

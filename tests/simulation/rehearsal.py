@@ -49,12 +49,14 @@ class Rehearsal:
                 self._go_on(op, (self.model.now // TICK + count) * TICK)
             case ops.Calm():
                 self.calm()
-            case ops.Passes():
-                self.model.passes()
+            case ops.Passes(count):
+                for _ in range(count):
+                    self.model.go_round()
                 self.steps.append(Step(op))
             case _:
                 self.steps.append(self._act(op))
-                if self._late or isinstance(op, ops.End):
+                # A turn needs some passes to end. What may happen in between is nobody's business here.
+                if self._late or any(conversation.ends_now for conversation in self.model.conversations):
                     self.calm()
         return True
 
@@ -69,6 +71,7 @@ class Rehearsal:
                 return Step(op, expect=model.wait(conversation, any, all, timeout))
             case ops.End(conversation, cancel):
                 cancel = cancel or model.conversations[conversation].batch is not None
+                model.time_out()  # it takes a turn some passes to end, so what is due now need not know of it
                 return Step(ops.End(conversation, cancel), expect=model.end_turn(conversation, cancel))
             case ops.Tell(conversation, id, order):
                 handle = model.find(conversation, id)
@@ -104,6 +107,7 @@ class Rehearsal:
             if handle.deaf and not handle.released:
                 self.steps.append(self._tell(handle, "ok"))
         self.do(ops.Ticks(1))
+        self.calm()
         for conversation in (0, 1):
             self.do(ops.End(conversation))
         self.do(ops.Ticks(1))

@@ -70,7 +70,7 @@ class Turns(Model):
     def run(self, number: int, calls: Sequence[Call]) -> Batch:
         """A batch begins."""
         conversation = self.conversations[number]
-        batch = Batch([Slot(call) for call in calls])
+        batch = Batch([Slot(call) for call in calls], self.pass_number)
         spawned = [call.id for call in calls if isinstance(call, Spawn)]
         active = {id for id, handle in conversation.names.items() if not handle.stopped}
         clash = [id for at, id in enumerate(spawned) if id in active or id in spawned[:at]]
@@ -127,13 +127,22 @@ class Turns(Model):
         self.settle()
         return conversation.ended
 
-    def passes(self) -> None:
-        """The loop goes round: waits that are due time out, whoever was told to end has ended."""
+    def go_round(self) -> bool:
+        """The loop goes round: waits that are due time out, whoever was told to end has ended, calls that waited for
+        others begin, turns that are over tell their handles. True if there was any of the last three."""
         self.pass_number += 1
         self.time_out()
         self.settle()
-        while self.hear_cancel():
-            self.settle()
+        ending = [c for c in self.conversations if c.ends_now]
+        waiting = [(c, c.batch, slot) for c in self.conversations if c.batch for slot in c.batch.slots if slot.waited]
+        heard = self.hear_cancel()
+        for conversation, batch, slot in waiting:
+            slot.waited = False
+            self._begin(conversation, batch, slot)
+        for conversation in ending:
+            self._tell_the_end(conversation)
+        self.settle()
+        return heard or bool(waiting or ending)
 
     def settle(self) -> None:
         """Let everything happen that follows at once from what is so."""
@@ -152,11 +161,12 @@ class Turns(Model):
             self._rest()
 
     def _rest(self) -> None:
-        self.passes()
+        while self.go_round():
+            pass
         self.waits = [wait for wait in self.waits if wait.reply is None]
 
     def fire(self, at: float) -> bool:
-        """It is that late now. True if timers that end tools fired, so that more than answers is under way."""
+        """It is that late now. True if timers fired of which more than answers is under way."""
         self.now = at
         live = [h for h in self.handles if not h.stopped]
         forced = [h for h in live if h.force_at is not None and h.force_at <= at + _SOON]
@@ -170,7 +180,7 @@ class Turns(Model):
             for slot in batch.open:
                 self._withdraw(slot)
         self.settle()
-        return bool(forced or timed_out or over)
+        return bool(forced or timed_out or over or any(slot.waited for slot in self._open_slots()))
 
     def _next_timer(self) -> float:
         times = [slot.settled_at for slot in self._open_slots() if slot.settles_from is not None]
@@ -204,10 +214,10 @@ class Turns(Model):
         first = [slot for slot in ready if slot.lane != "synchronising"]
         for slot in first or ready:  # an await begins when what was emitted with it has
             slot.started = True
-            if batch.cancelled_at is None:
-                self._start(conversation, batch, slot)
+            if batch.began == self.pass_number:
+                self._begin(conversation, batch, slot)
             else:
-                self._withdraw(slot)
+                slot.waited = True
         answered = [slot for slot in batch.open if self._answered(slot)]
         if not batch.open:
             conversation.batch, batch.closed_at, conversation.since = None, self.now, self.now
@@ -215,6 +225,12 @@ class Turns(Model):
                 if slot.named is not None:  # C5: the cursor moves when the batch is answered
                     slot.named.cursor = max(slot.named.cursor, slot.shown)
         return bool(ready or answered)
+
+    def _begin(self, conversation: Conversation, batch: Batch, slot: Slot) -> None:
+        if slot.reply is None and batch.cancelled_at is None:
+            self._start(conversation, batch, slot)
+        elif slot.reply is None:
+            self._withdraw(slot)
 
     def _start(self, conversation: Conversation, batch: Batch, slot: Slot) -> None:
         handle = slot.made or slot.named
@@ -336,21 +352,24 @@ class Turns(Model):
                     return True
         return False
 
+    def _tell_the_end(self, conversation: Conversation) -> None:
+        """T: end every live handle."""
+        conversation.told = True
+        assert conversation.closing is not None
+        for handle in self._live(conversation):
+            self.end(handle, conversation.closing)
+
     def _close_turn(self, conversation: Conversation) -> bool:
-        """T: tell every live handle, then wait until the last of them has stopped."""
-        if conversation.closing is None:
+        """The turn is over when the last of its handles has stopped."""
+        if not conversation.told or self._live(conversation):
             return False
+        conversation.closing, conversation.told, conversation.since = None, False, self.now
+        conversation.ended.at = self.now
+        return True
+
+    def _live(self, conversation: Conversation) -> list[Handle]:
         number = self.conversations.index(conversation)
-        live = [h for h in self.handles if h.conversation == number and not h.stopped]
-        if not conversation.told:
-            conversation.told = True
-            for handle in live:
-                self.end(handle, conversation.closing)
-            return True
-        if not live:
-            conversation.closing, conversation.told, conversation.since = None, False, self.now
-            conversation.ended.at = self.now
-        return not live
+        return [h for h in self.handles if h.conversation == number and not h.stopped]
 
 
 def _result(handle: Handle) -> tuple[bool, Any]:

@@ -85,12 +85,12 @@ async def test_B3_an_await_of_a_serial_tool_spawned_in_the_same_batch_answers(cl
 async def test_B3_fetch_apply_and_abort_are_never_serial(clock: VirtualClock) -> None:
     """Serial calls wait for every parallel one; these, of a serial tool, are among them."""
     diary = Diary(clock)
-    async with opened(clock, diary.tools) as (_, turn):
+    async with opened(clock, diary.tools) as (rt, turn):
         await turn.run([spawn("s", "a", name="a", secs=60)])
         begun = clock.now()
         running, _, stopped = await texts(turn, fetch("s", "a"), call("s", name="b", secs=5), abort("s", "a"))
         assert "running" in running and "stopped" in stopped
-        ended = await turn._runtime.handle("a", conversation="main")
+        ended = await rt.handle("a", conversation="main")
         assert ended.stopped == begun  # not behind the serial call
 
 

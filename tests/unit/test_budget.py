@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from holdfast.handles.output import Output
 from holdfast.handles.spool import Spool
+from holdfast.handles.text import strip_controls
 from holdfast.tools.base import View
-from holdfast.turn.budget import Projector, shares, size_of, strip_controls
+from holdfast.turn.budget import Projector, shares, size_of
 
 HINT = "<how to read the rest>"
 MARKER = re.compile(r"\.\.\.(\d+) (bytes|tokens|lines) truncated\.\.\.")

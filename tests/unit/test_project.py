@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,31 @@ def test_no_file_names_a_registry_or_a_path_of_a_machine() -> None:
             if MACHINE.search(line):
                 found.append(f"{relative(path)}:{number}: {line.strip()[:120]}")
     assert found == []
+
+
+LAYERS = ("errors limits", "store handles", "tools.base", "schema", "tools", "turn", "config runtime", "testing cli")
+"""From the bottom up. `tools.base` holds the types of the seam, which those around it share."""
+
+
+def _layer(module: str) -> int:
+    parts = module.removeprefix("holdfast.")
+    for level, names in enumerate(LAYERS):
+        if any(parts == name or (parts.startswith(name + ".") and name != "tools") for name in names.split()):
+            return level
+    return LAYERS.index("tools") if parts.startswith("tools") else len(LAYERS)
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """What a module imports when it is imported: not what only a type checker or a function that is called sees."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("holdfast."):
+            yield node.module
+
+
+def test_nothing_imports_what_is_above_it() -> None:
+    source = ROOT / "src" / "holdfast"
+    wrong = []
+    for path in source.rglob("*.py"):
+        module = ".".join(path.relative_to(source.parent).with_suffix("").parts).removesuffix(".__init__")
+        wrong += [f"{module} → {each}" for each in _imports(path) if _layer(each) > _layer(module)]
+    assert wrong == []

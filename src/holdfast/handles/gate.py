@@ -3,8 +3,8 @@
 A ticket takes all of its names at once or none. Lines are ordered by priority, then by arrival; a ticket is passed only
 by tickets that share none of its resources. Slots reserve nothing: a ticket that waits for something else lets the next
 one have the slot, or one call that waits for a file would hold up every call of the runtime. The serial lane is such a
-name too, in a gate of its own: it keeps emitted order, and a handle passes it before it queues for anything else, so two
-orders can never block each other.
+name too, in a gate of its own: it keeps emitted order, and a handle passes it before it queues for anything else, so
+two orders can never block each other.
 """
 
 from bisect import bisect_right, insort

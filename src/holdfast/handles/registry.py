@@ -10,6 +10,7 @@ import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 from math import inf
 
 from holdfast.errors import AlreadyStopped, ToolError
@@ -20,7 +21,9 @@ from holdfast.handles.output import Output
 from holdfast.handles.spool import Spool
 from holdfast.handles.state import Ended, EndedBy, Event, Outcome, Started, State, Stopped, transition
 from holdfast.store.base import Changed, Op, Registered, Responded, Store
-from holdfast.tools.base import Tool
+
+if TYPE_CHECKING:
+    from holdfast.tools.base import Tool
 
 _BAD_IN_ID = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
 _TOMBSTONES = 10_000
@@ -115,7 +118,7 @@ class Registry:
     # Changing
 
     def new_handle(
-        self, *, id: str, tool: Tool, conversation: str, turn: str, call_id: str, stateful: bool, priority: int = 0
+        self, *, id: str, tool: "Tool", conversation: str, turn: str, call_id: str, stateful: bool, priority: int = 0
     ) -> Handle:
         """A handle that nobody can see yet; `register` makes it so."""
         now = self.clock.now()

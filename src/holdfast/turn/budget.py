@@ -22,6 +22,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from holdfast.handles.output import Span, unfinished
+from holdfast.handles.text import SEQUENCE, SEQUENCE_SIZE, has_controls, strip_controls, to_json, to_utf8
 from holdfast.tools.base import View, Window
 
 
@@ -136,9 +137,9 @@ class _Printed:
     def show(self, data: bytes, start: int) -> str:
         """The bytes from `start` as text, without control sequences and without the rest of one that began before."""
         text = data.decode("utf-8", "replace")
-        before = self._output.before(start, _SEQUENCE_SIZE).decode("utf-8", "replace") if text else ""
-        if _has_controls(before):
-            for sequence in _SEQUENCE.finditer(before + text):
+        before = self._output.before(start, SEQUENCE_SIZE).decode("utf-8", "replace") if text else ""
+        if has_controls(before):
+            for sequence in SEQUENCE.finditer(before + text):
                 if sequence.end() > len(before):
                     if sequence.start() < len(before):
                         text = text[sequence.end() - len(before) :]
@@ -244,40 +245,6 @@ def _narrow(data: bytes, room: int, *, from_end: bool) -> bytes:
     return wide.decode("utf-8", "surrogatepass").encode("utf-8", "surrogateescape")
 
 
-# --- control sequences
-
-_SEQUENCE_SIZE = 4096
-"""How far back to look for the beginning of a control sequence that a cut has split."""
-
-# A string that is never ended (an OSC may not span lines, the others may if they are ended) goes no further than its
-# line: the alternative is that two stray bytes hide everything after them.
-_SEQUENCE = re.compile(
-    "(?:\x1b\\]|\x9d)[^\x07\x18\x1a\x1b\x9c\n]*(?:\x07|\x1b\\\\|\x9c)?"  # OSC: titles, links, the clipboard
-    "|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])"  # DCS, SOS, PM, APC: images, device strings
-    "(?:[^\x18\x1a\x1b\x90\x98\x9c\x9e\x9f]*(?:\x1b\\\\|\x9c)|[^\x18\x1a\x1b\x9c\n]*)"
-    "|(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor
-    "|\x1b[ -/]*[0-~]?"  # the other escapes
-    "|[\x00-\x08\x0b-\x1f\x7f-\x9f]"  # single controls
-)
-_CONTROL_BYTES = bytes(byte for byte in (*range(0x20), 0x7F) if byte not in b"\t\n")
-_CARRIAGE_RETURN = re.compile("\r+\n?")
-
-
-def strip_controls(text: str) -> str:
-    """Text that may be shown in a terminal (K4): no control sequences, no controls but newline and tab.
-
-    A carriage return becomes a newline, also when it stands alone. A terminal would overwrite the line; here what was
-    printed stays to be seen.
-    """
-    return _SEQUENCE.sub("", _CARRIAGE_RETURN.sub("\n", text)) if _has_controls(text) else text
-
-
-def _has_controls(text: str) -> bool:
-    """Whether there may be controls. Most text has none, and this is twenty times faster than looking for sequences."""
-    data = text.encode("utf-8", "surrogatepass")
-    return b"\xc2" in data or len(data.translate(None, _CONTROL_BYTES)) < len(data)
-
-
 # --- JSON
 
 
@@ -344,31 +311,4 @@ def _replaced(value: Any, strings: Iterator[str]) -> Any:
         return {key: _replaced(item, strings) for key, item in value.items()}
     if isinstance(value, list):
         return [_replaced(item, strings) for item in value]
-    return value
-
-
-def to_json(value: Any) -> bytes:
-    """Compact JSON, also of strings that are no text."""
-    try:
-        return msgspec.json.encode(value)
-    except UnicodeEncodeError:
-        return msgspec.json.encode(_clean(msgspec.to_builtins(value, str_keys=True)))
-
-
-def to_utf8(text: str) -> bytes:
-    """The bytes of a text that are counted and shown."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        # A half of a surrogate pair (a file name that is not UTF-8 has them) cannot be sent anywhere as text.
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, str):
-        return to_utf8(value).decode()
-    if isinstance(value, dict):
-        return {_clean(key): _clean(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(item) for item in value]
     return value

@@ -13,9 +13,10 @@ from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.output import Output
 from holdfast.handles.state import Error, Ok, Outcome, Pending, Printed, Stopped, Waiting, name
+from holdfast.handles.text import to_json
 from holdfast.handles.view import Waited
 from holdfast.tools.base import Reply, View, ViewName
-from holdfast.turn.budget import Projector, ProjectorProtocol, shares, size_of, to_json
+from holdfast.turn.budget import Projector, ProjectorProtocol, shares, size_of
 
 _log = logging.getLogger("holdfast.turn")
 

@@ -13,10 +13,10 @@ from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.output import Output, Piece, unfinished
 from holdfast.handles.state import Error, Ok, Stopped
+from holdfast.handles.text import strip_controls, to_json, to_utf8
 from holdfast.tools.base import Reply, Tool
 from holdfast.tools.call import Call
 from holdfast.tools.function import tool
-from holdfast.turn.budget import strip_controls, to_json, to_utf8
 
 _SEARCH_STEP = 8 << 20
 """A search lets others run after this many bytes."""
@@ -119,7 +119,7 @@ def _start(total: int, offset: int | None, size: int, from_end: bool) -> int:
 
 
 def _piece(kept: Kept, start: int, size: int, max_lines: int, *, last: bool) -> dict[str, Any]:
-    """What is kept from `start` on, within both caps; `last`: its end is what is wanted, so lines go at the beginning."""
+    """What is kept from `start` on, within both caps. `last`: its end is wanted, so lines go at the beginning."""
     piece = kept.read(start, min(start + size, kept.total))
     if piece.missing:
         return {
@@ -142,7 +142,6 @@ def _piece(kept: Kept, start: int, size: int, max_lines: int, *, last: bool) -> 
 async def _matches(kept: Kept, pattern: bytes, start: int, size: int) -> dict[str, Any]:
     """Lines with the pattern, from `start` on, until they fill a reply; `end` is where to search on."""
     matches: list[dict[str, Any]] = []
-    room = size
     at = start
     while at < kept.total:
         piece = kept.read(at, min(at + _SEARCH_STEP, kept.total))
@@ -152,13 +151,23 @@ async def _matches(kept: Kept, pattern: bytes, start: int, size: int) -> dict[st
             at = piece.end if piece.missing or piece.end >= kept.total else max(at + 1, piece.end - len(pattern) + 1)
             await asyncio.sleep(0)
             continue
-        begin = max(piece.data.rfind(b"\n", 0, found) + 1, found - size // 2)
-        end = piece.data.find(b"\n", found)
-        end = min(len(piece.data) if end < 0 else end, begin + size)
-        line = strip_controls(piece.data[begin:end].decode(errors="replace"))
-        if matches and (len(line) > room or len(matches) == _MAX_MATCHES):
+        line, end = _line(kept, at + found, at + found + len(pattern), size)
+        size -= len(line)
+        if matches and (size < 0 or len(matches) == _MAX_MATCHES):
             break
-        matches.append({"offset": at + found, "line": line})
-        room -= len(line)
-        at += max(end, found + len(pattern)) + 1
+        matches.append({"offset": at + found, "line": strip_controls(line.decode(errors="replace"))})
+        at = end
     return {"offset": start, "end": min(at, kept.total), "total": kept.total, "matches": matches}
+
+
+def _line(kept: Kept, start: int, stop: int, size: int) -> tuple[bytes, int]:
+    """The line around a match, or `size` bytes of it, and where to search on."""
+    earliest = max(0, start - size // 2)
+    piece = kept.read(earliest, start)
+    if piece.missing:
+        piece = kept.read(piece.end, start)
+    before = piece.data[piece.data.rfind(b"\n") + 1 :]
+    after = kept.read(start, max(stop, start + size - len(before))).data
+    end = after.find(b"\n", stop - start)
+    rest = after if end < 0 else after[:end]
+    return before + rest, start + len(rest)
