@@ -155,8 +155,7 @@ class Runtime:
             return
         self._closed = True
         live = self.registry.live()
-        for handle in live:
-            self.admission.end(handle, Error("Ended: the runtime was closed.", "aborted"), "shutdown")
+        self.admission.end_all(live, Error("Ended: the runtime was closed.", "aborted"), "shutdown")
         try:
             async with asyncio.timeout(_CLOSE_SECS):
                 await all_stopped(live)

@@ -5,7 +5,7 @@ An HTML comment directly above a block says what is to be done with it:
 - `<!-- file: NAME -->`: it is the file of that name, for the blocks below it. A comment that goes on after the name
   holds the file itself, which then is there for the tests and not shown.
 - `<!-- fragment -->`: the TOML is lines of a tool's table, not a file.
-- `<!-- not run -->`: the Python is an outline; it must be valid and is not executed.
+- `<!-- signatures -->`: the Python is how public names are declared; `test_reference.py` compares it with the source.
 """
 
 import re
@@ -55,7 +55,7 @@ def blocks(page: Path, text: str | None = None) -> list[Block]:
 
 
 def _fenced(page: Path, text: str) -> Iterator[Block]:
-    marks = {comment.end(): comment[1] for comment in _COMMENT.finditer(text)}
+    marks = {comment.end(): comment[1] for comment in _COMMENT.finditer(text) if "\n" not in comment[1]}
     for fence in _FENCE.finditer(text):
         yield Block(page, _line(text, fence.start()), fence[2], fence[3], marks.get(fence.start(), ""))
 
@@ -71,14 +71,10 @@ def _line(text: str, at: int) -> int:
     return text.count("\n", 0, at) + 1
 
 
-def prose(page: Path) -> str:
-    """The page without its blocks and comments."""
-    return _COMMENT.sub("", _FENCE.sub("", page.read_text()))
-
-
 def links(page: Path) -> list[str]:
     """Where its links lead, other sites excepted."""
-    targets = _LINK.findall(_CODE.sub("", prose(page)))
+    prose = _COMMENT.sub("", _FENCE.sub("", page.read_text()))
+    targets = _LINK.findall(_CODE.sub("", prose))
     return [target for target in targets if not re.match(r"[a-z]+:", target)]
 
 

@@ -43,7 +43,9 @@ def steps(session: str) -> list[Step]:
 
 def run(command: list[str], directory: Path) -> str:
     """What a program prints, stderr included, with this Python's programs in front of the PATH."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "PYTEST_"))}
+    # Nothing of whoever runs the tests: not their store, their pytest options, nor the make they may run under.
+    theirs = ("HOLDFAST_", "PYTEST_", "MAKE", "MFLAGS")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(theirs)}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
     environment["LC_ALL"] = "C.UTF-8"
     environment["PYTHONDONTWRITEBYTECODE"] = "1"

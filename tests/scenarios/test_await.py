@@ -7,33 +7,31 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from tests.scenarios.assistant import batch, call, error, one, text
 
 import holdfast
 from holdfast.testing import VirtualClock
-from tests.scenarios.assistant import batch, call, error, one, text
-
-BACKGROUND = ("spawn", "fetch", "abort")
 
 
-@holdfast.tool(actions=BACKGROUND)
+@holdfast.tool(actions=("spawn", "fetch", "abort"))
 async def cargo_check(package: str = "jp_cli") -> str:
     await asyncio.sleep(5)
     return "ok, 0 warnings"
 
 
-@holdfast.tool(actions=BACKGROUND)
+@holdfast.tool(actions=("spawn", "fetch", "abort"))
 async def cargo_test(package: str = "jp_cli") -> str:
     await asyncio.sleep(20)
     return "test result: ok. 42 passed"
 
 
-@holdfast.tool(actions=BACKGROUND)
+@holdfast.tool(actions=("spawn", "fetch", "abort"))
 async def crate_search(query: str) -> str:
     await asyncio.sleep(1)
     return "tokio, async-std, ..."
 
 
-@holdfast.tool(actions=BACKGROUND)
+@holdfast.tool(actions=("spawn", "fetch", "abort"))
 async def github_code_search(query: str) -> str:
     await asyncio.sleep(30)
     raise holdfast.ToolError("rate limited", transient=True)
@@ -150,11 +148,13 @@ async def test_A5_a_timeout_returns_what_has_finished_and_aborts_nothing(clock: 
         assert "timed_out" not in again
 
 
-async def test_A5_a_timeout_in_the_instant_of_completion_is_none(clock: VirtualClock) -> None:
+@pytest.mark.parametrize("first", ["spawn", "await"])
+async def test_A5_a_timeout_in_the_instant_of_completion_is_none(clock: VirtualClock, first: str) -> None:
+    """Whichever timer was set first: what has finished by then is reported finished."""
     async with conversation(clock) as turn:
-        *_, answer = await batch(
-            turn, spawn("cargo_check", "check"), call("await", {"all": ["check"], "timeout_secs": 5})
-        )
+        calls = [spawn("cargo_check", "check"), call("await", {"all": ["check"], "timeout_secs": 5})]
+        answers = await batch(turn, *(calls if first == "spawn" else reversed(calls)))
+        answer = answers[1 if first == "spawn" else 0]
         assert [handle["id"] for handle in answer["completed"]] == ["check"]
         assert "timed_out" not in answer
 

@@ -3,9 +3,10 @@
 import asyncio
 import json
 
+from tests.scenarios.assistant import batch, call, one
+
 import holdfast
 from holdfast.testing import VirtualClock
-from tests.scenarios.assistant import batch, call, one
 
 ran: list[str] = []
 
@@ -57,6 +58,7 @@ async def test_B2_an_id_of_an_active_handle_rejects_the_batch_before_any_tool_ru
             call("build", {"action": "spawn", "id": "build_release", "target": "b"}),
         )
         assert "`build_release`" in told
+        await clock.advance(1)
         assert ran == ["a"]
         # The assistant retries with a different name.
         await one(turn, "build", {"action": "spawn", "id": "build_debug", "target": "b"})

@@ -51,8 +51,7 @@ class Slot:
 @dataclass(eq=False)
 class Batch:
     slots: list[Slot]
-    began: int
-    """In which pass of the loop."""
+    beginning: bool = True
     cancelled_at: float | None = None
     closed_at: float | None = None
 

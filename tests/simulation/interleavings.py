@@ -19,6 +19,7 @@ from tests.simulation import ops
 from tests.simulation.play import play
 from tests.simulation.rehearsal import Rehearsal, Step, rehearse
 from tests.simulation.scripts import generate
+from tests.simulation.turns import Undecided
 from tests.simulation.world import Stage
 
 _TOGETHER = 50
@@ -100,7 +101,10 @@ def _explain(
     """The shortest script found that still differs, and how it does."""
 
     def differences(script: ops.Script) -> list[str]:
-        return _play_one(rehearse(script, late=late).steps, store)
+        try:
+            return _play_one(rehearse(script, late=late).steps, store)
+        except Undecided:
+            return []
 
     if not differences(plan.script):
         return _told(f"script {number} of seed {seed}, only after those before it", plan, found)

@@ -116,9 +116,9 @@ class Model:
         if not handle.admitted:
             return []
         rest = [h for h in self.handles if h is not handle and h.admitted and not h.released]
-        if handle.kind.serial and handle.stateful:
-            lane = [h for h in rest if h.kind.serial and h.stateful and h.conversation == handle.conversation]
-            before = [h for h in lane if h.number < handle.number]
+        if handle.kind.serial:  # one lane for what is spawned, one for one-shot calls
+            lane = [h for h in rest if h.kind.serial and h.stateful == handle.stateful]
+            before = [h for h in lane if h.conversation == handle.conversation and h.number < handle.number]
             if before:
                 return before
         if handle.arrival is None:
@@ -207,7 +207,7 @@ class Model:
         """End it from outside (C7). What has not started never will; what runs ends when it listens."""
         if handle.stopped or handle.ending:
             return
-        handle.ending, handle.asking = why, False
+        handle.ending, handle.asking, handle.reading = why, False, False
         if handle.state == "pending":
             self.stop(handle, ended(handle), why)
         elif handle.deaf:

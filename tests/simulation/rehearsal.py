@@ -56,7 +56,8 @@ class Rehearsal:
             case _:
                 self.steps.append(self._act(op))
                 # A turn needs some passes to end. What may happen in between is nobody's business here.
-                if self._late or any(conversation.ends_now for conversation in self.model.conversations):
+                ending = any(conversation.ends_now for conversation in self.model.conversations)
+                if self._late or ending or isinstance(op, ops.End):
                     self.calm()
         return True
 
@@ -107,9 +108,9 @@ class Rehearsal:
             if handle.deaf and not handle.released:
                 self.steps.append(self._tell(handle, "ok"))
         self.do(ops.Ticks(1))
-        self.calm()
         for conversation in (0, 1):
-            self.do(ops.End(conversation))
+            while not self.do(ops.End(conversation)):
+                self.calm()
         self.do(ops.Ticks(1))
         return self.steps
 

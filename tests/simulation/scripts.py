@@ -5,6 +5,7 @@ import random
 from tests.simulation import ops
 from tests.simulation.ops import KINDS, Abort, Apply, Await, Call, Fetch, Once, Spawn, kind_of
 from tests.simulation.rehearsal import Rehearsal
+from tests.simulation.turns import Undecided
 
 _RESOURCES = ("r", "s")
 _ORDERS: tuple[ops.Order, ...] = ("ok", "ok", "ok", "fail", "emit", "emit", "ask", "ask", "read", "read", "deaf")
@@ -12,12 +13,16 @@ _ORDERS: tuple[ops.Order, ...] = ("ok", "ok", "ok", "fail", "emit", "emit", "ask
 
 def generate(random: random.Random, *, late: bool = False) -> Rehearsal:
     """A script and its plan."""
-    rehearsal = Rehearsal(late=late)
-    author = _Author(random, rehearsal)
-    for _ in range(random.randint(4, 16)):
-        rehearsal.do(author.step())
-    rehearsal.finish()
-    return rehearsal
+    while True:
+        rehearsal = Rehearsal(late=late)
+        author = _Author(random, rehearsal)
+        try:
+            for _ in range(random.randint(4, 16)):
+                rehearsal.do(author.step())
+            rehearsal.finish()
+        except Undecided:
+            continue
+        return rehearsal
 
 
 class _Author:
@@ -81,11 +86,7 @@ class _Author:
         return Fetch(id)
 
     def _names(self, id: str) -> tuple[str, ...]:
-        kind = kind_of(id)
-        if not kind.locks:
-            return ()
-        # A tool with `apply` locks one resource: of one that queues for two, the SPEC does not say what it holds up.
-        return tuple(self._random.sample(_RESOURCES, 1 if kind.apply else self._random.randint(1, 2)))
+        return tuple(self._random.sample(_RESOURCES, self._random.randint(1, 2))) if kind_of(id).locks else ()
 
     def _await(self) -> Await:
         any, all = self._some(self._ids)

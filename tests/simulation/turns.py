@@ -18,6 +18,10 @@ _SOON = 1e-9
 """Timers that are due within this are due now: the loop has it so too."""
 
 
+class Undecided(Exception):
+    """Calls of two conversations begin in the same pass: which comes first is nobody's promise."""
+
+
 class Turns(Model):
     """The whole model."""
 
@@ -70,7 +74,7 @@ class Turns(Model):
     def run(self, number: int, calls: Sequence[Call]) -> Batch:
         """A batch begins."""
         conversation = self.conversations[number]
-        batch = Batch([Slot(call) for call in calls], self.pass_number)
+        batch = Batch([Slot(call) for call in calls])
         spawned = [call.id for call in calls if isinstance(call, Spawn)]
         active = {id for id, handle in conversation.names.items() if not handle.stopped}
         clash = [id for at, id in enumerate(spawned) if id in active or id in spawned[:at]]
@@ -92,6 +96,7 @@ class Turns(Model):
                 self._show(slot)
         conversation.batch = batch
         self.settle()
+        batch.beginning = False
         return batch
 
     def wait(self, number: int, any: Sequence[str], all: Sequence[str], timeout: float | None) -> Wait:
@@ -136,6 +141,8 @@ class Turns(Model):
         ending = [c for c in self.conversations if c.ends_now]
         waiting = [(c, c.batch, slot) for c in self.conversations if c.batch for slot in c.batch.slots if slot.waited]
         heard = self.hear_cancel()
+        if len({id(batch) for _, batch, _ in waiting}) > 1:
+            raise Undecided
         for conversation, batch, slot in waiting:
             slot.waited = False
             self._begin(conversation, batch, slot)
@@ -214,7 +221,7 @@ class Turns(Model):
         first = [slot for slot in ready if slot.lane != "synchronising"]
         for slot in first or ready:  # an await begins when what was emitted with it has
             slot.started = True
-            if batch.began == self.pass_number:
+            if batch.beginning:
                 self._begin(conversation, batch, slot)
             else:
                 slot.waited = True
@@ -342,13 +349,10 @@ class Turns(Model):
                 continue
             batch = self.conversations[handle.conversation].batch
             spare = batch.named() if batch is not None else ()
-            ahead = self.ahead(handle)
-            held = {name for other in ahead if other.started is not None for name in other.names}
-            for other in ahead:
+            for other in self.ahead(handle):
                 interactive = other.started is not None and other.stateful and other.kind.apply
-                nearest = other.started is not None or not other.names & handle.names & held
-                if interactive or (nearest and self.blocked(other, spare)):
-                    self.stop(handle, {"result": Says(), "is_error": True}, "self")
+                if interactive or self.blocked(other, spare):
+                    self.stop(handle, FAILED, "self")
                     return True
         return False
 

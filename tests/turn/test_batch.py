@@ -1,4 +1,4 @@
-"""A batch: one response for every call, nothing runs on a conflict, nobody waits for what never started (B1, B2, B6)."""
+"""A batch: a response for every call, nothing runs on a conflict, nobody waits for what never started (B1, B2, B6)."""
 
 import asyncio
 import json
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from tests.turn.calls import STATEFUL, call, fetch, opened, replies, reply, settings, spawn, texts, wait_all
 
 import holdfast
 from holdfast import HoldfastError, Runtime, ToolCall, ToolError
 from holdfast.testing import VirtualClock
-from tests.turn.calls import STATEFUL, call, fetch, opened, replies, reply, settings, spawn, texts, wait_all
 
 ran: list[str] = []
 

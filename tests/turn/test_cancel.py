@@ -6,11 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.turn.calls import (
+    STATEFUL,
+    TALKING,
+    abort,
+    call,
+    fetch,
+    opened,
+    replies,
+    settings,
+    spawn,
+    texts,
+    until,
+    wait_all,
+)
 
 import holdfast
 from holdfast import Call, Response, Runtime, ToolCall, ToolError, Turn
 from holdfast.testing import VirtualClock
-from tests.turn.calls import STATEFUL, TALKING, abort, call, fetch, opened, replies, settings, spawn, texts, wait_all
 
 CANCELLED = "Tool execution cancelled."
 
@@ -134,9 +147,7 @@ async def test_B7_processes_go_through_C7_and_their_handles_stop_when_that_is_do
     async with Runtime(config=config, clock=clock) as rt:
         async with rt.turn("main") as turn:
             batch = asyncio.create_task(turn.run([call("deaf")]))
-            async with asyncio.timeout(20):
-                while not (tmp_path / "up").exists():
-                    await asyncio.sleep(0.01)
+            await until((tmp_path / "up").exists)
             begun = clock.now()
             turn.cancel()
             (response,) = await batch

@@ -6,11 +6,24 @@ from typing import Annotated, Any
 
 import pytest
 from pydantic import AfterValidator
+from tests.turn.calls import (
+    STATEFUL,
+    TALKING,
+    abort,
+    apply,
+    call,
+    fetch,
+    opened,
+    replies,
+    reply,
+    spawn,
+    texts,
+    wait_all,
+)
 
 import holdfast
 from holdfast import Call, ConfigError, Question, Runtime, ToolCall, ToolError
 from holdfast.testing import VirtualClock
-from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, fetch, opened, replies, reply, spawn, texts, wait_all
 
 
 @holdfast.tool(actions=STATEFUL)

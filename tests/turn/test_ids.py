@@ -4,11 +4,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-
-import holdfast
-from holdfast import Call, Runtime, ToolError
-from holdfast.handles.state import Ok
-from holdfast.testing import VirtualClock
 from tests.turn.calls import (
     STATEFUL,
     TALKING,
@@ -24,6 +19,11 @@ from tests.turn.calls import (
     texts,
     wait_all,
 )
+
+import holdfast
+from holdfast import Call, Runtime, ToolError
+from holdfast.handles.state import Ok
+from holdfast.testing import VirtualClock
 
 HOUR = 3600.0
 DAY = 24 * HOUR

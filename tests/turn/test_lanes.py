@@ -2,9 +2,6 @@
 
 import asyncio
 
-import holdfast
-from holdfast import Call, Question, Runtime
-from holdfast.testing import VirtualClock
 from tests.turn.calls import (
     STATEFUL,
     TALKING,
@@ -20,6 +17,10 @@ from tests.turn.calls import (
     wait_all,
     wait_any,
 )
+
+import holdfast
+from holdfast import Call, Question, Runtime
+from holdfast.testing import VirtualClock
 
 
 class Diary:
@@ -97,7 +98,7 @@ async def test_B3_fetch_apply_and_abort_are_never_serial(clock: VirtualClock) ->
 async def test_B3_calls_that_name_one_handle_run_in_emitted_order_its_spawn_first(clock: VirtualClock) -> None:
     @holdfast.tool(actions=TALKING)
     async def chat(call: Call) -> str:
-        lines = []
+        lines: list[str] = []
         for _ in range(2):
             call.emit(f"{len(lines)}> ")
             lines.append(await call.input())
@@ -106,7 +107,12 @@ async def test_B3_calls_that_name_one_handle_run_in_emitted_order_its_spawn_firs
 
     async with opened(clock, [chat]) as (_, turn):
         fetched, first, second, again, spawned = await replies(
-            turn, fetch("chat", "c"), apply("chat", "c", "a"), apply("chat", "c", "b"), fetch("chat", "c"), spawn("chat", "c")
+            turn,
+            fetch("chat", "c"),
+            apply("chat", "c", "a"),
+            apply("chat", "c", "b"),
+            fetch("chat", "c"),
+            spawn("chat", "c"),
         )
         assert spawned == fetched == {"id": "c", "state": "running", "content": "0> "}
         assert first == {"id": "c", "state": "running", "content": "0> 1> "}  # nothing is taken within a batch (C5)
@@ -124,7 +130,12 @@ async def test_B3_chains_of_different_handles_do_not_wait_for_each_other(clock: 
     async with opened(clock, [settle]) as (rt, turn):
         begun = clock.now()
         await turn.run(
-            [spawn("settle", "slow", secs=0.8), abort("settle", "slow"), spawn("settle", "q", secs=0.1), abort("settle", "q")]
+            [
+                spawn("settle", "slow", secs=0.8),
+                abort("settle", "slow"),
+                spawn("settle", "q", secs=0.1),
+                abort("settle", "q"),
+            ]
         )
         stopped = {info.id: round((info.stopped or 0) - begun, 3) for info in await rt.handles()}
         assert stopped == {"slow": 0.9, "q": 0.2}
@@ -147,7 +158,11 @@ async def test_B3_what_follows_a_serial_spawn_does_not_hold_up_the_serial_lane(c
     diary = Diary(clock)
     async with opened(clock, diary.tools) as (_, turn):
         fetched, *_ = await replies(
-            turn, fetch("s", "a"), spawn("s", "a", name="a", secs=5), spawn("s", "b", name="b", secs=5), wait_all("a", "b")
+            turn,
+            fetch("s", "a"),
+            spawn("s", "a", name="a", secs=5),
+            spawn("s", "b", name="b", secs=5),
+            wait_all("a", "b"),
         )
         assert fetched["state"] == "running"
     assert diary.lines == ["0 a starts", "5 a ends", "5 b starts", "10 b ends"]

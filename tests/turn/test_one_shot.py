@@ -4,10 +4,24 @@ import asyncio
 import json
 from pathlib import Path
 
+from tests.turn.calls import (
+    STATEFUL,
+    TALKING,
+    abort,
+    call,
+    fetch,
+    opened,
+    replies,
+    reply,
+    settings,
+    spawn,
+    texts,
+    until,
+)
+
 import holdfast
 from holdfast import Call, Question, Tool
 from holdfast.testing import VirtualClock
-from tests.turn.calls import STATEFUL, TALKING, abort, call, fetch, opened, replies, reply, settings, spawn, texts
 
 
 def command(name: str, script: str, extra: str = "") -> str:
@@ -54,9 +68,7 @@ async def test_C7_a_process_gets_SIGTERM_then_SIGKILL_after_the_grace(clock: Vir
     deaf = command("deaf", "trap '' TERM; echo up; while :; do sleep 0.01; done", spawned)
     async with opened(clock, [], config=settings(tmp_path, polite + deaf)) as (rt, turn):
         await replies(turn, spawn("polite", "polite"), spawn("deaf", "deaf"))
-        async with asyncio.timeout(20):  # until both have set their traps
-            while not all([info.output_bytes for info in await rt.handles()]):
-                await asyncio.sleep(0.01)
+        await until(lambda: all(info.output_bytes for info in rt.live()))  # both have set their traps
         begun = clock.now()
         first, second = await replies(turn, abort("polite", "polite"), abort("deaf", "deaf"))
         assert clock.now() - begun >= 0.3

@@ -1,12 +1,8 @@
 """Queues in front of running: resources that exclude each other (B5), slots of which there are so many (W11)."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
-import holdfast
-from holdfast import Call, Question, Runtime, Tool
-from holdfast.testing import VirtualClock
 from tests.turn.calls import (
     STATEFUL,
     TALKING,
@@ -21,6 +17,10 @@ from tests.turn.calls import (
     texts,
     wait_all,
 )
+
+import holdfast
+from holdfast import Call, Question, Runtime, Tool
+from holdfast.testing import VirtualClock
 
 PATHS = ["{{ tool.arguments.a }}", "{{ tool.arguments.b }}"]
 
@@ -96,7 +96,9 @@ async def test_B5_W11_higher_priority_first_then_by_arrival(clock: VirtualClock)
 
     async with opened(clock, [leveled(0), leveled(-1), leveled(5)]) as (rt, turn):
         wanted = [("level0", "first"), ("level-1", "low"), ("level0", "a"), ("level5", "high"), ("level0", "b")]
-        waited = await replies(turn, *(spawn(tool, who, who=who) for tool, who in wanted), wait_all(*(w for _, w in wanted)))
+        waited = await replies(
+            turn, *(spawn(tool, who, who=who) for tool, who in wanted), wait_all(*(w for _, w in wanted))
+        )
         assert order == ["first", "high", "a", "b", "low"]
         # It never changes what a wait returns.
         assert [entry["id"] for entry in waited[-1]["completed"]] == [who for _, who in wanted]
@@ -200,40 +202,25 @@ async def test_B5_it_errs_behind_one_that_queues_behind_a_handle_blocked_on_the_
         assert await texts(turn, call("quick")) == ["quick"]
 
 
-async def peak(clock: VirtualClock, make: Callable[[Callable[[], None], Callable[[], None]], list[Tool]], turns: int) -> int:
-    """How many calls of the tools ran at once, when `turns` of each were spawned."""
+async def test_W11_max_running_of_a_tool(clock: VirtualClock) -> None:
     running = highest = 0
 
-    def enter() -> None:
+    @holdfast.tool(actions=STATEFUL, max_running=3)
+    async def work() -> str:
         nonlocal running, highest
         running += 1
         highest = max(highest, running)
-
-    def leave() -> None:
-        nonlocal running
+        await asyncio.sleep(1)
         running -= 1
+        return "done"
 
-    tools = make(enter, leave)
-    async with opened(clock, tools) as (_, turn):
-        names = [(tool.name, f"{tool.name}-{number}") for tool in tools for number in range(turns)]
-        await turn.run([spawn(tool, id) for tool, id in names])
-        waited = await reply(turn, wait_all(*(id for _, id in names)))
-        assert all(entry["result"] == "done" for entry in waited["completed"])
-    return highest
-
-
-async def test_W11_max_running_of_a_tool(clock: VirtualClock) -> None:
-    def make(enter: Callable[[], None], leave: Callable[[], None]) -> list[Tool]:
-        @holdfast.tool(actions=STATEFUL, max_running=3)
-        async def work() -> str:
-            enter()
-            await asyncio.sleep(1)
-            leave()
-            return "done"
-
-        return [work]
-
-    assert await peak(clock, make, 10) == 3
+    async with opened(clock, [work]) as (_, turn):
+        begun = clock.now()
+        names = [f"w{number}" for number in range(8)]
+        responses = await turn.run([*(spawn("work", name) for name in names), call("work"), call("work")])
+        assert [response.result for response in responses[8:]] == ["done", "done"]  # one-shot calls wait
+        assert len((await reply(turn, wait_all(*names)))["completed"]) == 8
+        assert highest == 3 and clock.now() - begun == 4
 
 
 async def test_W11_max_running_of_the_runtime_counts_all_tools_but_the_built_ins(
@@ -250,8 +237,8 @@ async def test_W11_max_running_of_the_runtime_counts_all_tools_but_the_built_ins
 
 
 async def test_W11_slots_go_to_the_highest_priority_first(clock: VirtualClock, tmp_path: Path) -> None:
-    low, low_order = holder("low")
-    high, high_order = holder("high", priority=1)
+    low, _ = holder("low")
+    high, _ = holder("high", priority=1)
     config = settings(tmp_path, "[runtime]\nmax_running = 1\n")
     async with opened(clock, [low, high], config=config) as (rt, turn):
         wanted = [("low", "l0"), ("low", "l1"), ("high", "h0"), ("high", "h1")]

@@ -3,11 +3,12 @@
 import asyncio
 from pathlib import Path
 
+from tests.turn.calls import STATEFUL, TALKING, abort, apply, fetch, opened, replies, reply, settings, spawn, wait_all
+
 import holdfast
 from holdfast import Call, Question, ToolError
 from holdfast.handles.state import Error, Ok
 from holdfast.testing import VirtualClock
-from tests.turn.calls import STATEFUL, TALKING, abort, apply, fetch, opened, replies, reply, settings, spawn, wait_all
 
 
 async def test_S1_S2_a_handle_goes_from_pending_through_running_and_waiting_to_stopped(clock: VirtualClock) -> None:

@@ -7,11 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import holdfast
-from holdfast import Call, Question
-from holdfast.testing import VirtualClock
-from holdfast.tools.base import SpawnPolicy
 from tests.turn.calls import (
     STATEFUL,
     TALKING,
@@ -27,6 +22,11 @@ from tests.turn.calls import (
     texts,
     wait_all,
 )
+
+import holdfast
+from holdfast import Call, Question
+from holdfast.testing import VirtualClock
+from holdfast.tools.base import SpawnPolicy
 
 
 @holdfast.tool(actions=TALKING)
@@ -275,7 +275,9 @@ async def test_C6_the_questions_id_comes_from_the_handle(clock: VirtualClock) ->
         return " ".join([f"{question.id}={await call.ask(question)}" for question in questions])
 
     async with opened(clock, [asks]) as (_, turn):
-        first, second, stopped = await replies(turn, spawn("asks", "a"), apply("asks", "a", "1"), apply("asks", "a", "2"))
+        first, second, stopped = await replies(
+            turn, spawn("asks", "a"), apply("asks", "a", "1"), apply("asks", "a", "2")
+        )
         assert [first["question"]["id"], second["question"]["id"]] == ["first", "second"]
         assert stopped["result"] == "first=1 second=2"
 

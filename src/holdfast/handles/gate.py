@@ -7,7 +7,7 @@ name too, in a gate of its own: it keeps emitted order, and a handle passes it b
 two orders can never block each other.
 """
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -65,8 +65,10 @@ class Ticket:
         for line in self.lines():
             if line.full:
                 groups.append([ticket.handle for ticket in line.holders])
-            elif line.strict and line.queue[0] is not self:
-                groups.append([line.queue[0].handle])
+            # Nobody passes the one before in the line for a resource, and that one may be held up by something else.
+            place = bisect_left(line.queue, self) if line.strict else 0
+            if place:
+                groups.append([line.queue[place - 1].handle])
         return groups
 
     def behind(self) -> "Iterator[Handle]":
@@ -83,10 +85,16 @@ class Ticket:
         return not any(line.full or (line.strict and line.queue[0] is not self) for line in self.lines())
 
     def stuck_behind(self, spare: Container[str] = ()) -> "Handle | None":
-        """A handle blocked on the caller without which this ticket cannot be served (A6)."""
-        for group in self.in_front():
-            if all(handle.blocked_on_caller(spare) for handle in group):
-                return group[0]
+        """A handle that waits for the caller, without which this ticket cannot be served (A6)."""
+        seen, todo = {self}, [self]
+        for ticket in todo:  # from one to the next in front of it: no recursion, lines may be long
+            for group in ticket.in_front():
+                if all(handle.waits_for_caller(spare) for handle in group):
+                    return group[0]
+                queueing = group[0].queueing if len(group) == 1 and group[0].uid not in spare else None
+                if queueing is not None and queueing not in seen:
+                    seen.add(queueing)
+                    todo.append(queueing)
         return None
 
 

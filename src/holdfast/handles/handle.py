@@ -107,20 +107,26 @@ class Handle:
 
         `spare` holds the uids of handles that the caller is dealing with already: those are not blocked yet.
         """
+        return self.waits_for_caller(spare) or (self.uid not in spare and self.behind(spare) is not None)
+
+    def waits_for_caller(self, spare: Container[str] = ()) -> bool:
+        """The caller's answer or input is what it waits for itself."""
         state = self.state
-        if self.uid in spare or isinstance(state, Stopped):
+        if self.uid in spare:
             return False
-        if isinstance(state, Running):
-            return self.reading
-        if isinstance(state, Waiting):
-            return self.asks_caller
-        return self.behind(spare) is not None
+        return self.reading if isinstance(state, Running) else self.asks_caller and isinstance(state, Waiting)
 
     def behind(self, spare: Container[str] = ()) -> "Handle | None":
         """The handle blocked on the caller that this pending one queues behind, if there is one."""
+        ticket = self.queueing
+        return ticket.stuck_behind(spare) if ticket is not None else None
+
+    @property
+    def queueing(self) -> "Ticket | None":
+        """Where it stands in line, if it does."""
         for ticket in (self.lane, self.ticket):
             if ticket is not None and not ticket.held:
-                return ticket.stuck_behind(spare)
+                return ticket
         return None
 
     def info(self) -> "HandleInfo":

@@ -68,6 +68,7 @@ class Handles:
         wait = Wait(groups, lambda _: None if over.done() else over.set_result(None), spare=self._spare)
         wait.begin()
         if over.done():
+            wait.cancel()
             return Waited(handles, needs_input=wait.reason == "needs_input")
         if timeout is not None and timeout <= 0:
             wait.cancel()
@@ -75,18 +76,22 @@ class Handles:
         for handle in handles:
             if handle.run is not None:
                 handle.run.probe_when_quiet()
-        timer = loop.call_later(timeout, _wake, over) if timeout is not None else None
+        timer = loop.call_later(timeout, lambda: _wake(over)) if timeout is not None else None
         try:
             await over
+            while wait.goes_on() and (timer is None or loop.time() < timer.when()):
+                over = loop.create_future()
+                await over
             if wait.reason is None:
                 await asyncio.sleep(0)  # A5: who finishes in the instant of the timeout has finished; let it say so
+                wait.goes_on()
         finally:
             wait.cancel()
             if timer is not None:
                 timer.cancel()
         # Between the timer and this line handles may have stopped; what is satisfied now did not time out.
         timed_out = wait.reason is None and not wait.satisfied
-        return Waited(handles, timed_out, wait.reason == "needs_input")
+        return Waited(handles, timed_out, wait.reason == "needs_input" and not wait.satisfied)
 
 
 def _wake(future: "asyncio.Future[None]") -> None:

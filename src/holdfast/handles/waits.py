@@ -50,7 +50,7 @@ def first_success(handles: Iterable[Handle]) -> Group:
 
 
 class Wait:
-    """Watches handles until its groups are satisfied, then calls `done` once."""
+    """Watches handles until its groups are satisfied or all are blocked, then calls `done`."""
 
     __slots__ = ("_done", "_groups", "_line", "_of", "_spare", "reason", "settled")
 
@@ -110,12 +110,19 @@ class Wait:
             return
         if self.satisfied:
             self.reason = "satisfied"
+            self.cancel()
         elif self._all_blocked():
             self.reason = "needs_input"
         else:
             return
-        self.cancel()
         self._done(self)
+
+    def goes_on(self) -> bool:
+        """Asked by whoever was told `needs_input`: True if it is not so any more, and `done` will be called again."""
+        if self.reason != "needs_input" or self.satisfied or self._all_blocked():
+            return False
+        self.reason = None
+        return True
 
     def _all_blocked(self) -> bool:
         # One handle that is needed and not blocked is reason enough to go on. It stays first in line, so that most

@@ -290,7 +290,9 @@ class _Call:
             self._stop(Error("The command was ended while its question was open.", "cancelled"))
 
     def probe(self) -> bool | None:
-        return False if self._process is None else self._process.probe()
+        reading = False if self._process is None else self._process.probe()
+        # Whoever has said its end, perhaps in what the probe has just delivered, waits for nothing any more.
+        return False if isinstance(self._said, Ends) else reading
 
 
 class Tail:

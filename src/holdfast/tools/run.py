@@ -167,6 +167,7 @@ class Run:
             return
         self._ending = (error, ended_by)
         self._close_question()
+        self.handle.reading = False  # from now on nobody waits for the caller (A6)
         grace = self.handle.tool.spawn.abort_grace_ms / 1000
         self._force = asyncio.get_running_loop().call_later(grace + _FORCE_SECS, self.abandon)
         self.live.end(grace)

@@ -3,7 +3,7 @@
 `start` begins a call and sees to it that its `answer` is called, once or more; the first counts.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
@@ -146,9 +146,9 @@ class Actions:
         else:
             answer(self._replies.handle(handle))
 
-    def cancel(self, handle: Handle) -> None:
-        """B7: the turn is cancelled; tell a one-shot call."""
-        self._admission.end(handle, Error(CANCELLED, "cancelled"), "cancel")
+    def cancel(self, handles: Sequence[Handle]) -> None:
+        """B7: the turn is cancelled; tell one-shot calls."""
+        self._admission.end_all(handles, Error(CANCELLED, "cancelled"), "cancel")
 
 
 class _OneShot:

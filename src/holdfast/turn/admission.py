@@ -3,7 +3,7 @@
 Admission is also how a handle is ended from outside, because what that means depends on how far it has come.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 
 from holdfast.errors import ToolError
@@ -46,14 +46,20 @@ class Admission:
             self._registry.touch(handle)
 
     def _queue(self, handle: Handle, invocation: Invocation, names: Mapping[str, int]) -> None:
+        if isinstance(handle.decided, Stopped):  # one of several that are being ended, see `end_all`
+            return
         if not names:
             self._start(handle, invocation)
             return
         start = partial(self._start, handle, invocation)
-        handle.ticket = Ticket(self._registry.gate, handle, names, start, priority=handle.priority)
-        self._registry.gate.enter(handle.ticket)
+        ticket = handle.ticket = Ticket(self._registry.gate, handle, names, start, priority=handle.priority)
+        self._registry.gate.enter(ticket)
+        if handle.lane is not None and not ticket.held:
+            self._registry.touch(handle)  # it has left one queue and stands in another: behind someone blocked? (A6)
 
     def _start(self, handle: Handle, invocation: Invocation) -> None:
+        if isinstance(handle.decided, Stopped):
+            return
         run = Run(self._registry, handle, self._questions.route, self._permission.to_deliver)
         run.on_released = self._leave
         run.start(invocation)
@@ -75,6 +81,16 @@ class Admission:
             self._registry.end(handle, error, ended_by)
             self._leave(handle)
 
+    def end_all(self, handles: Sequence[Handle], error: Error, ended_by: EndedBy) -> None:
+        """End several. None of those that queue starts because another one leaves (S3)."""
+        queued = [handle for handle in handles if handle.run is None and not isinstance(handle.decided, Stopped)]
+        for handle in queued:
+            self._registry.end(handle, error, ended_by)
+        for handle in queued:
+            self._leave(handle)
+        for handle in handles:
+            self.end(handle, error, ended_by)
+
     def hopeless(self, handle: Handle, spare: Container[str]) -> Handle | None:
         """B5: whoever holds up a one-shot call and will not go by itself, if there is such a handle."""
         for ticket in (handle.lane, handle.ticket):
@@ -87,5 +103,5 @@ class Admission:
 
 
 def _stays(holder: Handle, spare: Container[str]) -> bool:
-    interactive = holder.stateful and "apply" in holder.tool.actions
+    interactive = holder.run is not None and holder.stateful and "apply" in holder.tool.actions
     return interactive or holder.blocked_on_caller(spare)

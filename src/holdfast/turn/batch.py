@@ -165,9 +165,9 @@ class Batch:
         if self._cancelled:
             return
         self._cancelled = True
-        for slot in self._slots:
-            if self._replies[slot.position] is None and slot.handle is not None and not slot.handle.stateful:
-                self._actions.cancel(slot.handle)
+        open_slots = [slot for slot in self._slots if self._replies[slot.position] is None]
+        calls = [slot.handle for slot in open_slots if slot.handle is not None and not slot.handle.stateful]
+        self._actions.cancel(calls)
         asyncio.get_running_loop().call_later(CANCEL_GRACE_SECS, self._answer_the_rest)
 
     def _answer_the_rest(self) -> None:
@@ -177,5 +177,5 @@ class Batch:
 
     def _withdraw(self, slot: Slot) -> None:
         if slot.handle is not None and slot.handle.run is None:
-            self._actions.cancel(slot.handle)
+            self._actions.cancel([slot.handle])
         self._answer(slot, cancelled_reply())

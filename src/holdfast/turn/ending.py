@@ -38,14 +38,12 @@ async def end_turn(
     ended = [handle for handle in live if handle not in kept and handle not in waited]
     calls = [handle for handle in registry.live(conversation) if not handle.stateful and handle.active]
     reason: EndedBy = "cancel" if cancelled else "turn_end"
-    for handle in (*ended, *calls):
-        _end(admission, handle, reason)
+    _end(admission, [*ended, *calls], reason)
     ending = {handle.uid for handle in ended}
     try:
         await asyncio.gather(*(_wait(admission, handle, ending) for handle in waited))
     except asyncio.CancelledError:  # T5: from now on nobody is waited for
-        for handle in waited:
-            _end(admission, handle, "cancel")
+        _end(admission, list(waited), "cancel")
         raise
     await all_stopped([*ended, *calls])
     return Ending(
@@ -56,9 +54,9 @@ async def end_turn(
 
 def wait_no_longer(conversation: str, registry: Registry, admission: Admission) -> None:
     """T5: the turn is cancelled while it ends. What `end_turn` waits for is ended, and it goes on."""
-    for handle in registry.live(conversation):
-        if handle.stateful and handle.tool.spawn.on_turn_end == "await":
-            _end(admission, handle, "cancel")
+    live = registry.live(conversation)
+    waited = [handle for handle in live if handle.stateful and handle.tool.spawn.on_turn_end == "await"]
+    _end(admission, waited, "cancel")
 
 
 async def _wait(admission: Admission, handle: Handle, ending: Container[str]) -> None:
@@ -77,13 +75,13 @@ async def _wait(admission: Admission, handle: Handle, ending: Container[str]) ->
     finally:
         wait.cancel()
     if handle.active:
-        _end(admission, handle, "turn_end")
+        _end(admission, [handle], "turn_end")
         await all_stopped([handle])
 
 
-def _end(admission: Admission, handle: Handle, ended_by: EndedBy) -> None:
+def _end(admission: Admission, handles: Sequence[Handle], ended_by: EndedBy) -> None:
     why = "Aborted: the turn was cancelled." if ended_by == "cancel" else "Aborted at the end of the turn."
-    admission.end(handle, Error(why, "aborted"), ended_by)
+    admission.end_all(handles, Error(why, "aborted"), ended_by)
 
 
 async def all_stopped(handles: Sequence[Handle]) -> None:

@@ -1,0 +1,282 @@
+"""The reference is complete and exact: what is in the code is on its page, and what is on the page is in the code."""
+
+import ast
+import importlib
+import inspect
+import tomllib
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from pydantic import BaseModel
+
+import holdfast
+import holdfast.testing
+from holdfast.cli import COMMANDS, main
+from holdfast.config import load_config, model
+from holdfast.errors import CODES
+from tests.docs.pages import ROOT, rows, sections
+
+REFERENCE = ROOT / "docs" / "reference"
+
+
+# Python
+
+PUBLIC = {name: getattr(holdfast, name) for name in holdfast.__all__} | {
+    name: getattr(holdfast.testing, name) for name in holdfast.testing.__all__
+}
+NOT_MADE_BY_HAND = ("Call", "Turn")
+
+
+class Plain(ast.NodeTransformer):
+    """Annotations without the quotes that stand around some of them."""
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        node.annotation = _unquoted(node.annotation)
+        return node
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation = node.annotation and _unquoted(node.annotation)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = node.returns and _unquoted(node.returns)
+        return self.generic_visit(node)
+
+
+def _unquoted(annotation: ast.expr) -> ast.expr:
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        return ast.parse(annotation.value, mode="eval").body
+    return annotation
+
+
+def definitions(text: str, name: str) -> list[ast.stmt]:
+    """What a text defines under the name: a class, or the forms of a function."""
+    tree = Plain().visit(ast.parse(text))
+    return [node for node in tree.body if getattr(node, "name", None) == name]
+
+
+def members(node: ast.stmt) -> dict[str, str]:
+    """The public members of a class, or a function alone, each as it is declared."""
+    if not isinstance(node, ast.ClassDef):
+        assert isinstance(node, ast.FunctionDef)
+        return {node.name: f"{ast.unparse(node.args)} -> {ast.unparse(node.returns) if node.returns else ''}"}
+    return {name: text for each in node.body for name, text in _member(each) if name[0] != "_" or name == "__init__"}
+
+
+def _member(node: ast.stmt) -> Iterator[tuple[str, str]]:
+    match node:
+        case ast.FunctionDef(decorator_list=[ast.Name(id="property")]):
+            yield node.name, ast.unparse(node.returns) if node.returns else ""
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            returns = ast.unparse(node.returns) if node.returns else ""
+            yield node.name, f"{type(node).__name__}({ast.unparse(node.args)}) -> {returns}"
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            default = f" = {ast.unparse(node.value)}" if node.value else ""
+            yield name, ast.unparse(node.annotation) + default
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            yield name, ast.unparse(node.value)
+
+
+def attributes(node: ast.stmt) -> dict[str, str]:
+    """What `__init__` puts on `self`, with its type where that is written."""
+    found = {}
+    for each in ast.walk(node):
+        target = each.target if isinstance(each, ast.AnnAssign) else each.targets[0] if isinstance(each, ast.Assign) else None
+        if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
+            found[target.attr] = ast.unparse(each.annotation) if isinstance(each, ast.AnnAssign) else ""
+    return found
+
+
+def signatures(name: str) -> ast.stmt:
+    """The declaration on the page."""
+    text = sections(REFERENCE / "python.md")[name]
+    block = text.partition("<!-- signatures -->\n```python\n")[2].partition("```")[0]
+    [node] = definitions(block, name)
+    return node
+
+
+def source(name: str) -> ast.stmt:
+    """The declaration in the code; of a function with several forms, the one with options."""
+    module = importlib.import_module(PUBLIC[name].__module__)
+    forms = definitions(inspect.getsource(module), name)
+    return forms[1] if len(forms) > 1 else forms[0]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_is_declared_on_the_page_as_in_the_code(name: str) -> None:
+    shown, real = members(signatures(name)), members(source(name))
+    if name in NOT_MADE_BY_HAND:
+        del real["__init__"]
+    set_on_self = {key: kind for key, kind in attributes(source(name)).items() if key in shown and key not in real}
+    assert {key: text for key, text in shown.items() if key not in set_on_self} == real
+    for key, kind in set_on_self.items():
+        assert kind in ("", shown[key])
+
+
+def test_the_page_has_no_other_names() -> None:
+    titles = set(sections(REFERENCE / "python.md")) - {"Python reference", "Testing"}
+    assert titles == set(PUBLIC)
+
+
+# holdfast.toml
+
+NAME = "[conversation.tools.<name>]"
+TABLES: dict[str, type[BaseModel]] = {
+    "[conversation]": model.ConversationSettings,
+    "[conversation.inquiry]": model.InquirySettings,
+    NAME: model.ToolSettings,
+    "output": model.OutputSettings,
+    "retry": model.RetrySettings,
+    "[conversation.tools.<name>.questions.<id>]": model.QuestionSettings,
+    "[conversation.tools.<name>.spawn]": model.SpawnSettings,
+    "[conversation.tools.<name>.spawn.lifecycle]": model.LifecycleSettings,
+    "[conversation.tools.<name>.spawn.notifications]": model.NotificationSettings,
+    "[limits]": model.LimitSettings,
+    "[store]": model.StoreSettings,
+    "[runtime]": model.RuntimeSettings,
+}
+"""Which section is about which table. The four caps of a view are those of `output`."""
+
+EFFECTIVE = {
+    ("output", "limit"): holdfast.View().limit,
+    ("output", "mode"): holdfast.View().mode,
+    ("output", "max_lines"): holdfast.View().max_lines,
+    ("output", "window"): holdfast.View().window,
+    ("[store]", "url"): "memory:",
+    ("[store]", "retention_secs"): holdfast.Runtime().registry.retention,
+}
+"""The defaults of keys that are None in their model, because somebody else has the default."""
+
+KEYS = [(title, key) for title, table in TABLES.items() for key in table.model_fields]
+
+
+def reachable(table: type[BaseModel]) -> set[type[BaseModel]]:
+    found = {table}
+    for field in table.model_fields.values():
+        for kind in (field.annotation, *typing.get_args(field.annotation)):
+            if inspect.isclass(kind) and issubclass(kind, BaseModel):
+                found |= reachable(kind)
+    return found
+
+
+def test_every_table_has_a_section() -> None:
+    assert reachable(model.Config) == {model.Config, model.ViewCaps, *TABLES.values()}
+    assert {f"[{key}]" for key in model.Config.model_fields} <= set(TABLES)
+    assert set(model.ViewCaps.model_fields) <= set(model.OutputSettings.model_fields)
+
+
+@pytest.mark.parametrize("title", TABLES)
+def test_a_section_has_the_keys_of_its_table_and_no_others(title: str) -> None:
+    assert set(rows(sections(REFERENCE / "config.md")[title])) == set(TABLES[title].model_fields)
+
+
+@pytest.mark.parametrize(("title", "key"), KEYS)
+def test_the_default_of_a_key_is_the_one_shown(title: str, key: str) -> None:
+    table, shown = TABLES[title], rows(sections(REFERENCE / "config.md")[title])[key][1]
+    default = table.model_fields[key].get_default()
+    if isinstance(default, BaseModel) or default in (None, {}):
+        default = EFFECTIVE.get((title, key))
+        assert shown in ("", "`{}`") if default is None else shown
+    if shown and default is not None:
+        written = tomllib.loads(f"value = {shown.strip('`')}")["value"]
+        assert getattr(table.model_validate({key: written}), key) == default
+
+
+@pytest.mark.parametrize(("title", "key"), KEYS)
+def test_every_choice_of_a_key_is_shown(title: str, key: str) -> None:
+    row = " ".join(rows(sections(REFERENCE / "config.md")[title])[key])
+    for choice in choices(TABLES[title].model_fields[key].annotation):
+        assert f'"{choice}"' in row
+
+
+def choices(annotation: Any) -> Iterator[str]:
+    """The strings a setting is limited to; the values inside a table are another setting's."""
+    if typing.get_origin(annotation) is typing.Literal:
+        yield from typing.get_args(annotation)
+    elif typing.get_origin(annotation) is not dict:
+        for part in typing.get_args(annotation):
+            yield from choices(part)
+
+
+IDLE = """
+[conversation]
+detached = "auto"
+inquiry.assistant.model = "m"
+
+[conversation.tools.t]
+source = "local"
+command = ["true"]
+retry.policy = "safe"
+on_crash = "replay"
+output.history.limit = 1
+questions.q.target = "assistant"
+
+[conversation.tools.t.spawn]
+stateful = true
+notifications.on_content = true
+lifecycle.assistant.model = "m"
+lifecycle.on_turn_end = "inquire"
+"""
+IN_PART = {("retry",): "retry", ("spawn", "notifications"): "[conversation.tools.<name>.spawn.notifications]"}
+"""Settings that are noted as a whole: all keys of their section."""
+
+
+def test_keys_that_are_not_acted_on_are_marked(tmp_path: Path) -> None:
+    """`holdfast check` and the page agree on them; a key that begins to work loses its mark."""
+    file = tmp_path / "holdfast.toml"
+    file.write_text(IDLE)
+    noted = {tuple(note.split(": ")[1].split(".")) for note in load_config(file).not_acted_on()}
+    expected = {(title, key) for path in noted for title, key in documented(path)}
+    page = sections(REFERENCE / "config.md")
+    marked = {(title, key) for title, key in KEYS if "not yet" in " ".join(rows(page[title])[key]).lower()}
+    assert marked == expected
+
+
+def documented(path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Where the page has a setting."""
+    match path:
+        case ("conversation", "tools", _, *rest) if tuple(rest) in IN_PART:
+            title = IN_PART[tuple(rest)]
+            yield from ((title, key) for key in TABLES[title].model_fields)
+        case ("conversation", "tools", _, "output", key):
+            yield "output", key
+        case ("conversation", "tools", _, "questions", _, key):
+            yield "[conversation.tools.<name>.questions.<id>]", key
+        case ("conversation", "tools", _, *rest, key):
+            yield "[" + ".".join(["conversation.tools.<name>", *rest]) + "]", key
+        case ("conversation", "inquiry"):
+            yield "[conversation.inquiry]", "assistant"
+        case (table, key):
+            yield f"[{table}]", key
+
+
+# Errors and the command line
+
+
+def test_every_error_code_is_listed_with_what_to_do() -> None:
+    listed = rows(sections(REFERENCE / "replies.md")["Error codes"])
+    assert list(listed) == sorted(CODES)
+    assert [code for code, cells in listed.items() if len(cells) != 2 or not all(cells)] == []
+
+
+def test_every_command_is_listed() -> None:
+    titles = [title for title in sections(REFERENCE / "cli.md") if title.startswith("holdfast ")]
+    assert titles == [f"holdfast {name}" for name in COMMANDS]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_listed(name: str) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    text = sections(REFERENCE / "cli.md")[f"holdfast {name}"]
+    options = {option: param for param in command.params for option in param.opts}
+    assert {key.split()[0] for key in rows(text)} == set(options)
+    for param in options.values():
+        if isinstance(param.type, click.Choice):
+            assert [choice for choice in param.type.choices if f"`{choice}`" not in text] == []
+        if param.envvar is not None:
+            assert f"`{param.envvar}`" in text

@@ -1,0 +1,190 @@
+"""The end of a turn (T1, T3, T4): nothing outlives it that its policy did not keep."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.turn.calls import STATEFUL, TALKING, call, replies, reply, settings, spawn, wait_all
+
+import holdfast
+from holdfast import Call, HoldfastError, Runtime, Tool, Turn
+from holdfast.testing import VirtualClock
+from holdfast.tools.base import OnTurnEnd
+
+
+def worker(policy: OnTurnEnd, timeout: float = 300) -> Tool:
+    @holdfast.tool(name=f"{policy}s", actions=STATEFUL, on_turn_end=policy, turn_end_timeout_secs=timeout)
+    async def work(secs: float = 600) -> str:
+        await asyncio.sleep(secs)
+        return "done"
+
+    return work
+
+
+async def ended(rt: Runtime) -> dict[str, tuple[str, str | None]]:
+    return {info.id: (info.state, info.ended_by) for info in await rt.handles()}
+
+
+async def test_T1_inquire_is_the_default_and_with_nobody_to_ask_it_aborts(clock: VirtualClock) -> None:
+    @holdfast.tool(actions=STATEFUL)
+    async def work() -> str:
+        await asyncio.sleep(600)
+        return "done"
+
+    assert work.spawn.on_turn_end == "inquire" and work.spawn.turn_end_timeout_secs == 300
+    async with Runtime([work], clock=clock) as rt:
+        async with rt.turn("main") as turn:
+            await replies(turn, spawn("work", "w"))
+            begun = clock.now()
+        assert clock.now() == begun
+        assert await ended(rt) == {"w": ("stopped", "turn_end")}
+
+
+async def test_T3_abort_ends_at_once(clock: VirtualClock) -> None:
+    async with Runtime([worker("abort")], clock=clock) as rt:
+        async with rt.turn("main") as turn:
+            await replies(turn, spawn("aborts", "a"))
+            ending = await turn.end()
+        assert ending.results == (
+            {"id": "a", "state": "stopped", "result": "Aborted at the end of the turn.", "ended_by": "turn_end"},
+        )
+        assert ending.kept == () and not ending.again
+
+
+async def test_T3_await_waits_and_then_aborts_the_rest(clock: VirtualClock) -> None:
+    async with Runtime([worker("await", timeout=30)], clock=clock) as rt:
+        async with rt.turn("main") as turn:
+            await replies(turn, spawn("awaits", "soon", secs=20), spawn("awaits", "late", secs=40))
+            begun = clock.now()
+            ending = await turn.end()
+        assert clock.now() - begun == 30
+        assert [(entry["id"], entry["result"]) for entry in ending.results] == [
+            ("soon", "done"),
+            ("late", "Aborted at the end of the turn."),
+        ]
+        assert await ended(rt) == {"soon": ("stopped", "self"), "late": ("stopped", "turn_end")}
+
+
+async def test_T3_mixed_abort_ends_first_and_await_is_waited_for(clock: VirtualClock) -> None:
+    async with Runtime([worker("abort"), worker("await"), worker("keep")], clock=clock) as rt:
+        async with rt.turn("main") as turn:
+            await replies(turn, spawn("awaits", "w", secs=20), spawn("aborts", "a"), spawn("keeps", "k"))
+            begun = clock.now()
+            ending = await turn.end()
+        stopped = {info.id: info.stopped and info.stopped - begun for info in await rt.handles()}
+        assert stopped == {"w": 20, "a": 0, "k": None}
+        assert [entry["id"] for entry in ending.results] == ["w", "a"]
+        assert list(ending.kept) == [{"id": "k", "state": "running"}]
+
+
+async def test_T3_one_that_queues_behind_an_aborted_one_is_waited_for(clock: VirtualClock, tmp_path: Path) -> None:
+    """What it queues behind is reading its input, but is being ended: nobody has to answer it any more."""
+    config = settings(
+        tmp_path,
+        """
+        [conversation.tools.deaf]
+        source = "local"
+        run = "unattended"
+        command = ["sh", "-c", "trap '' TERM; while :; do read line; done"]
+        scheduling = "serial"
+        [conversation.tools.deaf.spawn]
+        stateful = true
+        stdin = true
+        abort_grace_ms = 300
+        settle_max_ms = 20000
+        lifecycle.on_turn_end = "abort"
+        """,
+    )
+
+    @holdfast.tool(actions=STATEFUL, scheduling="serial", on_turn_end="await")
+    async def queued() -> str:
+        return "ran"
+
+    async with Runtime([queued], clock=clock, config=config) as rt:
+        async with rt.turn("main") as turn:
+            running, pending = await replies(turn, spawn("deaf", "d"), spawn("queued", "q"))
+            assert (running["state"], pending["state"]) == ("running", "pending")
+            waited = await reply(turn, wait_all("q"))
+            assert waited["pending"] == [{"id": "q", "state": "pending", "behind": "d"}]
+        assert await ended(rt) == {"d": ("stopped", "turn_end"), "q": ("stopped", "self")}
+
+
+async def test_T4_a_turn_never_ends_with_a_live_handle_that_was_not_kept(clock: VirtualClock) -> None:
+    @holdfast.tool(actions=STATEFUL, scheduling="serial")
+    async def slow_to_end() -> str:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            await asyncio.sleep(1.5)
+        return "done"
+
+    async with Runtime([slow_to_end, worker("inquire")], clock=clock) as rt:
+        async with rt.turn("main") as turn:
+            await replies(turn, *(spawn("slow_to_end", f"s{n}") for n in range(3)))
+            await replies(turn, *(spawn("inquires", f"i{n}") for n in range(3)))
+            await clock.advance(1)
+            begun = clock.now()
+        assert rt.live() == [] and clock.now() - begun == 1.5
+        started = {info.id: info.started for info in await rt.handles()}
+        assert started["s1"] is None and started["s2"] is None  # those that waited never started
+
+
+async def test_T4_a_batch_that_still_runs_is_cancelled_by_the_end(clock: VirtualClock) -> None:
+    @holdfast.tool(scheduling="serial")
+    async def slow() -> str:
+        await asyncio.sleep(600)
+        return "never"
+
+    async with Runtime([slow], clock=clock) as rt:
+        async with rt.turn("main") as turn:
+            batch = asyncio.create_task(turn.run([call("slow"), call("slow")]))
+            await clock.advance(1)
+        assert rt.live() == []
+        assert [response.result for response in await batch] == ["Tool execution cancelled."] * 2
+
+
+async def test_T4_a_kept_handle_lives_on_and_can_be_reached_from_the_next_turn(clock: VirtualClock) -> None:
+    @holdfast.tool(actions=TALKING, on_turn_end="keep")
+    async def session(call: Call) -> str:
+        return f"got {await call.input()}"
+
+    async with Runtime([session], clock=clock) as rt:
+        async with rt.turn("main") as turn:
+            await replies(turn, spawn("session", "s"))
+        async with rt.turn("main"):
+            pass
+        async with rt.turn("main") as turn:
+            answer = await reply(turn, call("session", action="apply", id="s", input="x"))
+            assert answer["result"] == "got x"
+
+
+async def test_T1_the_policy_of_one_conversation_is_nobody_elses(clock: VirtualClock) -> None:
+    async with Runtime([worker("abort")], clock=clock) as rt, rt.turn("other") as other:
+        await replies(other, spawn("aborts", "a"))
+        async with rt.turn("main") as turn:
+            await replies(turn, spawn("aborts", "a"))
+        assert [(info.conversation, info.state) for info in await rt.handles()] == [
+            ("other", "running"),
+            ("main", "stopped"),
+        ]
+
+
+async def test_T_ending_twice_is_harmless_and_an_ended_turn_takes_no_batch(clock: VirtualClock) -> None:
+    async with Runtime([worker("abort")], clock=clock) as rt, rt.turn("main") as turn:
+        await replies(turn, spawn("aborts", "a"))
+        first = await turn.end()
+        assert await turn.end() == first == turn.ending
+        with pytest.raises(HoldfastError) as caught:
+            await turn.run([spawn("aborts", "b")])
+        assert caught.value.code == "turn_ended"
+        async with rt.turn("main") as following:  # the conversation is free
+            assert isinstance(following, Turn)
+
+
+async def test_R6_closing_the_runtime_ends_what_is_kept(clock: VirtualClock) -> None:
+    async with Runtime([worker("keep")], clock=clock) as rt, rt.turn("main") as turn:
+        await replies(turn, spawn("keeps", "k"))
+    assert await ended(rt) == {"k": ("stopped", "shutdown")}
+    with pytest.raises(HoldfastError) as caught:
+        rt.turn("main")
+    assert caught.value.code == "runtime_closed"
