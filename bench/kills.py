@@ -1,8 +1,8 @@
 """SIGKILL to `holdfast turn` while its tools fork, move to new sessions and ignore SIGTERM (R2).
 
 Each time the runtime dies at a random moment, from its first child on until all are up. What is left is not looked for
-by holdfast's marks but by a token of our own in the environment, which everything inherits, the guard included: within
-a second nothing may bear it.
+by holdfast's marks but by a token of our own in the environment, which everything inherits. Within a second nothing may
+bear it but the guard, which looks a few times more before it goes, too.
 """
 
 import contextlib
@@ -19,9 +19,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.tools import marks
+
 TOKEN = "HOLDFAST_SOAK"
-LIMIT = 1.0
-"""Seconds in which nothing may be left."""
+LIMIT, GUARD_LIMIT = 1.0, 10.0
+"""Seconds in which nothing that a tool started may be left, and nothing at all."""
 LOOKS = 3
 """Looks in a row that must find nothing: one that is just changing its program has no environment for a moment."""
 ALL = 19
@@ -61,6 +63,8 @@ class Report:
 
     seed: int
     seconds: list[float] = field(default_factory=list)
+    """From each kill to the first look that found nothing but the guard."""
+    guard_seconds: list[float] = field(default_factory=list)
     """From each kill to the first look that found nothing."""
     processes: list[int] = field(default_factory=list)
     """How many the runtime left behind each time."""
@@ -68,13 +72,18 @@ class Report:
     """What was still there after a second."""
 
     def __str__(self) -> str:
-        took, had = self.seconds, self.processes
+        had = self.processes
         told = (
-            f"{len(took)} kills with seed {self.seed}, {statistics.median(had):g} processes left by the runtime "
-            f"({min(had)}–{max(had)}): all gone after {statistics.median(took) * 1000:.0f} ms "
-            f"({min(took) * 1000:.0f}–{max(took) * 1000:.0f}), {len(self.left)} times not within {LIMIT:g} s"
+            f"{len(had)} kills with seed {self.seed}, {statistics.median(had):g} processes left by the runtime "
+            f"({min(had)}–{max(had)}): all gone after {_spread(self.seconds)}, the guard after "
+            f"{_spread(self.guard_seconds)}; {len(self.left)} times not within {LIMIT:g} s"
         )
         return "\n".join([told, *self.left])
+
+
+def _spread(times: list[float]) -> str:
+    shown = [f"{1000 * value:.0f}" for value in (statistics.median(times), min(times), max(times))]
+    return f"{shown[0]} ms ({shown[1]}–{shown[2]})"
 
 
 def run(count: int, seed: int) -> Report:
@@ -106,7 +115,7 @@ def _kill_one(config: Path, token: str, chance: random.Random, report: Report) -
         runtime.kill()
         killed = time.monotonic()
     report.processes.append(len(bearers) - 1)
-    report.seconds.append(_until_gone(token, killed, report))
+    _watch(token, killed, report)
 
 
 def _come_up(runtime: subprocess.Popen[str], token: str, count: int) -> list[int]:
@@ -120,20 +129,29 @@ def _come_up(runtime: subprocess.Popen[str], token: str, count: int) -> list[int
     return bearers
 
 
-def _until_gone(token: str, killed: float, report: Report) -> float:
-    empty, first_empty = 0, 0.0
-    while empty < LOOKS:
-        looked = time.monotonic()
+def _watch(token: str, killed: float, report: Report) -> None:
+    """Until all are gone, or should be; what then is left is ended here."""
+    tools_gone = all_gone = 0.0  # when the first of the latest looks that found none began
+    looks = 0
+    while looks < LOOKS:
+        passed = time.monotonic() - killed
         bearers = _bearers(token)
-        if bearers and looked - killed > LIMIT:
-            report.left.append(f"kill {len(report.processes)}: {_named(bearers)}")
+        tools = [pid for pid in bearers if not _is_guard(pid)]
+        if (tools and passed > LIMIT) or (bearers and passed > GUARD_LIMIT):
+            report.left.append(f"kill {len(report.processes)}, after {passed:.2f} s: {_named(bearers)}")
             _end(bearers)
-            return looked - killed
-        if not bearers and not empty:
-            first_empty = looked
-        empty = 0 if bearers else empty + 1
-        time.sleep(0.005)
-    return first_empty - killed
+            tools_gone, all_gone = tools_gone or passed, passed
+            break
+        tools_gone = 0.0 if tools else tools_gone or passed
+        all_gone = 0.0 if bearers else all_gone or passed
+        looks = 0 if bearers else looks + 1
+        time.sleep(0.002)
+    report.seconds.append(tools_gone)
+    report.guard_seconds.append(all_gone)
+
+
+def _is_guard(pid: int) -> bool:
+    return marks.__file__ in _command(pid)
 
 
 def _bearers(token: str) -> list[int]:
@@ -150,12 +168,14 @@ def _bearers(token: str) -> list[int]:
 
 
 def _named(pids: list[int]) -> str:
-    names = []
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            names.append(f"{pid} ({command.strip()[:80]})")
-    return ", ".join(names) or "gone meanwhile"
+    return ", ".join(f"{pid} ({_command(pid)[:80]})" for pid in pids)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return "gone meanwhile"
 
 
 def _end(pids: list[int]) -> None:

@@ -2,14 +2,16 @@
 
 import ast
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
-
-from holdfast.config import load_config
 from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, links, name
 from tests.docs.sessions import Step, matches, run, steps
+
+from holdfast import HoldfastError
+from holdfast.config import load_config
 
 TOOL = '[conversation.tools.fragment]\nsource = "local"\ncommand = ["true"]\n'
 """What a fragment of a tool's table is put under."""
@@ -149,16 +151,16 @@ def test_a_page_is_read_block_by_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("language", "text", "mark"),
+    ("language", "text", "mark", "reason"),
     [
-        ("python", "raise SystemExit(1)\n", ""),
-        ("python", "def\n", "signatures"),
-        ("console", "$ echo a\nb\n", ""),
-        ("toml", "[conversation.tools.a]\n", ""),
-        ("toml", "wrong = true\n", "fragment"),
-        ("json", "{\n", ""),
+        ("python", "raise SystemExit(1)\n", "", "exit code 1"),
+        ("python", "def\n", "signatures", "invalid syntax"),
+        ("console", "$ echo a\nb\n", "", "`echo a` printed\na\n"),
+        ("toml", "[conversation.tools.a]\n", "", "source: missing"),
+        ("toml", "wrong = true\n", "fragment", "unknown key"),
+        ("json", "{\n", "", "Expecting property name"),
     ],
 )
-def test_a_block_that_does_not_work_is_found(language: str, text: str, mark: str, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="."):
+def test_a_block_that_does_not_work_is_found(language: str, text: str, mark: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises((AssertionError, HoldfastError, ValueError, SyntaxError), match=re.escape(reason)):
         show(Block(ROOT / "README.md", 1, language, text, mark), tmp_path)

@@ -12,13 +12,13 @@ from typing import Any
 import click
 import pytest
 from pydantic import BaseModel
+from tests.docs.pages import ROOT, rows, sections
 
 import holdfast
 import holdfast.testing
 from holdfast.cli import COMMANDS, main
 from holdfast.config import load_config, model
 from holdfast.errors import CODES
-from tests.docs.pages import ROOT, rows, sections
 
 REFERENCE = ROOT / "docs" / "reference"
 
@@ -85,9 +85,11 @@ def attributes(node: ast.stmt) -> dict[str, str]:
     """What `__init__` puts on `self`, with its type where that is written."""
     found = {}
     for each in ast.walk(node):
-        target = each.target if isinstance(each, ast.AnnAssign) else each.targets[0] if isinstance(each, ast.Assign) else None
-        if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
-            found[target.attr] = ast.unparse(each.annotation) if isinstance(each, ast.AnnAssign) else ""
+        match each:
+            case ast.AnnAssign(target=ast.Attribute(value=ast.Name(id="self"), attr=name), annotation=annotation):
+                found[name] = ast.unparse(annotation)
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)]):
+                found[name] = ""
     return found
 
 
@@ -219,10 +221,11 @@ questions.q.target = "assistant"
 stateful = true
 notifications.on_content = true
 lifecycle.assistant.model = "m"
-lifecycle.on_turn_end = "inquire"
 """
-IN_PART = {("retry",): "retry", ("spawn", "notifications"): "[conversation.tools.<name>.spawn.notifications]"}
+WHOLE = {("retry",): "retry", ("spawn", "notifications"): "[conversation.tools.<name>.spawn.notifications]"}
 """Settings that are noted as a whole: all keys of their section."""
+ACTS_AS_ANOTHER = {("[conversation.tools.<name>.spawn.lifecycle]", "on_turn_end")}
+"""Keys with a value that acts as another one; a note on every file that writes the default would be noise."""
 
 
 def test_keys_that_are_not_acted_on_are_marked(tmp_path: Path) -> None:
@@ -233,14 +236,14 @@ def test_keys_that_are_not_acted_on_are_marked(tmp_path: Path) -> None:
     expected = {(title, key) for path in noted for title, key in documented(path)}
     page = sections(REFERENCE / "config.md")
     marked = {(title, key) for title, key in KEYS if "not yet" in " ".join(rows(page[title])[key]).lower()}
-    assert marked == expected
+    assert marked == expected | ACTS_AS_ANOTHER
 
 
 def documented(path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Where the page has a setting."""
     match path:
-        case ("conversation", "tools", _, *rest) if tuple(rest) in IN_PART:
-            title = IN_PART[tuple(rest)]
+        case ("conversation", "tools", _, *rest) if tuple(rest) in WHOLE:
+            title = WHOLE[tuple(rest)]
             yield from ((title, key) for key in TABLES[title].model_fields)
         case ("conversation", "tools", _, "output", key):
             yield "output", key

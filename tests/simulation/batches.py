@@ -14,8 +14,6 @@ class Slot:
     call: Call
     named: Handle | None = None
     started: bool = False
-    waited: bool = False
-    """Its time has come, as another call has returned: it begins one pass of the loop later."""
     reply: Reply | None = None
     wait: Wait | None = None
     settles_from: float | None = None
@@ -85,7 +83,8 @@ class Conversation:
     batch: Batch | None = None
     closing: str | None = None
     told: bool = False
-    """Its handles have been told that the turn ends."""
+    all_told: bool = False
+    """Whether its handles are being told that the turn ends, and have been."""
     ended: Reply = field(default_factory=lambda: Reply(-1.0, [None]))
     since: float = -1.0
     """When its last batch or turn was over."""

@@ -7,6 +7,7 @@ show at each is accepted (`Reply.accept`), and nothing else.
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tests.simulation.expect import OneOf, Reply, Says
@@ -43,6 +44,8 @@ class Handle:
     arrival: int | None = None
     """Its number in the line for resources, once it stands in it."""
     started: float | None = None
+    started_in: int = -1
+    """The pass of the loop in which it started."""
     output: str = ""
     cursor: int = 0
     inbox: int = 0
@@ -104,8 +107,8 @@ class Model:
         self.now = 0.0
         self.handles: list[Handle] = []
         self.waits: list[Wait] = []
-        self._cancelled: list[Handle] = []
-        """Told to end, and listening: they have ended one pass of the loop later."""
+        self.later: list[Callable[[], None]] = []
+        """What happens one pass of the loop later, in this order."""
         self._arrivals = 0
         self.pass_number = 0
 
@@ -142,7 +145,7 @@ class Model:
         """Start whatever may start."""
         ready = [h for h in self.handles if h.state == "pending" and h.admitted and not self.ahead(h)]
         for handle in ready[:1]:
-            handle.state, handle.started = "running", self.now
+            handle.state, handle.started, handle.started_in = "running", self.now, self.pass_number
         return bool(ready)
 
     # A6
@@ -207,24 +210,23 @@ class Model:
         """End it from outside (C7). What has not started never will; what runs ends when it listens."""
         if handle.stopped or handle.ending:
             return
+        hear = partial(self._hear_cancel, handle)
         handle.ending, handle.asking, handle.reading = why, False, False
         if handle.state == "pending":
             self.stop(handle, ended(handle), why)
         elif handle.deaf:
             handle.force_at = self.now + FORCE
+        elif handle.started_in == self.pass_number:  # its task ends before it began, which takes one pass more
+            self.later.append(lambda: self.later.append(hear))
         else:
-            self._cancelled.append(handle)
+            self.later.append(hear)
 
     def linger(self, handle: Handle) -> None:
         """It did not end in time: it is stopped all the same, and keeps what it holds until it really ends (Y2)."""
         self.stop(handle, ended(handle), handle.ending, lingers=True)
 
-    def hear_cancel(self) -> bool:
-        """Those who were told to end, and listen, have ended."""
-        heard, self._cancelled = self._cancelled, []
-        for handle in heard:
-            self.stop(handle, ended(handle), handle.ending)
-        return bool(heard)
+    def _hear_cancel(self, handle: Handle) -> None:
+        self.stop(handle, ended(handle), handle.ending)
 
     # Waiting (A2, A3, A5, A6)
 

@@ -56,7 +56,7 @@ class Rehearsal:
             case _:
                 self.steps.append(self._act(op))
                 # A turn needs some passes to end. What may happen in between is nobody's business here.
-                ending = any(conversation.ends_now for conversation in self.model.conversations)
+                ending = any(conversation.told for conversation in self.model.conversations)
                 if self._late or ending or isinstance(op, ops.End):
                     self.calm()
         return True

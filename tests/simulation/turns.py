@@ -5,6 +5,7 @@ comes first, a script that asks for both would prove nothing.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tests.simulation import ops
@@ -28,6 +29,8 @@ class Turns(Model):
     def __init__(self) -> None:
         super().__init__()
         self.conversations = [Conversation(), Conversation()]
+        self._waiting: set[Batch] = set()
+        """Those of which calls begin in the next pass."""
 
     def find(self, conversation: int, id: str) -> Handle | None:
         known = self.conversations[conversation]
@@ -133,23 +136,18 @@ class Turns(Model):
         return conversation.ended
 
     def go_round(self) -> bool:
-        """The loop goes round: waits that are due time out, whoever was told to end has ended, calls that waited for
-        others begin, turns that are over tell their handles. True if there was any of the last three."""
+        """The loop goes round: waits that are due time out, what was to happen in the next pass does. True if any."""
         self.pass_number += 1
         self.time_out()
         self.settle()
-        ending = [c for c in self.conversations if c.ends_now]
-        waiting = [(c, c.batch, slot) for c in self.conversations if c.batch for slot in c.batch.slots if slot.waited]
-        heard = self.hear_cancel()
-        if len({id(batch) for _, batch, _ in waiting}) > 1:
+        waiting, self._waiting = self._waiting, set()
+        if len(waiting) > 1:
             raise Undecided
-        for conversation, batch, slot in waiting:
-            slot.waited = False
-            self._begin(conversation, batch, slot)
-        for conversation in ending:
-            self._tell_the_end(conversation)
-        self.settle()
-        return heard or bool(waiting or ending)
+        later, self.later = self.later, []
+        for happen in later:
+            happen()
+            self.settle()
+        return bool(later)
 
     def settle(self) -> None:
         """Let everything happen that follows at once from what is so."""
@@ -187,7 +185,7 @@ class Turns(Model):
             for slot in batch.open:
                 self._withdraw(slot)
         self.settle()
-        return bool(forced or timed_out or over or any(slot.waited for slot in self._open_slots()))
+        return bool(forced or timed_out or over or self.later)
 
     def _next_timer(self) -> float:
         times = [slot.settled_at for slot in self._open_slots() if slot.settles_from is not None]
@@ -224,7 +222,8 @@ class Turns(Model):
             if batch.beginning:
                 self._begin(conversation, batch, slot)
             else:
-                slot.waited = True
+                self._waiting.add(batch)
+                self.later.append(partial(self._begin, conversation, batch, slot))
         answered = [slot for slot in batch.open if self._answered(slot)]
         if not batch.open:
             conversation.batch, batch.closed_at, conversation.since = None, self.now, self.now
@@ -356,20 +355,24 @@ class Turns(Model):
                     return True
         return False
 
-    def _tell_the_end(self, conversation: Conversation) -> None:
-        """T: end every live handle."""
-        conversation.told = True
-        assert conversation.closing is not None
-        for handle in self._live(conversation):
-            self.end(handle, conversation.closing)
-
     def _close_turn(self, conversation: Conversation) -> bool:
-        """The turn is over when the last of its handles has stopped."""
-        if not conversation.told or self._live(conversation):
+        """T: end every live handle; the turn is over when the last of them has stopped."""
+        if conversation.ends_now:
+            conversation.told = True
+            self.later.append(partial(self._tell_the_end, conversation))
+        if not conversation.all_told or self._live(conversation):
             return False
-        conversation.closing, conversation.told, conversation.since = None, False, self.now
+        conversation.closing, conversation.since = None, self.now
+        conversation.told = conversation.all_told = False
         conversation.ended.at = self.now
         return True
+
+    def _tell_the_end(self, conversation: Conversation) -> None:
+        assert conversation.closing is not None
+        conversation.all_told = True
+        # Those that queue first: none of them may start because another one leaves.
+        for handle in sorted(self._live(conversation), key=lambda handle: handle.state != "pending"):
+            self.end(handle, conversation.closing)
 
     def _live(self, conversation: Conversation) -> list[Handle]:
         number = self.conversations.index(conversation)

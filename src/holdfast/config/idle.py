@@ -40,6 +40,8 @@ def _of_tool(tool: ToolSettings) -> Iterator[tuple[KeyPath, str]]:
         yield ("on_crash",), "no call outlives the process"
     if tool.spawn.notifications.model_fields_set:
         yield ("spawn", "notifications"), "no notifications are sent"
+    if tool.output.history.model_fields_set:
+        yield ("output", "history"), "no history is stored"
     if tool.spawn.lifecycle.assistant:
         yield ("spawn", "lifecycle", "assistant"), "this version asks no model at the end of a turn"
     for question, settings in tool.questions.items():

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from holdfast.errors import ToolError
 from holdfast.handles.question import Question
 from holdfast.handles.state import Error, Ok, Outcome, Printed
+from holdfast.handles.text import strip_controls
 from holdfast.tools.base import Invocation, Sink
 from holdfast.tools.guard import Guard
 from holdfast.tools.process import Exit, Process
@@ -313,7 +314,7 @@ class Tail:
         if cut:
             after = data.find(b"\n") + 1
             data = data[after:] if 0 < after < len(data) else data.lstrip(bytes(range(0x80, 0xC0)))
-        lines = data.decode(errors="replace").rstrip().split("\n")
+        lines = strip_controls(data.decode(errors="replace")).rstrip().split("\n")
         if cut or len(lines) > self._lines:
             lines = ["…", *lines[-self._lines :]]
         return "\n".join(lines)

@@ -93,6 +93,9 @@ class Admission:
 
     def hopeless(self, handle: Handle, spare: Container[str]) -> Handle | None:
         """B5: whoever holds up a one-shot call and will not go by itself, if there is such a handle."""
+        stuck = handle.behind(spare)
+        if stuck is not None:
+            return stuck
         for ticket in (handle.lane, handle.ticket):
             if ticket is None:
                 continue
