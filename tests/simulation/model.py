@@ -261,10 +261,12 @@ class Model:
         for wait in self.waits:
             if wait.reply is None or wait.reason is None:
                 continue
-            shown = [self.shown(wait, wait.reason)]
-            if wait.reason == "timed_out" and self._all_blocked(wait):  # either may be noticed first
-                shown.append(self.shown(wait, "needs_input"))
-            wait.reply.accept += [each for each in shown if each not in wait.reply.accept]
+            reasons = [wait.reason]
+            if wait.reason == "timed_out" and self._all_blocked(wait):
+                reasons.append("needs_input")  # either may be noticed first
+            for reason in reasons:
+                if (shown := self.shown(wait, reason)) not in wait.reply.accept:
+                    wait.reply.accept.append(shown)
 
     def shown(self, wait: Wait, reason: str) -> Any:
         """A3; as a call's response it comes with `is_error`."""

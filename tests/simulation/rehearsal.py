@@ -30,7 +30,7 @@ class Rehearsal:
     """A script in the making. `late`: over a store that commits later, a wait that is due cannot know of the rest."""
 
     def __init__(self, *, late: bool = False) -> None:
-        self.model = Turns()
+        self.model = Turns(late=late)
         self.steps: list[Step] = []
         self._late = late
 

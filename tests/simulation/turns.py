@@ -20,14 +20,19 @@ _SOON = 1e-9
 
 
 class Undecided(Exception):
-    """Calls of two conversations begin in the same pass: which comes first is nobody's promise."""
+    """Two tools time out in the same instant, or calls of two conversations begin in the same pass.
+
+    Which comes first is nobody's promise, and what follows depends on it.
+    """
 
 
 class Turns(Model):
     """The whole model."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, late: bool = False) -> None:
+        """`late`: the store commits later, so that what follows at once is not known at once."""
         super().__init__()
+        self._late = late
         self.conversations = [Conversation(), Conversation()]
         self._waiting: set[Batch] = set()
         """Those of which calls begin in the next pass."""
@@ -176,6 +181,8 @@ class Turns(Model):
         live = [h for h in self.handles if not h.stopped]
         forced = [h for h in live if h.force_at is not None and h.force_at <= at + _SOON]
         timed_out = [h for h in live if h.times_out_at is not None and h.times_out_at <= at + _SOON]
+        if len(timed_out) > 1:
+            raise Undecided
         for handle in forced:
             self.linger(handle)
         for handle in timed_out:
@@ -216,8 +223,11 @@ class Turns(Model):
         if batch is None:
             return self._close_turn(conversation)
         ready = [slot for slot in batch.slots if batch.ready(slot)]
-        first = [slot for slot in ready if slot.lane != "synchronising"]
-        for slot in first or ready:  # an await begins when what was emitted with it has
+        awaits = [slot for slot in ready if slot.lane == "synchronising"]
+        rest = [slot for slot in ready if slot not in awaits]
+        # An await begins when what was emitted with it has; if that takes longer, it may begin before.
+        for slot in (awaits or rest) if self._late else (rest or awaits):
+            self.note_moment()
             slot.started = True
             if batch.beginning:
                 self._begin(conversation, batch, slot)

@@ -166,7 +166,7 @@ async def test_A6_pending_behind_one_that_is_blocked(clock: VirtualClock) -> Non
 
 
 async def test_A6_pending_behind_a_pending_one_that_is_behind_a_blocked_one(clock: VirtualClock) -> None:
-    """It is told when the blocked one begins to wait, although it shares nothing with it."""
+    """It is told when the blocked one begins to wait, although it shares nothing with it; that one is named."""
 
     @holdfast.tool(actions=TALKING, resources=["x"])
     async def holds(call: Call) -> str:
@@ -184,7 +184,7 @@ async def test_A6_pending_behind_a_pending_one_that_is_behind_a_blocked_one(cloc
     async with opened(clock, [holds, both, last]) as (_, turn):
         await replies(turn, spawn("holds", "h"), spawn("both", "b"), spawn("last", "l"))
         waited = await reply(turn, wait_all("l"))
-        assert waited == needs_input({"id": "l", "state": "pending", "behind": "b"})
+        assert waited == needs_input({"id": "l", "state": "pending", "behind": "h"})
         *_, free = await replies(turn, abort("holds", "h"), wait_all("l", "b"))
         assert [entry["result"] for entry in free["completed"]] == ["last", "both"]
 

@@ -196,7 +196,7 @@ async def test_B5_it_errs_behind_one_that_queues_behind_a_handle_blocked_on_the_
     async with opened(clock, [asks, both, one_shot([])]) as (_, turn):
         await replies(turn, spawn("asks", "a"), spawn("both", "b"))
         took, why = await refusal(clock, turn)
-        assert 0 < took <= 2 and "`b`" in why
+        assert 0 < took <= 2 and "`a`" in why
         *_, last = await replies(turn, apply("asks", "a", True), wait_all("b"))
         assert last["pending"] == []
         assert await texts(turn, call("quick")) == ["quick"]

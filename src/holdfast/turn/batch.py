@@ -41,7 +41,7 @@ class Batch:
         self._named: dict[str, int] = {}
         """By uid: how many unanswered calls of this batch name the handle. Such a handle is not blocked yet (A6)."""
         self._handles = Handles(registry, conversation, self._named)
-        self._lanes = Lanes([slot for slot in slots if slot.error is None], self._start)
+        self._lanes = Lanes(slots, self._start)
         self._answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cancelled = False
 
@@ -114,9 +114,6 @@ class Batch:
             if slot.handle_id is not None and slot.handle_id in names:
                 slot.named = names[slot.handle_id]
                 self._named[slot.named.uid] = self._named.get(slot.named.uid, 0) + 1
-        for slot in self._slots:
-            if slot.error is not None:
-                self._refuse(slot, slot.error)
         self._lanes.begin()
         if not self._slots:
             self._answered.set_result(None)
@@ -134,6 +131,9 @@ class Batch:
             return
         if self._cancelled:
             self._withdraw(slot)
+            return
+        if slot.error is not None:
+            self._refuse(slot, slot.error)
             return
         try:
             self._actions.start(slot, self._handles, self._named, lambda reply: self._answer(slot, reply))

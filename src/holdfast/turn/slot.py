@@ -42,8 +42,8 @@ class Slot:
 
     @property
     def lane(self) -> Literal["parallel", "serial", "synchronising"]:
-        if self.tool is None or self.action in ("fetch", "apply", "abort"):
-            return "parallel"
+        if self.tool is None or self.error is not None or self.action in ("fetch", "apply", "abort"):
+            return "parallel"  # what is refused waits for nobody
         return self.tool.scheduling
 
 

@@ -1,0 +1,81 @@
+"""The page of replies has every key that a reply can have, and no other: a turn in which all of them occur."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.docs.pages import ROOT, rows, sections
+
+import holdfast
+
+CONFIG = """
+[conversation.tools.failing]
+source = "local"
+command = ["echo", '{"type":"stopped","result":{"Err":{"message":"no","trace":["line 1"],"transient":true}}}']
+run = "unattended"
+wire = true
+spawn.stateful = true
+"""
+
+
+@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"), scheduling="serial")
+async def asking(call: holdfast.Call) -> str:
+    """Says something, asks, then reads."""
+    call.emit("hello\n")
+    await call.ask(holdfast.Question(id="sure", text="Sure?", answer_type="Boolean"))
+    return str(await call.input())
+
+
+@holdfast.tool(
+    actions=("spawn", "fetch", "abort"), output=holdfast.OutputPolicy(model=holdfast.View(limit=10), max_output=20)
+)
+async def flood(call: holdfast.Call) -> str:
+    """Prints more than is kept, then waits."""
+    call.emit("0123456789\n" * 10)
+    await asyncio.Event().wait()
+    return ""
+
+
+def keys(section: str) -> set[str]:
+    return set(rows(sections(ROOT / "docs" / "reference" / "replies.md")[section]))
+
+
+async def test_C3_A3_O4_every_key_of_a_reply_is_on_the_page(tmp_path: Path) -> None:
+    (tmp_path / "holdfast.toml").write_text(CONFIG)
+    handles: list[dict[str, Any]] = []
+    waits: list[dict[str, Any]] = []
+    reads: list[dict[str, Any]] = []
+    async with holdfast.Runtime([asking, flood], config=tmp_path / "holdfast.toml") as rt, rt.turn("main") as turn:
+
+        async def batch(*calls: tuple[str, dict[str, Any]]) -> None:
+            numbered = [holdfast.ToolCall(str(number), *call) for number, call in enumerate(calls)]
+            for call, response in zip(numbered, await turn.run(numbered), strict=True):
+                assert not response.is_error, response.result
+                {"await": waits, "read_output": reads}.get(call.name, handles).append(json.loads(response.result))
+
+        await batch(
+            ("asking", {"action": "spawn", "id": "first"}),
+            ("asking", {"action": "spawn", "id": "second"}),
+            ("failing", {"action": "spawn", "id": "fails"}),
+            ("flood", {"action": "spawn", "id": "flood"}),
+            ("await", {"all": ["first", "second", "fails"]}),
+        )
+        await batch(
+            ("failing", {"action": "fetch", "id": "fails"}),
+            ("asking", {"action": "apply", "id": "first", "input": True}),
+        )
+        await batch(("await", {"all": ["first", "second"]}), ("await", {"all": ["flood"], "timeout_secs": 0}))
+        await batch(
+            ("read_output", {"id": "flood"}),
+            ("read_output", {"id": "flood", "offset": 10}),
+            ("read_output", {"id": "flood", "pattern": "0123"}),
+            ("flood", {"action": "abort", "id": "flood"}),
+        )
+        await turn.run([holdfast.ToolCall("once", "failing", {})])
+        await batch(("read_output", {"call_id": "once"}))
+
+    assert {key for reply in handles for key in reply} == keys("A handle")
+    inside = {key for reply in waits for entry in reply["pending"] for key in entry} - {"id", "state"}
+    assert {key for reply in waits for key in reply} | inside == keys("await")
+    assert {key for reply in reads for key in reply} == keys("read_output")
