@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from holdfast.errors import ConfigError, HoldfastError, ToolError
     from holdfast.handles.handle import HandleInfo
     from holdfast.handles.question import Question
+    from holdfast.handles.state import Error, Ok, Printed
     from holdfast.runtime import Runtime
-    from holdfast.tools.base import OutputPolicy, Tool, View
+    from holdfast.tools.base import OutputPolicy, QuestionPolicy, Tool, View
     from holdfast.tools.call import Call
     from holdfast.tools.function import tool
     from holdfast.turn.slot import ToolCall
@@ -21,10 +22,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Call",
     "ConfigError",
+    "Error",
     "HandleInfo",
     "HoldfastError",
+    "Ok",
     "OutputPolicy",
+    "Printed",
     "Question",
+    "QuestionPolicy",
     "Response",
     "Runtime",
     "Tool",
@@ -38,10 +43,14 @@ __all__ = [
 _HOMES = {
     "Call": "holdfast.tools.call",
     "ConfigError": "holdfast.errors",
+    "Error": "holdfast.handles.state",
     "HandleInfo": "holdfast.handles.handle",
     "HoldfastError": "holdfast.errors",
+    "Ok": "holdfast.handles.state",
     "OutputPolicy": "holdfast.tools.base",
+    "Printed": "holdfast.handles.state",
     "Question": "holdfast.handles.question",
+    "QuestionPolicy": "holdfast.tools.base",
     "Response": "holdfast.turn.turn",
     "Runtime": "holdfast.runtime",
     "Tool": "holdfast.tools.base",

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.handles.clock import Clock, SystemClock
 from holdfast.handles.handle import HandleInfo
 from holdfast.handles.registry import Registry
@@ -15,7 +15,7 @@ from holdfast.handles.spool import Spool
 from holdfast.handles.state import Error
 from holdfast.handles.view import Handles
 from holdfast.limits import Limits
-from holdfast.schema.dialects import Dialect, tool_list
+from holdfast.schema.dialects import DIALECTS, Dialect, tool_list
 from holdfast.store.base import Store
 from holdfast.store.memory import open_store
 from holdfast.tools.base import Tool
@@ -77,6 +77,9 @@ class Runtime:
 
     def _build_toolbox(self, tools: Iterable[Tool], config: "Config | None") -> Toolbox:
         chosen = list(tools)
+        for tool in chosen:
+            if not isinstance(tool, Tool):
+                raise ConfigError([f"{tool!r:.80} is not a tool; make one of a function with @holdfast.tool"])
         if config is None:
             return Toolbox([*chosen, *builtin_tools(chosen, self.replies.waited)])
         from holdfast.config import build_tools, configure_builtin
@@ -101,6 +104,8 @@ class Runtime:
 
     def tools(self, dialect: Dialect = "generic") -> list[dict[str, Any]]:
         """The tools as a model sees them, in stable order (G3)."""
+        if dialect not in DIALECTS:
+            raise HoldfastError(f"unknown dialect `{dialect}`; there are {', '.join(DIALECTS)}", code="unknown_dialect")
         return tool_list(self.toolbox, dialect)
 
     async def wait(

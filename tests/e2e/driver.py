@@ -91,13 +91,13 @@ class TurnProcess:
         self.process.stdin.write(line + b"\n")
         self.process.stdin.flush()
 
-    def receive(self, meanwhile: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    def receive(self, meanwhile: Callable[[], object] = lambda: None, patience: float = PATIENCE) -> dict[str, Any]:
         """The next line. `meanwhile` is called every few milliseconds until it is there."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + patience
         assert self.process.stdout is not None
         descriptor = self.process.stdout.fileno()
         while b"\n" not in self._buffer:
-            assert time.monotonic() < until, f"no line within {PATIENCE} s; stderr: {self.complaints()}"
+            assert time.monotonic() < until, f"no line within {patience} s; stderr: {self.complaints()}"
             meanwhile()
             if select.select([descriptor], [], [], 0.005)[0]:
                 data = os.read(descriptor, 1 << 20)
@@ -168,6 +168,12 @@ class TurnProcess:
     def running(self, text: str) -> list[int]:
         """Pids of its processes that have the text in their command line."""
         return [pid for pid, command in self.survivors().items() if text in command]
+
+
+def told_to_end(handle: dict[str, Any], why: str, ended_by: str) -> bool:
+    """Whether this is a handle that somebody ended: with the reason first, and not shown as a failure (S3)."""
+    rest = {key: value for key, value in handle.items() if key != "id"}
+    return rest.pop("result", "").startswith(why) and rest == {"state": "stopped", "ended_by": ended_by}
 
 
 Start = Callable[[str], TurnProcess]

@@ -49,7 +49,7 @@ def goes_on(talk: TurnProcess) -> None:
     ("line", "told"),
     [
         (b"hello", "malformed"),
-        (b"", "truncated"),
+        (b"", "not a batch"),
         (b"\xff\xfe\x00", "malformed"),
         (b'{"calls":[', "truncated"),
         (b"[]", "Expected `object`, got `array`"),
@@ -57,7 +57,7 @@ def goes_on(talk: TurnProcess) -> None:
         (b'{"batch":[]}', "unknown field `batch`"),
         (b'{"calls":[{"id":"1","arguments":{}}]}', "missing required field `name`"),
         (b'{"calls":[{"id":1,"name":"echo"}]}', "`$.calls[0].id`"),
-        (b'{"calls":[{"id":"1","name":"echo","arguments":[]}]}', "`$.calls[0].arguments`"),
+        (b'{"calls":[{"id":1,"name":"echo","arguments":{}}]}', "`$.calls[0].id`"),
         (b"[" * 100_000, "not a batch"),
     ],
 )
@@ -113,7 +113,7 @@ def test_L2_a_line_that_is_not_a_batch_gets_an_error_that_shows_one(talk: TurnPr
         pytest.param(
             "echo",
             {"text": "x" * 10_000_000},
-            ["10000011 bytes", "1048576", "[limits] arguments_bytes"],
+            ["bytes, more than", "1048576", "[limits] arguments_bytes"],
             id="10 MB of arguments",
         ),
         pytest.param("echo", {"text": "x" * 200_000}, ["128 KiB"], id="more than a program takes as one argument"),
@@ -139,6 +139,19 @@ def test_C10_null_for_an_optional_argument_means_left_out(talk: TurnProcess) -> 
     nothing, waited = talk.run(("await", {"any": None, "all": None}), ("await", {"any": None, "all": ["c"]}))
     assert nothing.text == "At least one handle ID required"
     assert [handle["id"] for handle in waited.json["completed"]] == ["c"]
+
+
+def test_B1_arguments_that_are_no_object_are_the_fault_of_their_call_alone(talk: TurnProcess) -> None:
+    calls = ",".join(
+        f'{{"id":"{at}","name":"echo","arguments":{arguments}}}'
+        for at, arguments in enumerate(("[]", "null", "[" * 900 + "]" * 900, '"{\\"text\\":\\"a\\"}"'))
+    )
+    talk.send(f'{{"calls":[{calls}]}}'.encode())
+    a_list, nothing, deep, text = talk.receive()["responses"]
+    assert "JSON object" in a_list["error"]
+    assert "missing `text`" in nothing["error"]
+    assert "[limits] nesting" in deep["error"]
+    assert text["result"].startswith("a")
 
 
 def test_K6_a_batch_of_5000_calls_is_refused_call_by_call(talk: TurnProcess) -> None:

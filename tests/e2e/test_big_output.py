@@ -8,6 +8,7 @@ import pytest
 from tests.e2e.driver import Answer, Start, TurnProcess
 
 MIB = 1 << 20
+pytestmark = pytest.mark.timeout(120)
 
 # Every line of `numbers` has ten bytes, the one at offset 10 k is the number 100000000 + k: any byte can be foretold.
 CONFIG = """
@@ -43,8 +44,8 @@ def run_and_watch(turn: TurnProcess, *calls: tuple[str, object]) -> list[Answer]
     before = process.memory_info().rss
     seen: list[int] = []
     turn.begin(*calls)
-    line = turn.receive(lambda: seen.append(process.memory_info().rss))
-    assert len(seen) > 20, "too quick to be watched"
+    line = turn.receive(lambda: seen.append(process.memory_info().rss), patience=100)
+    assert len(seen) >= 5, "too quick to be watched"
     assert max(seen) - before < 32 * MIB
     return [Answer(response) for response in line["responses"]]
 
@@ -59,7 +60,6 @@ def check_view(text: str, total: int, expected: Callable[[int, int], str]) -> No
     assert tail.count("\n") == 400  # max_lines; both kinds of line are short
 
 
-@pytest.mark.timeout(120)
 def test_O5_two_gigabytes_leave_memory_flat_and_can_be_read_to_the_last_byte(start: Start) -> None:
     turn = start(CONFIG)
     _, waited = run_and_watch(turn, ("yes", {"action": "spawn", "id": "y"}), ("await", {"all": ["y"]}))

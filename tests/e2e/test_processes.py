@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import pytest
-from tests.e2e.driver import Start, TurnProcess, until
+from tests.e2e.driver import Start, TurnProcess, told_to_end, until
 
 # Five shells that ignore SIGTERM: a child, a grandchild, one in a session of its own and one below that, and the first.
 CONFIG = """
@@ -27,13 +27,14 @@ spawn = { stateful = true, abort_grace_ms = 200 }
 
 [conversation.tools.leaver]
 command = ["sh", "-c", "sleep 30 & echo done"]
-spawn.stateful = true
+spawn = { stateful = true, abort_grace_ms = 20000 }
 """
 TREE = 5
 
 
-def grown(turn: TurnProcess) -> bool:
-    return len(turn.running("sleep 300")) >= 2 * TREE  # each sleep, and each shell that has it in its script
+def grown(turn: TurnProcess, trees: int = 1) -> bool:
+    sleeping = [pid for pid, command in turn.survivors().items() if command == "sleep 300"]
+    return len(sleeping) == trees * TREE
 
 
 def test_C7_an_aborted_tree_that_ignores_SIGTERM_is_gone_when_the_abort_is_answered(start: Start) -> None:
@@ -41,8 +42,8 @@ def test_C7_an_aborted_tree_that_ignores_SIGTERM_is_gone_when_the_abort_is_answe
     turn.one("stubborn", {"action": "spawn", "id": "s"})
     until(lambda: grown(turn))
     reply = turn.one("stubborn", {"action": "abort", "id": "s"})
-    assert turn.running("sleep 300") == []
-    assert reply.json == {"id": "s", "state": "stopped", "result": "Aborted by the assistant.", "ended_by": "abort"}
+    assert turn.running("sleep 300") == []  # the sleeps, and the shells, which have it in their scripts
+    assert told_to_end(reply.json, "Aborted by the assistant.", "abort")
     kept = turn.one("read_output", {"id": "s"})
     assert kept.json["content"] == "up\n"  # S3: the output is kept
     assert turn.finish() == []
@@ -54,7 +55,7 @@ def test_R2_nothing_is_left_a_second_after_the_runtime_was_killed(start: Start) 
         ("stubborn", {"action": "spawn", "id": "s"}),
         ("stubborn", {"action": "spawn", "id": "t"}),
     )
-    until(lambda: len(turn.running("sleep 300")) >= 4 * TREE)
+    until(lambda: grown(turn, trees=2))
     turn.process.kill()
     turn.process.wait()
     until(lambda: not turn.survivors(), 1.0, lambda: str(turn.survivors()))
@@ -71,7 +72,7 @@ def test_F3_a_command_ends_with_its_first_process_and_takes_what_it_left_along(s
     answer = turn.run(*calls)[-1]
     took = time.monotonic() - began
     assert turn.running("sleep 30") == []
-    assert took < 2  # the grace of an abort: it was not even needed
+    assert took < 5  # it waited neither for the sleep nor for the grace of an abort, which is long here
     if spawned:
         assert answer.json["completed"] == [{"id": "l", "state": "stopped", "result": "done\n"}]
     else:

@@ -10,17 +10,21 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
-from holdfast.store.base import Store
-from holdfast.store.memory import MemoryStore
-from holdfast.testing import VirtualClock
-from holdfast.testing.clock import VirtualDeadlock
 from tests.simulation import ops
 from tests.simulation.play import play
 from tests.simulation.rehearsal import Rehearsal, Step, rehearse
 from tests.simulation.scripts import generate
 from tests.simulation.turns import Undecided
-from tests.simulation.world import Stage
+from tests.simulation.world import Crew, Stage
+
+from holdfast.store.base import Store
+from holdfast.store.memory import MemoryStore
+from holdfast.testing import VirtualClock
+from holdfast.testing.clock import VirtualDeadlock
+
+MakeStage = Callable[[VirtualClock], Stage]
 
 _TOGETHER = 50
 """Scripts that share a runtime and a loop: building one costs more than a script."""
@@ -47,15 +51,16 @@ def run(
     count: int, seed: int, *, first: int = 0, store: Callable[[], Store] = MemoryStore, late: bool = False
 ) -> Report:
     """Run `count` scripts. `late` says that the store commits after a while, so waits may time out in between."""
-    report = Report(seed)
+    report, crew = Report(seed), Crew()
+    stage = partial(_stage, crew, store)
     for start in range(first, first + count, _TOGETHER):
         numbers = range(start, min(start + _TOGETHER, first + count))
         plans = {number: _plan(seed, number, late) for number in numbers}
         report.count += len(plans)
         report.answers += sum(len(_answers(plan)) for plan in plans.values())
-        for number, found in _different(plans, store).items():
+        for number, found in _different(plans, stage).items():
             if len(report.differences) < _SHOWN:
-                report.differences.append(_explain(seed, number, plans[number], found, store, late))
+                report.differences.append(_explain(seed, number, plans[number], found, stage, late))
             else:
                 report.differences.append(f"script {number} too")
     return report
@@ -69,40 +74,42 @@ def _answers(plan: Rehearsal) -> list[Step]:
     return [step for step in plan.steps if step.expect is not None]
 
 
-def _different(plans: dict[int, Rehearsal], store: Callable[[], Store]) -> dict[int, list[str]]:
+def _stage(crew: Crew, store: Callable[[], Store], clock: VirtualClock) -> Stage:
+    return Stage(crew, clock, store())
+
+
+def _different(plans: dict[int, Rehearsal], stage: MakeStage) -> dict[int, list[str]]:
     """How scripts differ, by number. If one hangs, all are tried again one by one."""
     try:
-        found = _play({number: plan.steps for number, plan in plans.items()}, store)
+        found = _play({number: plan.steps for number, plan in plans.items()}, stage)
     except VirtualDeadlock:
-        found = {number: _play_one(plan.steps, store) for number, plan in plans.items()}
+        found = {number: _play_one(plan.steps, stage) for number, plan in plans.items()}
     return {number: differences for number, differences in found.items() if differences}
 
 
-def _play(plans: dict[int, list[Step]], store: Callable[[], Store]) -> dict[int, list[str]]:
+def _play(plans: dict[int, list[Step]], make: MakeStage) -> dict[int, list[str]]:
     clock = VirtualClock()
 
     async def all_of_them() -> dict[int, list[str]]:
-        async with Stage(clock, store()) as stage:
+        async with make(clock) as stage:
             return {number: await play(stage, f"s{number}", steps) for number, steps in plans.items()}
 
     return clock.run(all_of_them())
 
 
-def _play_one(steps: list[Step], store: Callable[[], Store]) -> list[str]:
+def _play_one(steps: list[Step], stage: MakeStage) -> list[str]:
     try:
-        return _play({0: steps}, store)[0]
+        return _play({0: steps}, stage)[0]
     except VirtualDeadlock as hang:
         return [f"it hangs: {hang}"]
 
 
-def _explain(
-    seed: int, number: int, plan: Rehearsal, found: list[str], store: Callable[[], Store], late: bool
-) -> str:
+def _explain(seed: int, number: int, plan: Rehearsal, found: list[str], stage: MakeStage, late: bool) -> str:
     """The shortest script found that still differs, and how it does."""
 
     def differences(script: ops.Script) -> list[str]:
         try:
-            return _play_one(rehearse(script, late=late).steps, store)
+            return _play_one(rehearse(script, late=late).steps, stage)
         except Undecided:
             return []
 

@@ -17,7 +17,7 @@ SETTLE, SETTLE_MAX = TICK, 1.0
 """C4, as the simulation configures it."""
 GRACE, FORCE = 0.05, 5.0
 """B7's moment for a cancelled call, and when a tool that does not listen is left to linger (C7)."""
-CANCELLED = "Tool execution cancelled."
+CANCELLED = Says("Tool execution cancelled.")
 QUESTION = {"id": "sure", "text": "Sure?", "answer_type": "Boolean"}
 
 

@@ -15,53 +15,64 @@ from tests.simulation.world import Answer, Stage, World
 async def play(stage: Stage, label: str, steps: Sequence[Step]) -> list[str]:
     """Play it. Returns every difference from the model, in words."""
     async with World(stage, label) as world:
-        player = _Player(world, steps)
-        player.go_on()
-        await player.over
-        return [
-            *player.differences,
-            *(line for at, step in enumerate(steps) for line in compare(at, step, player.answers.get(at))),
-            *(f"raised {error!r}" for error in world.raised),
-        ]
+        player = Player(world)
+        await player.play(steps)
+        return player.differences()
 
 
-class _Player:
-    """Takes the steps from callbacks of the loop, so that those of one pass happen in one pass."""
+class Player:
+    """Takes steps from callbacks of the loop, so that those of one pass happen in one pass."""
 
-    def __init__(self, world: World, steps: Sequence[Step]) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
-        self._steps = steps
+        self._steps: list[Step] = []
         self._at = 0
         self._loop = asyncio.get_running_loop()
-        self.over: asyncio.Future[None] = self._loop.create_future()
-        self.answers: dict[int, Answer] = {}
-        self.differences: list[str] = []
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._answers: dict[int, Answer] = {}
+        self._seen: list[str] = []
 
-    def go_on(self) -> None:
+    async def play(self, steps: Sequence[Step]) -> None:
+        """Take these steps too."""
+        self._steps += steps
+        self._over = self._loop.create_future()
+        self._go_on()
+        await self._over
+
+    def differences(self) -> list[str]:
+        """Everything that is not as the model says, so far."""
+        answers = (compare(at, self._steps[at], answer) for at, answer in self._answers.items())
+        raised = [f"raised {error!r}" for error in self._world.raised]
+        return [*self._seen, *(line for lines in answers for line in lines), *raised]
+
+    def _go_on(self) -> None:
         try:
             while self._at < len(self._steps):
-                at, step = self._at, self._steps[self._at]
-                self._at += 1
+                step = self._steps[self._at]
                 match step.op:
                     case ops.Passes(count):
+                        self._at += 1
                         self._pass(count)
                         return
                     case ops.Ticks() | ops.Calm():
-                        self._world.at(step.time, lambda: self._look(at, step))
+                        self._world.at(step.time, self._look)
                         return
                     case _:
-                        take(self._world, step, at, self.answers)
-            self.over.set_result(None)
+                        take(self._world, step, self._at, self._answers)
+                        self._at += 1
+            self._over.set_result(None)
         except BaseException as error:
-            self.over.set_exception(error)
+            self._over.set_exception(error)
 
     def _pass(self, count: int) -> None:
-        self._loop.call_soon(*((self.go_on,) if count <= 1 else (self._pass, count - 1)))
+        self._loop.call_soon(*((self._go_on,) if count <= 1 else (self._pass, count - 1)))
 
-    def _look(self, at: int, step: Step) -> None:
-        if step.look is not None and (seen := self._world.states()) != step.look:
-            self.differences.append(f"before step {at} seen:     {seen}\n               expected: {step.look}")
-        self.go_on()
+    def _look(self) -> None:
+        look = self._steps[self._at].look
+        if look is not None and (seen := self._world.states()) != look:
+            self._seen.append(f"before step {self._at} seen:     {seen}\n               expected: {look}")
+        self._at += 1
+        self._go_on()
 
 
 def take(world: World, step: Step, at: int, answers: dict[int, Answer]) -> None:
@@ -77,24 +88,25 @@ def take(world: World, step: Step, at: int, answers: dict[int, Answer]) -> None:
             world.tell(step.numbers[0], order, step.text)
 
 
-def compare(at: int, step: Step, answer: Answer | None) -> list[str]:
+def compare(at: int, step: Step, answer: Answer) -> list[str]:
     """What is different about the answer to a step."""
-    expect = step.expect
-    if expect is None or answer is None:
-        return []
-    match expect:
-        case Batch():
-            replies, time, values = [slot.reply for slot in expect.slots], expect.closed_at, answer.value or []
-        case Wait():
-            replies, time, values = [expect.reply], expect.reply.at if expect.reply else None, [answer.value]
-        case Reply():
-            replies, time, values = [expect], expect.at, [answer.value]
+    match step.expect:
+        case Batch(slots, closed_at=time):
+            replies = [slot.reply for slot in slots]
+        case Wait(reply=reply):
+            replies, time = [reply], reply.at if reply is not None else None
+        case Reply() as reply:
+            replies, time = [reply], reply.at if reply.at >= 0 else None
+        case None:
+            return []
+    if time is None or answer.at is None:
+        return [] if time is answer.at else [f"step {at} was answered at {answer.at}, expected {time}: {answer.values}"]
     found = []
-    if time is None or abs(answer.at - time) > 1e-7:
+    if abs(answer.at - time) > 1e-7:
         found.append(f"step {at} was answered at {answer.at}, expected {time}")
-    if len(values) != len(replies):
-        return [*found, f"step {at} has {len(values)} answers, expected {len(replies)}"]
-    for position, (reply, value) in enumerate(zip(replies, values, strict=True)):
+    if len(answer.values) != len(replies):
+        return [*found, f"step {at} has {len(answer.values)} answers, expected {len(replies)}"]
+    for position, (reply, value) in enumerate(zip(replies, answer.values, strict=True)):
         if reply is None or value not in reply.accept:
             found.append(f"step {at}, answer {position}: {value}\n  expected {_words(reply)}")
     return found

@@ -86,8 +86,10 @@ class Rehearsal:
         return Step(ops.Tell(handle.conversation, handle.id, order), numbers=(handle.number,), text=text)
 
     def calm(self) -> None:
-        """Everything comes to rest."""
+        """Everything comes to rest, until a moment at which no timer fires."""
         self._go_on(ops.Calm(), self.model.now + MOMENT)
+        if self.model.stirring:
+            self.calm()
 
     def _go_on(self, op: ops.Op, to: float) -> None:
         model = self.model

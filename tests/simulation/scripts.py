@@ -38,7 +38,8 @@ class _Author:
         random = self._random
         conversation = random.choice((0, 0, 0, 1))
         able = [handle for handle in self._model.handles if self._model.takes(handle, "ok")]
-        match random.choices(("run", "tell", "wait", "ticks", "passes", "end"), (30, 40 if able else 5, 8, 16, 8, 3))[0]:
+        steps = {"run": 30, "tell": 40 if able else 5, "wait": 8, "ticks": 16, "passes": 8, "end": 3}
+        match random.choices(list(steps), list(steps.values()))[0]:
             case "run":
                 return ops.Run(conversation, self._calls(conversation))
             case "tell":

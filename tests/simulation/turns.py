@@ -194,6 +194,18 @@ class Turns(Model):
         self.settle()
         return bool(forced or timed_out or over or self.later)
 
+    @property
+    def stirring(self) -> bool:
+        """Something happens in this very instant."""
+        answered = [slot.reply for c in self.conversations if c.batch is not None for slot in c.batch.slots]
+        due = [wait.deadline for wait in self.waits if wait.deadline is not None]
+        return (
+            any(reply is not None and reply.at == self.now for reply in answered)
+            or any(conversation.since == self.now for conversation in self.conversations)
+            or any(deadline <= self.now + _SOON for deadline in due)
+            or any(wait.reply is not None for wait in self.waits)
+        )
+
     def _next_timer(self) -> float:
         times = [slot.settled_at for slot in self._open_slots() if slot.settles_from is not None]
         times += [wait.deadline for wait in self.waits if wait.deadline is not None]
@@ -227,13 +239,15 @@ class Turns(Model):
         rest = [slot for slot in ready if slot not in awaits]
         # An await begins when what was emitted with it has; if that takes longer, it may begin before.
         for slot in (awaits or rest) if self._late else (rest or awaits):
-            self.note_moment()
+            if self._late:
+                self.wake()
+                self.note_moment()
             slot.started = True
             if batch.beginning:
                 self._begin(conversation, batch, slot)
             else:
                 self._waiting.add(batch)
-                self.later.append(partial(self._begin, conversation, batch, slot))
+                self.later.append(partial(self._begin_late, conversation, batch, slot))
         answered = [slot for slot in batch.open if self._answered(slot)]
         if not batch.open:
             conversation.batch, batch.closed_at, conversation.since = None, self.now, self.now
@@ -241,6 +255,13 @@ class Turns(Model):
                 if slot.named is not None:  # C5: the cursor moves when the batch is answered
                     slot.named.cursor = max(slot.named.cursor, slot.shown)
         return bool(ready or answered)
+
+    def _begin_late(self, conversation: Conversation, batch: Batch, slot: Slot) -> None:
+        """It begins, and with it those that wait for it if it returns at once."""
+        batch.beginning = True
+        self._begin(conversation, batch, slot)
+        self.settle()
+        batch.beginning = False
 
     def _begin(self, conversation: Conversation, batch: Batch, slot: Slot) -> None:
         if slot.reply is None and batch.cancelled_at is None:
@@ -291,6 +312,7 @@ class Turns(Model):
             else:
                 handle.inbox += 1
             slot.settles_from = self.now
+            handle.told = self.pass_number  # by the caller: it is busy with that
 
     def _await(self, conversation: Conversation, batch: Batch, slot: Slot, call: Await) -> None:
         named = {*call.any, *call.all}
@@ -323,8 +345,10 @@ class Turns(Model):
                 self._answer(slot, _result(slot.until))
             elif slot.until.stopped:
                 self._show(slot)
-        elif slot.settles_from is not None and slot.named is not None and (
-            not slot.named.idle or slot.settled_at <= self.now + _SOON
+        elif (
+            slot.settles_from is not None
+            and slot.named is not None
+            and (not slot.named.idle or slot.settled_at <= self.now + _SOON)
         ):
             self._show(slot)
         return slot.reply is not None

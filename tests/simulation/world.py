@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+from tests.simulation.model import QUESTION, SETTLE, SETTLE_MAX
+from tests.simulation.ops import KINDS, Abort, Apply, Await, Call, Fetch, Kind, Once, Order, Spawn, kind_of
 
 import holdfast
 from holdfast.handles.view import Handles
 from holdfast.store.base import Store
 from holdfast.testing import VirtualClock
-from tests.simulation.model import QUESTION, SETTLE, SETTLE_MAX
-from tests.simulation.ops import KINDS, Abort, Apply, Await, Call, Fetch, Kind, Once, Order, Spawn, kind_of
 
 _SURE = msgspec.convert(QUESTION, holdfast.Question)
 
@@ -65,18 +65,18 @@ class Puppet:
 
 @dataclass
 class Answer:
-    """What came of a batch or a wait, and when."""
+    """What came of a batch, a wait or the end of a turn, and when; None while nothing has."""
 
-    at: float
-    value: Any
+    at: float | None = None
+    values: Sequence[Any] = (None,)
 
 
-class Stage:
-    """A runtime with one puppet tool of each kind. Many worlds may use it, one after the other."""
+class Crew:
+    """A puppet tool of each kind. Making tools is slow and runtimes can share them, one after the other."""
 
-    def __init__(self, clock: VirtualClock, store: Store | str = "memory:") -> None:
+    def __init__(self) -> None:
         self.puppets: dict[int, Puppet] = {}
-        self.runtime = holdfast.Runtime([self._tool(kind) for kind in KINDS.values()], store=store, clock=clock)
+        self.tools = [self._tool(kind) for kind in KINDS.values()]
 
     def _tool(self, kind: Kind) -> holdfast.Tool:
         @holdfast.tool(
@@ -93,6 +93,14 @@ class Stage:
 
         spawn = replace(obey.spawn, settle_ms=int(SETTLE * 1000), settle_max_ms=int(SETTLE_MAX * 1000))
         return replace(obey, spawn=spawn)
+
+
+class Stage:
+    """A runtime with the crew's tools. Many worlds may use it, one after the other."""
+
+    def __init__(self, crew: Crew, clock: VirtualClock, store: Store | str = "memory:") -> None:
+        self.puppets = crew.puppets
+        self.runtime = holdfast.Runtime(crew.tools, store=store, clock=clock)
 
     async def __aenter__(self) -> Self:
         await self.runtime.__aenter__()
@@ -142,28 +150,37 @@ class World:
 
     def states(self) -> list[tuple[int, str, str, str | None]]:
         """All that can be seen: each spawned handle, oldest first in its conversation."""
-        registry = self._stage.runtime.registry
         return [
             (number, info.id, info.state, info.ended_by)
-            for number, name in enumerate(self._names)
-            for info in Handles(registry, name).list()
+            for number in range(len(self._names))
+            for info in self.infos(number)
         ]
+
+    def infos(self, *numbers: int) -> list[holdfast.HandleInfo]:
+        """The spawned handles of these conversations, or of all."""
+        names = [self._names[number] for number in numbers] if numbers else self._names
+        return [info for name in names for info in Handles(self._stage.runtime.registry, name).list()]
+
+    def let_go(self) -> None:
+        """Tell every tool to end: none is left, however deaf."""
+        for puppet in self._stage.puppets.values():
+            puppet.tell("ok", "")
 
     # Steps
 
     def run(self, conversation: int, calls: Sequence[Call], numbers: Sequence[int]) -> Answer:
         """A batch begins. `numbers` are those of its puppets."""
-        answer = Answer(-1.0, None)
+        answer = Answer()
         wire = [self._wire(str(at), call, number) for at, (call, number) in enumerate(zip(calls, numbers, strict=True))]
         self._batches[conversation] = self._task(self._run(self._turns[conversation], wire, answer))
         return answer
 
     async def _run(self, turn: holdfast.Turn, calls: list[holdfast.ToolCall], answer: Answer) -> None:
         responses = await turn.run(calls)
-        answer.at, answer.value = self.now, [_read(response, str(at)) for at, response in enumerate(responses)]
+        answer.at, answer.values = self.now, [_read(response, str(at)) for at, response in enumerate(responses)]
 
     def wait(self, conversation: int, any: Sequence[str], all: Sequence[str], timeout: float | None) -> Answer:
-        answer = Answer(-1.0, None)
+        answer = Answer()
         self._task(self._wait(self._names[conversation], any, all, timeout, answer))
         return answer
 
@@ -171,13 +188,13 @@ class World:
         self, name: str, any: Sequence[str], all: Sequence[str], timeout: float | None, answer: Answer
     ) -> None:
         found = await self._stage.runtime.wait(any=any, all=all, timeout=timeout, conversation=name)
-        answer.at, answer.value = self.now, msgspec.to_builtins(found)
+        answer.at, answer.values = self.now, [msgspec.to_builtins(found)]
 
     def tell(self, number: int, order: Order, text: str) -> None:
         self._stage.puppets[number].tell(order, text)
 
     def end_turn(self, conversation: int, cancel: bool) -> Answer:
-        answer = Answer(-1.0, None)
+        answer = Answer()
         self._task(self._end(conversation, cancel, answer))
         return answer
 
@@ -207,7 +224,9 @@ class World:
         match call:
             case Await(any, all, timeout):
                 given: dict[str, Any] = {"any": list(any), "all": list(all)}
-                return holdfast.ToolCall(label, "await", given if timeout is None else given | {"timeout_secs": timeout})
+                return holdfast.ToolCall(
+                    label, "await", given if timeout is None else given | {"timeout_secs": timeout}
+                )
             case Spawn(id, names) | Once(id, names):
                 self._stage.puppets[number] = Puppet()
                 arguments: dict[str, Any] = {"number": number}

@@ -231,6 +231,27 @@ async def test_A6_one_behind_a_handle_that_the_batch_aborts_is_not_blocked(clock
         assert waited["completed"][0]["result"] == "quick"
 
 
+async def test_A6_a_process_that_is_being_ended_waits_for_nobody(clock: VirtualClock, tmp_path: Path) -> None:
+    config = settings(
+        tmp_path,
+        """
+        [conversation.tools.deaf]
+        source = "local"
+        run = "unattended"
+        command = ["sh", "-c", "trap '' TERM; while :; do read line; done"]
+        timeout_secs = 0.5
+        spawn = { stateful = true, stdin = true, abort_grace_ms = 500, settle_ms = 10 }
+        """,
+    )
+    async with opened(clock, [], config=config) as (rt, turn):
+        await replies(turn, spawn("deaf", "d"))
+        assert (await reply(turn, wait_all("d")))["needs_input"] is True
+        await clock.advance(0.6)  # its time is over: it was told to end, and reads on
+        assert (await rt.handle("d", conversation="main")).state == "running"
+        found = await rt.wait(all=["d"], timeout=20, conversation="main")
+        assert [entry["id"] for entry in found["completed"]] == ["d"] and "needs_input" not in found
+
+
 async def test_A6_python_waits_in_the_same_way(clock: VirtualClock) -> None:
     async with opened(clock, [asks]) as (rt, turn):
         await replies(turn, spawn("asks", "a", after=3))

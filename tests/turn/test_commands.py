@@ -163,7 +163,7 @@ async def test_C3_a_spawn_that_has_a_handle_answers_in_this_form_also_when_it_fa
         (call("chekc"), ["`chekc`", "`check`"]),
         (ToolCall(id="1", name="check", arguments="{"), ["not valid JSON"]),
         (ToolCall(id="1", name="check", arguments="[1]"), ["JSON object"]),
-        (ToolCall(id="1", name="check", arguments="null"), ["JSON object"]),
+        (ToolCall(id="1", name="check", arguments="null"), ["missing `package`"]),
         (ToolCall(id="1", name="check", arguments=[1]), ["JSON object"]),  # type: ignore[arg-type]
         (ToolCall(id="1", name="check", arguments='{"package": "\ud800"}'), ["not valid JSON"]),
         (ToolCall(id="1", name="check", arguments={"package": "\ud800"}), ["not JSON"]),

@@ -120,7 +120,8 @@ def nested(levels: int) -> Any:
 
 async def test_K6_nesting_64(clock: VirtualClock) -> None:
     async with opened(clock, [work]) as (_, turn):
-        for arguments in ({"deep": nested(63)}, json.dumps({"deep": nested(63)})):
+        fitting = {"deep": [nested(62), nested(62)]}
+        for arguments in (fitting, json.dumps(fitting)):
             (fits,) = await turn.run([ToolCall(id="1", name="work", arguments=arguments)])
             assert fits.result == "0"
         for arguments in (

@@ -35,7 +35,8 @@ def report(text: str) -> dict[str, Any]:
 
 def test_L1_a_good_configuration_is_ok_and_each_tool_has_a_line() -> None:
     result = run(LOCAL + "command = ['sh', '-c', 'true']\nspawn.stateful = true\n")
-    config, tool, ok = result.output.splitlines()
+    config, tool, note, ok = result.output.splitlines()
+    assert "every call of `t` will be refused" in note
     assert result.exit_code == 0
     assert (config, ok) == (str(Path.cwd() / "holdfast.toml"), "ok")
     assert tool.split()[:5] == ["t", "spawn", "fetch", "abort", "ask"]
@@ -46,7 +47,7 @@ def test_L3_json_has_the_facts_of_each_tool() -> None:
     Path("harbour.py").write_text("def f() -> str:\n    return ''\n")
     found = report(
         LOCAL + "command = 'sh -c true'\nrun = 'unattended'\n"
-        "[conversation.tools.p]\nsource = 'python'\nfunction = 'harbour:f'\nspawn.stateful = true\n"
+        "[conversation.tools.p]\nsource = 'python'\nfunction = 'harbour:f'\nrun = 'unattended'\nspawn.stateful = true\n"
         "[conversation.tools.await]\nsource = 'builtin'\n"
     )
     local, python, builtin = found.pop("tools")
@@ -64,7 +65,7 @@ def test_L3_json_has_the_facts_of_each_tool() -> None:
         "name": "p",
         "source": "python",
         "actions": ["spawn", "fetch", "abort"],
-        "run": "ask",
+        "run": "unattended",
         "function": "harbour:f",
         "found": True,
     }

@@ -462,6 +462,7 @@ def test_F_settings_without_effect_are_named() -> None:
         "conversation.tools.cargo_check.retry",
         "conversation.tools.cargo_check.questions.overwrite.target",
         "conversation.tools.cargo_check.spawn.notifications",
+        "conversation.tools.cargo_check.spawn.lifecycle.on_turn_end",
         "conversation.inquiry",
     ]
     assert load(LOCAL + 'retry.policy = "never"\non_crash = "fail"\n').not_acted_on() == []

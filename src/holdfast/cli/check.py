@@ -30,28 +30,37 @@ def check(context: click.Context, config_path: Path | None, as_json: bool) -> No
 
 def examine(path: Path | None) -> dict[str, Any]:
     """What `--json` prints: the file, whether all is well, problems, notes, and a line of facts for each tool."""
-    from holdfast.config import find_config, load_config
+    from holdfast.config import load_config, the_config
     from holdfast.errors import ConfigError
 
     problems: list[str] = []
     notes: list[str] = []
     tools: list[dict[str, Any]] = []
-    path = path or find_config(Path.cwd())
-    if path is None:
-        problems.append("no holdfast.toml in this directory or above it; write one, or name a file by --config")
+    try:
+        path = the_config(path)
+        config = load_config(path)
+    except ConfigError as error:
+        problems += error.problems
     else:
-        try:
-            config = load_config(path)
-        except ConfigError as error:
-            problems += error.problems
-        else:
-            tools = [_tool(config, name, problems) for name in config.conversation.tools]
-            problems += _store(config)
-            notes += config.not_acted_on()
-            if not tools:
-                notes.append("the configuration has no tools; a tool is a table [conversation.tools.<name>]")
+        tools = [_tool(config, name, problems) for name in config.conversation.tools]
+        problems += _store(config)
+        notes += config.not_acted_on() + _refused(config)
+        if not tools:
+            notes.append("the configuration has no tools; a tool is a table [conversation.tools.<name>]")
     shown = None if path is None else str(path.absolute())
     return {"config": shown, "ok": not problems, "problems": problems, "notes": notes, "tools": tools}
+
+
+def _refused(config: "Config") -> list[str]:
+    """Tools that would ask for permission, of which nobody can give any yet (P2)."""
+    asking = [name for name, tool in config.conversation.tools.items() if tool.run in ("ask", "edit")]
+    asking = [name for name in asking if config.conversation.tools[name].source != "builtin"]
+    if not asking or config.conversation.detached == "auto":
+        return []
+    return [
+        f"every call of {', '.join(f'`{name}`' for name in asking)} will be refused: it needs permission and this "
+        'version asks nobody; set `run = "unattended"` for tools that may run'
+    ]
 
 
 def _store(config: "Config") -> list[str]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from holdfast.errors import ConfigError
 from holdfast.schema.dialects import DIALECTS, Dialect
 from holdfast.tools.base import ACTIONS
 
@@ -18,12 +17,9 @@ from holdfast.tools.base import ACTIONS
 def tools(config: Path | None, dialect: Dialect | None, as_json: bool) -> None:
     """List the tools of a configuration, as a model sees them."""
     from holdfast import Runtime
-    from holdfast.config import find_config
+    from holdfast.config import the_config
 
-    config = config or find_config(Path.cwd())
-    if config is None:
-        raise ConfigError([f"no holdfast.toml in {Path.cwd()} or above it; write one, or name one with --config"])
-    listed = Runtime(config=config).tools(dialect=dialect or "generic")
+    listed = Runtime(config=the_config(config)).tools(dialect=dialect or "generic")
     if as_json or dialect:
         click.echo(json.dumps(listed, indent=2, ensure_ascii=False))
     else:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
-from holdfast.config import find_config
+from holdfast.config import the_config
 from holdfast.runtime import Runtime
 from holdfast.turn.ending import Ending
 from holdfast.turn.slot import ToolCall
@@ -21,8 +21,15 @@ from holdfast.turn.turn import Response, Turn
 _EXAMPLE = '{"calls":[{"id":"1","name":"a_tool","arguments":{}}]}'
 
 
+class _Call(msgspec.Struct):
+    id: str
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+    """Read call by call, so that what is wrong with one leaves its siblings alone (B1)."""
+
+
 class _Batch(msgspec.Struct, forbid_unknown_fields=True):
-    calls: list[ToolCall]
+    calls: list[_Call]
 
 
 @click.command()
@@ -41,7 +48,7 @@ def turn(config: Path | None, store: str | None, conversation: str | None) -> No
 
     The end of the input ends the turn: handles that still run are ended, awaited or kept as their tools say.
     """
-    runtime = Runtime(store=store, config=config or find_config(Path.cwd()))
+    runtime = Runtime(store=store, config=the_config(config))
     if sys.stdin.isatty():
         click.echo(f"One batch a line, for example {_EXAMPLE}; Ctrl-D ends the turn.", err=True)
     # Not sys.stdin.buffer: the interpreter, when it ends, would want the lock that the reading thread still holds.
@@ -82,15 +89,24 @@ async def _run(runtime: Runtime, conversation: str | None, source: BinaryIO) -> 
 async def _answer(turn: Turn, line: bytes | None) -> dict[str, Any]:
     if line is None:
         return {"error": "the line is longer than [limits] line_bytes allows; it was skipped"}
+    if not line.strip():
+        return {"error": f"not a batch: the line is empty; a batch looks like {_EXAMPLE}"}
     try:
         batch = msgspec.json.decode(line, type=_Batch)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         return {"error": f"not a batch: {error}; a batch looks like {_EXAMPLE}"}
-    responses = await turn.run(batch.calls)
+    calls = [ToolCall(call.id, call.name, _arguments(call.arguments)) for call in batch.calls]
+    responses = await turn.run(calls)
     return {
         "responses": [_shown(response) for response in responses],
         "notifications": [each for response in responses for each in response.notifications],
     }
+
+
+def _arguments(raw: msgspec.Raw) -> str:
+    """The JSON text of the arguments; those that a model sent as text are that text."""
+    text = bytes(raw).decode()
+    return msgspec.json.decode(text, type=str) if text.startswith('"') else text
 
 
 def _shown(response: Response) -> dict[str, str]:
@@ -98,7 +114,7 @@ def _shown(response: Response) -> dict[str, str]:
 
 
 def _ended(ending: Ending) -> dict[str, Any]:
-    return {"turn": "ended", "handles": [*ending.results, *ending.kept]}
+    return {"turn": "ended", "handles": ending.model}
 
 
 def _print(line: dict[str, Any]) -> None:

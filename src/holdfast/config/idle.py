@@ -42,6 +42,8 @@ def _of_tool(tool: ToolSettings) -> Iterator[tuple[KeyPath, str]]:
         yield ("spawn", "notifications"), "no notifications are sent"
     if tool.output.history.model_fields_set:
         yield ("output", "history"), "no history is stored"
+    if "on_turn_end" in tool.spawn.lifecycle.model_fields_set and tool.spawn.lifecycle.on_turn_end == "inquire":
+        yield ("spawn", "lifecycle", "on_turn_end"), 'this version asks no model; "inquire" is treated as "abort"'
     if tool.spawn.lifecycle.assistant:
         yield ("spawn", "lifecycle", "assistant"), "this version asks no model at the end of a turn"
     for question, settings in tool.questions.items():

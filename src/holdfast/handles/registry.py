@@ -10,8 +10,8 @@ import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 from math import inf
+from typing import TYPE_CHECKING
 
 from holdfast.errors import AlreadyStopped, ToolError
 from holdfast.handles.clock import Clock

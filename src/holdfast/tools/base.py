@@ -118,6 +118,8 @@ class Reply(msgspec.Struct, frozen=True):
     result: str
     model: str
     is_error: bool = False
+    code: str | None = None
+    """Of an error, its stable code."""
     cursors: tuple[tuple[str, int], ...] = ()
     """By uid: up to where it showed a handle's output (C5)."""
 

@@ -14,14 +14,16 @@ from typing import Any, overload
 
 import msgspec
 
-from holdfast.errors import ToolError
+from holdfast.errors import ConfigError, ToolError
 from holdfast.handles.state import Error, Ok, Outcome
 from holdfast.tools.base import (
+    ACTIONS,
     Action,
     Invocation,
     Live,
     OnTurnEnd,
     OutputPolicy,
+    QuestionPolicy,
     Reply,
     RunMode,
     Scheduling,
@@ -60,6 +62,9 @@ def tool(
     resources: Sequence[str] = (),
     max_running: int | None = None,
     run: RunMode = "unattended",
+    run_actions: Mapping[str, RunMode] = {},
+    result: RunMode = "unattended",
+    questions: Mapping[str, QuestionPolicy] = {},
     timeout_secs: float | None = None,
     on_turn_end: OnTurnEnd = "inquire",
     turn_end_timeout_secs: float = 300,
@@ -92,6 +97,9 @@ def _make(
     output: OutputPolicy | None = None,
     **rest: Any,
 ) -> FunctionTool:
+    if isinstance(actions, str) or not set(actions) <= set(ACTIONS) or (actions and "spawn" not in actions):
+        right = f'a tuple of "spawn" and any of {ACTIONS[1:]}'
+        raise ConfigError([f"tool `{name or function.__name__}`: actions must be {right}, not {actions!r}"])
     signature = Signature.of(function)
     return FunctionTool(
         name=name or function.__name__,

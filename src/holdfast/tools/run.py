@@ -95,7 +95,7 @@ class Run:
 
     def reading(self, yes: bool) -> None:
         handle = self.handle
-        if handle.reading != yes and not isinstance(handle.decided, Stopped):
+        if handle.reading != yes and not isinstance(handle.decided, Stopped) and not (yes and self.ending):
             handle.reading = yes
             if yes:
                 self.registry.touch(handle)

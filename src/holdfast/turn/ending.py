@@ -5,7 +5,7 @@ assistant; with nobody to ask it counts as `abort`, which is also what a cancell
 """
 
 import asyncio
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,8 @@ class Ending(msgspec.Struct, frozen=True):
 
     results: tuple[dict[str, Any], ...] = ()
     kept: tuple[dict[str, Any], ...] = ()
+    model: tuple[dict[str, Any], ...] = ()
+    """Both of them as a model gets them (O2)."""
     again: bool = False
     """Whether the assistant is owed another word. Never, as long as nobody can be asked."""
 
@@ -39,9 +41,8 @@ async def end_turn(
     calls = [handle for handle in registry.live(conversation) if not handle.stateful and handle.active]
     reason: EndedBy = "cancel" if cancelled else "turn_end"
     _end(admission, [*ended, *calls], reason)
-    ending = {handle.uid for handle in ended}
     try:
-        await asyncio.gather(*(_wait(admission, handle, ending) for handle in waited))
+        await asyncio.gather(*(_wait(admission, handle) for handle in waited))
     except asyncio.CancelledError:  # T5: from now on nobody is waited for
         _end(admission, list(waited), "cancel")
         raise
@@ -49,6 +50,7 @@ async def end_turn(
     return Ending(
         results=tuple(replies.entry(handle, "dispatch") for handle in live if handle not in kept),
         kept=tuple(replies.entry(handle, "dispatch") for handle in kept),
+        model=tuple(replies.entry(handle, "model") for handle in (*(h for h in live if h not in kept), *kept)),
     )
 
 
@@ -59,13 +61,10 @@ def wait_no_longer(conversation: str, registry: Registry, admission: Admission) 
     _end(admission, waited, "cancel")
 
 
-async def _wait(admission: Admission, handle: Handle, ending: Container[str]) -> None:
-    """T3: wait for one, but not for one that waits for an assistant who has stopped talking (A6).
-
-    Whoever queues behind one that is `ending` does not: it will be free soon.
-    """
+async def _wait(admission: Admission, handle: Handle) -> None:
+    """T3: wait for one, but not for one that waits for an assistant who has stopped talking (A6)."""
     over = asyncio.Event()
-    wait = Wait([all_of([handle])], lambda _: over.set(), spare=ending)
+    wait = Wait([all_of([handle])], lambda _: over.set())
     wait.begin()
     try:
         async with asyncio.timeout(handle.tool.spawn.turn_end_timeout_secs):

@@ -33,7 +33,7 @@ class Permission:
         if mode == "skip":
             return Ok(SKIPPED)
         setting = "run" if action is None or action not in tool.run_actions else f"run_actions.{action}"
-        return _denied(tool, f'run it (`{setting} = "{mode}"`)', setting)
+        return _denied(tool, f'run (`{setting} = "{mode}"`)', setting)
 
     def to_deliver(self, handle: Handle, outcome: Outcome) -> Outcome:
         """The outcome as it may be seen (P1's result modes); acts once, before the end is visible."""

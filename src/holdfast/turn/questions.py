@@ -46,6 +46,8 @@ class Questions:
 
     def _unanswered(self, handle: Handle, question: Question, policy: QuestionPolicy) -> Error:
         setting = f"[conversation.tools.{handle.tool.name}.questions.{question.id}]"
+        if handle.tool.source == "python":
+            setting = f"`@holdfast.tool(questions=…)` or {setting}"
         who = "only a person may answer it and none is there" if policy.exclusive else "nobody is there to answer it"
         spawn = ", or spawn the tool and answer with `apply`" if self._could_be_open(handle, policy) else ""
         return Error(

@@ -26,7 +26,7 @@ CANCELLED = "Tool execution cancelled."
 def error_reply(error: ToolError) -> Reply:
     """C9: the call itself was wrong. What it quotes of the call may be long, and is cut like a result (O3)."""
     text = Projector().text(error.message, View(), "")
-    return Reply(text, text, True)
+    return Reply(text, text, True, error.code)
 
 
 def cancelled_reply() -> Reply:
@@ -51,8 +51,13 @@ class Replies:
         if isinstance(state.outcome, Ok) and isinstance(state.outcome.value, Reply):
             return state.outcome.value
         hint = read_hint("call_id", handle.call_id)
-        is_error = isinstance(state.outcome, Error) and not _deliberate(state, state.outcome)
-        return self._both([handle], lambda view: self._result(handle, state.outcome, view, hint), is_error=is_error)
+        error = state.outcome if isinstance(state.outcome, Error) else None
+        return self._both(
+            [handle],
+            lambda view: self._result(handle, state.outcome, view, hint),
+            is_error=error is not None and not _deliberate(state, error),
+            code=error.code if error is not None else None,
+        )
 
     def handle(self, handle: Handle) -> Reply:
         """A handle as a spawn, fetch, apply or abort shows it (C3)."""
@@ -130,6 +135,8 @@ class Replies:
         chosen = _view(handle, view, limit)
         match outcome:
             case Error(message):
+                if outcome.code == "timeout" and handle.output is not None:
+                    message += f" What it printed is kept. {hint}"
                 return self._projector.text(message, chosen, hint)
             case Printed():
                 return self._projector.text(handle.output.span(_given(handle)), chosen, hint) if handle.output else ""
@@ -151,6 +158,7 @@ class Replies:
         text: Callable[[ViewName], str],
         *,
         is_error: bool = False,
+        code: str | None = None,
         shown: Sequence[Handle] = (),
     ) -> Reply:
         same = all(handle.tool.output.dispatch == handle.tool.output.model for handle in handles)
@@ -160,9 +168,9 @@ class Replies:
         except Exception as error:  # a projector of the user's own must not leave a call without its answer
             _log.error("a result could not be shown", exc_info=error)
             why = f"The result could not be shown: {type(error).__name__}: {error}"
-            return Reply(why, why, True)
+            return Reply(why, why, True, "tool_error")
         cursors = tuple((handle.uid, _end(handle, handle.output)) for handle in shown if handle.output is not None)
-        return Reply(dispatch, model, is_error, cursors)
+        return Reply(dispatch, model, is_error, code, cursors)
 
 
 def _deliberate(state: Stopped, error: Error) -> bool:

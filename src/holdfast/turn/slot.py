@@ -91,25 +91,35 @@ def _read_arguments(call: ToolCall, limits: Limits) -> dict[str, Any]:
         _within(len(encoded), limits)
         try:
             value = msgspec.json.decode(encoded) if given.strip() else {}
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ToolError(f"the arguments are not valid JSON: {error}", code="invalid_arguments") from None
+        except RecursionError:
+            raise _too_deep(limits) from None
     else:
         try:
             encoded = msgspec.json.encode(given)
-        except (TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError) as error:
             raise ToolError(f"the arguments are not JSON: {error}", code="invalid_arguments") from None
+        except RecursionError:
+            raise _too_deep(limits) from None
         _within(len(encoded), limits)
         value = dict(given) if isinstance(given, dict) else given
+    if value is None:
+        return {}
     if not isinstance(value, dict):
         raise ToolError(
             f'the arguments must be a JSON object, like {{"key": "value"}}, not {type(value).__name__}',
             code="invalid_arguments",
         )
     if encoded.count(b"[") + encoded.count(b"{") > limits.nesting and _depth(value) > limits.nesting:
-        raise ToolError(
-            f"the arguments are nested deeper than {limits.nesting} levels ([limits] nesting)", code="limit_exceeded"
-        )
+        raise _too_deep(limits)
     return value
+
+
+def _too_deep(limits: Limits) -> ToolError:
+    return ToolError(
+        f"the arguments are nested deeper than {limits.nesting} levels ([limits] nesting)", code="limit_exceeded"
+    )
 
 
 def _within(size: int, limits: Limits) -> None:

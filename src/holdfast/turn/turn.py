@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 
 
 class Response(msgspec.Struct, frozen=True):
-    """The answer to one call. `result` is the text calling code gets, `model` the one a model gets (O2)."""
+    """The answer to one call. `result` is the text calling code gets, `model` the one a model gets (O2).
+
+    `code` is the stable code of an error, None otherwise.
+    """
 
     id: str
     result: str
     is_error: bool = False
     model: str = ""
+    code: str | None = None
     notifications: tuple[dict[str, Any], ...] = ()
     """News that rides on this response. Empty until something has news."""
 
@@ -63,12 +67,14 @@ class Turn:
     async def run(self, calls: Sequence[ToolCall]) -> list[Response]:
         """Run one batch. Every call gets exactly one response, in order; nothing a tool does raises here."""
         self._check_not_ended()
+        if self._runtime.registry.conversation(self.conversation).turn != self.id:
+            raise HoldfastError("the turn is not open; use it with `async with`", code="turn_not_open")
         if self._batch is not None:
             raise HoldfastError("a batch of this turn is still running; await it first", code="batch_open")
         self._runtime.check_open()
         replies = await self._replies(calls)
         return [
-            Response(call.id, reply.result, reply.is_error, reply.model)
+            Response(call.id, reply.result, reply.is_error, reply.model, reply.code)
             for call, reply in zip(calls, replies, strict=True)
         ]
 
