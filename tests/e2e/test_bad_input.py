@@ -144,7 +144,7 @@ def test_C10_null_for_an_optional_argument_means_left_out(talk: TurnProcess) -> 
 def test_B1_arguments_that_are_no_object_are_the_fault_of_their_call_alone(talk: TurnProcess) -> None:
     calls = ",".join(
         f'{{"id":"{at}","name":"echo","arguments":{arguments}}}'
-        for at, arguments in enumerate(("[]", "null", "[" * 900 + "]" * 900, '"{\\"text\\":\\"a\\"}"'))
+        for at, arguments in enumerate(("[]", "null", '{"text":' + "[" * 900 + "]" * 900 + "}", '"{\\"text\\":\\"a\\"}"'))
     )
     talk.send(f'{{"calls":[{calls}]}}'.encode())
     a_list, nothing, deep, text = talk.receive()["responses"]
