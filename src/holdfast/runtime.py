@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -21,6 +22,7 @@ from holdfast.store.memory import open_store
 from holdfast.tools.base import Tool
 from holdfast.tools.builtin import builtin_tools
 from holdfast.tools.guard import Guard
+from holdfast.tools.run import FORCE_SECS
 from holdfast.tools.toolbox import Toolbox
 from holdfast.turn.actions import Actions
 from holdfast.turn.admission import Admission
@@ -34,8 +36,8 @@ from holdfast.turn.turn import Turn
 if TYPE_CHECKING:
     from holdfast.config import Config
 
-_CLOSE_SECS = 6.0
-"""How long closing waits for what lingers; longer than a call's grace and force together."""
+_CLOSE_SECS = FORCE_SECS + 1
+"""How long closing waits for calls beyond the longest of their graces."""
 
 
 class Runtime:
@@ -57,7 +59,7 @@ class Runtime:
         loaded = _load(config)
         self.limits = loaded.limits.policy() if loaded else Limits()
         self._guard = Guard()
-        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
         detached = loaded.conversation.detached if loaded else "deny"
         retention = loaded.store.retention_secs if loaded else None
         if store is None:
@@ -133,17 +135,8 @@ class Runtime:
         after: str | None = None,
     ) -> list[HandleInfo]:
         """Spawned handles, oldest first; `after` is the uid of the last one of the page before."""
-        found: list[HandleInfo] = []
-        past = after is None
-        for handle in self.registry.handles(conversation):
-            if past and handle.stateful:
-                info = handle.info()
-                if state is None or info.state == state:
-                    found.append(info)
-                    if len(found) == limit:
-                        break
-            past = past or handle.uid == after
-        return found
+        every = (handle.info() for handle in self.registry.handles(conversation, after) if handle.stateful)
+        return list(islice((info for info in every if state is None or info.state == state), limit))
 
     def live(self) -> list[HandleInfo]:
         """Every handle that has not stopped, and those of which something lingers."""
@@ -151,18 +144,21 @@ class Runtime:
 
     def check_open(self) -> None:
         """Raise if the runtime is closed."""
-        if self._closed:
+        if self._closing is not None:
             raise HoldfastError("the runtime is closed; open a new one", code="runtime_closed")
 
     async def close(self) -> None:
-        """End everything that runs and free what it used (R6). Harmless when done twice."""
-        if self._closed:
-            return
-        self._closed = True
+        """End everything that runs and free what it used (R6). Whoever asks again waits for the same end."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         live = self.registry.live()
+        grace = max((handle.tool.spawn.abort_grace_ms for handle in live), default=0) / 1000
         self.admission.end_all(live, Error("Ended: the runtime was closed.", "aborted"), "shutdown")
         try:
-            async with asyncio.timeout(_CLOSE_SECS):
+            async with asyncio.timeout(grace + _CLOSE_SECS):
                 await all_stopped(live)
         except TimeoutError:
             pass

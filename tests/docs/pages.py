@@ -6,6 +6,7 @@ An HTML comment directly above a block says what is to be done with it:
   holds the file itself, which then is there for the tests and not shown.
 - `<!-- fragment -->`: the TOML is lines of a tool's table, not a file.
 - `<!-- signatures -->`: the Python is how public names are declared; `test_reference.py` compares it with the source.
+- `<!-- handles -->`: the same for what a call sees of handles.
 """
 
 import re

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from tests.docs.pages import ROOT, rows, sections
 
 import holdfast
+import holdfast.handles.view
 import holdfast.testing
 from holdfast.cli import COMMANDS, main
 from holdfast.config import load_config, model
@@ -117,6 +118,17 @@ def test_a_public_name_is_declared_on_the_page_as_in_the_code(name: str) -> None
     assert {key: text for key, text in shown.items() if key not in set_on_self} == real
     for key, kind in set_on_self.items():
         assert kind in ("", shown[key])
+
+
+@pytest.mark.parametrize("name", ["Handles", "Waited"])
+def test_what_a_call_sees_of_handles_is_declared_as_in_the_code(name: str) -> None:
+    """Not all of it is public, so the page may leave members out."""
+    text = sections(REFERENCE / "python.md")["Call"]
+    block = text.partition("<!-- handles -->\n```python\n")[2].partition("```")[0]
+    [page], [code] = definitions(block, name), definitions(inspect.getsource(holdfast.handles.view), name)
+    shown, real = members(page), members(code) | {key: "str" for key in attributes(code) if key == "conversation"}
+    assert shown
+    assert shown == {key: real[key] for key in shown}
 
 
 def test_the_page_has_no_other_names() -> None:

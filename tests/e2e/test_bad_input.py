@@ -50,7 +50,8 @@ def goes_on(talk: TurnProcess) -> None:
     [
         (b"hello", "malformed"),
         (b"", "not a batch"),
-        (b"\xff\xfe\x00", "malformed"),
+        (b"\xff\xfe\x00", "utf-8"),
+        (b'{"calls":[{"id":"1","name":"echo","arguments":{"text":"a\xffb"}}]}', "utf-8"),
         (b'{"calls":[', "truncated"),
         (b"[]", "Expected `object`, got `array`"),
         (b'{"calls":{}}', "`$.calls`"),
@@ -142,10 +143,8 @@ def test_C10_null_for_an_optional_argument_means_left_out(talk: TurnProcess) -> 
 
 
 def test_B1_arguments_that_are_no_object_are_the_fault_of_their_call_alone(talk: TurnProcess) -> None:
-    calls = ",".join(
-        f'{{"id":"{at}","name":"echo","arguments":{arguments}}}'
-        for at, arguments in enumerate(("[]", "null", '{"text":' + "[" * 900 + "]" * 900 + "}", '"{\\"text\\":\\"a\\"}"'))
-    )
+    given = ("[]", "null", '{"text":' + "[" * 900 + "]" * 900 + "}", '"{\\"text\\":\\"a\\"}"')
+    calls = ",".join(f'{{"id":"{at}","name":"echo","arguments":{each}}}' for at, each in enumerate(given))
     talk.send(f'{{"calls":[{calls}]}}'.encode())
     a_list, nothing, deep, text = talk.receive()["responses"]
     assert "JSON object" in a_list["error"]

@@ -93,15 +93,15 @@ def test_T5_a_signal_while_the_turn_ends(start: Start, number: int, code: int) -
 
 
 @both_signals
-def test_T5_a_second_signal_is_no_crash(start: Start, number: int, code: int) -> None:
+def test_T5_a_second_signal_waits_for_nobody(start: Start, number: int, code: int) -> None:
     turn = start(CONFIG)
     turn.one("stubborn", {"action": "spawn", "id": "s"})
     until(lambda: (turn.directory / "trapped").exists())
     turn.process.send_signal(number)
     until(lambda: (turn.directory / "ending").exists())
-    turn.process.send_signal(signal.SIGTERM)
-    turn.ended()
-    exits(turn, code)
+    turn.process.send_signal(number)
+    assert turn.process.wait(PATIENCE) == code
+    until(lambda: not turn.survivors(), 1.0, lambda: str(turn.survivors()))
 
 
 def test_R2_the_reader_of_the_answers_goes_away(start: Start) -> None:

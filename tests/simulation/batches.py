@@ -50,6 +50,8 @@ class Slot:
 class Batch:
     slots: list[Slot]
     beginning: bool = True
+    before: dict[Handle, str] = field(default_factory=dict)
+    """The states of all handles when it began."""
     cancelled_at: float | None = None
     closed_at: float | None = None
 

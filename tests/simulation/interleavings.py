@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tests.simulation import ops
+from tests.simulation.model import Undecided
 from tests.simulation.play import play
 from tests.simulation.rehearsal import Rehearsal, Step, rehearse
 from tests.simulation.scripts import generate
-from tests.simulation.turns import Undecided
 from tests.simulation.world import Crew, Stage
 
 from holdfast.store.base import Store

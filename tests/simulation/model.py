@@ -21,6 +21,14 @@ CANCELLED = Says("Tool execution cancelled.")
 QUESTION = {"id": "sure", "text": "Sure?", "answer_type": "Boolean"}
 
 
+class Undecided(Exception):
+    """Two things happen in the same pass of the loop, in an order that nobody promises, and what follows depends on it:
+
+    two tools time out, calls of two conversations begin, a question is answered while a wait is being told of it. And,
+    if commits take a while: a call of a batch is about a handle that another call of it has just changed.
+    """
+
+
 @dataclass(eq=False)
 class Handle:
     number: int
@@ -35,6 +43,8 @@ class Handle:
     deaf: bool = False
     ending: str | None = None
     """Why it was told to end, from then until it has."""
+    listens: bool = False
+    """It was idle when it was told to end."""
     force_at: float | None = None
     outcome: dict[str, Any] = field(default_factory=dict)
     ended_by: str | None = None
@@ -211,15 +221,27 @@ class Model:
         if handle.stopped or handle.ending:
             return
         hear = partial(self._hear_cancel, handle)
+        handle.listens = handle.idle
         handle.ending, handle.asking, handle.reading = why, False, False
         if handle.state == "pending":
             self.stop(handle, ended(handle), why)
+            while self.serve():  # those behind it
+                pass
         elif handle.deaf:
             handle.force_at = self.now + FORCE
         elif handle.started_in == self.pass_number:  # its task ends before it began, which takes one pass more
             self.later.append(lambda: self.later.append(hear))
         else:
             self.later.append(hear)
+
+    def end_all(self, handles: list[Handle], why: str) -> None:
+        """End several: those that queue first, and all of them before anyone starts because another one has left."""
+        for handle in handles:
+            if handle.state == "pending":
+                handle.ending = why
+                self.stop(handle, ended(handle), why)
+        for handle in handles:
+            self.end(handle, why)
 
     def linger(self, handle: Handle) -> None:
         """It did not end in time: it is stopped all the same, and keeps what it holds until it really ends (Y2)."""
@@ -261,6 +283,8 @@ class Model:
         for wait in self.waits:
             if wait.reply is None or wait.reason is None:
                 continue
+            if wait.reason == "needs_input" and not wait.satisfied and not self._all_blocked(wait):
+                raise Undecided  # it may have been answered, or have seen that it should go on
             reasons = [wait.reason]
             if wait.reason == "timed_out" and self._all_blocked(wait):
                 reasons.append("needs_input")  # either may be noticed first

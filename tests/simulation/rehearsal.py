@@ -50,16 +50,22 @@ class Rehearsal:
             case ops.Calm():
                 self.calm()
             case ops.Passes(count):
-                for _ in range(count):
-                    self.model.go_round()
-                self.steps.append(Step(op))
+                self._go_round(count)
             case _:
                 self.steps.append(self._act(op))
-                # A turn needs some passes to end. What may happen in between is nobody's business here.
-                ending = any(conversation.told for conversation in self.model.conversations)
-                if self._late or ending or isinstance(op, ops.End):
+                if self._late or isinstance(op, ops.End):
                     self.calm()
+        # A turn needs some passes to end. What may happen in between is nobody's business here.
+        if any(conversation.told for conversation in self.model.conversations):
+            self.calm()
         return True
+
+    def _go_round(self, count: int) -> None:
+        for done in range(1, count + 1):
+            self.model.go_round()
+            if done == count or any(conversation.told for conversation in self.model.conversations):
+                self.steps.append(Step(ops.Passes(done)))
+                return
 
     def _act(self, op: ops.Op) -> Step:
         model = self.model

@@ -1,8 +1,8 @@
 """A real runtime and the model, side by side, driven by Hypothesis (S1, S2, S6, B1–B7, C3–C7, A1–A8, T).
 
-Whenever a step comes to rest, every handle's visible state is the model's; every batch and every wait that the model says
-is answered has its answer, given at that time and no other; none has one that the model does not know of. That is: no
-lost wake-up, no await that outlives its condition, `needs_input` exactly when all needed handles are blocked on the
+Whenever a step comes to rest, every handle's visible state is the model's; every batch and every wait that the model
+says is answered has its answer, given at that time and no other; none has one that the model does not know of. That is:
+no lost wake-up, no await that outlives its condition, `needs_input` exactly when all needed handles are blocked on the
 caller, one response for each call, in request order. What has stopped never changes again.
 """
 
@@ -13,10 +13,10 @@ import hypothesis.strategies as st
 from hypothesis import Phase, reject, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.simulation import ops
+from tests.simulation.model import Undecided
 from tests.simulation.ops import KINDS, Abort, Apply, Await, Call, Fetch, Once, Spawn, kind_of
 from tests.simulation.play import Player
 from tests.simulation.rehearsal import Rehearsal
-from tests.simulation.turns import Undecided
 from tests.simulation.world import Crew, Stage, World
 
 from holdfast.handles.handle import HandleInfo

@@ -187,6 +187,7 @@ async def test_B6_a_spawn_that_fails_to_start_is_stopped_with_that_outcome(clock
         command = ["true"]
         resources = ["file:{{ tool.arguments.path }}"]
         spawn.stateful = true
+        parameters.path.type = "string"
         """,
     )
     async with opened(clock, [], config=config) as (rt, turn):

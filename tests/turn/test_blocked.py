@@ -189,6 +189,28 @@ async def test_A6_pending_behind_a_pending_one_that_is_behind_a_blocked_one(cloc
         assert [entry["result"] for entry in free["completed"]] == ["last", "both"]
 
 
+async def test_A6_pending_in_the_serial_lane_behind_one_that_queues_behind_a_blocked_one(clock: VirtualClock) -> None:
+    @holdfast.tool(actions=TALKING, resources=["x"])
+    async def holds(call: Call) -> str:
+        await asyncio.sleep(5)
+        return str(await call.input())
+
+    @holdfast.tool(actions=STATEFUL, scheduling="serial", resources=["x"])
+    async def needs() -> str:
+        return "needs"
+
+    @holdfast.tool(actions=STATEFUL, scheduling="serial")
+    async def last() -> str:
+        return "last"
+
+    async with opened(clock, [holds, needs, last]) as (_, turn):
+        await replies(turn, spawn("holds", "h"), spawn("needs", "n"), spawn("last", "l"))
+        waited = await reply(turn, wait_all("l"))
+        assert waited == needs_input({"id": "l", "state": "pending", "behind": "h"})
+        *_, free = await replies(turn, apply("holds", "h", "bye"), wait_all("l"))
+        assert free["completed"][0]["result"] == "last"
+
+
 async def test_A6_a_slot_is_blocked_when_all_its_holders_are(clock: VirtualClock) -> None:
     @holdfast.tool(actions=TALKING, max_running=2)
     async def pair(call: Call, after: float) -> str:

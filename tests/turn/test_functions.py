@@ -135,15 +135,23 @@ def recursive() -> list[Any]:
     return loop
 
 
-@pytest.mark.parametrize("value", [Unserialisable(), {"deep": [Unserialisable()]}, {("a", "b"): 1}, recursive()])
-async def test_Y2_a_result_that_is_not_json_is_an_error_that_says_so(clock: VirtualClock, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (Unserialisable(), "not JSON"),
+        ({"deep": [Unserialisable()]}, "not JSON"),
+        ({("a", "b"): 1}, "not JSON"),
+        (recursive(), "nested too deeply"),
+    ],
+)
+async def test_Y2_a_result_that_is_not_json_is_an_error_that_says_so(clock: VirtualClock, value: Any, why: str) -> None:
     @holdfast.tool(actions=STATEFUL)
     async def work() -> Any:
         return value
 
     async with opened(clock, [work]) as (_, turn):
         one_shot, _, waited = await turn.run([call("work"), spawn("work", "w"), wait_all("w")])
-        assert one_shot.is_error and "not JSON" in one_shot.result
+        assert one_shot.is_error and why in one_shot.result
         assert json.loads(waited.result)["completed"][0]["is_error"] is True
 
 

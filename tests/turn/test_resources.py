@@ -1,8 +1,10 @@
 """Queues in front of running: resources that exclude each other (B5), slots of which there are so many (W11)."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.turn.calls import (
     STATEFUL,
     TALKING,
@@ -20,6 +22,7 @@ from tests.turn.calls import (
 
 import holdfast
 from holdfast import Call, Question, Runtime, Tool
+from holdfast.handles.gate import Line, Ticket
 from holdfast.testing import VirtualClock
 
 PATHS = ["{{ tool.arguments.a }}", "{{ tool.arguments.b }}"]
@@ -311,3 +314,31 @@ async def test_W11_the_serial_lane_keeps_emitted_order(clock: VirtualClock) -> N
             wait_all("a", "b", "c"),
         )
         assert order == ["a", "b", "c"]
+
+
+async def test_A7_a_long_line_costs_no_more_for_each_that_joins_or_leaves_it(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in looks at lines, per call that queues for one resource and is awaited."""
+    looks = 0
+    lines = Ticket.lines
+
+    def counted(self: Ticket) -> list[Line]:
+        nonlocal looks
+        looks += 1
+        return lines(self)
+
+    monkeypatch.setattr(Ticket, "lines", counted)
+    cost: list[float] = []
+    for count in (50, 400):
+        hold, _ = holder()
+        talk = replace(hold, name="talk", actions=TALKING)
+        async with opened(clock, [hold, talk]) as (_, turn):
+            looks = 0
+            names = [f"{number}" for number in range(count)]
+            spawns = [
+                spawn("talk" if number % 2 else "hold", name, who=name, a="x") for number, name in enumerate(names)
+            ]
+            await turn.run([*spawns, wait_all(*names)])
+            cost.append(looks / count)
+    assert cost[1] < 1.5 * cost[0]

@@ -188,3 +188,20 @@ async def test_R6_closing_the_runtime_ends_what_is_kept(clock: VirtualClock) -> 
     with pytest.raises(HoldfastError) as caught:
         rt.turn("main")
     assert caught.value.code == "runtime_closed"
+
+
+async def test_R6_closing_the_runtime_answers_a_batch_that_still_runs(clock: VirtualClock) -> None:
+    @holdfast.tool(actions=STATEFUL, scheduling="serial")
+    async def slow() -> str:
+        await asyncio.sleep(600)
+        return "never"
+
+    async with Runtime([slow], clock=clock) as rt:
+        turn = await rt.turn("main").__aenter__()
+        calls = [call("slow"), call("slow"), spawn("slow", "a"), spawn("slow", "b"), wait_all("a", "b")]
+        batch = asyncio.create_task(turn.run(calls))
+        await clock.advance(1)
+    responses = await batch
+    assert [response.id for response in responses] == [each.id for each in calls]
+    assert [response.result for response in responses[:2]] == ["Ended: the runtime was closed."] * 2
+    assert await ended(rt) == {"a": ("stopped", "shutdown"), "b": ("stopped", "shutdown")}

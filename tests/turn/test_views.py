@@ -98,7 +98,9 @@ async def test_O2_a_projector_that_breaks_leaves_no_call_without_an_answer(clock
     async with Runtime([text], clock=clock, projector=Broken()) as rt, rt.turn() as turn:
         responses = await turn.run([call("text"), spawn("text", "t"), wait_all("t")])
         assert responses[0].is_error and "broken" in responses[0].result
-        assert responses[2].is_error and "broken" in responses[2].result
+        (entry,) = json.loads(responses[2].result)["completed"]
+        assert entry["is_error"] and "broken" in entry["result"]
+    assert turn.ending is not None
 
 
 async def test_O3_json_stays_json_and_errors_are_cut_like_results(clock: VirtualClock) -> None:

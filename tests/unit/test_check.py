@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast.cli.check import check, program_of
+from holdfast.cli.check import check
+from holdfast.config.commands import program_of
 
 LOCAL = '[conversation.tools.t]\nsource = "local"\n'
 
@@ -121,6 +122,43 @@ def test_L1_a_wrong_configuration_is_reported_like_any_other_problem() -> None:
         "conversation.tools.t.comand",
     ]
     assert found["tools"] == []
+
+
+def test_L1_a_mistake_in_the_file_hides_nothing_that_is_missing() -> None:
+    found = report(
+        "[conversation]\ndetached = 'no'\n"
+        + LOCAL
+        + "command = ['no-such-program']\ncwd = 'nowhere'\ntimout_secs = 3\nparameters.p.type = 'str'\n"
+        "[conversation.tools.p]\nsource = 'python'\nfunction = 'no_such_module:f'\nstateful = true\n"
+        "[conversation.tools.f]\nsource = 'python'\nfunction = 3\n"
+        "[conversation.tools.l]\nsource = 'local'\ncommand = ['ls -l']\n"
+        "[conversation.tools.fine]\nsource = 'local'\ncommand = 'sh'\nrun = 'unattended'\n"
+        "[store]\nurl = 'sqlite:///x'\n"
+    )
+    assert [":".join(line.split(": ")[:2]) for line in found["problems"]] == [
+        "holdfast.toml:2:conversation.detached",
+        "holdfast.toml:5:conversation.tools.t.command",
+        "holdfast.toml:6:conversation.tools.t.cwd",
+        "holdfast.toml:7:conversation.tools.t.timout_secs",
+        "holdfast.toml:8:conversation.tools.t.parameters.p.type",
+        "holdfast.toml:11:conversation.tools.p.function",
+        "holdfast.toml:12:conversation.tools.p.stateful",
+        "holdfast.toml:15:conversation.tools.f.function",
+        "holdfast.toml:18:conversation.tools.l.command",
+        "holdfast.toml:24:store.url",
+    ]
+    assert [tool["name"] for tool in found["tools"]] == ["fine"]
+    assert found["notes"] == [], "what is wrong is not refused for want of permission"
+
+
+def test_F1_the_resources_of_a_function_name_its_parameters() -> None:
+    Path("quay.py").write_text("def f(path: str) -> str:\n    return path\n")
+    text = "[conversation.tools.p]\nsource = 'python'\nfunction = 'quay:f'\nresources = ['{{ tool.arguments.%s }}']\n"
+    assert report(text % "path")["ok"]
+    assert report(text % "paht")["problems"] == [
+        "holdfast.toml:4: conversation.tools.p.resources.0: `tool.arguments.paht`: `p` has no such parameter; "
+        "known: `path`; did you mean `path`?"
+    ]
 
 
 def test_L1_settings_without_effect_are_notes_and_no_problems() -> None:

@@ -159,6 +159,8 @@ class Recorder:
 
     def ask(self, question: Question, then: Callable[[Outcome], None]) -> None: ...
 
+    def withdraw(self) -> None: ...
+
     def stop(self, outcome: Outcome, *, exit_code: int | None = None, signal: int | None = None) -> None:
         self.outcome = outcome
 
@@ -173,6 +175,7 @@ async def test_F1_a_command_runs_where_and_with_what_the_file_says(build: Build,
     tool = build(
         "[conversation.tools.t]\nsource = 'local'\ncwd = 'sub'\nenv = { COLOUR = 'grey' }\noptions = { deep = [1] }\n"
         "command = ['sh', '-c', 'pwd; echo $COLOUR; echo {{ tool.arguments.x }}; echo \"$HOLDFAST_CALL\"']\n"
+        "parameters.x.type = 'string'\n"
     )
     sink = Recorder()
     names: dict[str, Any] = {"uid": "u", "call_id": "1", "conversation": "c", "turn": "t", "stateful": False}

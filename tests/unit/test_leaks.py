@@ -15,6 +15,8 @@ LEAKY = """
 import asyncio, os, subprocess, threading
 from pathlib import Path
 
+from holdfast.tools import marks
+
 kept = []
 over = threading.Event()
 
@@ -25,9 +27,11 @@ def test_zombie():
     kept.append(subprocess.Popen(["true"]))
 
 def test_marked_process_that_is_no_child_any_more():
-    mark = f"{Path('/proc/self/ns/pid').stat().st_ino}-{os.getpid()}-1-ab/uid"
+    mark = marks.call_mark(marks.new_runtime_mark(), "uid")
     env = os.environ | {"HOLDFAST_MARK": f"1-2-3-outer/uid {mark}"}
     subprocess.run(["sh", "-c", "setsid sleep 61 >/dev/null 2>&1 &"], env=env, check=True)
+    while not any(Path(f"/proc/{pid}/comm").read_text() == "sleep\\n" for pid in marks.find(mark)):
+        pass
 
 def test_descriptor():
     kept.append(os.pipe())

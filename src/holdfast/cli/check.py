@@ -12,6 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from holdfast.config import Config
+    from holdfast.config.locate import KeyPath
 
 
 @click.command()
@@ -29,32 +30,41 @@ def check(context: click.Context, config_path: Path | None, as_json: bool) -> No
 
 
 def examine(path: Path | None) -> dict[str, Any]:
-    """What `--json` prints: the file, whether all is well, problems, notes, and a line of facts for each tool."""
-    from holdfast.config import load_config, the_config
+    """What `--json` prints: the file, whether all is well, problems, notes, and a line of facts for each tool.
+
+    A mistake in the file does not keep the rest from being looked at, but only tools without one are listed.
+    """
+    from holdfast.config import the_config
+    from holdfast.config.load import inspect_config
     from holdfast.errors import ConfigError
 
-    problems: list[str] = []
+    found: list[tuple[int, str]] = []
     notes: list[str] = []
     tools: list[dict[str, Any]] = []
     try:
         path = the_config(path)
-        config = load_config(path)
+        config, wrong = inspect_config(path)
     except ConfigError as error:
-        problems += error.problems
+        found = [(0, problem) for problem in error.problems]
     else:
-        tools = [_tool(config, name, problems) for name in config.conversation.tools]
-        problems += _store(config)
-        notes += config.not_acted_on() + _refused(config)
-        if not tools:
+        looked_at = Examination(config, [key for key, _ in wrong])
+        for key, sentence in wrong:
+            looked_at.problem(key, sentence)
+        tools = looked_at.tools()
+        looked_at.store()
+        found = sorted(looked_at.found, key=lambda problem: problem[0])
+        notes += config.not_acted_on() + _refused(config, [tool["name"] for tool in tools])
+        if not config.conversation.tools and not wrong:
             notes.append("the configuration has no tools; a tool is a table [conversation.tools.<name>]")
     shown = None if path is None else str(path.absolute())
+    problems = [problem for _, problem in found]
     return {"config": shown, "ok": not problems, "problems": problems, "notes": notes, "tools": tools}
 
 
-def _refused(config: "Config") -> list[str]:
+def _refused(config: "Config", names: list[str]) -> list[str]:
     """Tools that would ask for permission, of which nobody can give any yet (P2)."""
-    asking = [name for name, tool in config.conversation.tools.items() if tool.run in ("ask", "edit")]
-    asking = [name for name in asking if config.conversation.tools[name].source != "builtin"]
+    tools = config.conversation.tools
+    asking = [name for name in names if tools[name].run in ("ask", "edit") and tools[name].source != "builtin"]
     if not asking or config.conversation.detached == "auto":
         return []
     return [
@@ -63,96 +73,90 @@ def _refused(config: "Config") -> list[str]:
     ]
 
 
-def _store(config: "Config") -> list[str]:
-    """What is wrong with the store, if anything."""
-    from holdfast.errors import HoldfastError
-    from holdfast.store.memory import open_store
+class Examination:
+    """What a configuration needs, looked for on this machine. What has a problem in the file is not looked for."""
 
-    try:
-        open_store(config.store.url or "memory:")
-    except HoldfastError as error:
-        assert config.source is not None, "it was loaded from a file"
-        return [f"{config.source.at(('store', 'url'))}: {error.message}"]
-    return []
+    def __init__(self, config: "Config", wrong: "list[KeyPath]") -> None:
+        assert config.source is not None, "it was read from a file"
+        self._config = config
+        self._source = config.source
+        self._wrong = wrong
+        self.found: list[tuple[int, str]] = []
+        """Each problem with its line."""
 
+    def problem(self, key: "KeyPath", sentence: str) -> None:
+        self.found.append((self._source.line(key), f"{self._source.at(key)}: {sentence}"))
 
-def _tool(config: "Config", name: str, problems: list[str]) -> dict[str, Any]:
-    """The facts of one tool; what is missing is added to the problems."""
-    settings = config.conversation.tools[name]
-    facts: dict[str, Any] = {
-        "name": name,
-        "source": settings.source,
-        "actions": list(settings.actions),
-        "run": settings.run,
-    }
-    if settings.source == "local":
-        return facts | _program(config, name, problems)
-    if settings.source == "python":
-        return facts | _function(config, name, problems)
-    written = "run" in settings.model_fields_set
-    return facts | {"actions": [], "run": settings.run if written else "unattended", "found": True}
+    def store(self) -> None:
+        """What is wrong with the store, if anything."""
+        from holdfast.errors import HoldfastError
+        from holdfast.store.memory import open_store
 
+        try:
+            open_store(self._config.store.url or "memory:")
+        except HoldfastError as error:
+            self.problem(("store", "url"), error.message)
 
-def _function(config: "Config", name: str, problems: list[str]) -> dict[str, Any]:
-    from holdfast.config.build import python_tool
-    from holdfast.errors import ConfigError
+    def tools(self) -> list[dict[str, Any]]:
+        """The facts of each tool that has no mistake in the file; what is missing is added to the problems of all."""
+        from holdfast.config.source import TOOLS
 
-    function = config.conversation.tools[name].function
-    try:
-        tool = python_tool(config, name)
-    except ConfigError as error:
-        problems += error.problems
-        return {"function": function, "found": False}
-    return {"function": function, "found": True, "actions": list(tool.actions)}
+        facts = {name: self._tool(name) for name in self._config.conversation.tools}
+        return [tool for name, tool in facts.items() if self._sound((*TOOLS, name))]
 
+    def _tool(self, name: str) -> dict[str, Any]:
+        settings = self._config.conversation.tools[name]
+        facts: dict[str, Any] = {
+            "name": name,
+            "source": settings.source,
+            "actions": list(settings.actions),
+            "run": settings.run,
+        }
+        if settings.source == "local":
+            return facts | self._program(name)
+        if settings.source == "python":
+            return facts | self._function(name)
+        written = "run" in settings.model_fields_set
+        return facts | {"actions": [], "run": settings.run if written else "unattended", "found": True}
 
-def _program(config: "Config", name: str, problems: list[str]) -> dict[str, Any]:
-    from holdfast.config.build import working_directory
-    from holdfast.config.source import TOOLS
+    def _function(self, name: str) -> dict[str, Any]:
+        from holdfast.config.build import python_tool
+        from holdfast.config.source import TOOLS
+        from holdfast.errors import ConfigError
 
-    assert config.source is not None, "it was loaded from a file"
-    settings = config.conversation.tools[name]
-    directory = working_directory(config, name)
-    if not Path(directory).is_dir():
-        where = config.source.at((*TOOLS, name, "cwd"))
-        problems.append(f"{where}: there is no directory {directory}; make it, or write another `cwd`")
-    program = program_of(settings.command)
-    if program is None:
-        return {"program": None, "found": None, "path": None}
-    found = _which(program, directory, settings.env)
-    if found is None:
-        where = config.source.at((*TOOLS, name, "command"))
-        problems.append(f"{where}: {_missing(program, directory)}")
-    return {"program": program, "found": found is not None, "path": found}
+        function = self._config.conversation.tools[name].function
+        key = (*TOOLS, name, "function")
+        if not self._sound(key):
+            return {}
+        try:
+            tool = python_tool(self._config, name)
+        except ConfigError as error:
+            self.found += [(self._source.line(key), problem) for problem in error.problems]
+            return {"function": function, "found": False}
+        return {"function": function, "found": True, "actions": list(tool.actions)}
 
+    def _program(self, name: str) -> dict[str, Any]:
+        from holdfast.config import commands
+        from holdfast.config.build import working_directory
+        from holdfast.config.source import TOOLS
 
-def program_of(command: Any) -> str | None:
-    """The program a command starts, or None where that is decided by the arguments of the call."""
-    import re
+        settings = self._config.conversation.tools[name]
+        directory = working_directory(self._config, name)
+        if not Path(directory).is_dir():
+            reason = f"there is no directory {directory}; make it, or write another `cwd`"
+            self.problem((*TOOLS, name, "cwd"), reason)
+        key = (*TOOLS, name, "command")
+        program = commands.program_of(settings.command) if self._sound(key) else None
+        if program is None:
+            return {"program": None, "found": None, "path": None}
+        found = commands.which(program, directory, settings.env)
+        if found is None:
+            self.problem(key, commands.missing(settings.command, directory))
+        return {"program": program, "found": found is not None, "path": found}
 
-    if isinstance(command, dict):
-        word = "sh" if command.get("shell") else str(command["program"])
-    elif isinstance(command, list):
-        word = command[0]
-    else:
-        first = re.match(r"""\s*(?:"([^"]*)"|'([^']*)'|(\S+))""", command)
-        word = "" if first is None else next(part for part in first.groups() if part is not None)
-    return None if "{{" in word or "{%" in word else word
-
-
-def _which(program: str, directory: str, env: dict[str, str]) -> str | None:
-    import os
-    import shutil
-
-    if "/" in program:
-        return shutil.which(str(Path(directory, program)))
-    return shutil.which(program, path=env.get("PATH", os.environ.get("PATH")))
-
-
-def _missing(program: str, directory: str) -> str:
-    if "/" in program:
-        return f"there is no program {Path(directory, program)}; a relative path counts from the tool's `cwd`"
-    return f"program `{program}` is not in PATH; install it, or write its whole path"
+    def _sound(self, key: "KeyPath") -> bool:
+        """Whether the file is right about this key and all that is in it."""
+        return not any(wrong[: len(key)] == key for wrong in self._wrong)
 
 
 def _show(report: dict[str, Any]) -> None:

@@ -57,8 +57,7 @@ def turn(config: Path | None, store: str | None, conversation: str | None) -> No
 
 
 async def _run(runtime: Runtime, conversation: str | None, source: BinaryIO) -> int:
-    loop, main = asyncio.get_running_loop(), asyncio.current_task()
-    assert main is not None
+    loop = asyncio.get_running_loop()
     lines = _Lines(source, runtime.limits.line_bytes)
     stopped: list[int] = []
     async with runtime:
@@ -69,18 +68,14 @@ async def _run(runtime: Runtime, conversation: str | None, source: BinaryIO) -> 
             if len(stopped) == 1:  # an open batch is answered, handles are ended and told of (B7, T5)
                 turn.cancel()
                 lines.end()
-            else:
-                main.cancel()
+            else:  # nobody is waited for: the guard ends what is left
+                os._exit(128 + number)
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, number)
-        try:
-            async with turn:
-                async for line in lines:
-                    _print(await _answer(turn, line))
-        except asyncio.CancelledError:
-            if not stopped:
-                raise
+        async with turn:
+            async for line in lines:
+                _print(await _answer(turn, line))
         assert turn.ending is not None
         _print(_ended(turn.ending))
     return 128 + stopped[0] if stopped else 0
@@ -92,6 +87,7 @@ async def _answer(turn: Turn, line: bytes | None) -> dict[str, Any]:
     if not line.strip():
         return {"error": f"not a batch: the line is empty; a batch looks like {_EXAMPLE}"}
     try:
+        line.decode()  # all of it: arguments are looked at later
         batch = msgspec.json.decode(line, type=_Batch)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         return {"error": f"not a batch: {error}; a batch looks like {_EXAMPLE}"}

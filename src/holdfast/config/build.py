@@ -14,9 +14,10 @@ from types import ModuleType
 from typing import Any
 
 from holdfast.config.model import Config, ToolSettings
+from holdfast.config.names import unknown_names
 from holdfast.config.source import TOOLS, dotted
 from holdfast.errors import ConfigError
-from holdfast.schema.canonical import check_parameters
+from holdfast.schema.canonical import check_parameters, property_names
 from holdfast.tools.base import SpawnPolicy, Tool
 from holdfast.tools.command import Command
 from holdfast.tools.function import tool as make_tool
@@ -73,7 +74,22 @@ def python_tool(config: Config, name: str) -> Tool:
         check_parameters(name, made.parameters, changes["actions"])
     except ConfigError as error:
         raise ConfigError([f"{where}: {problem}" for problem in error.problems]) from None
+    _check_resources(config, name, made)
     return replace(made, name=name, **changes)
+
+
+def _check_resources(config: Config, name: str, made: Tool) -> None:
+    """The resources the file writes for a function name its parameters, which only the function knows."""
+    source = config.source
+    if source is None or made.parameters.get("additionalProperties", False) is not False:
+        return
+    written = enumerate(config.conversation.tools[name].resources)
+    keys = [((*TOOLS, name, "resources", at), text) for at, text in written]
+    own = [(key, text) for key, text in keys if not source.inherited(key)]
+    known = property_names(made.parameters)
+    problems = [f"{source.at(key)}: {each}" for key, text in own for each in unknown_names(text, known, name)]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _command_tool(config: Config, name: str, guard: Guard) -> Tool:

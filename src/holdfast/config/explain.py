@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from holdfast.config.elsewhere import belongs, nearly_belongs
 from holdfast.config.locate import KeyPath
 from holdfast.config.model import Table
 
@@ -29,12 +30,12 @@ _EXPECTED = {
 _SECRET = frozenset({"env", "url"})
 
 
-def problems(model: type[Table], data: Mapping[str, Any]) -> list[tuple[KeyPath, str]]:
-    """Every problem of the table as the key's path inside it and a sentence."""
+def problems(model: type[Table], data: Mapping[str, Any], where: KeyPath = ()) -> list[tuple[KeyPath, str]]:
+    """Every problem of the table as the key's path inside it and a sentence. `where` is its place in the file."""
     try:
         model.model_validate(data)
     except ValidationError as error:
-        return [_explain(model, details) for details in error.errors(include_url=False)]
+        return [_explain(model, details, where) for details in error.errors(include_url=False)]
     return []
 
 
@@ -42,6 +43,15 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     """The sentence for a key nobody knows, with the nearest one that is known (L4)."""
     known = list(known)
     return f"unknown key; {_nearest(key, known, '`') or 'known here: ' + ', '.join(known)}"
+
+
+def _misplaced_key(key: str, known: Iterable[str], table: KeyPath, value: Any) -> str:
+    """The same for a key of a table of the file: it may be right in another one."""
+    place = belongs(table, key, value)
+    sentence = unknown_key(key, known)
+    if not place and "did you mean" not in sentence:
+        place = nearly_belongs(table, key, value)
+    return f"unknown key; {place}" if place else sentence
 
 
 def not_one_of(value: Any, choices: Iterable[str]) -> str:
@@ -80,7 +90,7 @@ def kind(value: Any) -> str:
     return "a date or time"
 
 
-def _explain(model: type[Table], details: ErrorDetails) -> tuple[KeyPath, str]:
+def _explain(model: type[Table], details: ErrorDetails, where: KeyPath) -> tuple[KeyPath, str]:
     path, error, value = details["loc"], details["type"], details["input"]
     context = details.get("ctx", {})
     if path and path[-1] == "[key]":
@@ -88,7 +98,8 @@ def _explain(model: type[Table], details: ErrorDetails) -> tuple[KeyPath, str]:
     show = kind if _SECRET & set(path) else given
     match error:
         case "extra_forbidden":
-            return path, unknown_key(str(path[-1]), _known_keys(model, path[:-1]))
+            known = _known_keys(model, path[:-1])
+            return path, _misplaced_key(str(path[-1]), known, (*where, *path[:-1]), value)
         case "literal_error":
             return path, not_one_of(value, _choices(context))
         case "greater_than_equal":

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +33,40 @@ def the_config(path: Path | None) -> Path:
 
 def load_config(path: Path) -> Config:
     """The configuration in `path`. Raises `ConfigError` with one line for each problem."""
-    source = _read(path)
-    tables = _tool_tables(source.data)
-    found = problems(Config, _with_tools(source.data, {}))
-    for name, table in tables.items():
-        if isinstance(table, dict):
-            found += [((*TOOLS, name, *key), sentence) for key, sentence in _tool(name, source)]
-        else:
-            found.append(((*TOOLS, name), f"must be a table, not {kind(table)}"))
+    config, found = inspect_config(path)
     if found:
-        found.sort(key=lambda problem: source.line(problem[0]))
-        # A mistake in "*" is found once for each tool it is merged under.
-        raise ConfigError(list(dict.fromkeys(f"{source.at(key)}: {sentence}" for key, sentence in found)))
-    tools = {name: source.tool(name) for name in tables if name != DEFAULTS}
-    config = Config.model_validate(_with_tools(source.data, tools))
-    config._source = source
+        assert config.source is not None, "it was read from a file"
+        raise ConfigError([f"{config.source.at(key)}: {sentence}" for key, sentence in found])
     return config
+
+
+def inspect_config(path: Path) -> tuple[Config, list[Problem]]:
+    """What can be made of the file when wrong settings are left out, and every problem, in order of the lines.
+
+    Raises `ConfigError` for a file that is no TOML at all.
+    """
+    source = _read(path)
+    document = _without_tools(source.data)
+    found = problems(Config, document)
+    for key, _ in found:
+        document = _without(document, key)
+    tools: dict[str, Any] = {}
+    for name, table in _tool_tables(source.data).items():
+        if not isinstance(table, dict):
+            found.append(((*TOOLS, name), f"must be a table, not {kind(table)}"))
+            continue
+        left, wrong = _tool(name, source)
+        found += [((*TOOLS, name, *key), sentence) for key, sentence in wrong]
+        if name != DEFAULTS:
+            tools[name] = left
+    if tools:
+        document["conversation"] = {**document["conversation"], "tools": tools}
+    config = Config.model_validate(document)
+    config._source = source
+    found.sort(key=lambda problem: source.line(problem[0]))
+    # A rule that a default breaks is found once for each tool it is merged under.
+    unique = {f"{source.at(key)}: {sentence}": (key, sentence) for key, sentence in reversed(found)}
+    return config, list(reversed(unique.values()))
 
 
 def _read(path: Path) -> Source:
@@ -82,26 +100,30 @@ def _tool_tables(data: Mapping[str, Any]) -> dict[str, Any]:
     return tools if isinstance(tools, dict) else {}
 
 
-def _with_tools(data: Mapping[str, Any], tools: dict[str, Any]) -> dict[str, Any]:
-    """The document with other tool tables, or as it is where it has none."""
+def _without_tools(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The document without its tool tables, which are checked one by one; as it is where it has none."""
     if not _tool_tables(data):
         return dict(data)
-    return {**data, "conversation": {**data["conversation"], "tools": tools}}
+    return {**data, "conversation": {**data["conversation"], "tools": {}}}
 
 
-def _tool(name: str, source: Source) -> Iterator[Problem]:
-    """The problems of one tool. Rules are checked on what is left when wrong values are taken out, so that a misspelt
-    key hides no other mistake; rules about the values taken out are not, for they would complain of our own doing."""
+def _tool(name: str, source: Source) -> tuple[dict[str, Any], list[Problem]]:
+    """What is left of one tool when wrong values are taken out, and its problems. Rules are checked on what is left, so
+    that a misspelt key hides no other mistake; rules about the values taken out are not, for they would complain of our
+    own doing."""
     data = source.tool(name)
-    wrong = problems(ToolSettings, data)
-    yield from wrong
+    where = (*TOOLS, name)
+    wrong = problems(ToolSettings, data, where)
     for key, _ in wrong:
         data = _without(data, key)
+    # A wrong default has been found where it stands.
+    found = [(key, sentence) for key, sentence in wrong if not source.inherited(where + key)]
     if name == DEFAULTS or any(key == ("source",) for key, _ in wrong):
-        return
+        return data, found
     for key, sentence in tool_problems(name, ToolSettings.model_validate(data), source):
-        if not any(_about(key, other) for other, _ in wrong):
-            yield key, sentence
+        if not key or not any(_about(key, other) for other, _ in wrong):
+            found.append((key, sentence))
+    return data, found
 
 
 def _about(key: KeyPath, other: KeyPath) -> bool:

@@ -38,6 +38,12 @@ def _size(value: Any) -> Any:
     raise ValueError('must be a size like "100MiB" or "3GiB" (units: B, KiB, MiB, GiB, TiB), or a number of bytes')
 
 
+def _source(value: Any) -> Any:
+    if value in ("terminal", "mcp"):
+        raise ValueError('must be "local", "python" or "builtin" in this version')
+    return value
+
+
 def _target(value: Any) -> Any:
     if value in ("user", "assistant") or isinstance(value, dict):
         return value
@@ -165,7 +171,7 @@ class QuestionSettings(Table):
 class ToolSettings(Table):
     """`[conversation.tools.<name>]`, with the defaults of `"*"` merged in."""
 
-    source: Literal["local", "terminal", "python", "mcp", "builtin"] | None = None
+    source: Annotated[Literal["local", "python", "builtin"] | None, BeforeValidator(_source)] = None
     command: Any = None
     function: str | None = None
     description: str = ""

@@ -6,18 +6,22 @@ is passed over in silence; the same setting in the tool's own table is a mistake
 
 import datetime
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from holdfast.config import commands
 from holdfast.config.explain import not_one_of, unknown_key
 from holdfast.config.locate import KeyPath
 from holdfast.config.model import BUILTINS, ToolSettings
+from holdfast.config.names import unknown_names
 from holdfast.config.source import TOOLS, Source, dotted
 from holdfast.errors import ConfigError
-from holdfast.schema.canonical import check_parameters
+from holdfast.schema.canonical import check_parameters, wrong_types
 from holdfast.tools.template import CommandLine, Template
+from holdfast.tools.toolbox import name_problem
 
 Problem = tuple[KeyPath, str]
 
@@ -52,6 +56,9 @@ _KEYWORDS = frozenset(
 def tool_problems(name: str, tool: ToolSettings, source: Source) -> Iterator[Problem]:
     """Every broken rule of one tool: the key's path inside the tool's table, and a sentence."""
     where = (*TOOLS, name)
+    wrong_name = name_problem(name)
+    if wrong_name:
+        yield (), wrong_name
     yield from _source(name, tool)
     if tool.source == "builtin":
         yield from _builtin(source.data["conversation"]["tools"][name])
@@ -64,10 +71,11 @@ def tool_problems(name: str, tool: ToolSettings, source: Source) -> Iterator[Pro
         if settings.exclusive and settings.target != "user":
             reason = 'is never answered by a model, so its target must be "user", or `exclusive` false'
             yield ("questions", question), f"an exclusive question {reason}"
+    names = _Names(name, tool, source)
     for index, text in enumerate(tool.resources):
-        yield from _from_template(("resources", index), where, text)
+        yield from _from_template(("resources", index), names, text)
     if tool.source == "local":
-        yield from _command(tool, where)
+        yield from _command(tool, names)
         yield from _parameters(name, tool)
         yield from _not_json(("options",), tool.options)
 
@@ -77,8 +85,6 @@ def _source(name: str, tool: ToolSettings) -> Iterator[Problem]:
         case None:
             right = '"builtin"' if name in BUILTINS else '"local" for a command, "python" for a function'
             yield ("source",), f"missing; what would be right: {right}"
-        case "terminal" | "mcp":
-            yield ("source",), f'"{tool.source}" is not available in this version; "local", "python" and "builtin" are'
         case "builtin" if name not in BUILTINS:
             yield ("source",), f"there is no built-in tool of this name: the name {not_one_of(name, BUILTINS)}"
         case "local" | "python" if name in BUILTINS:
@@ -111,15 +117,61 @@ def _actions(tool: ToolSettings, source: Source, where: KeyPath) -> Iterator[Pro
         yield ("spawn", "stdin"), "has no effect on a tool that is only called one-shot; add stateful = true"
 
 
-def _command(tool: ToolSettings, where: KeyPath) -> Iterator[Problem]:
-    if tool.command is not None:
-        name = dotted((*where, "command"))
-        yield from _raised(("command",), name, partial(CommandLine.parse, tool.command, name))
+class _Names:
+    """What is known of the names that the templates of one tool may use."""
+
+    def __init__(self, name: str, tool: ToolSettings, source: Source) -> None:
+        self._name = name
+        self._source = source
+        written = source.tool(name)
+        tables = [key for key, value in written.items() if isinstance(value, dict)]
+        # No name is certainly wrong where those of a function are not known yet, or `parameters` may be misspelt.
+        certain = tool.source == "local" and (
+            "parameters" in tables or not set(tables) - set(ToolSettings.model_fields)
+        )
+        self._parameters = list(written.get("parameters", {})) if certain else None
+
+    def place(self, key: KeyPath) -> str:
+        return dotted((*TOOLS, self._name, *key))
+
+    def directory(self, cwd: str) -> str:
+        return os.path.normpath(self._source.path.parent / cwd)
+
+    def problems(self, key: KeyPath, text: str) -> Iterator[Problem]:
+        """The names in a template that are not there. One of the defaults may be meant for other tools' parameters."""
+        inherited = self._source.inherited((*TOOLS, self._name, *key))
+        for sentence in unknown_names(text, None if inherited else self._parameters, self._name):
+            yield key, sentence
 
 
-def _from_template(key: KeyPath, where: KeyPath, text: str) -> Iterator[Problem]:
-    name = dotted(where + key)
-    yield from _raised(key, name, partial(Template, text, name))
+def _command(tool: ToolSettings, names: _Names) -> Iterator[Problem]:
+    if tool.command is None:
+        return
+    where = names.place(("command",))
+    malformed = list(_raised(("command",), where, partial(CommandLine.parse, tool.command, where)))
+    yield from malformed
+    if malformed:
+        return
+    yield from _one_word(tool, names)
+    for key, sentence in commands.operators(tool.command):
+        yield ("command", *key), sentence
+    for key, text in commands.texts(tool.command):
+        yield from names.problems(("command", *key), text)
+
+
+def _one_word(tool: ToolSettings, names: _Names) -> Iterator[Problem]:
+    """A whole command in the place of its program. Any other program that is missing may be there when it is called."""
+    program = commands.program_of(tool.command)
+    if program is not None and " " in program and not isinstance(tool.command, str):
+        directory = names.directory(tool.cwd)
+        if commands.which(program, directory, tool.env) is None:
+            yield ("command",), commands.missing(tool.command, directory)
+
+
+def _from_template(key: KeyPath, names: _Names, text: str) -> Iterator[Problem]:
+    where = names.place(key)
+    malformed = list(_raised(key, where, partial(Template, text, where)))
+    yield from malformed or names.problems(key, text)
 
 
 def _parameters(name: str, tool: ToolSettings) -> Iterator[Problem]:
@@ -128,6 +180,7 @@ def _parameters(name: str, tool: ToolSettings) -> Iterator[Problem]:
     for parameter, table in tool.parameters.items():
         key = ("parameters", parameter)
         found = [*_unknown_keywords(key, table), *_not_json(key, table)]
+        found += [((*key, *inside), sentence) for inside, sentence in wrong_types(table)]
         if not isinstance(table.get("required", False), bool | list):
             found.append(((*key, "required"), "must be true or false"))
         yield from found

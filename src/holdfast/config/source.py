@@ -37,6 +37,10 @@ class Source:
         """Whether exactly this key is written; defaults of `"*"` do not count."""
         return _depth(self.data, key) == len(key)
 
+    def inherited(self, key: KeyPath) -> bool:
+        """Whether the setting of a tool is really one of the defaults."""
+        return self._written_as(key) != key
+
     def tool(self, name: str) -> dict[str, Any]:
         """The tool's table with the defaults merged under it."""
         own = _table(self.data, (*TOOLS, name))

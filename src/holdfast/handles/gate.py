@@ -9,7 +9,7 @@ two orders can never block each other.
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -71,13 +71,11 @@ class Ticket:
                 groups.append([line.queue[place - 1].handle])
         return groups
 
-    def behind(self) -> "Iterator[Handle]":
-        """Handles that this ticket holds up: by what it holds, or by being before them in the line for a resource."""
-        for line in self.lines():
-            if self.held:
-                yield from (ticket.handle for ticket in line.queue)
-            elif line.strict:
-                yield from (ticket.handle for ticket in line.queue[bisect_right(line.queue, self) :])
+    def holds_up(self) -> list[tuple[Line, int]]:
+        """Lines, and from which place on: by what it holds, or by being before others in the line for a resource."""
+        if self.held:
+            return [(line, 0) for line in self.lines()]
+        return [(line, bisect_right(line.queue, self)) for line in self.lines() if line.strict]
 
     @property
     def ready(self) -> bool:
@@ -86,15 +84,26 @@ class Ticket:
 
     def stuck_behind(self, spare: Container[str] = ()) -> "Handle | None":
         """A handle that waits for the caller, without which this ticket cannot be served (A6)."""
-        seen, todo = {self}, [self]
-        for ticket in todo:  # from one to the next in front of it: no recursion, lines may be long
-            for group in ticket.in_front():
-                if all(handle.waits_for_caller(spare) for handle in group):
-                    return group[0]
-                queueing = group[0].queueing if len(group) == 1 and group[0].uid not in spare else None
-                if queueing is not None and queueing not in seen:
-                    seen.add(queueing)
-                    todo.append(queueing)
+        seen, todo, looked = {self}, [self], set[Line]()
+        for ticket in todo:  # a loop, and each ticket and line once: lines may be long
+            for line in ticket.lines():
+                if line.full and line not in looked:
+                    looked.add(line)
+                    holders = [each.handle for each in line.holders]
+                    if all(handle.waits_for_caller(spare) for handle in holders):
+                        return holders[0]
+                    queueing = holders[0].queueing if holders[0].uid not in spare else None  # of the serial lane
+                    if queueing is not None and queueing not in seen:
+                        seen.add(queueing)
+                        todo.append(queueing)
+                # Nobody passes those before in the line for a resource, and each may be held up by something else.
+                for place in range(bisect_left(line.queue, ticket) - 1 if line.strict else -1, -1, -1):
+                    before = line.queue[place]
+                    if before in seen:
+                        break
+                    seen.add(before)
+                    if len(before.names) > 1 and before.handle.uid not in spare:
+                        todo.append(before)
         return None
 
 

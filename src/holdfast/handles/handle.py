@@ -93,7 +93,10 @@ class Handle:
         return not isinstance(self.state, Stopped)
 
     def watch(self, watcher: Watcher) -> None:
-        if self.watchers is None:
+        """Tell it when this stops: now, if it has."""
+        if not self.active:
+            watcher.stopped(self)
+        elif self.watchers is None:
             self.watchers = [watcher]
         else:
             self.watchers.append(watcher)
@@ -129,6 +132,10 @@ class Handle:
                 return ticket
         return None
 
+    def _deadline(self) -> float | None:
+        state, secs = self.state, self.tool.timeout_secs
+        return None if secs is None or isinstance(state, Pending | Stopped) else state.started + secs
+
     def info(self) -> "HandleInfo":
         """A snapshot of what is visible now."""
         state = self.state
@@ -152,6 +159,7 @@ class Handle:
             progress=self.progress,
             metadata=self.metadata or {},
             priority=self.priority,
+            deadline=self._deadline(),
             output_bytes=self.output.total if self.output is not None else 0,
             lingering=self.lingering,
         )
@@ -178,6 +186,9 @@ class HandleInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     progress: Progress | None = None
     metadata: dict[str, Any] = {}
     priority: int = 0
+    attempt: int = 1
+    deadline: float | None = None
+    """When its tool's timeout will end it."""
     output_bytes: int = 0
     lingering: bool = False
     """Stopped, but a thread or task of it has not ended yet; it still holds its lane and resources."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import AlreadyStopped, ToolError
 from holdfast.handles.clock import Clock
-from holdfast.handles.gate import Gate
+from holdfast.handles.gate import Gate, Line
 from holdfast.handles.handle import Handle
 from holdfast.handles.output import Output
 from holdfast.handles.spool import Spool
@@ -106,9 +106,16 @@ class Registry:
             raise ToolError(f"Call `{call_id}` not found in this conversation", code="handle_not_found")
         return handle
 
-    def handles(self, conversation: str | None = None) -> Iterator[Handle]:
-        """All handles, oldest first."""
-        return (h for h in self._by_uid.values() if conversation is None or h.conversation == conversation)
+    def handles(self, conversation: str | None = None, after: str | None = None) -> Iterator[Handle]:
+        """All handles, oldest first; after the one of that uid, which may be forgotten by now."""
+        passed, gone = after is None, after is not None and after not in self._by_uid
+        for handle in self._by_uid.values():
+            if passed or (gone and handle.uid > (after or "")):  # a uid begins with the time it was made
+                passed = True
+                if conversation is None or handle.conversation == conversation:
+                    yield handle
+            else:
+                passed = handle.uid == after
 
     def live(self, conversation: str | None = None) -> list[Handle]:
         """Handles that have not stopped, and stopped ones of which something lingers."""
@@ -211,22 +218,31 @@ class Registry:
 
     def touch(self, handle: Handle) -> None:
         """It may have become blocked on the caller: tell its waits, and those of whoever queues behind it."""
-        seen = {handle.uid}
+        concerned = {handle.uid: handle}
+        told: dict[Line, int] = {}  # each part of a line once: lines may be long
         todo = [handle]
-        while todo:
-            each = todo.pop()
+        for each in todo:
+            for ticket in (each.lane, each.ticket):
+                for line, place in ticket.holds_up() if ticket is not None else ():
+                    behind = [other.handle for other in line.queue[place : told.get(line)]]
+                    told[line] = min(place, told.get(line, place))
+                    todo.extend(other for other in behind if other.uid not in concerned)
+                    concerned.update((other.uid, other) for other in behind)
+        for each in concerned.values():
             for watcher in tuple(each.watchers or ()):
                 watcher.touched(each)
-            for ticket in (each.lane, each.ticket):
-                behind = [other for other in ticket.behind() if other.uid not in seen] if ticket is not None else []
-                seen.update(other.uid for other in behind)
-                todo.extend(behind)
 
     def output_of(self, handle: Handle) -> Output:
         """The handle's output, made when it first has some."""
         if handle.output is None:
             handle.output = Output(self.spool, handle.tool.output.max_output)
         return handle.output
+
+    def withhold(self, handle: Handle) -> None:
+        """What it printed is not for anyone to see (P1)."""
+        if handle.output is not None:
+            handle.output.discard()
+            handle.output = None
 
     def released(self, handle: Handle) -> None:
         """Nothing of a lingering handle runs any more."""
@@ -268,6 +284,7 @@ class Registry:
         known.turn = None
         self._expiring.extendleft(reversed(known.kept))
         known.kept.clear()
+        self._forget_conversation(known)
 
     def _forget(self, handle: Handle, known: Conversation, now: float) -> None:
         self._by_uid.pop(handle.uid, None)
@@ -283,6 +300,12 @@ class Registry:
             if len(known.tombstones) <= _TOMBSTONES and known.tombstones[oldest] + _TOMBSTONE_SECS > now:
                 break
             del known.tombstones[oldest]
+        self._forget_conversation(known)
+
+    def _forget_conversation(self, known: Conversation) -> None:
+        """Let go of one that has nothing left to remember."""
+        if known.turn is None and not (known.names or known.calls or known.live or known.kept or known.tombstones):
+            self._conversations.pop(known.name, None)
 
     def close(self) -> None:
         """Free what the handles keep outside memory."""

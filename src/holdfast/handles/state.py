@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.errors import AlreadyStopped, HoldfastError
+from holdfast.errors import AlreadyStopped, HoldfastError, ToolError
 from holdfast.handles.question import Question
 
 EndedBy = Literal["self", "abort", "timeout", "cancel", "turn_end", "shutdown", "crash"]
@@ -97,6 +97,11 @@ Event = Started | Asked | Answered | Ended
 
 class IllegalTransition(HoldfastError):
     """A bug in a tool runtime: the event does not exist in the handle's state."""
+
+
+def error_of(error: ToolError) -> Error:
+    """What a tool, or holdfast in its place, raised, as an outcome."""
+    return Error(error.message, error.code, error.trace, error.transient)
 
 
 def transition(state: State, event: Event) -> State:

@@ -79,6 +79,8 @@ class Handles:
         timer = loop.call_later(timeout, lambda: _wake(over)) if timeout is not None else None
         try:
             await over
+            if wait.reason == "satisfied":  # the usual end, and the one that somebody is waiting for
+                return Waited(handles)
             while wait.goes_on() and (timer is None or loop.time() < timer.when()):
                 over = loop.create_future()
                 await over

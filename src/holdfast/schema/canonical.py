@@ -7,6 +7,7 @@ Everything else is derived from this form: what a provider gets (`dialects`) and
 """
 
 import copy
+import difflib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -28,6 +29,27 @@ _HANDLE_ID = {
 _ROOT_ONLY = ("$schema", "$defs", "definitions")
 
 _TYPES = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+
+
+TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
+
+_OTHER_NAMES = {
+    "bool": "boolean",
+    "dict": "object",
+    "double": "number",
+    "float": "number",
+    "int": "integer",
+    "list": "array",
+    "map": "object",
+    "none": "null",
+    "str": "string",
+    "table": "object",
+    "text": "string",
+    "tuple": "array",
+}
+"""What Python and others call the types, where the spelling alone would mislead."""
+
+_NO_SCHEMA = ("const", "enum", "default", "examples", "required", "dependentRequired")
 
 
 def canonical(tool: Tool) -> dict[str, Any]:
@@ -66,7 +88,13 @@ def check_parameters(name: str, parameters: Mapping[str, Any], actions: Collecti
                 f"{parameters.get('type', 'not given')!r}"
             ]
         )
-    compiled(parameters, tool=name)
+    try:
+        compiled(parameters, tool=name)
+    except ConfigError:
+        wrong = [f"tool `{name}`: at {_pointer(path)}: {sentence}" for path, sentence in wrong_types(parameters)]
+        if wrong:
+            raise ConfigError(wrong) from None
+        raise
     problems = [f"tool `{name}`: {problem}" for problem in _problems(parameters, bool(actions))]
     if problems:
         raise ConfigError(problems)
@@ -89,6 +117,33 @@ def _problems(parameters: Mapping[str, Any], stateful: bool) -> Iterator[str]:
                     f'"$ref": "{ref}" cannot be followed from inside the spawn variant; '
                     "move what it names to `$defs` and refer to it there"
                 )
+
+
+def wrong_types(schema: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Every `type` in a schema that JSON Schema does not have, as its path and a sentence: the commonest slip."""
+    if isinstance(schema, list):
+        for at, part in enumerate(schema):
+            yield from wrong_types(part, (*path, at))
+    if not isinstance(schema, Mapping):
+        return
+    for key, value in schema.items():
+        if key == "type":
+            # A property that is called `type` has a schema for its value.
+            given = value if isinstance(value, list) else [value]
+            yield from (((*path, key), _no_type(name)) for name in given if isinstance(name, str) and name not in TYPES)
+        if key not in _NO_SCHEMA and not key.startswith("x-"):
+            yield from wrong_types(value, (*path, key))
+
+
+def _no_type(name: str) -> str:
+    near = difflib.get_close_matches(name, TYPES, n=1, cutoff=0.5)
+    first = _OTHER_NAMES.get(name.lower()) or (near[0] if near else TYPES[0])
+    listed = ", ".join(f'"{each}"' for each in dict.fromkeys((first, *TYPES)))
+    return f'must be one of {listed}, not "{name[:40]}"'
+
+
+def _pointer(path: tuple[str | int, ...]) -> str:
+    return "/".join(map(str, path))
 
 
 def compiled(schema: Mapping[str, Any], *, tool: str) -> jsonschema_rs.Validator:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
+from holdfast.errors import ConfigError
 from holdfast.handles.question import Question
 from holdfast.handles.state import Outcome
 
@@ -95,6 +96,10 @@ class Tool:
     spawn: SpawnPolicy = SpawnPolicy()
     output: OutputPolicy = OutputPolicy()
 
+    def __post_init__(self) -> None:
+        if self.max_running is not None and self.max_running < 1:
+            raise ConfigError([f"tool `{self.name}`: max_running must be 1 or more, not {self.max_running}"])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
@@ -137,6 +142,9 @@ class Sink(Protocol):
 
     def ask(self, question: Question, then: Callable[[Outcome], None]) -> None:
         """A question. `then` gets `Ok(answer)`, or the `Error` that says why nobody answers."""
+
+    def withdraw(self) -> None:
+        """It does not want its open question answered any more."""
 
     def stop(self, outcome: Outcome, *, exit_code: int | None = None, signal: int | None = None) -> None:
         """The end; the first one counts."""

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from holdfast.handles.view import Handles
 from holdfast.tools.base import Invocation, Sink
 
 _UNREAD_LIMIT = 64 * 1024
+_THREAD_OUTPUT_LIMIT = 1024 * 1024
 
 
 class Call:
@@ -77,7 +79,7 @@ class Call:
             self._sink.output(data)
             return
         if self._thread_out is None:
-            self._thread_out = _ThreadOutput(self._loop, self._sink)
+            self._thread_out = _ThreadOutput(self._loop, self)
         self._thread_out.append(data)
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
@@ -87,11 +89,14 @@ class Call:
         else:
             self._loop.call_soon_threadsafe(self._sink.progress, done, total, message)
 
-    async def input(self) -> Any:
+    def input(self) -> Coroutine[Any, Any, Any]:
         """The next thing `apply` sends, as it was sent. Raises `EOFError` once the caller has closed the input."""
-        self._not_in_a_thread("input")
+        self._not_in_a_thread("input")  # here and not in the coroutine: a sync function would never run that
+        return self._input()
+
+    async def _input(self) -> Any:
         if not (self._invocation.stateful and "apply" in self._invocation.tool.actions):
-            raise EOFError("nobody can send input to this call: it was not spawned from a tool with `apply`")
+            raise EOFError('nobody can send input to this call; call the tool with action "spawn", and give it "apply"')
         if self._cancelled:
             raise EOFError("this call is being ended and gets no more input")
         if not self._inbox:
@@ -111,9 +116,12 @@ class Call:
         self._inbox.popleft()
         return value
 
-    async def ask(self, question: Question) -> Any:
+    def ask(self, question: Question) -> Coroutine[Any, Any, Any]:
         """Ask and wait for the answer. Raises `ToolError` (code `question_unanswered`) when nobody may answer."""
         self._not_in_a_thread("ask")
+        return self._ask(question)
+
+    async def _ask(self, question: Question) -> Any:
         if self._cancelled:
             raise ToolError("this call is being ended; nobody answers any more", code="cancelled")
         if self._asking is None:
@@ -121,7 +129,11 @@ class Call:
         async with self._asking:  # a handle has at most one open question
             answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
             self._sink.ask(question, lambda outcome: None if answered.done() else answered.set_result(outcome))
-            outcome = await answered
+            try:
+                outcome = await answered
+            except asyncio.CancelledError:
+                self._sink.withdraw()  # a timeout of the tool's own, say: nobody waits for the answer
+                raise
         match outcome:
             case Ok(value):
                 return value
@@ -158,22 +170,28 @@ def _size(value: Any) -> int:
 
 
 class _ThreadOutput:
-    """Output of a thread, handed to the loop in as few wake-ups as possible."""
+    """Output of a thread, handed to the loop in as few wake-ups as possible. A thread that is too fast waits (O5)."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sink: Sink) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: Call) -> None:
         self._loop = loop
-        self._sink = sink
-        self._lock = threading.Lock()
+        self._call = call
+        self._room = threading.Condition()
         self._pieces: list[bytes] = []
+        self._size = 0
 
     def append(self, data: bytes) -> None:
-        with self._lock:
+        with self._room:
+            while self._size > _THREAD_OUTPUT_LIMIT and not self._call.cancelled and not self._loop.is_closed():
+                self._room.wait(0.1)  # not for ever: nobody tells us when the call is cancelled or the loop closed
             self._pieces.append(data)
+            self._size += len(data)
             first = len(self._pieces) == 1
         if first:
             self._loop.call_soon_threadsafe(self._flush)
 
     def _flush(self) -> None:
-        with self._lock:
-            pieces, self._pieces = self._pieces, []
-        self._sink.output(b"".join(pieces))
+        with self._room:
+            pieces, self._pieces, self._size = self._pieces, [], 0
+            self._room.notify_all()
+        for piece in pieces:
+            self._call._sink.output(piece)

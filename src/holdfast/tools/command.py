@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from holdfast.errors import ToolError
 from holdfast.handles.question import Question
-from holdfast.handles.state import Error, Ok, Outcome, Printed
+from holdfast.handles.state import Error, Ok, Outcome, Printed, error_of
 from holdfast.handles.text import strip_controls
 from holdfast.tools.base import Invocation, Sink
 from holdfast.tools.guard import Guard
@@ -104,10 +104,9 @@ class _Call:
         self._said: Wire | None = None
         self._stopping: asyncio.TimerHandle | None = None
         self._ended_by_us = False
-        self._output = Tail(4096, lines=100)
         self._stderr = Tail(10_240, lines=250)
-        self._whole = None if invocation.stateful else Whole(self._emit)
-        text = self._emit if self._whole is None else self._whole.feed
+        self._whole = None if invocation.stateful else Whole(self._sink.output)
+        text = self._sink.output if self._whole is None else self._whole.feed
         self._lines = Lines(text, self._heard) if command.wire else None
         self._call_file, env = _environment(command, invocation.uid, values)
         try:
@@ -119,17 +118,13 @@ class _Call:
                 merge_stderr=invocation.stateful and not command.wire,
                 mark=f"{command.guard.mark}/{invocation.uid}",
                 on_output=text if self._lines is None else self._lines.feed,
-                on_stderr=self._emit if invocation.stateful else self._stderr.add,
+                on_stderr=self._sink.output if invocation.stateful else self._stderr.add,
                 on_exit=self._exited,
                 grace=invocation.tool.spawn.abort_grace_ms / 1000,
             )
         except ToolError:
             self._remove_call_file()
             raise
-
-    def _emit(self, data: bytes) -> None:
-        self._output.add(data)
-        self._sink.output(data)
 
     def _remove_call_file(self) -> None:
         if self._call_file is not None:
@@ -173,22 +168,16 @@ class _Call:
 
     def _show(self, content: str) -> None:
         if content:
-            self._emit(content.encode())
+            self._sink.output(content.encode())
 
     def _unanswered(self, question: Question) -> Error:
         code = "cancelled" if self._told_to_end else "tool_error"
         return Error(f"The command ended before its question `{question.id}` was answered.", code)
 
     def _failed(self, how: Exit, said: str = "") -> Error:
-        """The end in words, short enough to pass the views whole: it must not be the exit code that is cut."""
-        parts = [f"The command {said}{_ending(how)}."]
-        if self._invocation.stateful:
-            parts.append(self._output.text())
-        else:
-            parts.append(self._stderr.text())
-            if output := self._output.text():
-                parts.append(f"\nstdout:\n{output}")
-        return Error("\n".join(part for part in parts if part), "command_failed")
+        """The end in words, and the tail of a stderr that was kept apart. What is in the output is shown from there."""
+        ending, stderr = f"The command {said}{_ending(how)}.", self._stderr.text()
+        return Error(f"{ending}\n{stderr}" if stderr else ending, "command_failed")
 
     def _stop(self, outcome: Outcome, how: Exit = _UNTOLD) -> None:
         self._over = True
@@ -239,7 +228,7 @@ class _Call:
         try:
             self._process.write(answer_line(self._questions.popleft(), outcome.value))
         except ToolError as error:
-            self._fail(_as_error(error))
+            self._fail(error_of(error))
             return
         if self._questions:
             self._sink.ask(self._questions[0], self._answered)
@@ -265,7 +254,7 @@ class _Call:
         try:
             self.run()
         except ToolError as error:
-            self._stop(_as_error(error))
+            self._stop(error_of(error))
 
     # What the world tells the tool (Live, SupportsProbe)
 
@@ -364,7 +353,3 @@ def _ending(how: Exit) -> str:
     with contextlib.suppress(ValueError):
         return f"was killed by {signal.Signals(how.signal).name}"
     return f"was killed by signal {how.signal}"
-
-
-def _as_error(error: ToolError) -> Error:
-    return Error(error.message, error.code, error.trace, error.transient)

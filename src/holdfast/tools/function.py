@@ -15,7 +15,8 @@ from typing import Any, overload
 import msgspec
 
 from holdfast.errors import ConfigError, ToolError
-from holdfast.handles.state import Error, Ok, Outcome
+from holdfast.handles.state import Error, Ok, Outcome, error_of
+from holdfast.handles.text import to_json
 from holdfast.tools.base import (
     ACTIONS,
     Action,
@@ -100,6 +101,9 @@ def _make(
     if isinstance(actions, str) or not set(actions) <= set(ACTIONS) or (actions and "spawn" not in actions):
         right = f'a tuple of "spawn" and any of {ACTIONS[1:]}'
         raise ConfigError([f"tool `{name or function.__name__}`: actions must be {right}, not {actions!r}"])
+    if "apply" in actions and not inspect.iscoroutinefunction(function):
+        why = 'a sync function takes no input; leave "apply" out of its actions, or make it async'
+        raise ConfigError([f"tool `{name or function.__name__}`: {why}"])
     signature = Signature.of(function)
     return FunctionTool(
         name=name or function.__name__,
@@ -220,7 +224,11 @@ def ok_outcome(value: Any) -> Outcome:
     if isinstance(value, str | Reply):
         return Ok(value)
     try:
-        return Ok(msgspec.to_builtins(value, str_keys=True))
+        builtins = msgspec.to_builtins(value, str_keys=True)
+        to_json(builtins)  # what cannot be written cannot be shown: better said now than to everyone who looks
+        return Ok(builtins)
+    except RecursionError:
+        return Error("The tool returned a value that is nested too deeply.")
     except Exception as error:
         return Error(f"The tool returned a {type(value).__name__}, which is not JSON: {error}")
 
@@ -228,7 +236,7 @@ def ok_outcome(value: Any) -> Outcome:
 def error_outcome(error: BaseException, call: Call) -> Error:
     """The outcome of a function that raised: the message for the model, the trace for the log."""
     if isinstance(error, ToolError):
-        return Error(error.message, error.code, error.trace, error.transient)
-    _log.error("tool call %s raised", call.uid, exc_info=error)
+        return error_of(error)
+    _log.error("tool `%s` raised (call %s)", call._invocation.tool.name, call.uid, exc_info=error)
     text = str(error)
     return Error(f"{type(error).__name__}: {text}" if text else type(error).__name__)

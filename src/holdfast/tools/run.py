@@ -13,12 +13,12 @@ from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle, Progress
 from holdfast.handles.question import Question
 from holdfast.handles.registry import Registry
-from holdfast.handles.state import Answered, Asked, EndedBy, Error, Ok, Outcome, Running, Stopped
+from holdfast.handles.state import Answered, Asked, EndedBy, Error, Ok, Outcome, Running, Stopped, error_of
 from holdfast.tools.base import Invocation, Live
 
 _log = logging.getLogger("holdfast.tools")
 
-_FORCE_SECS = 3.0
+FORCE_SECS = 3.0
 """How long after its grace a call may still take to end before it is left to linger."""
 
 AskRouter = Callable[[Handle, Question], Outcome | None]
@@ -65,10 +65,12 @@ class Run:
         self._probe = getattr(self.live, "probe", None)  # SupportsProbe
         if tool.timeout_secs is not None and not isinstance(handle.decided, Stopped):
             self._timeout = asyncio.get_running_loop().call_later(tool.timeout_secs, self._timed_out)
+        if handle.watchers:
+            self.probe_when_quiet()  # who has waited for it since it was queued wants to know, too
 
     def _not_started(self, error: Exception) -> None:
         if isinstance(error, ToolError):
-            outcome = Error(error.message, error.code, error.trace, error.transient)
+            outcome = error_of(error)
         else:
             _log.error("tool `%s` could not be started", self.handle.tool.name, exc_info=error)
             outcome = Error(f"The tool could not be started: {type(error).__name__}: {error}")
@@ -117,6 +119,11 @@ class Run:
             registry.apply_event(handle, Asked(now, question))
             registry.apply_event(handle, Answered(now), lambda: then(outcome))
 
+    def withdraw(self) -> None:
+        if self._answer_to is not None:
+            self._close_question()
+            self.registry.apply_event(self.handle, Answered(self.registry.clock.now()))
+
     def stop(self, outcome: Outcome, *, exit_code: int | None = None, signal: int | None = None) -> None:
         handle = self.handle
         if isinstance(handle.decided, Stopped):
@@ -132,7 +139,10 @@ class Run:
         self._close_question()
         self._cancel_timers()
         if ended_by == "self":  # the others are told in our words and hold nothing of the tool's
-            outcome = self._delivery(handle, outcome)
+            delivered = self._delivery(handle, outcome)
+            if delivered is not outcome:
+                outcome = delivered
+                self.registry.withhold(handle)
         self.registry.end(handle, outcome, ended_by, exit_code, signal)
 
     def released(self) -> None:
@@ -169,7 +179,7 @@ class Run:
         self._close_question()
         self.handle.reading = False  # from now on nobody waits for the caller (A6)
         grace = self.handle.tool.spawn.abort_grace_ms / 1000
-        self._force = asyncio.get_running_loop().call_later(grace + _FORCE_SECS, self.abandon)
+        self._force = asyncio.get_running_loop().call_later(grace + FORCE_SECS, self.abandon)
         self.live.end(grace)
 
     def abandon(self) -> None:

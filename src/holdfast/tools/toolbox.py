@@ -1,6 +1,7 @@
 """The tools of a runtime, by name, with what is compiled once for each: argument checks and resource names."""
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -10,6 +11,15 @@ from holdfast.schema.arguments import ArgumentCheck, check_for
 from holdfast.schema.canonical import check_parameters
 from holdfast.tools.base import Action, Invocation, Tool
 from holdfast.tools.template import Template, values_of
+
+
+def name_problem(name: str) -> str | None:
+    """What is wrong with the name of a tool: providers refuse a whole request for one name they do not like."""
+    if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
+        return None
+    return "a tool's name has 1 to 64 characters of A-Z, a-z, 0-9, `_` and `-`, or providers refuse it; " + (
+        f"it has {len(name)} characters" if len(name) > 64 else "choose another"
+    )
 
 
 class Toolbox:
@@ -23,6 +33,9 @@ class Toolbox:
         for tool in tools:
             if tool.name in self._tools:
                 raise ConfigError([f"two tools are named `{tool.name}`; give one of them another name"])
+            wrong_name = name_problem(tool.name)
+            if wrong_name:
+                raise ConfigError([f"tool `{tool.name[:100]}`: {wrong_name}"])
             check_parameters(tool.name, tool.parameters, tool.actions)
             self._tools[tool.name] = tool
             if tool.resources:
@@ -53,7 +66,10 @@ class Toolbox:
     def names(self, invocation: Invocation) -> dict[str, int]:
         """What a call needs before it may run: its resources, and slots of its tool and runtime (B5, W11)."""
         tool = invocation.tool
-        names = {RESOURCE + each.render(values_of(invocation)): 1 for each in self._resources.get(tool.name, ())}
+        names: dict[str, int] = {}
+        for resource in self._resources.get(tool.name, ()):
+            options, root = getattr(tool.runtime, "options", {}), getattr(tool.runtime, "root", "")  # of a command
+            names[RESOURCE + resource.render(values_of(invocation, options=options, root=root))] = 1
         if tool.max_running is not None:
             names[f"tool:{tool.name}"] = tool.max_running
         if tool.source != "builtin":

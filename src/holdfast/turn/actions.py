@@ -9,14 +9,14 @@ from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.question import answer_fits, expected
 from holdfast.handles.registry import Registry
-from holdfast.handles.state import Error, Outcome, Pending, Running, Waiting, name
+from holdfast.handles.state import Error, Outcome, Pending, Running, Stopped, Waiting, name
 from holdfast.handles.view import Handles
 from holdfast.schema.arguments import decode_input
 from holdfast.tools.base import Invocation, Reply
 from holdfast.turn.admission import Admission
 from holdfast.turn.permission import Permission, require
 from holdfast.turn.replies import CANCELLED, Replies
-from holdfast.turn.settle import Settle
+from holdfast.turn.settle import Settle, printed
 from holdfast.turn.slot import Slot
 
 Answer = Callable[[Reply], None]
@@ -62,6 +62,8 @@ class Actions:
         handle = slot.handle
         assert handle is not None and slot.tool is not None
         refusal = self._permission.to_run(slot.tool, slot.action)
+        if isinstance(handle.decided, Stopped):  # ended before its turn had come: the runtime is being closed
+            refusal = handle.decided.outcome
         if refusal is not None:
             self.stop_unstarted(slot, refusal, answer)
             return
@@ -94,7 +96,7 @@ class Actions:
     def _spawned(self, handle: Handle, answer: Answer) -> None:
         """C4: without `apply` it answers as soon as it has started, with it when it has settled."""
         if isinstance(handle.state, Running) and "apply" in handle.tool.actions:
-            Settle(handle, lambda: answer(self._replies.handle(handle)))
+            Settle(handle, lambda: answer(self._replies.handle(handle)), since=0)
         else:
             answer(self._replies.handle(handle))
 
@@ -114,7 +116,7 @@ class Actions:
 
     def _apply(self, handle: Handle, given: object, answer: Answer) -> None:
         """C6: input for a running tool, the answer for a waiting one."""
-        state, run = handle.state, handle.run
+        state, run, since = handle.state, handle.run, printed(handle)
         if run is None or run.ending or not isinstance(state, Running | Waiting):
             what = "being ended" if handle.active and run is not None and run.ending else name(state)
             raise ToolError(
@@ -133,10 +135,10 @@ class Actions:
             run.answer(value)
         else:
             run.write(given)
-        self._registry.when_visible(lambda: self._settled(handle, answer))
+        self._registry.when_visible(lambda: self._settled(handle, since, answer))
 
-    def _settled(self, handle: Handle, answer: Answer) -> None:
-        Settle(handle, lambda: answer(self._replies.handle(handle)))
+    def _settled(self, handle: Handle, since: int, answer: Answer) -> None:
+        Settle(handle, lambda: answer(self._replies.handle(handle)), since=since)
 
     def _abort(self, handle: Handle, answer: Answer) -> None:
         """C7: the reply is the stopped state; aborting twice is harmless."""

@@ -10,7 +10,7 @@ from holdfast.errors import ToolError
 from holdfast.handles.gate import Ticket
 from holdfast.handles.handle import Handle
 from holdfast.handles.registry import Registry
-from holdfast.handles.state import EndedBy, Error, Pending, Stopped
+from holdfast.handles.state import EndedBy, Error, Pending, Stopped, error_of
 from holdfast.tools.base import Invocation
 from holdfast.tools.run import Run
 from holdfast.tools.toolbox import Toolbox
@@ -32,7 +32,7 @@ class Admission:
         try:
             names = self._toolbox.names(invocation)
         except ToolError as error:
-            self._registry.end(handle, Error(error.message, error.code))
+            self._registry.end(handle, error_of(error))
             return
         if handle.tool.scheduling == "serial":
             # One-shot calls have a lane of their own (B4). A batch starts them one at a time anyway; the lane is for
@@ -63,8 +63,10 @@ class Admission:
         run = Run(self._registry, handle, self._questions.route, self._permission.to_deliver)
         run.on_released = self._leave
         run.start(invocation)
-        if handle.ticket is not None and _stays(handle, ()):  # what queues behind it may be hopeless now (B5)
-            self._registry.touch(handle)
+        if handle.ticket is not None and _interactive(handle):
+            queues = [ticket.handle for line in handle.ticket.lines() for ticket in line.queue]
+            for call in [other for other in queues if not other.stateful]:
+                self._registry.touch(call)  # with such a holder it is hopeless (B5)
 
     def _leave(self, handle: Handle) -> None:
         lane, ticket = handle.lane, handle.ticket
@@ -106,5 +108,9 @@ class Admission:
 
 
 def _stays(holder: Handle, spare: Container[str]) -> bool:
-    interactive = holder.run is not None and holder.stateful and "apply" in holder.tool.actions
-    return interactive or holder.blocked_on_caller(spare)
+    return _interactive(holder) or holder.blocked_on_caller(spare)
+
+
+def _interactive(holder: Handle) -> bool:
+    run = holder.run
+    return run is not None and not run.ending and holder.stateful and "apply" in holder.tool.actions

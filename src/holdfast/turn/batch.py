@@ -6,12 +6,13 @@ a call costs a task only if its tool is one.
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.registry import Registry
-from holdfast.handles.state import Error
+from holdfast.handles.state import error_of
 from holdfast.handles.view import Handles
 from holdfast.limits import Limits
 from holdfast.tools.base import Reply
@@ -19,6 +20,8 @@ from holdfast.turn.actions import Actions
 from holdfast.turn.lanes import Lanes
 from holdfast.turn.replies import cancelled_reply, error_reply
 from holdfast.turn.slot import Slot
+
+_log = logging.getLogger("holdfast.turn")
 
 CANCEL_GRACE_SECS = 0.05
 """How long a cancelled call may take to return its own result."""
@@ -81,7 +84,7 @@ class Batch:
     def _make_handles(self) -> list[Handle]:
         """A handle for every spawn that has an id, also if its arguments are wrong, and for every one-shot call."""
         known = self._registry.conversation(self._conversation)
-        room = self._limits.live_handles - sum(handle.stateful for handle in known.live.values())
+        room = self._limits.live_handles - len(known.live)
         handles = []
         for slot in self._slots:
             spawn = slot.action == "spawn" and slot.handle_id is not None
@@ -122,9 +125,7 @@ class Batch:
         if slot.handle is None:
             self._answer(slot, error_reply(error))
         else:  # B6: whoever awaits it hears what was wrong
-            self._actions.stop_unstarted(
-                slot, Error(error.message, error.code), lambda reply: self._answer(slot, reply)
-            )
+            self._actions.stop_unstarted(slot, error_of(error), lambda reply: self._answer(slot, reply))
 
     def _start(self, slot: Slot) -> None:
         if self._replies[slot.position] is not None:
@@ -139,6 +140,10 @@ class Batch:
             self._actions.start(slot, self._handles, self._named, lambda reply: self._answer(slot, reply))
         except ToolError as error:
             self._answer(slot, error_reply(error))
+        except Exception as error:  # of a tool's runtime; it must not leave the call without its answer (C9)
+            _log.error("call %s failed", slot.call.id, exc_info=error)
+            why = f"The call failed: {type(error).__name__}: {error}"
+            self._answer(slot, error_reply(ToolError(why)))
 
     def _answer(self, slot: Slot, reply: Reply) -> None:
         if self._replies[slot.position] is not None:
@@ -157,8 +162,7 @@ class Batch:
         self._named[handle.uid] -= 1
         if not self._named[handle.uid]:
             del self._named[handle.uid]
-            if handle.blocked_on_caller():
-                self._registry.touch(handle)
+            self._registry.touch(handle)  # it may count as blocked from now on
 
     def cancel(self) -> None:
         """B7: tell every call; those that have no result of their own soon are answered without one."""

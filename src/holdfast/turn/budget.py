@@ -252,13 +252,15 @@ def _cut_strings(encoded: bytes, cap: int, view: View, hint: str) -> str | None:
     """JSON whose strings are cut so that the whole is within `cap`; None if its structure leaves no room for that."""
     value = msgspec.json.decode(encoded)
     strings = list(_strings(value))
+    structure = len(encoded) - sum(len(to_json(string)) for string in strings)
+    if structure > cap:
+        return None
     texts = [_Plain(string.encode()) for string in strings]
     # First the lines, which every string has to itself; then the size, which they share.
     shown = [_project(text, text.stop, view, "") for text in texts]
     if shown == strings and len(encoded) <= cap:
         return encoded.decode()
     sizes = [len(to_json(text)) for text in shown]
-    structure = len(encoded) - sum(len(to_json(string)) for string in strings)
     room_for_hint = len(to_json(f"\n\n{hint}")) - 2 if hint else 0
     if structure + room_for_hint > cap:
         return None

@@ -47,10 +47,11 @@ async def end_turn(
         _end(admission, list(waited), "cancel")
         raise
     await all_stopped([*ended, *calls])
+    over = [handle for handle in live if handle not in kept]
     return Ending(
-        results=tuple(replies.entry(handle, "dispatch") for handle in live if handle not in kept),
-        kept=tuple(replies.entry(handle, "dispatch") for handle in kept),
-        model=tuple(replies.entry(handle, "model") for handle in (*(h for h in live if h not in kept), *kept)),
+        results=tuple(replies.entries(over, "dispatch")),
+        kept=tuple(replies.entries(list(kept), "dispatch")),
+        model=tuple(replies.entries([*over, *kept], "model")),
     )
 
 

@@ -8,6 +8,7 @@ its spawn first; what follows a serial spawn follows it, and does not hold the s
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 from itertools import pairwise
 
 from holdfast.turn.slot import Slot
@@ -23,7 +24,8 @@ class Lanes:
         """By position: the slot that must wait until this one has returned."""
         late = self._chain(slots)
         chained = {slot.position for slot in self._after.values()}
-        self._ready = deque(s for s in slots if s.lane != "serial" and s.position not in chained)
+        self._ready = [(s.position, s) for s in slots if s.lane != "serial" and s.position not in chained]
+        """A heap: of those that may start, the first emitted does."""
         self._parallel = {s.position for s in slots if s.lane == "parallel" and s.position not in late}
         self._serial_busy = False
         self._starting = False
@@ -51,7 +53,7 @@ class Lanes:
         """A call has returned: start what waited for it."""
         follower = self._after.pop(slot.position, None)
         if follower is not None:
-            self._ready.append(follower)
+            heappush(self._ready, (follower.position, follower))
         self._parallel.discard(slot.position)
         if slot.lane == "serial":
             self._serial_busy = False
@@ -68,7 +70,7 @@ class Lanes:
         try:
             while True:
                 if self._ready:
-                    self._start(self._ready.popleft())
+                    self._start(heappop(self._ready)[1])
                 elif self._serial and not self._parallel and not self._serial_busy:
                     self._serial_busy = True
                     self._start(self._serial.popleft())

@@ -30,7 +30,7 @@ def error_reply(error: ToolError) -> Reply:
 
 
 def cancelled_reply() -> Reply:
-    return Reply(CANCELLED, CANCELLED)
+    return Reply(CANCELLED, CANCELLED, code="cancelled")
 
 
 def encode(value: Any) -> str:
@@ -67,7 +67,7 @@ class Replies:
         """What an `await` found (A3)."""
         stopped = [handle for handle in waited.handles if not handle.active]
         return self._both(
-            waited.handles, lambda view: encode(self._waited(waited, self._entries(stopped, view))), shown=stopped
+            waited.handles, lambda view: encode(self._waited(waited, self.entries(stopped, view))), shown=stopped
         )
 
     def values(self, waited: Waited) -> dict[str, Any]:
@@ -85,9 +85,10 @@ class Replies:
         entry.setdefault("is_error", False)
         return entry
 
-    def _entries(self, stopped: Sequence[Handle], view: ViewName) -> list[dict[str, Any]]:
-        limits = self._limits(stopped, view)
-        return [self.entry(handle, view, limit) for handle, limit in zip(stopped, limits, strict=True)]
+    def entries(self, handles: Sequence[Handle], view: ViewName) -> list[dict[str, Any]]:
+        """C3's objects of several handles in one reply: their results share four limits (O3)."""
+        limits = self._limits(handles, view)
+        return [self.entry(handle, view, limit) for handle, limit in zip(handles, limits, strict=True)]
 
     def _waited(self, waited: Waited, completed: list[dict[str, Any]]) -> dict[str, Any]:
         answer: dict[str, Any] = {"completed": completed, "pending": []}
@@ -115,33 +116,50 @@ class Replies:
 
     def entry(self, handle: Handle, view: ViewName, limit: int | None = None) -> dict[str, Any]:
         """C3's object for one handle; `limit` is its share where a reply holds several."""
-        state = handle.state
-        entry: dict[str, Any] = {"id": handle.id, "state": name(state)}
+        entry: dict[str, Any] = {"id": handle.id, "state": name(handle.state)}
+        try:
+            self._add_news(entry, handle, view, limit)
+        except Exception as error:  # one that cannot be shown must not take the others with it
+            entry |= {"content" if handle.active else "result": _not_shown(error), "is_error": True}
+        return entry
+
+    def _add_news(self, entry: dict[str, Any], handle: Handle, view: ViewName, limit: int | None) -> None:
+        state, output = handle.state, handle.output
         hint = read_hint("id", handle.id)
         if isinstance(state, Stopped):
             entry["result"] = self._result(handle, state.outcome, view, hint, limit)
             if isinstance(state.outcome, Error):
                 _add_error(entry, state, state.outcome, handle)
         elif not isinstance(state, Pending):
-            output = handle.output
             if output is not None and _end(handle, output) > handle.cursor:
                 span = output.span(handle.cursor, _end(handle, output))
                 entry["content"] = self._projector.text(span, _view(handle, view, limit), hint)
             if isinstance(state, Waiting):
                 entry["question"] = state.question
-        return entry
 
     def _result(self, handle: Handle, outcome: Outcome, view: ViewName, hint: str, limit: int | None = None) -> str:
         chosen = _view(handle, view, limit)
         match outcome:
             case Error(message):
-                if outcome.code == "timeout" and handle.output is not None:
-                    message += f" What it printed is kept. {hint}"
-                return self._projector.text(message, chosen, hint)
+                return self._failure(handle, outcome, chosen, hint) or self._projector.text(message, chosen, hint)
             case Printed():
                 return self._projector.text(handle.output.span(_given(handle)), chosen, hint) if handle.output else ""
             case Ok(value):
                 return self._projector.value(value, chosen, hint)
+
+    def _failure(self, handle: Handle, error: Error, view: View, hint: str) -> str | None:
+        """The reason, and what it printed before it failed: of a failed command that is what one wants to know."""
+        span = handle.output.span(_given(handle)) if handle.output is not None else None
+        if error.code not in ("command_failed", "timeout") or span is None or span.start == span.stop:
+            return None
+        most = replace(view, limit=view.limit * 3 // 4, max_lines=max(1, view.max_lines * 3 // 4))
+        reason = self._projector.text(error.message, most, "")
+        rest = replace(
+            view,
+            limit=max(0, view.limit - size_of(reason, view.mode)),
+            max_lines=max(0, view.max_lines - reason.count("\n") - 3),
+        )
+        return f"{reason}\n\nOutput:\n{self._projector.text(span, rest, hint)}"
 
     def _limits(self, handles: Sequence[Handle], view: ViewName) -> Sequence[int | None]:
         """Several results share four limits among them (O3)."""
@@ -165,12 +183,17 @@ class Replies:
         try:
             dispatch = text("dispatch")
             model = dispatch if same else text("model")
-        except Exception as error:  # a projector of the user's own must not leave a call without its answer
-            _log.error("a result could not be shown", exc_info=error)
-            why = f"The result could not be shown: {type(error).__name__}: {error}"
+        except Exception as error:
+            why = _not_shown(error)
             return Reply(why, why, True, "tool_error")
         cursors = tuple((handle.uid, _end(handle, handle.output)) for handle in shown if handle.output is not None)
         return Reply(dispatch, model, is_error, code, cursors)
+
+
+def _not_shown(error: Exception) -> str:
+    """A projector of the user's own must not leave a call without its answer."""
+    _log.error("a result could not be shown", exc_info=error)
+    return f"The result could not be shown: {type(error).__name__}: {error}"
 
 
 def _deliberate(state: Stopped, error: Error) -> bool:
@@ -200,14 +223,15 @@ def _end(handle: Handle, output: Output) -> int:
 
 
 def _size(handle: Handle, mode: Literal["bytes", "tokens"]) -> int:
-    assert isinstance(handle.state, Stopped)
-    match handle.state.outcome:
-        case Printed():
-            return size_of(handle.output.span(_given(handle)), mode) if handle.output is not None else 0
-        case Error(message):
-            return size_of(message, mode)
-        case Ok(value):
+    """About what a handle has to show."""
+    output = handle.output
+    printed = 0 if output is None else size_of(output.span(_given(handle)), mode)
+    match handle.state:
+        case Stopped(outcome=Error(message)):
+            return size_of(message, mode) + printed
+        case Stopped(outcome=Ok(value)):
             return size_of(value, mode)
+    return printed
 
 
 def _given(handle: Handle) -> int:

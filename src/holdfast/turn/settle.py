@@ -16,7 +16,8 @@ _PROBE_SECS = 0.02
 class Settle:
     """Watches one handle and calls `done` once, when it has settled."""
 
-    def __init__(self, handle: Handle, done: Callable[[], None]) -> None:
+    def __init__(self, handle: Handle, done: Callable[[], None], *, since: int) -> None:
+        """`since`: how much it had printed before what it is to settle from."""
         self._handle = handle
         self._done: Callable[[], None] | None = done
         self._loop = asyncio.get_running_loop()
@@ -26,10 +27,11 @@ class Settle:
         self._probe: asyncio.TimerHandle | None = None
         self._last = self._loop.call_later(handle.tool.spawn.settle_max_ms / 1000, self._finish)
         handle.watch(self)
-        if handle.run is not None:
-            handle.run.listeners.append(self._output)
         self._check()
-        if self._done is not None:
+        if self._done is not None and handle.run is not None:
+            handle.run.listeners.append(self._output)
+            if printed(handle) > since:
+                self._output()
             self._tick()
 
     def stopped(self, handle: Handle) -> None:
@@ -71,3 +73,8 @@ class Settle:
         if self._handle.run is not None and self._output in self._handle.run.listeners:
             self._handle.run.listeners.remove(self._output)
         done()
+
+
+def printed(handle: Handle) -> int:
+    """How many bytes a handle has printed."""
+    return 0 if handle.output is None else handle.output.total

@@ -8,6 +8,7 @@ from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.registry import check_id
 from holdfast.limits import Limits
+from holdfast.schema.canonical import json_type
 from holdfast.tools.base import Action, Tool
 from holdfast.tools.toolbox import Toolbox
 
@@ -51,7 +52,7 @@ def read_call(call: ToolCall, position: int, toolbox: Toolbox, limits: Limits) -
     """The call, checked. What is wrong with it is in `error`; a spawn keeps its id even then, so it can be awaited."""
     slot = Slot(call, position)
     try:
-        tool = slot.tool = toolbox.find(call.name)
+        tool = slot.tool = toolbox.find(str(call.name))
         arguments = _read_arguments(call, limits)
         if not tool.actions:
             if tool.name == "read_output" and isinstance(arguments.get("id"), str):
@@ -108,7 +109,7 @@ def _read_arguments(call: ToolCall, limits: Limits) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise ToolError(
-            f'the arguments must be a JSON object, like {{"key": "value"}}, not {type(value).__name__}',
+            f'the arguments must be a JSON object, like {{"key": "value"}}, not {json_type(value)}',
             code="invalid_arguments",
         )
     if encoded.count(b"[") + encoded.count(b"{") > limits.nesting and _depth(value) > limits.nesting:

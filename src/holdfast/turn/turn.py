@@ -43,6 +43,7 @@ class Turn:
         self.id = id
         self.ending: Ending | None = None
         """How it ended, once it has."""
+        self._ending: asyncio.Task[Ending] | None = None
         self._batch: Batch | None = None
         self._batches = 0
         self._cancelled = False
@@ -67,11 +68,13 @@ class Turn:
     async def run(self, calls: Sequence[ToolCall]) -> list[Response]:
         """Run one batch. Every call gets exactly one response, in order; nothing a tool does raises here."""
         self._check_not_ended()
-        if self._runtime.registry.conversation(self.conversation).turn != self.id:
-            raise HoldfastError("the turn is not open; use it with `async with`", code="turn_not_open")
+        self._check_entered()
         if self._batch is not None:
             raise HoldfastError("a batch of this turn is still running; await it first", code="batch_open")
         self._runtime.check_open()
+        wrong = calls if isinstance(calls, ToolCall) else next((c for c in calls if not isinstance(c, ToolCall)), None)
+        if wrong is not None:
+            raise TypeError(f"turn.run takes a list of holdfast.ToolCall(id, name, arguments), not {wrong!r:.80}")
         replies = await self._replies(calls)
         return [
             Response(call.id, reply.result, reply.is_error, reply.model, reply.code)
@@ -79,8 +82,16 @@ class Turn:
         ]
 
     def _check_not_ended(self) -> None:
-        if self.ending is not None:
+        if self._ending is not None:
             raise HoldfastError("the turn has ended; open another with rt.turn()", code="turn_ended")
+
+    def _check_entered(self) -> None:
+        if not self._is_open:
+            raise HoldfastError("the turn is not open; use it with `async with`", code="turn_not_open")
+
+    @property
+    def _is_open(self) -> bool:
+        return self._runtime.registry.conversation(self.conversation).turn == self.id
 
     async def _replies(self, calls: Sequence[ToolCall]) -> Sequence[Reply]:
         runtime = self._runtime
@@ -107,7 +118,7 @@ class Turn:
         cursors = tuple(cursor for reply in replies for cursor in reply.cursors)
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         op = Responded(self.conversation, self.id, self._batches, responses, cursors)
-        self._runtime.registry.responded(op, lambda: written.set_result(None))
+        self._runtime.registry.responded(op, lambda: None if written.done() else written.set_result(None))
         await written
 
     def cancel(self) -> None:
@@ -115,21 +126,29 @@ class Turn:
         self._cancelled = True
         if self._batch is not None:
             self._batch.cancel()
-        runtime = self._runtime
-        if self.ending is not None and runtime.registry.conversation(self.conversation).turn == self.id:
-            wait_no_longer(self.conversation, runtime.registry, runtime.admission)
+        if self._ending is not None and self._is_open:
+            wait_no_longer(self.conversation, self._runtime.registry, self._runtime.admission)
 
     async def end(self) -> Ending:
-        """End the turn by each live handle's policy (T). Harmless when done twice."""
-        if self.ending is None:
-            runtime = self._runtime
-            self.ending = Ending()
+        """End the turn by each live handle's policy (T). Whoever asks again gets the same ending."""
+        if self._ending is None:
+            self._check_entered()
             if self._batch is not None:
                 self._batch.cancel()  # nothing of a turn runs on when it has ended (T4)
-            try:
-                self.ending = await end_turn(
-                    self.conversation, runtime.registry, runtime.admission, runtime.replies, cancelled=self._cancelled
-                )
-            finally:
-                runtime.registry.turn_ended(self.conversation)
+            self._ending = asyncio.create_task(self._end())
+        try:
+            return await asyncio.shield(self._ending)
+        except asyncio.CancelledError:
+            self.cancel()
+            await asyncio.wait([self._ending])  # not for long: nobody is waited for any more
+            raise
+
+    async def _end(self) -> Ending:
+        runtime = self._runtime
+        try:
+            self.ending = await end_turn(
+                self.conversation, runtime.registry, runtime.admission, runtime.replies, cancelled=self._cancelled
+            )
+        finally:
+            runtime.registry.turn_ended(self.conversation)
         return self.ending

@@ -54,7 +54,7 @@ def read_output_tool() -> Tool:
     ) -> Reply:
         """Read the kept output of a handle or of a call whose output was cut."""
         if (id is None) == (call_id is None):
-            raise ToolError("give either `id` (a handle) or `call_id` (a call), not both", code="invalid_arguments")
+            raise ToolError("give `id` (a handle) or `call_id` (a call): exactly one of them", code="invalid_arguments")
         handle = call.handles.find(id) if id is not None else call.handles.find_call(call_id or "")
         kept = Kept(handle)
         view = handle.tool.output.model
@@ -142,22 +142,26 @@ def _piece(kept: Kept, start: int, size: int, max_lines: int, *, last: bool) -> 
 async def _matches(kept: Kept, pattern: bytes, start: int, size: int) -> dict[str, Any]:
     """Lines with the pattern, from `start` on, until they fill a reply; `end` is where to search on."""
     matches: list[dict[str, Any]] = []
+    missing = 0
     at = start
-    while at < kept.total:
+    while at < kept.total and size >= 0:
         piece = kept.read(at, min(at + _SEARCH_STEP, kept.total))
-        found = piece.data.find(pattern)
-        if found < 0:
+        missing += piece.missing
+        while (found := piece.data.find(pattern, at - piece.start)) >= 0:
+            line, end = _line(kept, piece.start + found, piece.start + found + len(pattern), size)
+            size -= len(line)
+            if matches and (size < 0 or len(matches) == _MAX_MATCHES):
+                size = -1
+                break
+            matches.append({"offset": piece.start + found, "line": strip_controls(line.decode(errors="replace"))})
+            at = end
+        else:
             # The pattern may begin at the end of this piece; the next one begins there.
-            at = piece.end if piece.missing or piece.end >= kept.total else max(at + 1, piece.end - len(pattern) + 1)
-            await asyncio.sleep(0)
-            continue
-        line, end = _line(kept, at + found, at + found + len(pattern), size)
-        size -= len(line)
-        if matches and (size < 0 or len(matches) == _MAX_MATCHES):
-            break
-        matches.append({"offset": at + found, "line": strip_controls(line.decode(errors="replace"))})
-        at = end
-    return {"offset": start, "end": min(at, kept.total), "total": kept.total, "matches": matches}
+            last = piece.missing or piece.end >= kept.total
+            at = max(at, piece.end if last else max(piece.start + 1, piece.end - len(pattern) + 1))
+        await asyncio.sleep(0)
+    answer = {"offset": start, "end": min(at, kept.total), "total": kept.total, "matches": matches}
+    return answer | {"missing": missing} if missing else answer
 
 
 def _line(kept: Kept, start: int, stop: int, size: int) -> tuple[bytes, int]:

@@ -1,0 +1,107 @@
+"""The envelopes that docs/howto/agent-loop.md puts around tools, calls and results are those of the providers."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.docs.pages import ROOT, blocks
+
+import holdfast
+
+PAGE = ROOT / "docs" / "howto" / "agent-loop.md"
+
+
+@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"))
+async def greet(name: str) -> str:
+    """Greet somebody."""
+    return f"Hello, {name}!"
+
+
+def functions(heading: str) -> dict[str, Callable[..., Any]]:
+    """What the Python block of a section defines."""
+    text = PAGE.read_text()
+    line = text[: text.index(f"\n## {heading}")].count("\n")
+    block = next(block for block in blocks(PAGE) if block.language == "python" and block.line > line)
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(block.text, block.where, "exec"), names)
+    return names
+
+
+async def run(calls: list[holdfast.ToolCall]) -> list[holdfast.Response]:
+    async with holdfast.Runtime([greet]) as rt, rt.turn() as turn:
+        return await turn.run(calls)
+
+
+async def test_openai() -> None:
+    page = functions("A loop")
+    tool = page["tools_of"](holdfast.Runtime([greet]))[0]
+    assert (tool["type"], tool["function"]["name"]) == ("function", "greet")
+    assert "name" in tool["function"]["parameters"]["properties"]
+    sent = [("a", "greet", '{"name": "you"}'), ("b", "greet", "{")]
+    message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for id, name, arguments in sent
+        ],
+    }
+    good, bad = page["results_of"](await run(page["calls_of"](message)))
+    assert good == {"role": "tool", "tool_call_id": "a", "content": "Hello, you!"}
+    assert bad["tool_call_id"] == "b"
+    assert "not valid JSON" in bad["content"]
+    assert page["calls_of"]({"role": "assistant", "content": "done", "tool_calls": None}) == []
+
+
+async def test_anthropic() -> None:
+    page = functions("Anthropic")
+    tool = page["tools_of"](holdfast.Runtime([greet]))[0]
+    assert set(tool) == {"name", "description", "input_schema"}
+    assert tool["input_schema"]["type"] == "object"
+    message = {
+        "role": "assistant",
+        "content": [
+            {"type": "text", "text": "Let me see."},
+            {"type": "tool_use", "id": "a", "name": "greet", "input": {"name": "you"}},
+            {"type": "tool_use", "id": "b", "name": "great", "input": {}},
+        ],
+    }
+    [result] = page["results_of"](await run(page["calls_of"](message)))
+    assert result["role"] == "user"
+    good, bad = result["content"]
+    assert good == {"type": "tool_result", "tool_use_id": "a", "content": "Hello, you!", "is_error": False}
+    assert (bad["tool_use_id"], bad["is_error"]) == ("b", True)
+
+
+async def test_gemini() -> None:
+    page = functions("Gemini")
+    [tools] = page["tools_of"](holdfast.Runtime([greet]))
+    assert [tool["name"] for tool in tools["functionDeclarations"]] == ["greet", "await", "read_output"]
+    message = {
+        "role": "model",
+        "parts": [
+            {"text": "Let me see."},
+            {"functionCall": {"name": "greet", "args": {"name": "you"}}},
+            {"functionCall": {"name": "greet"}},
+        ],
+    }
+    calls = page["calls_of"](message)
+    assert len({call.id for call in calls}) == 2
+    [result] = page["results_of"](calls, await run(calls))
+    good, bad = (part["functionResponse"] for part in result["parts"])
+    assert good == {"name": "greet", "response": {"output": "Hello, you!"}}
+    assert list(bad["response"]) == ["error"]
+
+
+@pytest.mark.parametrize("dialect", ["openai", "anthropic", "gemini", "openai-strict"])
+def test_what_the_page_says_of_the_flat_schemas(dialect: Any) -> None:
+    """`action` is required in all of them and never null, so a model that keeps to the strict one must send it."""
+    schema = holdfast.Runtime([greet]).tools(dialect=dialect)[0]["parameters"]
+    assert "action" in schema["required"]
+    assert "null" not in json.dumps(schema["properties"]["action"])
+
+
+async def test_a_call_without_action_is_taken_all_the_same() -> None:
+    [response] = await run([holdfast.ToolCall("1", "greet", {"name": "you"})])
+    assert (response.model, response.is_error) == ("Hello, you!", False)

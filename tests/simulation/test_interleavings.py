@@ -1,0 +1,64 @@
+"""10,000 random interleavings in virtual time: no difference from the model, over a store that commits at once and over
+one that does not. `HOLDFAST_SEED=…` tries others; a failure prints the seed and the shortest script that shows it."""
+
+import os
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from tests.simulation import ops
+from tests.simulation.interleavings import run, shorten
+from tests.simulation.scripts import generate
+from tests.simulation.stores import NextPassStore
+
+from holdfast.store.base import Changed, Op
+
+SEED = int(os.environ.get("HOLDFAST_SEED", "20260101"))
+CHUNK = 2_500
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_A7_ten_thousand_interleavings_are_as_the_model_says(chunk: int) -> None:
+    report = run(CHUNK, SEED, first=chunk * CHUNK)
+    print(report)
+    assert report.count == CHUNK and report.answers > 3 * CHUNK
+    assert not report.differences, str(report)
+
+
+def test_A7_and_so_they_are_when_commits_take_a_while() -> None:
+    report = run(1_000, SEED, store=NextPassStore, late=True)
+    print(report)
+    assert not report.differences, str(report)
+
+
+def test_a_seed_gives_the_same_scripts_every_time() -> None:
+    scripts = [generate(random.Random("7:1")).script for _ in range(2)]
+    assert scripts[0] == scripts[1] != generate(random.Random("7:2")).script
+
+
+class _Forgetful:
+    """A store that now and then forgets to say that a change was written."""
+
+    def __init__(self) -> None:
+        self._changes = 0
+
+    def commit(self, ops: Sequence[Op], done: Callable[[], None]) -> None:
+        self._changes += any(isinstance(op, Changed) for op in ops)
+        if self._changes % 5:
+            done()
+
+
+def test_a_lost_wake_up_is_found_and_told_in_few_steps() -> None:
+    report = run(20, 1, store=_Forgetful)
+    assert report.differences
+    assert "seed 1, made short" in report.differences[0] and "Run(" in report.differences[0]
+
+
+def test_a_script_is_made_as_short_as_it_can_be() -> None:
+    first, second = ops.Fetch("w1"), ops.Abort("w1")
+    script = (ops.Ticks(1), ops.Run(0, (first, second)), ops.Passes(2), ops.Run(1, (second,)), ops.Ticks(8))
+
+    def fails(script: ops.Script) -> bool:
+        return any(isinstance(op, ops.Run) and first in op.calls for op in script)
+
+    assert shorten(script, fails) == (ops.Run(0, (first,)),)
