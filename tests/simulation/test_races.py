@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.simulation.directed import rest, theatre
 from tests.simulation.ops import Abort, Apply, Once, Spawn
+from tests.simulation.stores import NextPassStore
 
 import holdfast
 from holdfast.errors import AlreadyStopped
@@ -109,18 +110,21 @@ async def test_A6_a_wait_goes_on_if_somebody_answered_before_it_could_say_that_i
         assert answer.values == [_done("c1", result="done")]
 
 
+@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"))
+async def fickle(call: holdfast.Call) -> str:
+    await asyncio.sleep(1)
+    reading = asyncio.create_task(call.input())
+    await asyncio.sleep(0)  # in the pass in which it begins to read, it ends
+    reading.cancel()
+    return "done"
+
+
 async def test_A6_what_has_stopped_needs_no_input(clock: VirtualClock) -> None:
-    async with theatre(clock) as here:
-        here.run(Spawn("c1"))
-        await clock.advance(2)
-        answer = here.world.wait(0, [], ["c1"], None)
+    async with holdfast.Runtime([fickle], clock=clock) as rt, rt.turn("main") as turn:
+        spawn = asyncio.create_task(turn.run([holdfast.ToolCall("1", "fickle", {"action": "spawn", "id": "a"})]))
         await rest()
-        here.tell("c1", "read")
-        here.run(Abort("c1"))
-        await rest()
-        (waited,) = answer.values
-        assert [entry["ended_by"] for entry in waited["completed"]] == ["abort"]
-        assert "needs_input" not in waited and not waited["pending"]
+        assert await rt.wait(all=["a"], conversation="main") == _done("a", result="done")
+        await spawn
 
 
 async def test_A6_what_is_being_ended_is_not_blocked_on_the_caller(clock: VirtualClock) -> None:
@@ -226,7 +230,8 @@ async def test_B5_a_one_shot_call_gives_up_when_the_resource_goes_to_one_with_ap
 
 
 async def test_B5_a_call_that_is_dealt_with_hides_nobody_else_in_the_line(clock: VirtualClock) -> None:
-    async with theatre(clock) as here:
+    # Over this store k2 leaves the line before its end is visible, and so before anyone is told.
+    async with theatre(clock, NextPassStore()) as here:
         here.run(Spawn("v1", ("r",)), Spawn("k1", ("r", "s")), conversation=1)
         await clock.advance(2)
         here.tell("v1", "read", conversation=1)

@@ -5,6 +5,7 @@ from typing import Any
 
 from holdfast.schema.dialects import DIALECTS
 from holdfast.tools.base import ACTIONS, Action, Invocation, Live, Sink, Tool
+from holdfast.tools.builtin.await_ import DESCRIPTION, PARAMETERS
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 WIRE = [dialect for dialect in DIALECTS if dialect != "canonical"]
@@ -90,29 +91,5 @@ SEARCH = tool(
     },
     description="Search the map.",
 )
-IDS = {"type": "array", "items": {"type": "string"}}
-AWAIT = tool(
-    "await",
-    {
-        "type": "object",
-        "properties": {
-            "any": {
-                **IDS,
-                "description": "Handle IDs. Returns when at least one of these handles reaches 'stopped'.",
-            },
-            "all": {
-                **IDS,
-                "description": "Handle IDs. Returns when every one of these handles reaches 'stopped'.",
-            },
-            "timeout_secs": {
-                "type": "integer",
-                "description": "Maximum seconds to wait. If exceeded, returns with current handle states. "
-                "Omit for no timeout.",
-            },
-        },
-        "anyOf": [{"required": ["any"]}, {"required": ["all"]}],
-    },
-    description="Block until stateful tool handles reach completion. Use `any` to wait for the first handle to finish, "
-    "`all` to wait for every handle to finish, or both to combine conditions.",
-)
+AWAIT = tool("await", PARAMETERS, description=DESCRIPTION)
 TOOLS = [GIT, CARGO_CHECK, SEARCH, AWAIT]

@@ -23,8 +23,6 @@ from holdfast.tools.base import (
     Window,
 )
 
-BUILTINS = ("await", "read_output", "describe_tools")
-
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 

@@ -15,11 +15,12 @@ from typing import Any
 from holdfast.config import commands
 from holdfast.config.explain import not_one_of, unknown_key
 from holdfast.config.locate import KeyPath
-from holdfast.config.model import BUILTINS, ToolSettings
+from holdfast.config.model import ToolSettings
 from holdfast.config.names import unknown_names
 from holdfast.config.source import TOOLS, Source, dotted
 from holdfast.errors import ConfigError
 from holdfast.schema.canonical import check_parameters, wrong_types
+from holdfast.tools.builtin import NAMES
 from holdfast.tools.template import CommandLine, Template
 from holdfast.tools.toolbox import name_problem
 
@@ -83,11 +84,11 @@ def tool_problems(name: str, tool: ToolSettings, source: Source) -> Iterator[Pro
 def _source(name: str, tool: ToolSettings) -> Iterator[Problem]:
     match tool.source:
         case None:
-            right = '"builtin"' if name in BUILTINS else '"local" for a command, "python" for a function'
+            right = '"builtin"' if name in NAMES else '"local" for a command, "python" for a function'
             yield ("source",), f"missing; what would be right: {right}"
-        case "builtin" if name not in BUILTINS:
-            yield ("source",), f"there is no built-in tool of this name: the name {not_one_of(name, BUILTINS)}"
-        case "local" | "python" if name in BUILTINS:
+        case "builtin" if name not in NAMES:
+            yield ("source",), f"there is no built-in tool of this name: the name {not_one_of(name, NAMES)}"
+        case "local" | "python" if name in NAMES:
             yield (), f'`{name}` is the name of a built-in tool; choose another, or write source = "builtin"'
     if tool.source == "local" and tool.command is None:
         yield ("command",), f"missing; what would be right: {_COMMAND}"

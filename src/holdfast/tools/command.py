@@ -26,6 +26,7 @@ from holdfast.handles.state import Error, Ok, Outcome, Printed, error_of
 from holdfast.handles.text import strip_controls
 from holdfast.tools.base import Invocation, Sink
 from holdfast.tools.guard import Guard
+from holdfast.tools.marks import call_mark
 from holdfast.tools.process import Exit, Process
 from holdfast.tools.template import CommandLine, values_of
 from holdfast.tools.wire import Asks, Ends, Lines, Said, Whole, Wire, answer_line
@@ -116,7 +117,7 @@ class _Call:
                 cwd=command.cwd,
                 stdin=self._takes_input,
                 merge_stderr=invocation.stateful and not command.wire,
-                mark=f"{command.guard.mark}/{invocation.uid}",
+                mark=call_mark(command.guard.mark, invocation.uid),
                 on_output=text if self._lines is None else self._lines.feed,
                 on_stderr=self._sink.output if invocation.stateful else self._stderr.add,
                 on_exit=self._exited,
