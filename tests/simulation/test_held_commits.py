@@ -11,7 +11,7 @@ from tests.simulation.ops import Abort, Apply, Fetch, Once, Spawn
 from tests.simulation.stores import HeldStore
 
 from holdfast.handles.state import Error, Ok, Stopped
-from holdfast.store.base import Changed, Registered, Responded
+from holdfast.store.base import Changed, Opened, Registered, Responded
 from holdfast.testing import VirtualClock
 
 
@@ -121,8 +121,11 @@ async def test_B2_nothing_starts_before_it_is_registered(clock: VirtualClock) ->
         store.holding = True
         answer = here.run(Spawn("w1"), Spawn("w2"), Fetch("w1"))
         await rest()
-        assert here.world.states() == [] and _kinds(store) == [["Registered", "Registered"]]
-        assert all(isinstance(op, Registered) for op in store.held[0][0])
+        assert here.world.states() == [] and _kinds(store) == [["Opened", "Registered", "Registered"]]
+        opened, *registered = store.held[0][0]
+        assert isinstance(opened, Opened) and all(isinstance(op, Registered) for op in registered)
+        made = [op.uid for op in registered if isinstance(op, Registered)]
+        assert [uid for *_, uid in opened.calls] == [*made, None]  # B9: which call made which handle; a fetch makes none
         store.release(1)
         assert [here.state("w1"), here.state("w2")] == ["pending", "pending"]
         await rest()

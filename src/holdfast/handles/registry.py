@@ -20,7 +20,7 @@ from holdfast.handles.handle import Handle
 from holdfast.handles.output import Output
 from holdfast.handles.spool import Spool
 from holdfast.handles.state import Ended, EndedBy, Event, Outcome, Started, State, Stopped, transition
-from holdfast.store.base import Changed, Op, Registered, Responded, Store
+from holdfast.store.base import Changed, Op, Opened, Registered, Responded, Store
 
 if TYPE_CHECKING:
     from holdfast.tools.base import Tool
@@ -142,10 +142,11 @@ class Registry:
             priority=priority,
         )
 
-    def register(self, handles: Iterable[Handle], done: Callable[[], None]) -> None:
-        """Make handles known, all in one commit, then call `done`."""
+    def register(self, handles: Iterable[Handle], done: Callable[[], None], opened: Opened | None = None) -> None:
+        """Make handles known, and the batch that makes them, all in one commit, then call `done`."""
         new = list(handles)
-        ops: list[Op] = [Registered(h.uid, h.id, h.tool.name, h.conversation, h.turn, h.state.created) for h in new]
+        ops: list[Op] = [] if opened is None else [opened]
+        ops += (Registered(h.uid, h.id, h.tool.name, h.conversation, h.turn, h.state.created) for h in new)
         self._store.commit(ops, partial(self._registered, new, done))
 
     def _registered(self, new: list[Handle], done: Callable[[], None]) -> None:

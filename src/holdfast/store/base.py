@@ -6,11 +6,21 @@ serves both.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from holdfast.handles.state import Event
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """A batch is about to run: all that is needed to answer it later, should this process not live to (B9)."""
+
+    conversation: str
+    turn: str
+    batch: int
+    calls: tuple[tuple[str, str, dict[str, Any] | str, str | None], ...]
+    """Of each call its id, its tool's name, its arguments as given, and the uid of the handle it makes, if any."""
 
 
 class Registered(msgspec.Struct, frozen=True, tag="registered"):
@@ -42,7 +52,7 @@ class Responded(msgspec.Struct, frozen=True, tag="responded"):
     cursors: tuple[tuple[str, int], ...]
 
 
-Op = Registered | Changed | Responded
+Op = Opened | Registered | Changed | Responded
 
 
 class Store(Protocol):

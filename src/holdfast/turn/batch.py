@@ -15,6 +15,7 @@ from holdfast.handles.registry import Registry
 from holdfast.handles.state import error_of
 from holdfast.handles.view import Handles
 from holdfast.limits import Limits
+from holdfast.store.base import Opened
 from holdfast.tools.base import Reply
 from holdfast.turn.actions import Actions
 from holdfast.turn.lanes import Lanes
@@ -31,7 +32,14 @@ class Batch:
     """Runs the calls of one batch and collects their replies."""
 
     def __init__(
-        self, slots: Sequence[Slot], registry: Registry, actions: Actions, limits: Limits, conversation: str, turn: str
+        self,
+        slots: Sequence[Slot],
+        registry: Registry,
+        actions: Actions,
+        limits: Limits,
+        conversation: str,
+        turn: str,
+        number: int,
     ) -> None:
         self._slots = slots
         self._registry = registry
@@ -39,6 +47,7 @@ class Batch:
         self._limits = limits
         self._conversation = conversation
         self._turn = turn
+        self._number = number
         self._replies: list[Reply | None] = [None] * len(slots)
         self._left = len(slots)
         self._named: dict[str, int] = {}
@@ -53,7 +62,13 @@ class Batch:
         conflict = self._conflict()
         if conflict is not None:
             return [error_reply(conflict)] * len(self._slots)
-        self._registry.register(self._make_handles(), self._begin)
+        handles = self._make_handles()
+        calls = (
+            (slot.call.id, slot.call.name, slot.call.arguments, slot.handle.uid if slot.handle is not None else None)
+            for slot in self._slots
+        )
+        opened = Opened(self._conversation, self._turn, self._number, tuple(calls))
+        self._registry.register(handles, self._begin, opened)
         try:
             await asyncio.shield(self._answered)
         except asyncio.CancelledError:

@@ -100,9 +100,10 @@ class Turn:
             why = f"a batch may hold {limit} calls, this one has {len(calls)} ([limits] batch_calls); nothing ran"
             return [error_reply(ToolError(why, code="limit_exceeded"))] * len(calls)
         slots = [read_call(call, at, runtime.toolbox, runtime.limits) for at, call in enumerate(calls)]
-        batch = Batch(slots, runtime.registry, runtime.actions, runtime.limits, self.conversation, self.id)
-        self._batch = batch
         self._batches += 1
+        batch = self._batch = Batch(
+            slots, runtime.registry, runtime.actions, runtime.limits, self.conversation, self.id, self._batches
+        )
         if self._cancelled:
             batch.cancel()
         try:
