@@ -125,7 +125,7 @@ async def test_B2_nothing_starts_before_it_is_registered(clock: VirtualClock) ->
         opened, *registered = store.held[0][0]
         assert isinstance(opened, Opened) and all(isinstance(op, Registered) for op in registered)
         made = [op.uid for op in registered if isinstance(op, Registered)]
-        assert [uid for *_, uid in opened.calls] == [*made, None]  # B9: which call made which handle; a fetch makes none
+        assert [uid for *_, uid in opened.calls] == [*made, None]  # B9; a fetch makes none
         store.release(1)
         assert [here.state("w1"), here.state("w2")] == ["pending", "pending"]
         await rest()
