@@ -244,7 +244,7 @@ class Calls(Model):
             batch = self.conversations[handle.conversation].batch
             spare = batch.named() if batch is not None else ()
             for other in self.ahead(handle):
-                interactive = other.started is not None and other.stateful and other.kind.apply
+                interactive = other.started is not None and other.stateful and other.kind.apply and not other.ending
                 if interactive or self.blocked(other, spare):
                     self.stop(handle, FAILED, "self")
                     return True

@@ -10,6 +10,7 @@ import asyncio
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import Phase, reject, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.simulation import ops
@@ -189,4 +190,4 @@ RegistryMachine.TestCase.settings = settings(
     # Without `explain`, which traces every line of the runtime.
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
 )
-TestRegistry = RegistryMachine.TestCase
+TestRegistry = pytest.mark.timeout(300)(RegistryMachine.TestCase)  # a failure takes a while to be made short
