@@ -50,6 +50,9 @@ class Slot:
 class Batch:
     slots: list[Slot]
     beginning: bool = True
+    """Calls whose turn has come begin at once; later on, that takes a pass of the loop,"""
+    going_on: bool = False
+    """which is under way."""
     before: dict[Handle, str] = field(default_factory=dict)
     """The states of all handles when it began."""
     cancelled_at: float | None = None

@@ -101,19 +101,18 @@ class Calls(Model):
         if batch is None:
             return False
         ready = [slot for slot in batch.slots if batch.ready(slot)]
-        awaits = [slot for slot in ready if slot.lane == "synchronising"]
-        rest = sorted((slot for slot in ready if slot not in awaits), key=lambda slot: slot.lane)
-        # An await begins when what was emitted with it has; if that takes longer, it may begin before.
-        for slot in (awaits or rest) if self._late else (rest or awaits):
+        if ready and not batch.beginning:
+            ready = []
+            if not batch.going_on:
+                batch.going_on = True
+                self.waiting.add(batch)
+                self.later.append(partial(self._go_on, batch))
+        for slot in self._first(ready):
             if self._late:
                 self.wake()
                 self.note_moment()
             slot.started = True
-            if batch.beginning:
-                self._begin(conversation, batch, slot)
-            else:
-                self.waiting.add(batch)
-                self.later.append(partial(self._begin_late, conversation, batch, slot))
+            self._begin(conversation, batch, slot)
         answered = [slot for slot in batch.open if self._answered(slot)]
         if not batch.open:
             conversation.batch, batch.closed_at, conversation.since = None, self.now, self.now
@@ -122,10 +121,21 @@ class Calls(Model):
                     slot.named.cursor = max(slot.named.cursor, slot.shown)
         return bool(ready or answered)
 
-    def _begin_late(self, conversation: Conversation, batch: Batch, slot: Slot) -> None:
-        """It begins, and with it those that wait for it if it returns at once."""
-        batch.beginning = True
-        self._begin(conversation, batch, slot)
+    def _first(self, ready: list[Slot]) -> list[Slot]:
+        """Of the calls that may begin, the one that does: the first emitted, serial ones and awaits last.
+
+        An await needs a pass of the loop to begin, so it begins after the others. If commits take a while, it may
+        begin before them.
+        """
+        frees = any(slot.after is not None and isinstance(slot.call, Abort) for slot in ready)
+        if frees and any(slot.lane == "parallel" and slot.made is not None and slot.made.names for slot in ready):
+            raise Undecided
+        order = ("synchronising", "parallel", "serial") if self._late else ("parallel", "serial", "synchronising")
+        return sorted(ready, key=lambda slot: (order.index(slot.lane), slot.after is not None))[:1]
+
+    def _go_on(self, batch: Batch) -> None:
+        """Calls that waited for others begin."""
+        batch.going_on, batch.beginning = False, True
         self.settle()
         batch.beginning = False
 

@@ -22,10 +22,11 @@ QUESTION = {"id": "sure", "text": "Sure?", "answer_type": "Boolean"}
 
 
 class Undecided(Exception):
-    """Two things happen in the same pass of the loop, in an order that nobody promises, and what follows depends on it:
+    """Two things happen in the same pass of the loop, the SPEC leaves open in which order, and what follows depends on it.
 
-    two tools time out, calls of two conversations begin, a question is answered while a wait is being told of it. And,
-    if commits take a while: a call of a batch is about a handle that another call of it has just changed.
+    Two tools time out; calls of two conversations begin; a call aborts a handle that another call of its batch queues
+    behind; a question is answered while a wait is being told of it. And, if commits take a while: a call is about a
+    handle that another call of its batch has just changed.
     """
 
 

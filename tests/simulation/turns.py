@@ -4,6 +4,7 @@ Some steps it does not allow: where two things would happen in the same pass of 
 comes first, a script that asks for both would prove nothing.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 from tests.simulation import ops
@@ -11,7 +12,7 @@ from tests.simulation.batches import Conversation, Slot
 from tests.simulation.calls import SOON, Calls
 from tests.simulation.expect import Reply
 from tests.simulation.model import CANCELLED, Handle, Undecided
-from tests.simulation.ops import Await, Once
+from tests.simulation.ops import Abort, Await, Call, Once, Spawn, kind_of
 
 
 class Turns(Calls):
@@ -31,7 +32,8 @@ class Turns(Calls):
     def allows(self, op: ops.Op) -> bool:
         match op:
             case ops.Run(conversation, calls):
-                return self._rested(conversation) and bool(calls) and self.conversations[conversation].batch is None
+                free = self._rested(conversation) and self.conversations[conversation].batch is None
+                return free and bool(calls) and not (self._late and _makes_room(calls))
             case ops.End(conversation):
                 return self._rested(conversation)
             case ops.Wait(conversation, any, all):
@@ -189,3 +191,9 @@ class Turns(Calls):
     def _live(self, conversation: Conversation) -> list[Handle]:
         number = self.conversations.index(conversation)
         return [h for h in self.handles if h.conversation == number and not h.stopped]
+
+
+def _makes_room(calls: Sequence[Call]) -> bool:
+    """It aborts a handle and starts what may queue behind it: if commits take a while, it is open how far each gets."""
+    starting = [kind_of(call.id) for call in calls if isinstance(call, Spawn | Once)]
+    return any(isinstance(call, Abort) for call in calls) and any(kind.serial or kind.locks for kind in starting)

@@ -24,8 +24,8 @@ class Lanes:
         """By position: the slot that must wait until this one has returned."""
         late = self._chain(slots)
         chained = {slot.position for slot in self._after.values()}
-        self._ready = [(s.position, s) for s in slots if s.lane != "serial" and s.position not in chained]
-        """A heap: of those that may start, the first emitted does."""
+        self._ready = [(0, s.position, s) for s in slots if s.lane != "serial" and s.position not in chained]
+        """A heap: first those that wait for nobody, which start together; then followers. The first emitted leads."""
         self._parallel = {s.position for s in slots if s.lane == "parallel" and s.position not in late}
         self._serial_busy = False
         self._starting = False
@@ -53,7 +53,7 @@ class Lanes:
         """A call has returned: start what waited for it."""
         follower = self._after.pop(slot.position, None)
         if follower is not None:
-            heappush(self._ready, (follower.position, follower))
+            heappush(self._ready, (1, follower.position, follower))
         self._parallel.discard(slot.position)
         if slot.lane == "serial":
             self._serial_busy = False
@@ -70,7 +70,7 @@ class Lanes:
         try:
             while True:
                 if self._ready:
-                    self._start(heappop(self._ready)[1])
+                    self._start(heappop(self._ready)[2])
                 elif self._serial and not self._parallel and not self._serial_busy:
                     self._serial_busy = True
                     self._start(self._serial.popleft())
