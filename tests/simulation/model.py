@@ -22,7 +22,7 @@ QUESTION = {"id": "sure", "text": "Sure?", "answer_type": "Boolean"}
 
 
 class Undecided(Exception):
-    """Two things happen in the same pass of the loop, the SPEC leaves open in which order, and what follows depends on it.
+    """Two things happen in one pass of the loop, the SPEC leaves open in which order, and what follows depends on it.
 
     Two tools time out; calls of two conversations begin; a call aborts a handle that another call of its batch queues
     behind; a question is answered while a wait is being told of it. And, if commits take a while: a call is about a
