@@ -184,7 +184,7 @@ class RegistryMachine(RuleBasedStateMachine):
 
 
 RegistryMachine.TestCase.settings = settings(
-    max_examples=100,
+    max_examples=60,
     stateful_step_count=50,
     deadline=None,
     # Without `explain`, which traces every line of the runtime.
