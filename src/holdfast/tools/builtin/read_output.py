@@ -108,7 +108,7 @@ def _result(handle: Handle) -> bytes:
 
 
 def _adds_to_output(state: Stopped, error: Error) -> bool:
-    """Whether the tool failed in words of its own; those of a failed command repeat what it printed."""
+    """Whether the tool failed in words of its own; those of a failed command are its exit, not its output."""
     return state.ended_by == "self" and error.code != "command_failed"
 
 
