@@ -1,7 +1,7 @@
-"""`python -m bench`: measure, print one table with the machine's facts, and keep it in `bench/RESULTS.md`.
+"""`python -m bench`: measure, print two tables with the machine's facts, and keep them in `bench/RESULTS.md`.
 
-Names of benchmarks choose some of them; `--quick` measures briefly. Such a run is printed and not kept: what is kept is
-always whole. A bar that is missed is said and is no failure: the exit code is 0.
+Names of benchmarks, or of a table, choose some of them; `--quick` measures briefly. A table is kept only if it is whole
+and was not measured briefly. A bar that is missed is said and is no failure: the exit code is 0.
 """
 
 import argparse
@@ -10,47 +10,80 @@ import sys
 from time import perf_counter
 from types import ModuleType
 
-from bench import command, crowd, fanout, memory, startup, throughput, wake
+from bench import (
+    command,
+    crowd,
+    dbos_peer,
+    durable_commits,
+    durable_parked,
+    durable_replay,
+    durable_steps,
+    durable_wake,
+    fanout,
+    memory,
+    startup,
+    throughput,
+    wake,
+)
 from bench.machine import facts
 from bench.results import FILE, bullets, keep, table
 from bench.rounds import FULL, QUICK, Plan, Row
 
-BENCHMARKS = {
-    "wake": wake,
-    "crowd": crowd,
-    "fanout": fanout,
-    "command": command,
-    "throughput": throughput,
-    "memory": memory,
-    "startup": startup,
+TABLES: dict[str, dict[str, ModuleType]] = {
+    "Bench": {
+        "wake": wake,
+        "crowd": crowd,
+        "fanout": fanout,
+        "command": command,
+        "throughput": throughput,
+        "memory": memory,
+        "startup": startup,
+    },
+    "Durable": {
+        "durable-steps": durable_steps,
+        "durable-wake": durable_wake,
+        "durable-commits": durable_commits,
+        "durable-replay": durable_replay,
+        "durable-parked": durable_parked,
+        "dbos": dbos_peer,
+    },
 }
-HEAD = ("what", "bare", "holdfast", "result (min–max)", "bar", "met")
+BENCHMARKS = {name: module for benchmarks in TABLES.values() for name, module in benchmarks.items()}
+HEAD = ("what", "against", "holdfast", "result (min–max)", "bar", "met")
 
 
 def main() -> None:
     given = _arguments()
     plan = QUICK if given.quick else FULL
-    chosen = {name: module for name, module in BENCHMARKS.items() if not given.names or name in given.names}
+    for heading, benchmarks in TABLES.items():
+        chosen = [name for name in benchmarks if not given.names or {name, heading.lower()} & set(given.names)]
+        if chosen:
+            _measure(heading, chosen, plan)
+
+
+def _measure(heading: str, chosen: list[str], plan: Plan) -> None:
+    """One table, and its section if it is whole."""
     machine = facts()
-    print(bullets(machine) + "\n")
-    rows = [row for name, module in chosen.items() for row in _run(name, module, plan)]
+    print(f"{heading}\n\n{bullets(machine)}\n")
+    rows = [row for name in chosen for row in _run(name, BENCHMARKS[name], plan)]
     measured = table(HEAD, map(_cells, rows))
     print(f"\n{measured}\n\n{_verdict(rows)}")
-    if plan is FULL and len(chosen) == len(BENCHMARKS):
-        keep("Bench", "\n\n".join([bullets(machine), measured, _verdict(rows), _what_is_measured(plan)]))
-        print(f"kept in bench/{FILE.name}")
+    if plan is FULL and len(chosen) == len(TABLES[heading]):
+        keep(heading, "\n\n".join([bullets(machine), measured, _verdict(rows), _what_is_measured(heading, plan)]))
+        print(f"kept in bench/{FILE.name}\n")
     else:
-        print("not kept: only a whole run without --quick is")
+        print("not kept: only a whole table without --quick is\n")
 
 
 def _arguments() -> argparse.Namespace:
+    names = [*map(str.lower, TABLES), *BENCHMARKS]
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure what holdfast costs.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these: {', '.join(BENCHMARKS)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these: {', '.join(names)}")
     parser.add_argument("--quick", action="store_true", help="short rounds, to see that it runs; figures are rough")
     given = parser.parse_args()
-    unknown = [name for name in given.names if name not in BENCHMARKS]
+    unknown = [name for name in given.names if name not in names]
     if unknown:
-        parser.error(f"no benchmark is named {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+        parser.error(f"no benchmark is named {', '.join(unknown)}; there are {', '.join(names)}")
     return given
 
 
@@ -75,12 +108,13 @@ def _verdict(rows: list[Row]) -> str:
     return f"{bars - len(missed)} of {bars} bars are met. Not met: {'; '.join(missed)}."
 
 
-def _what_is_measured(plan: Plan) -> str:
+def _what_is_measured(heading: str, plan: Plan) -> str:
     intro = (
-        f"A result is the median of {plan.rounds} ratios, one for each pair of alternating rounds of about "
-        f"{plan.seconds:g} s or more; `bare` and `holdfast` are the medians of the rounds. What is measured:"
+        f"A result is the median of {plan.rounds} rounds of about {plan.seconds:g} s or more, in which ours and what "
+        "it is compared with take turns: of their ratios, or of their differences where it has a sign; `against` and "
+        "`holdfast` are the medians of the rounds. What is measured:"
     )
-    parts = [f"**{name}** {inspect.getdoc(module)}" for name, module in BENCHMARKS.items()]
+    parts = [f"**{name}** {inspect.getdoc(module)}" for name, module in TABLES[heading].items()]
     return "\n\n".join([intro, *parts])
 
 

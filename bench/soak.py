@@ -1,13 +1,17 @@
 """`python -m bench.soak`: the long tests with their full counts; the figures go to `bench/RESULTS.md`.
 
-Tests run the same with small counts. The exit code is 1 if anything differed or was left.
+Tests run the same with small counts. The exit code is 1 if anything differed, was lost or was left.
 """
 
 import argparse
 import random
 import sys
+from collections.abc import Callable
 from time import perf_counter
+from typing import TypeVar
 
+from tests.crash import kills as crashes
+from tests.crash import races
 from tests.simulation import interleavings
 
 from bench import kills
@@ -16,25 +20,39 @@ from bench.results import FILE, bullets, keep
 
 INTERLEAVINGS = 10_000
 KILLS = 200
+CRASHES = 1_000
+RACES = 1_000
+
+T = TypeVar("T")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description="Run the long tests.")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32), help="repeat a run")
     parser.add_argument("--interleavings", type=int, default=INTERLEAVINGS, metavar="N")
-    parser.add_argument("--kills", type=int, default=KILLS, metavar="N")
+    parser.add_argument("--kills", type=int, default=KILLS, metavar="N", help="of runtimes whose tools fork")
+    parser.add_argument("--crashes", type=int, default=CRASHES, metavar="N", help="of runtimes with a store")
+    parser.add_argument("--races", type=int, default=RACES, metavar="N", help="for a key")
     given = parser.parse_args()
     machine = facts()
-    began = perf_counter()
-    played = interleavings.run(given.interleavings, given.seed)
-    print(f"{played}\n({perf_counter() - began:.0f} s)\n", flush=True)
-    began = perf_counter()
-    killed = kills.run(given.kills, given.seed)
-    print(f"{killed}\n({perf_counter() - began:.0f} s)")
-    if (given.interleavings, given.kills) == (INTERLEAVINGS, KILLS):
-        keep("Soak", "\n\n".join([bullets(machine), f"```\n{played}\n\n{killed}\n```"]))
+    played = _timed(lambda: interleavings.run(given.interleavings, given.seed))
+    killed = _timed(lambda: kills.run(given.kills, given.seed))
+    crashed = _timed(lambda: crashes.run(given.crashes, given.seed))
+    raced = _timed(lambda: races.soak(given.races))
+    full = (INTERLEAVINGS, KILLS, CRASHES, RACES)
+    if (given.interleavings, given.kills, given.crashes, given.races) == full:
+        told = "\n\n".join(str(report) for report in (played, killed, crashed, raced))
+        keep("Soak", "\n\n".join([bullets(machine), f"```\n{told}\n```"]))
         print(f"kept in bench/{FILE.name}")
-    return 1 if played.differences or killed.left else 0
+    return 1 if played.differences or killed.left or crashed.wrong or raced.wrong else 0
+
+
+def _timed(work: Callable[[], T]) -> T:
+    """Run it, print what came of it and how long it took."""
+    began = perf_counter()
+    report = work()
+    print(f"{report}\n({perf_counter() - began:.0f} s)\n", flush=True)
+    return report
 
 
 if __name__ == "__main__":

@@ -8,34 +8,46 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.errors import ConfigError, HoldfastError, ToolError
+    from holdfast.durable.deferred import Pending, ResolveOutcome
+    from holdfast.durable.effects import Effects
+    from holdfast.durable.keys import Key
+    from holdfast.errors import ConfigError, HoldfastError, ToolError, TurnFailed
     from holdfast.handles.handle import HandleInfo
     from holdfast.handles.question import Question
     from holdfast.handles.state import Error, Ok, Printed
     from holdfast.runtime import Runtime
-    from holdfast.tools.base import OutputPolicy, QuestionPolicy, Tool, View
+    from holdfast.store.rows import ProcessEvent
+    from holdfast.tools.base import OutputPolicy, QuestionPolicy, RetryPolicy, Tool, View
     from holdfast.tools.call import Call
     from holdfast.tools.function import tool
     from holdfast.turn.slot import ToolCall
-    from holdfast.turn.turn import Response, Turn
+    from holdfast.turn.turn import OpenBatch, Response, Turn
 
 __all__ = [
     "Call",
     "ConfigError",
+    "Effects",
     "Error",
     "HandleInfo",
     "HoldfastError",
+    "Key",
     "Ok",
+    "OpenBatch",
     "OutputPolicy",
+    "Pending",
     "Printed",
+    "ProcessEvent",
     "Question",
     "QuestionPolicy",
+    "ResolveOutcome",
     "Response",
+    "RetryPolicy",
     "Runtime",
     "Tool",
     "ToolCall",
     "ToolError",
     "Turn",
+    "TurnFailed",
     "View",
     "tool",
 ]
@@ -43,20 +55,28 @@ __all__ = [
 _HOMES = {
     "Call": "holdfast.tools.call",
     "ConfigError": "holdfast.errors",
+    "Effects": "holdfast.durable.effects",
     "Error": "holdfast.handles.state",
     "HandleInfo": "holdfast.handles.handle",
     "HoldfastError": "holdfast.errors",
+    "Key": "holdfast.durable.keys",
     "Ok": "holdfast.handles.state",
+    "OpenBatch": "holdfast.turn.turn",
     "OutputPolicy": "holdfast.tools.base",
+    "Pending": "holdfast.durable.deferred",
     "Printed": "holdfast.handles.state",
+    "ProcessEvent": "holdfast.store.rows",
     "Question": "holdfast.handles.question",
     "QuestionPolicy": "holdfast.tools.base",
+    "ResolveOutcome": "holdfast.durable.deferred",
     "Response": "holdfast.turn.turn",
+    "RetryPolicy": "holdfast.tools.base",
     "Runtime": "holdfast.runtime",
     "Tool": "holdfast.tools.base",
     "ToolCall": "holdfast.turn.slot",
     "ToolError": "holdfast.errors",
     "Turn": "holdfast.turn.turn",
+    "TurnFailed": "holdfast.errors",
     "View": "holdfast.tools.base",
     "tool": "holdfast.tools.function",
 }

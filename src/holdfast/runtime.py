@@ -1,23 +1,26 @@
 """The runtime: tools, handles and turns in one place. What a Python program opens first."""
 
 import asyncio
+import contextlib
+import logging
 import secrets
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from holdfast.durable.calls import Durability
+from holdfast.durable.deferred import ResolveOutcome, read_resolution
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.handles.clock import Clock, SystemClock
-from holdfast.handles.handle import HandleInfo
+from holdfast.handles.handle import Handle, HandleInfo
 from holdfast.handles.registry import Registry
 from holdfast.handles.spool import Spool
-from holdfast.handles.state import Error
+from holdfast.handles.state import Error, Pending
 from holdfast.handles.view import Handles
 from holdfast.limits import Limits
 from holdfast.schema.dialects import DIALECTS, Dialect, tool_list
-from holdfast.store.base import Store
+from holdfast.store.base import ProcessEvent, Store
 from holdfast.store.memory import open_store
 from holdfast.tools.base import Tool
 from holdfast.tools.builtin import builtin_tools
@@ -26,22 +29,31 @@ from holdfast.tools.run import FORCE_SECS
 from holdfast.tools.toolbox import Toolbox
 from holdfast.turn.actions import Actions
 from holdfast.turn.admission import Admission
+from holdfast.turn.batch import Batch
 from holdfast.turn.budget import Projector, ProjectorProtocol
+from holdfast.turn.deadlines import Deadlines
 from holdfast.turn.ending import all_stopped
 from holdfast.turn.permission import Permission
 from holdfast.turn.questions import Questions
+from holdfast.turn.recovery import Recovery
+from holdfast.turn.relay import Relay
 from holdfast.turn.replies import Replies
 from holdfast.turn.turn import Turn
 
 if TYPE_CHECKING:
     from holdfast.config import Config
 
+_log = logging.getLogger("holdfast.runtime")
+
+SWEEP_SECS = 5.0
+"""How often what bells and timers may have missed is looked for (A7)."""
+_RETENTION_MEMORY, _RETENTION_STORED = 3600.0, 7 * 86_400.0
 _CLOSE_SECS = FORCE_SECS + 1
 """How long closing waits for calls beyond the longest of their graces."""
 
 
 class Runtime:
-    """Runs tools. Use it as an async context manager; leaving the block ends everything that still runs.
+    """Runs tools. Use it as an async context manager; leaving the block ends or lets go of everything that still runs.
 
     `store` names where handles are kept (default: what the configuration says, else `memory:`); `config` is a
     `holdfast.toml` whose tools and settings to use.
@@ -58,24 +70,39 @@ class Runtime:
     ) -> None:
         loaded = _load(config)
         self.limits = loaded.limits.policy() if loaded else Limits()
+        self.batches: set[Batch] = set()
+        """Those that are not answered yet."""
         self._guard = Guard()
+        self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._sweep: asyncio.TimerHandle | None = None
         detached = loaded.conversation.detached if loaded else "deny"
-        retention = loaded.store.retention_secs if loaded else None
         if store is None:
-            store = (loaded.store.url if loaded else None) or "memory:"
-        self.registry = Registry(
-            open_store(store) if isinstance(store, str) else store,
-            clock or SystemClock(),
-            Spool(),
-            retention=3600 if retention is None else retention,
-        )
+            store = (loaded.store_url if loaded else None) or "memory:"
+        opened = open_store(store) if isinstance(store, str) else store
+        retention = loaded.store.retention_secs if loaded else None
+        if retention is None:
+            retention = _RETENTION_STORED if opened.durable else _RETENTION_MEMORY
         self.replies = Replies(projector or Projector())
         self.toolbox = self._build_toolbox(tools, loaded)
+        self.registry = Registry(
+            opened, clock or SystemClock(), Spool(opened.directory), self.toolbox.known, retention=retention
+        )
         self.permission = Permission(detached)
         questions = Questions(self.registry, self.limits, detached)
+        self.durability = Durability(self.registry)
         self.admission = Admission(self.registry, self.toolbox, questions, self.permission)
-        self.actions = Actions(self.registry, self.admission, self.permission, self.replies)
+        self.recovery = Recovery(self.registry, self.toolbox, self.durability, self.admission, self.permission)
+        self.relay = Relay(self.registry)
+        self.actions = Actions(
+            self.registry, self.durability, self.admission, self.permission, self.replies, self.relay
+        )
+        self.relay.actions, self.relay.recovery = self.actions, self.recovery
+        self._deadlines = Deadlines(self.registry)
+        self.registry.on_cancelled = self.recovery.cancelled
+        self.registry.on_held = self.recovery.held
+        self.registry.on_deadline = self._deadlines.expect
+        self.registry.on_lost = _lost
 
     def _build_toolbox(self, tools: Iterable[Tool], config: "Config | None") -> Toolbox:
         chosen = list(tools)
@@ -91,6 +118,7 @@ class Runtime:
         return Toolbox([*chosen, *builtins], max_running=config.runtime.max_running)
 
     async def __aenter__(self) -> Self:
+        await self.open()
         return self
 
     async def __aexit__(
@@ -98,11 +126,66 @@ class Runtime:
     ) -> None:
         await self.close()
 
-    def turn(self, conversation: str | None = None) -> Turn:
-        """A turn of a conversation; without a name, of a new one. Open it with `async with`."""
+    async def open(self) -> None:
+        """Open the store and take up what dead processes left (R1). Entering the runtime does it."""
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+        if not self._opening.done():
+            await asyncio.shield(self._opening)
+        self._opening.result()  # raises why it could not be opened
+
+    async def _open(self) -> None:
+        store = self.registry.store
+        await store.open(self._heard)
+        if not store.durable:
+            return
+        try:
+            await self.registry.collect_sometimes()
+            await self.recovery.start()
+            await self._deadlines.check()
+        except BaseException:
+            await store.close()  # or its lock would say that somebody looks after what was claimed
+            raise
+        self._sweep_later()
+
+    def _heard(self, ids: frozenset[str] | None) -> None:
+        """Another process has changed something: its ids are a hint, the rows are the truth."""
+        self.durability.waits.look(ids)
+        self.relay.look(ids)
+        self.registry.run_soon(self._look(ids))
+
+    async def _look(self, ids: frozenset[str] | None) -> None:
+        await self.registry.refresh(ids)
+        await self.relay.serve()
+        await self.recovery.unowned()
+
+    def _sweep_later(self) -> None:
+        if not self.closing:
+            self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECS, self._sweep_now)
+
+    def _sweep_now(self) -> None:
+        self.registry.run_soon(self._look_everywhere())
+
+    async def _look_everywhere(self) -> None:
+        """What bells and timers may have missed (A7)."""
+        try:
+            self._heard(None)
+            await self.recovery.sweep()
+            await self._deadlines.check()
+        except HoldfastError as error:
+            _log.warning("the store cannot be looked through: %s", error)
+        finally:
+            self._sweep_later()
+
+    def turn(self, conversation: str | None = None, *, resume: bool = False) -> Turn:
+        """A turn of a conversation; without a name, of a new one. Open it with `async with`.
+
+        With `resume` a turn that its process did not live to end is taken up again: `turn.unfinished` is the batch that
+        was never answered, `turn.resume()` answers it (B9).
+        """
         self.check_open()
         name = f"c-{secrets.token_hex(6)}" if conversation is None else conversation
-        return Turn(self, name, f"t-{secrets.token_hex(6)}")
+        return Turn(self, name, f"t-{secrets.token_hex(6)}", resume=resume)
 
     def tools(self, dialect: Dialect = "generic") -> list[dict[str, Any]]:
         """The tools as a model sees them, in stable order (G3)."""
@@ -119,11 +202,34 @@ class Runtime:
         conversation: str,
     ) -> dict[str, Any]:
         """Wait as `await` does (A2, A3), with values instead of texts and `is_error` in each result."""
+        await self._ready()
         waited = await Handles(self.registry, conversation).wait(all=all, any=any, timeout=timeout)
         return self.replies.values(waited)
 
+    async def resolve(self, key: str, resolution: Mapping[str, Any]) -> ResolveOutcome:
+        """Complete what a key stands for: `{"status": "ok", "payload": …}` and its siblings (D4, D5)."""
+        await self._ready()
+        return await self.durability.waits.resolve(key, read_resolution(resolution))
+
+    async def revoke_keys(self, conversation: str) -> int:
+        """Make all open keys of a conversation worthless; calls parked on them are stopped. Returns how many."""
+        await self._ready()
+        return await self.durability.waits.revoke(conversation)
+
+    async def rotate_secret(self) -> str:
+        """Sign new keys with a new secret; keys made before stay good (D3). Returns the id of the secret."""
+        await self._ready()
+        return await self.durability.waits.rotate()
+
+    async def process_events(self, process_id: str, *, after: int = 0, limit: int = 1000) -> list[ProcessEvent]:
+        """The events of a process after the one of that number, oldest first (E8)."""
+        await self._ready()
+        return await self.registry.store.process_events(process_id, after, limit)
+
     async def handle(self, id: str, *, conversation: str) -> HandleInfo:
         """The newest handle of that id."""
+        await self._ready()
+        await self.registry.load(conversation, (id,))
         return self.registry.find(id, conversation).info()
 
     async def handles(
@@ -135,8 +241,8 @@ class Runtime:
         after: str | None = None,
     ) -> list[HandleInfo]:
         """Spawned handles, oldest first; `after` is the uid of the last one of the page before."""
-        every = (handle.info() for handle in self.registry.handles(conversation, after) if handle.stateful)
-        return list(islice((info for info in every if state is None or info.state == state), limit))
+        await self._ready()
+        return await self.registry.page(conversation=conversation, state=state, limit=limit, after=after)
 
     def live(self) -> list[HandleInfo]:
         """Every handle that has not stopped, and those of which something lingers."""
@@ -147,24 +253,81 @@ class Runtime:
         if self._closing is not None:
             raise HoldfastError("the runtime is closed; open a new one", code="runtime_closed")
 
+    async def _ready(self) -> None:
+        """Be open. What is in memory can be looked at also when the runtime is closed."""
+        if self.closing and not self.registry.store.durable:
+            return
+        self.check_open()
+        await self.open()
+
+    @property
+    def closing(self) -> bool:
+        """Whether the runtime is being closed, or is."""
+        return self._closing is not None
+
     async def close(self) -> None:
-        """End everything that runs and free what it used (R6). Whoever asks again waits for the same end."""
+        """End what would not survive and let go of what does (R6). Whoever asks again waits for the same end."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+        self.registry.closing = True
+        self._deadlines.stop()
+        if self._sweep is not None:
+            self._sweep.cancel()
         live = self.registry.live()
-        grace = max((handle.tool.spawn.abort_grace_ms for handle in live), default=0) / 1000
-        self.admission.end_all(live, Error("Ended: the runtime was closed.", "aborted"), "shutdown")
+        kept = [handle for handle in live if self._survives(handle) or await self.recovery.completed(handle)]
+        ended = [handle for handle in live if handle not in kept]
+        grace = max((handle.tool.spawn.abort_grace_ms for handle in ended), default=0) / 1000
+        self.admission.end_all(ended, Error("Ended: the runtime was closed.", "aborted"), "shutdown")
+        let_go = [handle.run for handle in kept if handle.run is not None]
+        for run in let_go:
+            run.let_go()
         try:
             async with asyncio.timeout(grace + _CLOSE_SECS):
-                await all_stopped(live)
+                await all_stopped(ended)
+                await asyncio.sleep(0)  # answers that the ends have brought leave first
+                for run in let_go:
+                    await run.gone()
         except TimeoutError:
             pass
         finally:
+            for batch in tuple(self.batches):
+                batch.leave()
+            await self._recorded()
+            self.registry.stop_waiting()
             self._guard.close()
-            self.registry.close()
+            await self.registry.close()
+
+    async def _recorded(self) -> None:
+        """Until the responses of batches that are answered are in the store, where they are before anyone has them."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECS):
+                while self.batches:  # noqa: ASYNC110 (whoever runs a batch may be anything)
+                    await asyncio.sleep(0.001)
+
+    def _survives(self, handle: Handle) -> bool:
+        """Whether the next runtime can go on with it: a `replay` call, an `external` one that has its key, one that may
+        be repeated, is between two attempts or being parked, or one of an open batch that can be begun anew (B9)."""
+        if not self.registry.store.durable:
+            return False
+        run, tool = handle.run, handle.tool
+        if tool.on_crash == "replay" or handle.next_attempt_at is not None or (run is not None and run.is_parking):
+            return True
+        if tool.on_crash == "external" and run is not None and run.has_key:
+            return True
+        if tool.retry.policy == "idempotent" and handle.attempt < tool.retry.max_attempts:
+            return True
+        anew = isinstance(handle.decided, Pending) or tool.source == "builtin"
+        return anew and any(batch.waits_for(handle) for batch in self.batches)
+
+
+def _lost(handle: Handle) -> None:
+    if handle.run is not None:
+        handle.run.lost()
 
 
 def _load(config: "str | Path | Config | None") -> "Config | None":

@@ -37,16 +37,26 @@ async def flood(call: holdfast.Call) -> str:
     return ""
 
 
+@holdfast.tool(actions=("spawn", "fetch", "abort"))
+async def parked(call: holdfast.Call) -> holdfast.Pending:
+    """Waits for somebody outside."""
+    await call.completion_key()
+    return holdfast.Pending(deadline=3600)
+
+
 def keys(section: str) -> set[str]:
     return set(rows(sections(ROOT / "docs" / "reference" / "replies.md")[section]))
 
 
-async def test_C3_A3_O4_every_key_of_a_reply_is_on_the_page(tmp_path: Path) -> None:
+async def test_C3_A3_O4_D9_every_key_of_a_reply_is_on_the_page(tmp_path: Path) -> None:
     (tmp_path / "holdfast.toml").write_text(CONFIG)
     handles: list[dict[str, Any]] = []
     waits: list[dict[str, Any]] = []
     reads: list[dict[str, Any]] = []
-    async with holdfast.Runtime([asking, flood], config=tmp_path / "holdfast.toml") as rt, rt.turn("main") as turn:
+    async with (
+        holdfast.Runtime([asking, flood, parked], config=tmp_path / "holdfast.toml") as rt,
+        rt.turn("main") as turn,
+    ):
 
         async def batch(*calls: tuple[str, dict[str, Any]]) -> None:
             numbered = [holdfast.ToolCall(str(number), *call) for number, call in enumerate(calls)]
@@ -59,18 +69,20 @@ async def test_C3_A3_O4_every_key_of_a_reply_is_on_the_page(tmp_path: Path) -> N
             ("asking", {"action": "spawn", "id": "second"}),
             ("failing", {"action": "spawn", "id": "fails"}),
             ("flood", {"action": "spawn", "id": "flood"}),
+            ("parked", {"action": "spawn", "id": "parked"}),
             ("await", {"all": ["first", "second", "fails"]}),
         )
         await batch(
             ("failing", {"action": "fetch", "id": "fails"}),
             ("asking", {"action": "apply", "id": "first", "input": True}),
         )
-        await batch(("await", {"all": ["first", "second"]}), ("await", {"all": ["flood"], "timeout_secs": 0}))
+        await batch(("await", {"all": ["first", "second"]}), ("await", {"all": ["flood", "parked"], "timeout_secs": 0}))
         await batch(
             ("read_output", {"id": "flood"}),
             ("read_output", {"id": "flood", "offset": 10}),
             ("read_output", {"id": "flood", "pattern": "0123"}),
             ("flood", {"action": "abort", "id": "flood"}),
+            ("parked", {"action": "fetch", "id": "parked"}),
         )
         await turn.run([holdfast.ToolCall("once", "failing", {})])
         await batch(("read_output", {"call_id": "once"}))

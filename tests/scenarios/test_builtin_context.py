@@ -18,8 +18,8 @@ async def build(seconds: int) -> str:
 async def slowest(call: holdfast.Call, ids: list[str]) -> dict[str, float | None]:
     """A user's own tool of the kind of `await`: waits for handles and tells when the last of them stopped."""
     await call.handles.wait(all=ids)
-    stopped = [handle.stopped or 0 for handle in call.handles.list() if handle.id in ids]
-    started = [handle.created for handle in call.handles.list() if handle.id in ids]
+    stopped = [handle.stopped or 0 for handle in await call.handles.list() if handle.id in ids]
+    started = [handle.created for handle in await call.handles.list() if handle.id in ids]
     return {"seconds": max(stopped) - min(started)}
 
 

@@ -3,7 +3,7 @@ one that does not. `HOLDFAST_SEED=…` tries others; a failure prints the seed a
 
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from tests.simulation import ops
@@ -11,7 +11,8 @@ from tests.simulation.interleavings import run, shorten
 from tests.simulation.scripts import generate
 from tests.simulation.stores import NextPassStore
 
-from holdfast.store.base import Changed, Op
+from holdfast.store.base import Changed, Done, Failed, Op
+from holdfast.store.memory import MemoryStore
 
 SEED = int(os.environ.get("HOLDFAST_SEED", "20260101"))
 CHUNK = 2_500
@@ -36,16 +37,18 @@ def test_a_seed_gives_the_same_scripts_every_time() -> None:
     assert scripts[0] == scripts[1] != generate(random.Random("7:2")).script
 
 
-class _Forgetful:
+class _Forgetful(MemoryStore):
     """A store that now and then forgets to say that a change was written."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._changes = 0
 
-    def commit(self, ops: Sequence[Op], done: Callable[[], None]) -> None:
-        self._changes += any(isinstance(op, Changed) for op in ops)
-        if self._changes % 5:
-            done()
+    def commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
+        change = any(isinstance(op, Changed) for op in ops)
+        self._changes += change
+        if not change or self._changes % 5:
+            super().commit(ops, done, failed, keep=keep)
 
 
 def test_a_lost_wake_up_is_found_and_told_in_few_steps() -> None:

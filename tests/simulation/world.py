@@ -10,6 +10,7 @@ from typing import Any, Self
 import msgspec
 from tests.simulation.model import QUESTION, SETTLE, SETTLE_MAX
 from tests.simulation.ops import KINDS, Abort, Apply, Await, Call, Fetch, Kind, Once, Order, Spawn, kind_of
+from tests.simulation.stores import at_once
 
 import holdfast
 from holdfast.handles.view import Handles
@@ -159,7 +160,7 @@ class World:
     def infos(self, *numbers: int) -> list[holdfast.HandleInfo]:
         """The spawned handles of these conversations, or of all."""
         names = [self._names[number] for number in numbers] if numbers else self._names
-        return [info for name in names for info in Handles(self._stage.runtime.registry, name).list()]
+        return [info for name in names for info in at_once(Handles(self._stage.runtime.registry, name).list())]
 
     def let_go(self) -> None:
         """Tell every tool to end: none is left, however deaf."""

@@ -31,8 +31,9 @@ async def test_Y_the_first_example(clock: VirtualClock) -> None:
 
 def test_Y1_any_other_store_is_refused_by_name() -> None:
     with pytest.raises(HoldfastError) as caught:
-        Runtime(store="sqlite:///work.db")
+        Runtime(store="mysql://me:secret@host/work")
     assert caught.value.code == "unsupported_store" and "sqlite:///work.db" in caught.value.message
+    assert "secret" not in caught.value.message
 
 
 def test_Y_a_schema_comes_from_the_signature_and_the_docstring() -> None:
@@ -210,7 +211,7 @@ async def test_Y3_what_a_tool_knows_of_its_surroundings(clock: VirtualClock) -> 
     @holdfast.tool(actions=TALKING)
     async def look(call: Call) -> list[str]:
         seen.append(call)
-        return [info.id for info in call.handles.list()]
+        return [info.id for info in await call.handles.list()]
 
     async with opened(clock, [look], conversation="tree") as (rt, turn):
         one = call("look")

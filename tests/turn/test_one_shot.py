@@ -86,7 +86,7 @@ async def test_C8_the_model_sees_nothing_of_the_handle_behind_a_one_shot_call(cl
     @holdfast.tool(actions=TALKING)
     async def work(call: Call) -> str:
         call.emit("progress that nobody asked for\n")
-        during.append(len(call.handles.list()))
+        during.append(len(await call.handles.list()))
         await asyncio.sleep(30)
         return "the result"
 

@@ -31,7 +31,7 @@ async def test_T1_inquire_is_the_default_and_with_nobody_to_ask_it_aborts(clock:
         await asyncio.sleep(600)
         return "done"
 
-    assert work.spawn.on_turn_end == "inquire" and work.spawn.turn_end_timeout_secs == 300
+    assert work.spawn.on_turn_end is None and work.spawn.turn_end_timeout_secs == 300
     async with Runtime([work], clock=clock) as rt:
         async with rt.turn("main") as turn:
             await replies(turn, spawn("work", "w"))

@@ -1,11 +1,18 @@
 """The bench itself: which way a ratio goes, what is kept, and a few of the soak's kills. Times are not asserted."""
 
 from pathlib import Path
+from types import ModuleType
 
+import apsw
 import pytest
-from bench import kills
+from bench import durable_commits, durable_parked, durable_replay, durable_steps, durable_wake, kills
+from bench.__main__ import BENCHMARKS, TABLES
+from bench.dbos_peer import Peer
+from bench.gaps import figure, gap
 from bench.results import keep, table
 from bench.rounds import Bar, Plan, measure, seconds
+
+import holdfast
 
 
 def test_a_ratio_is_the_median_of_the_rounds_with_its_spread() -> None:
@@ -50,6 +57,53 @@ def test_a_run_replaces_its_own_section_and_no_other(tmp_path: Path) -> None:
 
 def test_tables_line_up() -> None:
     assert table(("a", "b"), [("long", "×")]) == "| a    | b |\n| ---- | - |\n| long | × |"
+
+
+def test_a_difference_is_the_median_of_the_rounds_with_its_spread() -> None:
+    row = gap("x", 150e-6, [(100e-6, 200e-6), (100e-6, 90e-6), (200e-6, 500e-6)])
+    assert (row.result, row.bar, row.met) == ("+100.0 µs (−10.0 µs to +300.0 µs)", "≤ +150.0 µs", True)
+    assert gap("x", 150e-6, [(100e-6, 251e-6)]).met is False
+    assert gap("x", None, [(100e-6, 251e-6)]).met is None
+
+
+def test_a_figure_is_the_median_of_the_rounds() -> None:
+    row = figure("x", 2.0, [1.0, 3.0, 1.5])
+    assert (row.result, row.bar, row.met) == ("1.50 s (1.00 s–3.00 s)", "≤ 2.00 s", True)
+
+
+def test_every_benchmark_says_what_it_measures() -> None:
+    assert len(BENCHMARKS) == sum(map(len, TABLES.values()))
+    assert all(module.__doc__ and callable(module.run) for module in BENCHMARKS.values())
+
+
+@pytest.mark.parametrize("module", [durable_steps, durable_wake, durable_replay, durable_commits])
+def test_the_durable_benchmarks_run(module: ModuleType) -> None:
+    assert module.run(Plan(rounds=1, seconds=0.05))
+
+
+async def test_copies_of_parked_calls_can_be_resolved(tmp_path: Path) -> None:
+    path = tmp_path / "ours.db"
+    async with holdfast.Runtime([durable_parked.approve], store=f"sqlite:///{path}") as rt, rt.turn("c") as turn:
+        calls = [holdfast.ToolCall(id, "approve", {"action": "spawn", "id": id}) for id in ("a", "b")]
+        await turn.run(calls)
+        await durable_parked.all_parked(rt)
+    durable_parked.copy_parked(path, 6)
+    keys = durable_parked.some_keys(path, 6)
+    assert len(set(keys)) == 6
+    async with holdfast.Runtime([durable_parked.approve], store=f"sqlite:///{path}") as rt:
+        assert {(await rt.resolve(key, {"status": "timeout"})).status for key in keys} == {"accepted"}
+        assert len(await rt.handles(conversation="c", state="stopped")) == 6
+    connection = apsw.Connection(str(path))
+    assert connection.pragma("integrity_check") == "ok"
+    connection.close()
+
+
+def test_the_peer_runs(tmp_path: Path) -> None:
+    peer = Peer(tmp_path / "dbos.sqlite")
+    try:
+        assert peer.ask("steps", 0.05) > 0
+    finally:
+        peer.close()
 
 
 def test_R2_a_killed_runtime_leaves_nothing_whatever_its_tools_forked() -> None:

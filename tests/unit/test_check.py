@@ -133,7 +133,7 @@ def test_L1_a_mistake_in_the_file_hides_nothing_that_is_missing() -> None:
         "[conversation.tools.f]\nsource = 'python'\nfunction = 3\n"
         "[conversation.tools.l]\nsource = 'local'\ncommand = ['ls -l']\n"
         "[conversation.tools.fine]\nsource = 'local'\ncommand = 'sh'\nrun = 'unattended'\n"
-        "[store]\nurl = 'sqlite:///x'\n"
+        "[store]\nurl = 'postgresql://x'\n"
     )
     assert [":".join(line.split(": ")[:2]) for line in found["problems"]] == [
         "holdfast.toml:2:conversation.detached",
@@ -162,9 +162,9 @@ def test_F1_the_resources_of_a_function_name_its_parameters() -> None:
 
 
 def test_L1_settings_without_effect_are_notes_and_no_problems() -> None:
-    result = run(LOCAL + "command = 'sh'\nretry.policy = 'safe'\n")
+    result = run(LOCAL + "command = 'sh'\nspawn.notifications.on_content = true\n")
     assert result.exit_code == 0
-    assert "note: holdfast.toml:4: conversation.tools.t.retry: not acted on yet" in result.output
+    assert "note: holdfast.toml:4: conversation.tools.t.spawn.notifications: not acted on yet" in result.output
     assert report("")["notes"] == ["the configuration has no tools; a tool is a table [conversation.tools.<name>]"]
 
 

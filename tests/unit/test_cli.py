@@ -73,7 +73,8 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "told"), [("tool", "Did you mean `tools`?"), ("xyzzy", "There are: turn, tools, check.")]
+    ("typed", "told"),
+    [("tool", "Did you mean `tools`?"), ("xyzzy", "There are: turn, tools, ps, show, wait, complete, check.")],
 )
 def test_an_unknown_command_gets_the_nearest(typed: str, told: str) -> None:
     result = holdfast(typed)

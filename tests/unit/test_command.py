@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.durable.deferred import Pending
 from holdfast.errors import ToolError
 from holdfast.handles.question import Question
 from holdfast.handles.state import Error, Ok, Outcome, Printed
@@ -45,7 +46,8 @@ class Recorder:
 
     def abandon(self) -> None: ...
 
-    def ask(self, question: Question, then: Callable[[Outcome], None]) -> None:
+    def park(self, pending: Pending) -> None: ...
+    def ask(self, question: Question, then: Callable[[Outcome], None], record: object = None) -> None:
         self.asked.append((question, then))
         self._news.set()
         if self._answer is not None:

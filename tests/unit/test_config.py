@@ -7,7 +7,7 @@ import pytest
 from holdfast.config import Config, build_tools, configure_builtin, find_config, load_config
 from holdfast.errors import ConfigError
 from holdfast.limits import Limits
-from holdfast.tools.base import OutputPolicy, QuestionPolicy, SpawnPolicy, Tool, View
+from holdfast.tools.base import OutputPolicy, QuestionPolicy, RetryPolicy, SpawnPolicy, Tool, View
 from holdfast.tools.guard import Guard
 
 FROM_THE_SPEC = """
@@ -123,7 +123,9 @@ def test_F_the_example_of_the_specification_becomes_a_tool() -> None:
         "result": "unattended",
         "timeout_secs": 600,
         "questions": {"overwrite": QuestionPolicy(target="assistant", answered=True, answer=True)},
-        "spawn": SpawnPolicy(),
+        "spawn": SpawnPolicy(on_turn_end="inquire"),
+        "retry": RetryPolicy(policy="safe", max_attempts=3, base_delay_ms=200, max_delay_ms=5000),
+        "on_crash": "fail",
         "output": OutputPolicy(dispatch=view, model=view, history=view, max_output=100 * 1024 * 1024),
     }
     assert {field: getattr(tool, field) for field in expected} == expected
@@ -459,10 +461,9 @@ def test_P1_a_builtin_takes_only_what_the_file_writes() -> None:
 def test_F_settings_without_effect_are_named() -> None:
     found = load(FROM_THE_SPEC).not_acted_on()
     assert [line.split(": ")[1] for line in found] == [
-        "conversation.tools.cargo_check.retry",
         "conversation.tools.cargo_check.questions.overwrite.target",
         "conversation.tools.cargo_check.spawn.notifications",
         "conversation.tools.cargo_check.spawn.lifecycle.on_turn_end",
         "conversation.inquiry",
     ]
-    assert load(LOCAL + 'retry.policy = "never"\non_crash = "fail"\n').not_acted_on() == []
+    assert load(LOCAL + 'retry.policy = "safe"\non_crash = "replay"\n').not_acted_on() == []

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.config import build_tools, load_config
+from holdfast.durable.deferred import Pending
 from holdfast.errors import ConfigError
 from holdfast.handles.question import Question
 from holdfast.handles.state import Outcome, Printed
@@ -157,7 +158,9 @@ class Recorder:
 
     def reading(self, yes: bool) -> None: ...
 
-    def ask(self, question: Question, then: Callable[[Outcome], None]) -> None: ...
+    def park(self, pending: Pending) -> None: ...
+
+    def ask(self, question: Question, then: Callable[[Outcome], None], record: object = None) -> None: ...
 
     def withdraw(self) -> None: ...
 

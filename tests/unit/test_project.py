@@ -116,7 +116,10 @@ def test_no_file_names_a_registry_or_a_path_of_a_machine() -> None:
     assert found == []
 
 
-LAYERS = ("errors limits", "store handles", "tools.base", "schema", "tools", "turn", "config runtime", "testing cli")
+LAYERS = (
+    "errors limits", "store handles", "tools.base", "durable", "schema", "tools", "turn", "config runtime",
+    "testing cli",
+)  # fmt: skip
 """From the bottom up. `tools.base` holds the types of the seam, which those around it share."""
 
 

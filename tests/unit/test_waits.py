@@ -10,6 +10,7 @@ from holdfast.handles.registry import Registry
 from holdfast.handles.spool import Spool
 from holdfast.handles.state import Error, Ok, Outcome
 from holdfast.handles.waits import Group, Wait, all_of, any_of, first_success
+from holdfast.store.base import Record
 from holdfast.store.memory import MemoryStore
 from holdfast.tools.base import Invocation, Live, Sink, Tool
 
@@ -23,16 +24,33 @@ TOOL = Tool(name="t", runtime=NeverStarted())
 OK, FAILED = Ok("fine"), Error("broken")
 
 
+def record_of(handle: Handle) -> Record:
+    return Record(
+        uid=handle.uid,
+        id=handle.id,
+        tool="t",
+        conversation="c",
+        turn="t",
+        batch=1,
+        position=0,
+        call_id="1",
+        stateful=True,
+        state=handle.state,
+        arguments={},
+        owner=handle.owner,
+    )
+
+
 class World:
     """Three running handles and a wait for some of them."""
 
     def __init__(self) -> None:
-        self.registry = Registry(MemoryStore(), SystemClock(), Spool())
+        self.registry = Registry(MemoryStore(), SystemClock(), Spool(), lambda _: TOOL)
         made: dict[str, Any] = {"tool": TOOL, "conversation": "c", "turn": "t", "call_id": "1", "stateful": True}
         self.handles = [self.registry.new_handle(id=id, **made) for id in "abc"]
-        self.registry.register(self.handles, lambda: None)
+        self.registry.register([(handle, record_of(handle)) for handle in self.handles], lambda: None, print)
         for handle in self.handles:
-            self.registry.start(handle)
+            self.registry.start(handle, lambda: None)
         self.done = 0
 
     def wait(self, *groups: Group) -> Wait:
@@ -111,6 +129,8 @@ def test_S2_who_watches_a_stopped_handle_is_told_at_once() -> None:
     class Watcher:
         def stopped(self, handle: Handle) -> None:
             told.append(handle.id)
+
+        def parked(self, handle: Handle) -> None: ...
 
         def touched(self, handle: Handle) -> None: ...
 

@@ -14,6 +14,10 @@ from holdfast.errors import HoldfastError
 COMMANDS = {
     "turn": ("holdfast.cli.turn:turn", "Run batches of tool calls, one JSON line each."),
     "tools": ("holdfast.cli.tools:tools", "List the tools of a configuration, as a model sees them."),
+    "ps": ("holdfast.cli.ps:ps", "List the calls that have not stopped, whoever runs them."),
+    "show": ("holdfast.cli.show:show", "Show everything there is of a handle."),
+    "wait": ("holdfast.cli.wait:wait", "Wait until handles have stopped."),
+    "complete": ("holdfast.cli.complete:complete", "Bring what a call waits for from outside."),
     "check": ("holdfast.cli.check:check", "Check the configuration and what it needs on this machine."),
 }
 
@@ -55,7 +59,9 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except HoldfastError as error:
-            raise _Refused(error.message) from error
+            from holdfast.cli.printing import printable
+
+            raise _Refused(printable(error.message)) from error
 
 
 @click.group(cls=_Commands)

@@ -5,19 +5,22 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
 import msgspec
 
-from holdfast.config import the_config
+from holdfast.cli.store import store_of, store_option
+from holdfast.config import load_config, the_config
 from holdfast.runtime import Runtime
 from holdfast.turn.ending import Ending
 from holdfast.turn.slot import ToolCall
 from holdfast.turn.turn import Response, Turn
 
+PARK_AFTER_SECS = 30.0
+"""How long a batch waits for a one-shot call that waits for its completion from outside (D10)."""
 _EXAMPLE = '{"calls":[{"id":"1","name":"a_tool","arguments":{}}]}'
 
 
@@ -36,9 +39,10 @@ class _Batch(msgspec.Struct, forbid_unknown_fields=True):
 @click.option(
     "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The holdfast.toml to use."
 )
-@click.option("--store", envvar="HOLDFAST_STORE", help="Where handles are kept.  [default: memory:]")
+@store_option
 @click.option("--conversation", help="The conversation to run the turn in. Default: a new one.")
-def turn(config: Path | None, store: str | None, conversation: str | None) -> None:
+@click.option("--resume", is_flag=True, help="Go on with the conversation's turn that its process did not end.")
+def turn(config: Path | None, store: str | None, conversation: str | None, resume: bool) -> None:
     """Run one turn: read a batch of tool calls a line, answer each with a line.
 
     \b
@@ -48,20 +52,23 @@ def turn(config: Path | None, store: str | None, conversation: str | None) -> No
 
     The end of the input ends the turn: handles that still run are ended, awaited or kept as their tools say.
     """
-    runtime = Runtime(store=store, config=the_config(config))
+    if resume and conversation is None:
+        raise click.UsageError("--resume needs --conversation: which one is to go on?")
+    loaded = load_config(the_config(config))
+    runtime = Runtime(store=store or store_of(loaded), config=loaded)
     if sys.stdin.isatty():
         click.echo(f"One batch a line, for example {_EXAMPLE}; Ctrl-D ends the turn.", err=True)
     # Not sys.stdin.buffer: the interpreter, when it ends, would want the lock that the reading thread still holds.
     source = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
-    sys.exit(asyncio.run(_run(runtime, conversation, source)))
+    sys.exit(asyncio.run(_run(runtime, conversation, source, resume=resume)))
 
 
-async def _run(runtime: Runtime, conversation: str | None, source: BinaryIO) -> int:
+async def _run(runtime: Runtime, conversation: str | None, source: BinaryIO, *, resume: bool) -> int:
     loop = asyncio.get_running_loop()
     lines = _Lines(source, runtime.limits.line_bytes)
     stopped: list[int] = []
     async with runtime:
-        turn = runtime.turn(conversation)
+        turn = runtime.turn(conversation, resume=resume)
 
         def stop(number: int) -> None:
             stopped.append(number)
@@ -74,11 +81,23 @@ async def _run(runtime: Runtime, conversation: str | None, source: BinaryIO) -> 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, number)
         async with turn:
-            async for line in lines:
-                _print(await _answer(turn, line))
+            async for answer in _answers(turn, lines):
+                _print(answer)
+                if turn.failed is not None:
+                    _print({"turn": "failed", "error": turn.failed.message})
+                    lines.end()
         assert turn.ending is not None
         _print(_ended(turn.ending))
-    return 128 + stopped[0] if stopped else 0
+    if stopped:
+        return 128 + stopped[0]
+    return 0 if turn.failed is None else 1
+
+
+async def _answers(turn: Turn, lines: "_Lines") -> AsyncIterator[dict[str, Any]]:
+    if turn.unfinished is not None:
+        yield _answered(await turn.resume(park_after=PARK_AFTER_SECS))
+    async for line in lines:
+        yield await _answer(turn, line)
 
 
 async def _answer(turn: Turn, line: bytes | None) -> dict[str, Any]:
@@ -92,7 +111,10 @@ async def _answer(turn: Turn, line: bytes | None) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         return {"error": f"not a batch: {error}; a batch looks like {_EXAMPLE}"}
     calls = [ToolCall(call.id, call.name, _arguments(call.arguments)) for call in batch.calls]
-    responses = await turn.run(calls)
+    return _answered(await turn.run(calls, park_after=PARK_AFTER_SECS))
+
+
+def _answered(responses: Sequence[Response]) -> dict[str, Any]:
     return {
         "responses": [_shown(response) for response in responses],
         "notifications": [each for response in responses for each in response.notifications],

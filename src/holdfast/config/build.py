@@ -135,6 +135,8 @@ def _fields(settings: ToolSettings) -> dict[str, Any]:
         "result": settings.result,
         "timeout_secs": settings.timeout_secs,
         "questions": {question: table.policy() for question, table in settings.questions.items()},
+        "retry": settings.retry.policy_of_tool(),
+        "on_crash": settings.on_crash,
         "output": settings.output.policy("tail" if settings.source == "local" else "head"),
     }
 

@@ -34,10 +34,6 @@ def _outside_tools(config: Config) -> Iterator[tuple[KeyPath, str]]:
 def _of_tool(tool: ToolSettings) -> Iterator[tuple[KeyPath, str]]:
     if tool.source == "builtin":
         return
-    if tool.retry.policy != "never":
-        yield ("retry",), "a failed call is not tried again"
-    if tool.on_crash != "fail":
-        yield ("on_crash",), "no call outlives the process"
     if tool.spawn.notifications.model_fields_set:
         yield ("spawn", "notifications"), "no notifications are sent"
     if tool.output.history.model_fields_set:

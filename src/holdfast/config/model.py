@@ -18,6 +18,7 @@ from holdfast.tools.base import (
     OnTurnEnd,
     OutputPolicy,
     QuestionPolicy,
+    RetryPolicy,
     RunMode,
     View,
     Window,
@@ -149,6 +150,14 @@ class RetrySettings(Table):
     base_delay_ms: Milliseconds = 200
     max_delay_ms: Milliseconds = 5000
 
+    def policy_of_tool(self) -> RetryPolicy:
+        return RetryPolicy(
+            policy=self.policy,
+            max_attempts=self.max_attempts,
+            base_delay_ms=self.base_delay_ms,
+            max_delay_ms=self.max_delay_ms,
+        )
+
 
 class QuestionSettings(Table):
     """`[….questions.<id>]` (Q2, Q4). An `answer` that is written, even `false`, is fixed."""
@@ -274,6 +283,14 @@ class Config(Table):
     def root(self) -> Path:
         """What relative paths are relative to: the file's directory, or the working directory without a file."""
         return Path.cwd() if self._source is None else self._source.path.parent
+
+    @property
+    def store_url(self) -> str | None:
+        """`[store] url`; the relative path of a file is taken from the directory of this one, whoever opens it."""
+        url, sqlite = self.store.url, "sqlite:///"
+        if url is None or not url.startswith(sqlite):
+            return url
+        return f"{sqlite}{self.root / Path(url.removeprefix(sqlite)).expanduser()}"
 
     def not_acted_on(self) -> list[str]:
         """The settings that are written and understood, but without effect in this version; one line each."""

@@ -76,6 +76,11 @@ def tool_problems(name: str, tool: ToolSettings, source: Source) -> Iterator[Pro
     for index, text in enumerate(tool.resources):
         yield from _from_template(("resources", index), names, text)
     if tool.source == "local":
+        if tool.on_crash == "external":
+            yield (
+                ("on_crash",),
+                'a command takes no completion key: "external" is for functions; use "fail" or "replay"',
+            )
         yield from _command(tool, names)
         yield from _parameters(name, tool)
         yield from _not_json(("options",), tool.options)

@@ -125,6 +125,12 @@ class Gate:
         if ticket.ready:
             self._serve(ticket.names)
 
+    def take(self, ticket: Ticket) -> None:
+        """Hold the names at once, beside whoever holds them: a call that had them already and goes on holding them."""
+        ticket.held = True
+        for name, capacity in ticket.names.items():
+            self.lines.setdefault(name, Line(name, capacity)).holders.append(ticket)
+
     def leave(self, ticket: Ticket) -> None:
         """Give back what the ticket holds, or leave the queues. Harmless when done twice."""
         freed = []

@@ -6,26 +6,28 @@ commit.
 """
 
 from collections.abc import Container
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from holdfast.handles.output import Output
 from holdfast.handles.question import Question
 from holdfast.handles.state import Error, Outcome, Pending, Running, State, Stopped, Waiting, name
+from holdfast.store.base import Kind, Parking
 
 if TYPE_CHECKING:
     from holdfast.handles.gate import Ticket
     from holdfast.tools.base import Tool
     from holdfast.tools.run import Run
 
-Kind = Literal["tool", "agent", "workflow", "timer", "hook", "custom"]
-
 
 class Watcher(Protocol):
     """Something that waits for a handle. Told once when it stops, and whenever it may have become blocked (A6)."""
 
     def stopped(self, handle: "Handle") -> None: ...
+
+    def parked(self, handle: "Handle") -> None:
+        """Its tool has returned and it waits for its completion (D9)."""
 
     def touched(self, handle: "Handle") -> None: ...
 
@@ -42,9 +44,9 @@ class Handle:
     """One call. Slots that most handles never need stay None: a hundred thousand of these may live at once."""
 
     __slots__ = (
-        "asks_caller", "call_id", "conversation", "cursor", "decided", "id", "kind", "lane", "lingering", "metadata",
-        "output", "priority", "progress", "reading", "run", "state", "stateful", "ticket", "tool", "turn", "uid",
-        "watchers",
+        "asks_caller", "attempt", "call_id", "conversation", "cursor", "decided", "fence", "id", "kind", "lane",
+        "lingering", "metadata", "next_attempt_at", "output", "owner", "parking", "priority", "progress", "reading",
+        "run", "state", "stateful", "ticket", "tool", "turn", "uid", "watchers",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +60,7 @@ class Handle:
         call_id: str,
         stateful: bool,
         created: float,
+        owner: str | None,
         priority: int = 0,
         kind: Kind = "tool",
     ) -> None:
@@ -70,6 +73,11 @@ class Handle:
         self.call_id = call_id
         self.stateful = stateful
         self.priority = priority
+        self.owner = owner
+        self.fence = 1
+        self.attempt = 1
+        self.next_attempt_at: float | None = None
+        self.parking: Parking | None = None
         self.decided: State = Pending(created)
         self.state: State = self.decided
         self.cursor = 0
@@ -91,6 +99,11 @@ class Handle:
     def active(self) -> bool:
         """Not visibly stopped: its id is taken (S6)."""
         return not isinstance(self.state, Stopped)
+
+    @property
+    def parked(self) -> bool:
+        """Waits for its completion from outside: nobody runs it (D9)."""
+        return self.parking is not None and self.owner is None and not isinstance(self.state, Stopped)
 
     def watch(self, watcher: Watcher) -> None:
         """Tell it when this stops: now, if it has."""
@@ -134,6 +147,8 @@ class Handle:
 
     def _deadline(self) -> float | None:
         state, secs = self.state, self.tool.timeout_secs
+        if self.parked and self.parking is not None:
+            return self.parking.deadline
         return None if secs is None or isinstance(state, Pending | Stopped) else state.started + secs
 
     def info(self) -> "HandleInfo":
@@ -159,6 +174,9 @@ class Handle:
             progress=self.progress,
             metadata=self.metadata or {},
             priority=self.priority,
+            attempt=self.attempt,
+            next_attempt_at=self.next_attempt_at,
+            parked=self.parked,
             deadline=self._deadline(),
             output_bytes=self.output.total if self.output is not None else 0,
             lingering=self.lingering,
@@ -188,7 +206,11 @@ class HandleInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     attempt: int = 1
     deadline: float | None = None
-    """When its tool's timeout will end it."""
+    """When its tool's timeout, or of a parked call its deadline, will end it."""
+    next_attempt_at: float | None = None
+    """When it is tried again, between two attempts (R5)."""
+    parked: bool = False
+    """Waits for its completion from outside (D9)."""
     output_bytes: int = 0
     lingering: bool = False
     """Stopped, but a thread or task of it has not ended yet; it still holds its lane and resources."""

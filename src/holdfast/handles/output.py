@@ -9,20 +9,27 @@ else in a ring behind it. Memory and file use the same places, so going from one
 
 If the disk takes no more (full, broken), `failure` says why. What it has taken stays, the latest MiB is kept in memory
 from then on, and what falls between the two is in the gap like anything else that is gone.
+
+`keep` describes an output for the store: a little of it inline, more in the file. `restored` makes an output of that
+description that reads the same and may go on, in this process or in another one.
 """
 
+import contextlib
 import itertools
 import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from holdfast.handles.spool import Spool
+from holdfast.store.base import Kept
 
 _MEMORY = 1 << 20
 _GATHER = 1 << 14
 """Behind the linear part, smaller pieces are gathered up to this size before they are put in place."""
 _ALL = sys.maxsize
+_KEPT = -1
+"""As `_linear`: a `Kept` tells of this output, so its memory is not to be touched and its ring only with notice."""
 
 _numbers = itertools.count(1)
 
@@ -66,20 +73,24 @@ class Output:
         "_kept_from",
         "_linear",
         "_memory",
+        "_name",
         "_path",
         "_pending",
         "_ring",
         "_spool",
+        "_stored",
         "failure",
         "total",
     )
 
-    def __init__(self, spool: Spool, max_output: int) -> None:
+    def __init__(self, spool: Spool, max_output: int, name: str | None = None) -> None:
+        """`name` is that of the file, should there be one: the handle's uid, if the file is to be found again."""
         self.total = 0
         """Bytes ever appended."""
         self.failure: str | None = None
         """Why the disk takes no more, once it does not."""
         self._spool = spool
+        self._name = name
         self._head = max_output // 2
         self._ring = max_output - self._head
         self._kept_from = 0  # offsets behind the head and below this one were given up with the disk
@@ -88,6 +99,7 @@ class Output:
         self._memory = bytearray()
         self._pending = bytearray()  # the latest bytes, not yet in their places
         self._path: Path | None = None
+        self._stored = False  # a `Kept` names the file
         self._descriptor = -1
 
     # --- writing
@@ -101,6 +113,9 @@ class Output:
             self._memory += data
         else:
             if self._linear:
+                if self._linear == _KEPT:
+                    self._go_on(offset, data)
+                    return
                 self._leave_linear(offset)
             self._add(offset, data)
 
@@ -109,17 +124,11 @@ class Output:
         self._linear = 0
         if self._head + self._ring > _MEMORY:
             try:
-                self._path = self._spool.file(f"output-{next(_numbers)}")
-                self._descriptor = self._open(os.O_CREAT | os.O_EXCL)
-                self._in_file = _ALL
-                self._write(0, memoryview(self._memory))
-                self._memory = bytearray()
+                self._move_to_file()
                 return
             except OSError as error:
                 # Nothing has wrapped yet, so memory is laid out like that of an output that may keep no more than it.
                 self.failure = str(error)
-                self._remove_file()
-                self._in_file = 0
                 self._head = self._ring = _MEMORY // 2
         self._memory.extend(bytes(self._head + self._ring - total))
 
@@ -154,7 +163,7 @@ class Output:
         """Where the bytes of a range are, or go: runs of `(place, start, stop)`, less what the ring has no room for."""
         head, ring = self._head, self._ring
         runs = []
-        if start < head:
+        if start < head and start < stop:
             runs.append((start, start, min(stop, head)))
         start = max(start, head, stop - ring)
         while start < stop:
@@ -180,11 +189,11 @@ class Output:
         """Writing the bytes from `start` to `stop` failed: keep what is on disk, and from `start` a ring in memory."""
         self.failure = str(error)
         kept_from, head, latest = start, start, b""
-        if stop > self._head + self._ring:
-            # The ring has begun to overwrite itself. Its latest bytes go into memory, less those that the failed write
-            # may have touched. (Otherwise all that was written before counts as head.)
+        if stop > self._head + self._ring or self._kept_from > self._head:
+            # The ring has begun to overwrite itself, or not with the head's end. Its latest bytes go into memory, less
+            # those that the failed write may have touched. (Otherwise all that was written before counts as head.)
             head = min(start, self._head)
-            kept_from = min(start, max(start - _MEMORY, stop - self._ring, self._head))
+            kept_from = min(start, max(start - _MEMORY, stop - self._ring, self._head, self._kept_from))
             latest = self._load(kept_from, start)
             if len(latest) < start - kept_from:
                 kept_from, latest = start, b""
@@ -267,7 +276,123 @@ class Output:
             if descriptor >= 0 and self._descriptor < 0:
                 os.close(descriptor)
 
+    # --- keeping
+
+    def keep(self, inline: int) -> Kept:
+        """Describe what is kept, for the store, when no more is expected. What comes nevertheless does no harm to it.
+
+        Up to `inline` bytes that are not in the file are in the description; otherwise everything is brought into the
+        file, which the store must sync. If the file does not take it, the description has what the file took before
+        and the latest bytes, or else the first and the latest ones.
+        """
+        self._flush(self.total)
+        self._linear = _KEPT
+        if self._in_file == 0 and len(self._memory) <= inline:
+            return self._described(None)
+        try:
+            if self._in_file != _ALL:
+                self._move_to_file()
+        except OSError as error:
+            self.failure = str(error)
+            self._stored = self._in_file > 0
+            head = self._in_file or min(self._head, inline // 2)
+            ring = min(self._ring, inline if self._stored else inline - head)
+            start = min(self.total, max(head, self._kept_from, self.total - ring))
+            return self._cut(head, ring, start)._described(self._path if self._stored else None)
+        self._stored = True
+        return self._described(self._path)
+
+    def _described(self, file: Path | None) -> Kept:
+        in_file, memory = self._in_file, self._memory
+        if file is not None and in_file == _ALL:
+            try:
+                in_file = file.lstat().st_size  # just so: `_find_file` compares
+            except OSError:
+                in_file = self._head + self._ring
+        return Kept(
+            total=self.total,
+            head=self._head,
+            ring=self._ring,
+            kept_from=self._kept_from,
+            in_file=in_file,
+            # Much is not copied: nobody changes these bytes any more (`_go_on`).
+            data=bytes(memory) if len(memory) <= _GATHER else cast(bytes, memory),
+            file=None if file is None else file.name,
+        )
+
+    @classmethod
+    def restored(cls, spool: Spool, kept: Kept, name: str | None = None) -> "Output":
+        """The output that was kept. `name` is for its file, should it come to need one. What the file lacks is gone."""
+        output = cls(spool, 0, kept.file or name)
+        output.total = kept.total
+        output._head, output._ring, output._kept_from = kept.head, kept.ring, kept.kept_from
+        output._memory = cast(bytearray, kept.data)
+        output._linear = _KEPT
+        return output if kept.file is None else output._find_file(kept, kept.file)
+
+    def _find_file(self, kept: Kept, name: str) -> "Output":
+        self._in_file = kept.in_file if kept.data else _ALL
+        try:
+            self._path = self._spool.file(name)
+            size = self._path.lstat().st_size
+        except OSError:
+            ring = min(self._ring, _MEMORY)
+            start = max(self._head, self._kept_from, self.total - ring) if kept.data else self.total
+            return self._cut(0, ring, start)
+        self._stored = True
+        # Who goes on with a kept output may overwrite its ring, and then may die without keeping it again. Until the
+        # ring begins again the file grows, and a file that cannot grow any more is made longer on purpose (`_go_on`).
+        if not kept.data and size != kept.in_file and size >= self._head + self._ring:
+            self._kept_from = self.total
+        return self
+
+    def _go_on(self, offset: int, data: bytes) -> None:
+        """Append to an output that has been kept."""
+        self._linear = 0
+        self.total = offset
+        self._memory = bytearray(self._memory)
+        if self._in_file == 0 and len(self._memory) == offset:
+            self._linear = min(self._head + self._ring, _MEMORY)
+        elif self._in_file == _ALL:
+            try:
+                if self._descriptor < 0:
+                    self._descriptor = self._open(0)
+                size = os.fstat(self._descriptor).st_size
+                if size >= self._head + self._ring:
+                    os.ftruncate(self._descriptor, size + 1)
+            except OSError as error:
+                self._give_up_disk(offset, offset + len(data), error)
+        self.append(data)
+
+    def _cut(self, head: int, ring: int, start: int) -> "Output":
+        """One that has the first `head` bytes where they are and, in memory, a ring with those from `start`."""
+        cut = Output(self._spool, 0, self._name)
+        cut.total = self.total
+        cut._head, cut._ring, cut._kept_from = head, ring, start
+        cut._in_file = in_file = min(self._in_file, head)
+        cut._memory = bytearray(head - in_file + ring)
+        cut._store(in_file, memoryview(self._load(in_file, head)))
+        cut._store(start, memoryview(self._load(start, self.total)))
+        return cut
+
     # --- the file
+
+    def _move_to_file(self) -> None:
+        """Write what is in memory to its places in the file. Raises `OSError` and leaves all as it was."""
+        in_file, path = self._in_file, self._path
+        try:
+            if path is None:
+                self._path = self._spool.file(self._name or f"output-{next(_numbers)}")
+                # What bears our name was left by a crash.
+                self._descriptor = self._open(os.O_CREAT | (os.O_TRUNC if self._name else os.O_EXCL))
+            self._in_file = _ALL
+            self._write(in_file, memoryview(self._memory))
+            self._memory = bytearray()
+        except OSError:
+            self._in_file = in_file
+            if path is None:
+                self._remove_file()
+            raise
 
     def _open(self, flags: int) -> int:
         assert self._path is not None
@@ -292,7 +417,13 @@ class Output:
             self._descriptor = -1
 
     def discard(self) -> None:
-        """Free everything. The counts stay; all that was printed, or will be, is in the gap."""
+        """Free everything. The counts stay; all that was printed, or will be, is in the gap.
+
+        A file that a durable store was told of is the store's to remove.
+        """
+        if self._stored and self._spool.durable:
+            self.close()
+            self._path = None
         self._remove_file()
         self._memory, self._pending = bytearray(), bytearray()
         self._linear = self._in_file = self._head = self._ring = 0
@@ -302,5 +433,6 @@ class Output:
             os.close(self._descriptor)
             self._descriptor = -1
         if self._path is not None:
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._path.unlink()
             self._path = None

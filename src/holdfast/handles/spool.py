@@ -1,8 +1,9 @@
 """A private directory for output that is too big for memory (O5).
 
-It is made on first use, below the directory for temporary files (`TMPDIR`), and removed by `close`. Its owner holds a
-lock on it that dies with the owner, so whoever makes the next spool can tell what a crash left behind, and removes it.
-The lock is on the directory itself: programs that age temporary files leave a locked directory alone.
+A durable store has one, and what is in it is the store's to remove. Otherwise it is made on first use, below the
+directory for temporary files (`TMPDIR`), and removed by `close`. Its owner holds a lock on it that dies with the owner,
+so whoever makes the next spool can tell what a crash left behind, and removes it. The lock is on the directory itself:
+programs that age temporary files leave a locked directory alone.
 """
 
 import fcntl
@@ -15,12 +16,17 @@ _PREFIX = "holdfast-spool-"
 
 
 class Spool:
-    """Hands out paths for files of this process. Nothing exists on disk before the first one is asked for."""
+    """Hands out paths for files: of the store whose `directory` is given, or of this process.
 
-    __slots__ = ("_closed", "_directory", "_lock")
+    In the second case nothing exists on disk before the first one is asked for.
+    """
 
-    def __init__(self) -> None:
-        self._directory: Path | None = None
+    __slots__ = ("_closed", "_directory", "_lock", "durable")
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.durable = directory is not None
+        """Whether files outlive the process."""
+        self._directory = directory
         self._lock = -1
         self._closed = False
 
@@ -34,9 +40,9 @@ class Spool:
         return self._directory / name
 
     def close(self) -> None:
-        """Remove the directory and all that is in it. Closing twice is harmless."""
+        """Hand out no more. Remove the directory and all that is in it, unless it is a store's. Twice is harmless."""
         self._closed = True
-        if self._directory is not None:
+        if self._directory is not None and not self.durable:
             # The lock goes last: a directory without one is anybody's to remove.
             shutil.rmtree(self._directory, ignore_errors=True)
             os.close(self._lock)

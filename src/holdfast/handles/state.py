@@ -33,7 +33,21 @@ class Printed(msgspec.Struct, frozen=True, tag="printed"):
     """Ok, and the value is what it printed: a command's result may be larger than memory and stays in its output."""
 
 
-Outcome = Ok | Printed | Error
+class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    """What a call is answered with, as calling code and as a model get it (O2). A built-in's outcome is its reply."""
+
+    result: str
+    model: str
+    is_error: bool = False
+    code: str | None = None
+    """Of an error, its stable code."""
+    cursors: tuple[tuple[str, int], ...] = ()
+    """By uid: up to where it showed a handle's output (C5)."""
+    shown: tuple[str, ...] = ()
+    """Uids of the handles it showed stopped (N3)."""
+
+
+Outcome = Ok | Printed | Error | Reply
 
 
 class Pending(msgspec.Struct, frozen=True, tag="pending"):

@@ -1,5 +1,6 @@
 """Text as it may be shown: bytes a tool printed, without what a terminal would act on (K4), and values as JSON."""
 
+import math
 import re
 from typing import Any
 
@@ -43,6 +44,27 @@ def to_json(value: Any) -> bytes:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
         return msgspec.json.encode(_clean(msgspec.to_builtins(value, str_keys=True)))
+
+
+def plain(value: Any) -> Any:
+    """A copy of a value as JSON has it: dicts, lists, strings, numbers, booleans, None. Raises where that cannot be."""
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=as_text)
+
+
+def as_text(value: Any) -> str:
+    """For encoders: what is a string by another name, such as a key, is a string."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise NotImplementedError(f"a {type(value).__name__} is not JSON")
+
+
+def has_no_number(value: Any) -> bool:
+    """Whether there is a float in it that JSON has no number for: infinity, or not a number at all."""
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(has_no_number, value.values()))
+    return isinstance(value, list | tuple) and any(map(has_no_number, value))
 
 
 def to_utf8(text: str) -> bytes:

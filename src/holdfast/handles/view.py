@@ -33,25 +33,32 @@ class Handles:
         self._spare = spare
         self.conversation = conversation
 
-    def find(self, id: str) -> Handle:
-        """The newest handle of that id. Raises `ToolError` if there is none, or only its tombstone."""
+    def named(self, id: str) -> Handle:
+        """The newest handle of an id that the batch has named, so that it is in memory. Raises like `find`."""
         return self._registry.find(id, self.conversation)
 
-    def find_call(self, call_id: str) -> Handle:
+    async def find(self, id: str) -> Handle:
+        """The newest handle of that id. Raises `ToolError` if there is none, or only its tombstone."""
+        await self._registry.load(self.conversation, (id,))
+        return self.named(id)
+
+    async def find_call(self, call_id: str) -> Handle:
         """The newest one-shot call of that label."""
+        await self._registry.load_call(self.conversation, call_id)
         return self._registry.find_call(call_id, self.conversation)
 
-    def list(self) -> "list[HandleInfo]":
-        """All spawned handles that are known, oldest first."""
-        return [handle.info() for handle in self._registry.handles(self.conversation) if handle.stateful]
+    async def list(self, limit: int = 1000) -> "list[HandleInfo]":
+        """Spawned handles, oldest first."""
+        return await self._registry.page(conversation=self.conversation, limit=limit)
 
     async def wait(self, *, all: Sequence[str] = (), any: Sequence[str] = (), timeout: float | None = None) -> Waited:
         """Until every one of `all` and, if given, one of `any` has stopped (A2); ids are bound to handles now (S6)."""
         missing: dict[str, str] = {}
         found: dict[str, Handle] = {}
+        await self._registry.load(self.conversation, (*any, *all))
         for id in (*any, *all):
             try:
-                found[id] = self.find(id)
+                found[id] = self.named(id)
             except ToolError as error:
                 missing[id] = error.message
         if missing:
@@ -77,17 +84,21 @@ class Handles:
             if handle.run is not None:
                 handle.run.probe_when_quiet()
         timer = loop.call_later(timeout, lambda: _wake(over)) if timeout is not None else None
+        self._registry.waiting.add(over)
         try:
             await over
             if wait.reason == "satisfied":  # the usual end, and the one that somebody is waiting for
                 return Waited(handles)
             while wait.goes_on() and (timer is None or loop.time() < timer.when()):
+                self._registry.waiting.discard(over)
                 over = loop.create_future()
+                self._registry.waiting.add(over)
                 await over
             if wait.reason is None:
                 await asyncio.sleep(0)  # A5: who finishes in the instant of the timeout has finished; let it say so
                 wait.goes_on()
         finally:
+            self._registry.waiting.discard(over)
             wait.cancel()
             if timer is not None:
                 timer.cancel()

@@ -89,6 +89,9 @@ class Wait:
             self._count(handle)
             self._check()
 
+    def parked(self, handle: Handle) -> None:
+        pass
+
     def touched(self, handle: Handle) -> None:
         if handle in self._of:
             self._check()

@@ -1,62 +1,206 @@
-"""The store seam: what happened to handles and batches, written as one before it becomes visible.
+"""The store seam: what happened, written as one before anyone may see it.
 
-Everything that changes a handle is an operation. The registry hands operations to `commit` and makes them visible only
-when the store calls back: durable before visible. A store that is memory only calls back at once, so the same path
-serves both.
+Everything that must survive is an operation. `commit` writes a list of operations as one transaction and then calls
+back; nothing is visible before that (durable before visible). Commits finish in the order they were given. Reads show
+what has been committed, by any process.
+
+A store knows the process that opened it by `owner`: an id with a lock that dies with the process (E6). What the process
+runs is owned by it; every operation about a call carries the call's fencing number, and a stale one is refused.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
+from holdfast.store.ops import (
+    Attempted,
+    Changed,
+    Claimed,
+    Collected,
+    Delivered,
+    Emitted,
+    Exposed,
+    HookCalled,
+    Journaled,
+    Notified,
+    Op,
+    Parked,
+    Registered,
+    Released,
+    Replied,
+    RequestClosed,
+    Requested,
+    Resolved,
+    Responded,
+    Revoked,
+    SecretAdded,
+    TurnBegan,
+    TurnEnded,
+    WaitOpened,
+    Wrote,
+)
+from holdfast.store.rows import (
+    Entry,
+    EntryKind,
+    Expired,
+    Given,
+    Kept,
+    Kind,
+    News,
+    Opened,
+    OpenTurn,
+    Parking,
+    ProcessEvent,
+    Record,
+    Request,
+    Resolution,
+    Resolving,
+    WaitRow,
+)
 
-from holdfast.handles.state import Event
+__all__ = [
+    "Attempted",
+    "Changed",
+    "Claimed",
+    "Collected",
+    "Delivered",
+    "Done",
+    "Emitted",
+    "Entry",
+    "EntryKind",
+    "Expired",
+    "Exposed",
+    "Failed",
+    "Given",
+    "Heard",
+    "HookCalled",
+    "Journaled",
+    "Kept",
+    "Kind",
+    "News",
+    "Notified",
+    "Op",
+    "OpenTurn",
+    "Opened",
+    "Parked",
+    "Parking",
+    "ProcessEvent",
+    "Record",
+    "Registered",
+    "Released",
+    "Replied",
+    "Request",
+    "RequestClosed",
+    "Requested",
+    "Resolution",
+    "Resolved",
+    "Resolving",
+    "Responded",
+    "Revoked",
+    "SecretAdded",
+    "Store",
+    "TurnBegan",
+    "TurnEnded",
+    "WaitOpened",
+    "WaitRow",
+    "Wrote",
+]
 
-
-class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """A batch is about to run: all that is needed to answer it later, should this process not live to (B9)."""
-
-    conversation: str
-    turn: str
-    batch: int
-    calls: tuple[tuple[str, str, dict[str, Any] | str, str | None], ...]
-    """Of each call its id, its tool's name, its arguments as given, and the uid of the handle it makes, if any."""
-
-
-class Registered(msgspec.Struct, frozen=True, tag="registered"):
-    """A handle exists, in state `pending`."""
-
-    uid: str
-    id: str
-    tool: str
-    conversation: str
-    turn: str
-    at: float
-
-
-class Changed(msgspec.Struct, frozen=True, tag="changed"):
-    """An event of the state machine happened to a handle."""
-
-    uid: str
-    event: Event
-
-
-class Responded(msgspec.Struct, frozen=True, tag="responded"):
-    """A batch was answered; `cursors` says up to where each handle's output was shown (C5)."""
-
-    conversation: str
-    turn: str
-    batch: int
-    responses: tuple[tuple[str, str, bool], ...]
-    """Of each call its id, its result and whether that is an error."""
-    cursors: tuple[tuple[str, int], ...]
-
-
-Op = Opened | Registered | Changed | Responded
+Done = Callable[[Sequence[Any]], None]
+"""Gets the results of a commit, one for each operation; None where there is nothing to tell."""
+Failed = Callable[[Exception], None]
+"""Gets the `HoldfastError` that says why a commit was refused: then nothing of it was written."""
+Heard = Callable[[frozenset[str] | None], None]
+"""Gets what another process changed: uids of handles and key ids; None: anything may have changed."""
 
 
 class Store(Protocol):
-    """Writes lists of operations, each list as one."""
+    """Keeps what happened. Everything is called on the event loop's thread and calls back on it."""
 
-    def commit(self, ops: Sequence[Op], done: Callable[[], None]) -> None:
-        """Write all of `ops` or none, then call `done` on the event loop's thread. Commits finish in order."""
+    durable: bool
+    """Whether anything survives the process (E9)."""
+    owner: str
+    """Who we are, from `open` on."""
+    inline_output: int
+    """Output up to this size goes into the commit, more into a file of `directory`."""
+    directory: Path | None
+    """Where output files are. None: there is no such place, outputs stay where they are."""
+    trouble: str | None
+    """Why it cannot write at present; None: it can."""
+
+    async def open(self, heard: Heard) -> None:
+        """Be ready. Raises `HoldfastError` if that cannot be, and then has changed nothing."""
+
+    async def close(self) -> None:
+        """Write what was given, then let go of everything, our lock last. Twice is harmless."""
+
+    def commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
+        """Write all of `ops` or none, then call `done`, or `failed` if that is refused. No operations: a barrier.
+
+        If the store cannot write now it finds out whether it has written nevertheless. If not, `failed` gets
+        `store_unavailable`; with `keep` the commit waits, in its place, until it can be written.
+        """
+
+    def alive(self, owner: str) -> bool:
+        """Whether the process behind an owner lives. Of a dead one nothing is heard any more."""
+
+    async def handle(self, uid: str) -> Record | None: ...
+
+    async def named(self, conversation: str, id: str) -> Record | Expired | None:
+        """The newest handle that bears the id, or its tombstone."""
+
+    async def called(self, conversation: str, call_id: str) -> Record | None:
+        """The newest one-shot call of that label."""
+
+    async def handles(
+        self,
+        *,
+        conversation: str | None = None,
+        state: str | None = None,
+        turn: str | None = None,
+        parked: bool | None = None,
+        stateful: bool | None = True,
+        after: str | None = None,
+        limit: int = 1000,
+    ) -> list[Record]:
+        """Handles, oldest first, after the one of uid `after`."""
+
+    async def owners(self) -> list[str]:
+        """Everyone but us who owns a call, or a cancelled one whose hook is due."""
+
+    async def owned(self, owner: str | None, limit: int = 1000, after: str = "") -> list[Record]:
+        """What an owner has: calls that have not stopped, and cancelled ones whose hook is due.
+
+        None: cancelled calls whose hook is due and that nobody has, and held calls (`Parking.hold`) that are resolved.
+        """
+
+    async def holding(self) -> list[Record]:
+        """Parked calls that hold resources (B5)."""
+
+    async def journal(self, uid: str) -> list[Entry]: ...
+
+    async def waits(self, uid: str) -> list[WaitRow]: ...
+
+    async def wait(self, key_id: str) -> WaitRow | None: ...
+
+    async def secret(self, id: str | None = None) -> tuple[str, bytes] | None:
+        """The secret of that id, or the one to use for new keys."""
+
+    async def due(self, now: float, limit: int = 1000) -> tuple[list[Record], float | None]:
+        """Parked calls whose deadline has come, and when the next one will."""
+
+    async def turn(self, conversation: str) -> OpenTurn | None: ...
+
+    async def answers(self, conversation: str, turn: str, batch: int) -> tuple[Given, ...] | None:
+        """What a batch was answered; None if it was not, or if that is not kept."""
+
+    async def process_events(self, process: str, after: int = 0, limit: int = 1000) -> list[ProcessEvent]: ...
+
+    async def news(self, conversation: str, limit: int = 1000) -> list[News]:
+        """What is queued, oldest first."""
+
+    async def requests(self) -> list[Request]:
+        """What others want of us and has not been answered."""
+
+    async def reply(self, id: str) -> bytes | None:
+        """The answer to a request of ours, once it is there."""

@@ -7,24 +7,27 @@ A runtime starts a call and gets a `Sink`; whatever happens to the call is told 
 call (input, an abort) goes through the `Live` thing that `start` returned. All of it runs on the event loop's thread.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-import msgspec
 
 from holdfast.errors import ConfigError
 from holdfast.handles.question import Question
 from holdfast.handles.state import Outcome
 
 if TYPE_CHECKING:
+    from holdfast.durable.calls import Durability
+    from holdfast.durable.deferred import Pending
+    from holdfast.durable.keys import Key
     from holdfast.handles.view import Handles
+    from holdfast.store.base import Entry, Op
 
 Action = Literal["spawn", "fetch", "apply", "abort"]
 ACTIONS: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
 
 Scheduling = Literal["parallel", "serial", "synchronising"]
 RunMode = Literal["ask", "unattended", "edit", "skip"]
+OnCrash = Literal["replay", "fail", "external"]
 OnTurnEnd = Literal["inquire", "await", "abort", "keep"]
 Window = Literal["head", "tail", "head_tail"]
 ViewName = Literal["dispatch", "model", "history"]
@@ -68,8 +71,22 @@ class SpawnPolicy:
     settle_max_ms: int = 1000
     abort_grace_ms: int = 2000
     priority: int = 0
-    on_turn_end: OnTurnEnd = "inquire"
+    on_turn_end: OnTurnEnd | None = None
+    """None: `inquire`, and `keep` for a call that waits in durable effects (T1)."""
     turn_end_timeout_secs: float = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """When a call that failed with a `transient` error is tried again (R5).
+
+    `safe`: a failed attempt did nothing. `idempotent`: repeating is harmless, so a crash counts as transient.
+    """
+
+    policy: Literal["never", "safe", "idempotent"] = "never"
+    max_attempts: int = 3
+    base_delay_ms: int = 200
+    max_delay_ms: int = 5000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +112,20 @@ class Tool:
     questions: Mapping[str, QuestionPolicy] = field(default_factory=dict)
     spawn: SpawnPolicy = SpawnPolicy()
     output: OutputPolicy = OutputPolicy()
+    on_crash: OnCrash = "fail"
+    retry: RetryPolicy = RetryPolicy()
+    requires_durable: bool = False
+    """Refuses to start where nothing survives (E9)."""
+    deadline_secs: float | None = None
+    """How long a call parked by `on_crash="external"` may wait (R1)."""
+    offered: bool = True
+    """Whether models are told of it. It can be called either way."""
+    has_cancel_hook: bool = False
+    """Its runtime `SupportsCancelHook`."""
 
     def __post_init__(self) -> None:
+        if self.on_crash == "external" and self.deadline_secs is None:
+            raise ConfigError([f'tool `{self.name}`: on_crash="external" needs a deadline: deadline_secs=3600, say'])
         if self.max_running is not None and self.max_running < 1:
             raise ConfigError([f"tool `{self.name}`: max_running must be 1 or more, not {self.max_running}"])
 
@@ -115,18 +144,12 @@ class Invocation:
     """Spawned by the caller: it stays alive and may be talked to. Otherwise one-shot."""
     handles: "Handles | None" = None
     """The conversation's handles, as the batch of this call sees them; None where a runtime is tried by itself."""
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """What a call is answered with, as calling code and as a model get it (O2)."""
-
-    result: str
-    model: str
-    is_error: bool = False
-    code: str | None = None
-    """Of an error, its stable code."""
-    cursors: tuple[tuple[str, int], ...] = ()
-    """By uid: up to where it showed a handle's output (C5)."""
+    durability: "Durability | None" = None
+    """Keys and journals; None where a runtime is tried by itself."""
+    attempt: int = 1
+    fence: int = 1
+    entries: "Sequence[Entry]" = ()
+    """The call's journal when the attempt begins."""
 
 
 class Sink(Protocol):
@@ -140,14 +163,22 @@ class Sink(Protocol):
     def reading(self, yes: bool) -> None:
         """It has begun, or ceased, to wait for input that only `Live.write` can bring (A6)."""
 
-    def ask(self, question: Question, then: Callable[[Outcome], None]) -> None:
-        """A question. `then` gets `Ok(answer)`, or the `Error` that says why nobody answers."""
+    def ask(
+        self, question: Question, then: Callable[[Outcome], None], record: "Callable[[Any, bytes], Op] | None" = None
+    ) -> None:
+        """A question. `then` gets `Ok(answer)`, or the `Error` that says why nobody answers.
+
+        `record` makes of the answer, and the name of the call that gave it, what is written with it.
+        """
 
     def withdraw(self) -> None:
         """It does not want its open question answered any more."""
 
     def stop(self, outcome: Outcome, *, exit_code: int | None = None, signal: int | None = None) -> None:
         """The end; the first one counts."""
+
+    def park(self, pending: "Pending") -> None:
+        """Instead of `stop`: it has taken its completion key and the result comes from outside (D)."""
 
     def abandon(self) -> None:
         """It was told to end and cannot be made to: stop the handle now, `released` comes when it is really over."""
@@ -173,10 +204,24 @@ class ToolRuntime(Protocol):
         """Start the call. Raises `ToolError` if it cannot be started; then the sink hears nothing."""
 
 
+class SupportsCancelHook(Protocol):
+    """A runtime that is told when a parked call of it is cancelled (D2)."""
+
+    async def cancelled(self, key: "Key", arguments: dict[str, Any]) -> None:
+        """End the work outside. Called at least once."""
+
+
 class SupportsSlots(Protocol):
     """A runtime of which only so many calls run at once, whatever tools they belong to (Y2's threads)."""
 
     slots: Mapping[str, int]
+
+
+class SupportsRecordedInput(Protocol):
+    """A live thing that stores what it is sent before it takes it (E10)."""
+
+    def write_recorded(self, data: Any, cause: bytes) -> None:
+        """Like `write`; `cause` names the call that sends it."""
 
 
 class SupportsProbe(Protocol):

@@ -4,13 +4,18 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from holdfast.durable.calls import DurableCall
+from holdfast.durable.effects import Effects, ProcessEvents
+from holdfast.durable.journal import Journal
+from holdfast.durable.keys import Key
 from holdfast.errors import ToolError
 from holdfast.handles.question import Question
-from holdfast.handles.state import Error, Ok, Outcome, Printed
+from holdfast.handles.state import Error, Ok, Outcome
 from holdfast.handles.view import Handles
 from holdfast.tools.base import Invocation, Sink
 
@@ -24,7 +29,10 @@ class Call:
     A sync function runs in a thread of its own; there `emit`, `progress` and `cancelled` work, the rest does not.
     """
 
-    __slots__ = ("_asking", "_cancelled", "_inbox", "_invocation", "_loop", "_reader", "_sink", "_thread_out")
+    __slots__ = (
+        "_asking", "_cancelled", "_durable", "_inbox", "_invocation", "_loop", "_reader", "_sink", "_thread_out",
+        "_unread",
+    )  # fmt: skip
 
     def __init__(self, invocation: Invocation, sink: Sink, *, threaded: bool) -> None:
         self._invocation = invocation
@@ -32,9 +40,25 @@ class Call:
         self._loop = asyncio.get_running_loop() if threaded else None
         self._thread_out: _ThreadOutput | None = None
         self._inbox: deque[tuple[Any, int]] | None = None
+        self._unread = 0
+        self._durable: DurableCall | None = None
         self._reader: asyncio.Future[Any] | None = None
         self._asking: asyncio.Lock | None = None
         self._cancelled = False
+        if invocation.entries:
+            journal = self._in_store().journal
+            if journal is not None:
+                self._inbox = deque((value, _size(value)) for value in journal.inputs)
+
+    def _in_store(self) -> DurableCall:
+        if self._durable is None:
+            assert self._invocation.durability is not None
+            self._durable = self._invocation.durability.call(self._invocation)
+        return self._durable
+
+    @property
+    def _journal(self) -> Journal | None:
+        return self._in_store().journal if self._invocation.tool.on_crash == "replay" else None
 
     @property
     def id(self) -> str:
@@ -53,8 +77,13 @@ class Call:
 
     @property
     def attempt(self) -> int:
-        """1 for the first attempt."""
-        return 1
+        """1 for the first attempt; above 1, what is not recorded may have been done before (E4)."""
+        return self._invocation.attempt
+
+    @property
+    def process_id(self) -> str | None:
+        """The process this call belongs to (E8): its own, if it was spawned."""
+        return self._in_store().process
 
     @property
     def conversation(self) -> str:
@@ -94,6 +123,21 @@ class Call:
         self._not_in_a_thread("input")  # here and not in the coroutine: a sync function would never run that
         return self._input()
 
+    def completion_key(self) -> Coroutine[Any, Any, Key]:
+        """The key with which somebody outside completes this call. Take it, then return `holdfast.Pending` (D1)."""
+        self._not_in_a_thread("completion_key")
+        return self._in_store().completion_key()
+
+    def durable(self) -> Effects:
+        """Effects that are done once, also if the process dies in between (E)."""
+        self._not_in_a_thread("durable")
+        return self._in_store().effects()
+
+    def process_events(self) -> ProcessEvents:
+        """Events of this call's process, without the journal: at least once (E8)."""
+        self._not_in_a_thread("process_events")
+        return self._in_store().process_events()
+
     async def _input(self) -> Any:
         if not (self._invocation.stateful and "apply" in self._invocation.tool.actions):
             raise EOFError('nobody can send input to this call; call the tool with action "spawn", and give it "apply"')
@@ -113,7 +157,7 @@ class Call:
         value, _ = self._inbox[0]
         if value is None:
             raise EOFError("the caller closed the input of this call")  # stays in the inbox: closed for good
-        self._inbox.popleft()
+        self._unread -= self._inbox.popleft()[1]
         return value
 
     def ask(self, question: Question) -> Coroutine[Any, Any, Any]:
@@ -124,11 +168,18 @@ class Call:
     async def _ask(self, question: Question) -> Any:
         if self._cancelled:
             raise ToolError("this call is being ended; nobody answers any more", code="cancelled")
+        journal, record = self._journal, None
+        if journal is not None:
+            name = journal.number("ask", question.id)
+            entry = journal.recorded("ask", name)
+            if entry is not None:
+                return msgspec.json.decode(entry.value)
+            record = partial(journal.op, "ask", name)
         if self._asking is None:
             self._asking = asyncio.Lock()
         async with self._asking:  # a handle has at most one open question
             answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-            self._sink.ask(question, lambda outcome: None if answered.done() else answered.set_result(outcome))
+            self._sink.ask(question, lambda outcome: None if answered.done() else answered.set_result(outcome), record)
             try:
                 outcome = await answered
             except asyncio.CancelledError:
@@ -139,21 +190,29 @@ class Call:
                 return value
             case Error(message, code):
                 raise ToolError(message, code=code)
-            case Printed():
+            case _:
                 raise AssertionError("a question is answered by a value")
 
-    def _write(self, value: Any) -> None:
+    def _write(self, value: Any, cause: bytes) -> None:
         inbox = self._inbox = self._inbox if self._inbox is not None else deque()
         size = _size(value)
         if inbox and inbox[-1][0] is None:
             raise ToolError("the input of this call is closed; nothing was sent", code="input_not_read")
-        if sum(waiting for _, waiting in inbox) + size > _UNREAD_LIMIT:
+        if self._unread + size > _UNREAD_LIMIT:
             raise ToolError(
                 "the tool has not read what was sent before: over 64 KiB would be waiting, so nothing was sent; "
                 "wait until it reads",
                 code="input_not_read",
             )
-        inbox.append((value, size))
+        self._unread += size
+        if self._journal is None:
+            self._deliver(value, size)
+        else:  # stored before it is acknowledged (E10)
+            self._journal.store_input(value, cause, partial(self._deliver, value, size))
+
+    def _deliver(self, value: Any, size: int) -> None:
+        assert self._inbox is not None
+        self._inbox.append((value, size))
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 

@@ -8,24 +8,25 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Literal, overload
 
-import msgspec
-
+from holdfast.durable.deferred import Pending
+from holdfast.durable.keys import Key
 from holdfast.errors import ConfigError, ToolError
-from holdfast.handles.state import Error, Ok, Outcome, error_of
-from holdfast.handles.text import to_json
+from holdfast.handles.state import Error, Ok, Outcome, Reply, error_of
+from holdfast.handles.text import plain, to_json
 from holdfast.tools.base import (
     ACTIONS,
     Action,
     Invocation,
     Live,
+    OnCrash,
     OnTurnEnd,
     OutputPolicy,
     QuestionPolicy,
-    Reply,
+    RetryPolicy,
     RunMode,
     Scheduling,
     Sink,
@@ -39,6 +40,13 @@ _log = logging.getLogger("holdfast.tools")
 _THREADS = 64
 
 
+NO_KEY = Error(
+    "The tool returned Pending without first obtaining a completion key: `key = await call.completion_key()`.",
+    "pending_tool_missing_completion_key",
+)
+CancelHook = Callable[[Key, dict[str, Any]], Awaitable[None]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionTool(Tool):
     """A tool made from a Python function. It can still be called as one."""
@@ -46,6 +54,16 @@ class FunctionTool(Tool):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         assert isinstance(self.runtime, Function)
         return self.runtime.function(*args, **kwargs)
+
+    def on_cancel(self, hook: CancelHook) -> CancelHook:
+        """Decorator: what ends the work outside when a parked call is cancelled, `async def (key, arguments)` (D2).
+
+        It is called at least once, also if the process dies in between.
+        """
+        assert isinstance(self.runtime, Function)
+        self.runtime.hook = hook
+        object.__setattr__(self, "has_cancel_hook", True)  # frozen for everyone else; the decorator completes it
+        return hook
 
 
 @overload
@@ -67,10 +85,14 @@ def tool(
     result: RunMode = "unattended",
     questions: Mapping[str, QuestionPolicy] = {},
     timeout_secs: float | None = None,
-    on_turn_end: OnTurnEnd = "inquire",
+    on_turn_end: OnTurnEnd | None = None,
     turn_end_timeout_secs: float = 300,
     priority: int = 0,
     output: OutputPolicy | None = None,
+    on_crash: OnCrash = "fail",
+    retry: RetryPolicy | Literal["never", "safe", "idempotent"] = "never",
+    requires_durable: bool = False,
+    deadline_secs: float | None = None,
 ) -> Callable[[Callable[..., Any]], FunctionTool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a tool of a function: its schema comes from the signature, its description from the docstring.
@@ -92,10 +114,12 @@ def _make(
     examples: Sequence[str] = (),
     actions: Sequence[Action] = (),
     resources: Sequence[str] = (),
-    on_turn_end: OnTurnEnd = "inquire",
+    on_turn_end: OnTurnEnd | None = None,
     turn_end_timeout_secs: float = 300,
     priority: int = 0,
     output: OutputPolicy | None = None,
+    on_crash: OnCrash = "fail",
+    retry: RetryPolicy | Literal["never", "safe", "idempotent"] = "never",
     **rest: Any,
 ) -> FunctionTool:
     if isinstance(actions, str) or not set(actions) <= set(ACTIONS) or (actions and "spawn" not in actions):
@@ -104,7 +128,10 @@ def _make(
     if "apply" in actions and not inspect.iscoroutinefunction(function):
         why = 'a sync function takes no input; leave "apply" out of its actions, or make it async'
         raise ConfigError([f"tool `{name or function.__name__}`: {why}"])
+    if on_crash != "fail" and not inspect.iscoroutinefunction(function):
+        raise ConfigError([f'tool `{name or function.__name__}`: on_crash="{on_crash}" needs an async function'])
     signature = Signature.of(function)
+    policy = RetryPolicy(policy=retry) if isinstance(retry, str) else retry
     return FunctionTool(
         name=name or function.__name__,
         description=signature.description if description is None else description,
@@ -113,6 +140,8 @@ def _make(
         actions=tuple(actions),
         resources=tuple(resources),
         spawn=SpawnPolicy(priority=priority, on_turn_end=on_turn_end, turn_end_timeout_secs=turn_end_timeout_secs),
+        on_crash=on_crash,
+        retry=policy,
         output=output or OutputPolicy(),
         runtime=Function(function, signature),
         **rest,
@@ -127,6 +156,7 @@ class Function:
         self.signature = signature
         self.threaded = not inspect.iscoroutinefunction(function)
         self.slots: Mapping[str, int] = {"thread": _THREADS} if self.threaded else {}
+        self.hook: CancelHook | None = None
 
     def start(self, invocation: Invocation, sink: Sink) -> Live:
         call = Call(invocation, sink, threaded=self.threaded)
@@ -134,6 +164,10 @@ class Function:
         live = (_Thread if self.threaded else _Task)(call, sink)
         live.start(self.function, kwargs)
         return live
+
+    async def cancelled(self, key: Key, arguments: dict[str, Any]) -> None:
+        if self.hook is not None:
+            await self.hook(key, arguments)
 
 
 class _Task:
@@ -150,19 +184,44 @@ class _Task:
         self._task = asyncio.get_running_loop().create_task(self._drive(function, kwargs))
 
     async def _drive(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+        outcome: Outcome | Pending
         try:
-            outcome = ok_outcome(await function(**kwargs))
+            value = await function(**kwargs)
+            outcome = value if isinstance(value, Pending) else ok_outcome(value)
         except asyncio.CancelledError:
             outcome = Error("Tool execution cancelled.", "cancelled")
         except (KeyboardInterrupt, GeneratorExit):  # somebody ends the program, or the loop
             raise
         except BaseException as error:  # a tool that calls sys.exit() ends itself, not the runtime
             outcome = error_outcome(error, self._call)
-        self._sink.stop(outcome)
-        self._sink.released()
+        if isinstance(outcome, Pending) and not self.has_key:
+            outcome = NO_KEY
+        if isinstance(outcome, Pending):
+            self._sink.park(outcome)
+        else:
+            self._sink.stop(outcome)
+            self._sink.released()
 
     def write(self, data: Any) -> None:
-        self._call._write(data)
+        self._call._write(data, b"")
+
+    def write_recorded(self, data: Any, cause: bytes) -> None:
+        self._call._write(data, cause)
+
+    async def settled(self) -> None:
+        durable = self._call._durable
+        if durable is not None and durable.journal is not None:
+            await durable.journal.idle()
+
+    @property
+    def has_key(self) -> bool:
+        durable = self._call._durable
+        return durable is not None and durable.taken
+
+    @property
+    def waits_in_effects(self) -> bool:
+        durable = self._call._durable
+        return durable is not None and durable.waits_in_effects
 
     def end(self, grace: float) -> None:
         self._call._cancelled = True
@@ -221,10 +280,14 @@ class _Thread:
 
 def ok_outcome(value: Any) -> Outcome:
     """The outcome of a function that returned `value`: a string, or any JSON value, copied."""
-    if isinstance(value, str | Reply):
-        return Ok(value)
+    if isinstance(value, str):
+        return Ok(str.__str__(value))
+    if isinstance(value, Reply):
+        return value
+    if isinstance(value, Pending):  # of a sync function, which cannot take a key
+        return NO_KEY
     try:
-        builtins = msgspec.to_builtins(value, str_keys=True)
+        builtins = plain(value)
         to_json(builtins)  # what cannot be written cannot be shown: better said now than to everyone who looks
         return Ok(builtins)
     except RecursionError:

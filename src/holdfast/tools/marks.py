@@ -156,12 +156,18 @@ def kill_all(meant: Judge, *, looks: int) -> None:
             time.sleep(0.01)
 
 
+def reap() -> None:
+    """Kill what dead runtimes left; blocks for as long as that takes."""
+    myself = os.getpid()
+    kill_all(lambda pid: pid != myself and _orphaned(pid), looks=1)
+
+
 def guard(pipe: int, mark: str) -> None:
     """The guard's program: take what dead runtimes left, wait for the end of ours, take what it left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     myself = os.getpid()
-    kill_all(lambda pid: pid != myself and _orphaned(pid), looks=1)
+    reap()
     _wait_for_end(pipe, mark)
     kill_all(lambda pid: pid != myself and bears(pid, mark), looks=5)
 

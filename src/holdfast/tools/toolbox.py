@@ -9,7 +9,7 @@ from holdfast.errors import ConfigError, ToolError
 from holdfast.handles.gate import RESOURCE
 from holdfast.schema.arguments import ArgumentCheck, check_for
 from holdfast.schema.canonical import check_parameters
-from holdfast.tools.base import Action, Invocation, Tool
+from holdfast.tools.base import ACTIONS, Action, Invocation, Live, Sink, Tool
 from holdfast.tools.template import Template, values_of
 
 
@@ -43,17 +43,27 @@ class Toolbox:
                 self._resources[tool.name] = tuple(Template(text, where) for text in tool.resources)
 
     def __iter__(self) -> Iterator[Tool]:
-        return iter(self._tools.values())
+        """Those that are offered to a model."""
+        return (tool for tool in self._tools.values() if tool.offered)
 
     def find(self, name: str) -> Tool:
         """The tool of that name, or an error that names the nearest."""
         tool = self._tools.get(name)
         if tool is None:
-            near = difflib.get_close_matches(name, self._tools, 1)
-            known = ", ".join(f"`{each}`" for each in self._tools) or "none"
+            offered = [each.name for each in self]
+            near = difflib.get_close_matches(name, offered, 1)
+            known = ", ".join(f"`{each}`" for each in offered) or "none"
             right = f"did you mean `{near[0]}`?" if near else f"known tools: {known}"
             raise ToolError(f"unknown tool `{name[:100]}`; {right}", code="unknown_tool")
         return tool
+
+    def get(self, name: str) -> Tool | None:
+        """The tool of that name, if there is one."""
+        return self._tools.get(name)
+
+    def known(self, name: str) -> Tool:
+        """The tool of a handle that the store has: ours, or one that stands in for it and cannot be started."""
+        return self._tools.get(name) or Tool(name=name, runtime=_Absent(), actions=ACTIONS)
 
     def check(self, tool: Tool, action: Action | None) -> ArgumentCheck:
         """The check of the arguments of one of the tool's actions, or of a one-shot call."""
@@ -62,6 +72,12 @@ class Toolbox:
         if check is None:
             check = self._checks[key] = check_for(_in_own_words(tool), action)
         return check
+
+    def has_names(self, tool: Tool) -> bool:
+        """Whether `names` may give any for a call of the tool."""
+        if tool.resources or tool.max_running is not None or (self._slots and tool.source != "builtin"):
+            return True
+        return bool(getattr(tool.runtime, "slots", None))
 
     def names(self, invocation: Invocation) -> dict[str, int]:
         """What a call needs before it may run: its resources, and slots of its tool and runtime (B5, W11)."""
@@ -76,6 +92,13 @@ class Toolbox:
             names.update(self._slots)
         names.update(getattr(tool.runtime, "slots", {}))  # SupportsSlots
         return names
+
+
+class _Absent:
+    """Runs nothing: this runtime has not got the tool."""
+
+    def start(self, invocation: Invocation, sink: Sink) -> Live:
+        raise ToolError(f"this runtime has no tool `{invocation.tool.name}`", code="unknown_tool")
 
 
 def _in_own_words(tool: Tool) -> Tool:

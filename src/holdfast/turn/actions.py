@@ -5,17 +5,19 @@
 
 from collections.abc import Callable, Container, Sequence
 
+from holdfast.durable.calls import Durability
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.question import answer_fits, expected
 from holdfast.handles.registry import Registry
-from holdfast.handles.state import Error, Outcome, Pending, Running, Stopped, Waiting, name
+from holdfast.handles.state import Error, Outcome, Pending, Reply, Running, Stopped, Waiting, name
 from holdfast.handles.view import Handles
 from holdfast.schema.arguments import decode_input
-from holdfast.tools.base import Invocation, Reply
+from holdfast.tools.base import Invocation
 from holdfast.turn.admission import Admission
 from holdfast.turn.permission import Permission, require
-from holdfast.turn.replies import CANCELLED, Replies
+from holdfast.turn.relay import Relay
+from holdfast.turn.replies import CANCELLED, Replies, error_reply
 from holdfast.turn.settle import Settle, printed
 from holdfast.turn.slot import Slot
 
@@ -25,31 +27,53 @@ Answer = Callable[[Reply], None]
 class Actions:
     """The calls of one runtime, begun."""
 
-    def __init__(self, registry: Registry, admission: Admission, permission: Permission, replies: Replies) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        durability: Durability,
+        admission: Admission,
+        permission: Permission,
+        replies: Replies,
+        relay: Relay,
+    ) -> None:
         self._registry = registry
+        self._durability = durability
+        self._relay = relay
         self._admission = admission
         self._permission = permission
         self._replies = replies
 
-    def start(self, slot: Slot, handles: Handles, spare: Container[str], answer: Answer) -> None:
-        """Begin the call of a slot. Raises `ToolError` if the call itself is wrong (C9)."""
+    def start(
+        self, slot: Slot, handles: Handles, spare: Container[str], answer: Answer, parked: Callable[[], None]
+    ) -> None:
+        """Begin the call of a slot. Raises `ToolError` if the call itself is wrong (C9).
+
+        `parked` is called when a one-shot call waits for its completion from outside (D10).
+        """
         if slot.action is None or slot.action == "spawn":
-            self._start_handle(slot, handles, spare, answer)
+            self._start_handle(slot, handles, spare, answer, parked)
             return
         handle = self._named_handle(slot, handles)
+        if self._relay.elsewhere(handle):
+            self._relay.ask(handle, slot, answer)
+        else:
+            self.act(slot, handle, answer)
+
+    def act(self, slot: Slot, handle: Handle, answer: Answer) -> None:
+        """Fetch, apply or abort a handle of this runtime, or one that nobody runs."""
         skipped = require(self._permission.to_run(handle.tool, slot.action))
         if skipped is not None:
             answer(Reply(skipped, skipped))
         elif slot.action == "fetch":
             answer(self._replies.handle(handle))
         elif slot.action == "apply":
-            self._apply(handle, slot.arguments["input"], answer)
+            self._apply(handle, slot, answer)
         else:
             self._abort(handle, answer)
 
     def _named_handle(self, slot: Slot, handles: Handles) -> Handle:
         assert slot.tool is not None and slot.handle_id is not None
-        handle = handles.find(slot.handle_id)
+        handle = handles.named(slot.handle_id)
         if handle.tool.name != slot.tool.name:
             raise ToolError(
                 f"Handle `{handle.id}` belongs to tool `{handle.tool.name}`, not to `{slot.tool.name}`; "
@@ -58,16 +82,31 @@ class Actions:
             )
         return handle
 
-    def _start_handle(self, slot: Slot, handles: Handles, spare: Container[str], answer: Answer) -> None:
+    def _start_handle(
+        self, slot: Slot, handles: Handles, spare: Container[str], answer: Answer, parked: Callable[[], None]
+    ) -> None:
         handle = slot.handle
         assert handle is not None and slot.tool is not None
-        refusal = self._permission.to_run(slot.tool, slot.action)
+        refusal = self.refusal(slot)
         if isinstance(handle.decided, Stopped):  # ended before its turn had come: the runtime is being closed
             refusal = handle.decided.outcome
         if refusal is not None:
             self.stop_unstarted(slot, refusal, answer)
             return
-        invocation = Invocation(
+        invocation = self._invocation(slot, handle, handles)
+        if not handle.stateful:
+            handle.watch(_OneShot(self, spare, answer, parked))
+        self._admission.admit(handle, invocation)
+        if handle.stateful and handle.decided is handle.state:
+            self._spawned(handle, answer)
+        elif handle.stateful:
+            self._registry.when_visible(lambda: self._spawned(handle, answer))
+        else:
+            self.give_up_if_hopeless(handle, spare)
+
+    def _invocation(self, slot: Slot, handle: Handle, handles: Handles | None) -> Invocation:
+        assert slot.tool is not None
+        return Invocation(
             tool=slot.tool,
             arguments=slot.arguments,
             uid=handle.uid,
@@ -76,14 +115,41 @@ class Actions:
             turn=handle.turn,
             stateful=handle.stateful,
             handles=handles,
+            durability=self._durability,
+            attempt=handle.attempt,
+            fence=handle.fence,
         )
+
+    def refusal(self, slot: Slot) -> Outcome | None:
+        """Why a call may not run at all; None: it may."""
+        assert slot.tool is not None
+        if slot.tool.requires_durable and not self._registry.store.durable:
+            return Error(
+                f"Tool `{slot.tool.name}` needs a store that outlives the process, and this one is `memory:`. "
+                'Open the runtime with store="sqlite:///work.db", or set [store] url.',
+                "requires_durable",
+            )
+        return self._permission.to_run(slot.tool, slot.action)
+
+    def may_start(self, slot: Slot) -> bool:
+        """Whether nothing stands between the call and its start, so that it may be registered as running."""
+        tool = slot.tool
+        return tool is not None and not self._admission.queues(tool) and self.refusal(slot) is None
+
+    def resources(self, slot: Slot, handle: Handle) -> tuple[str, ...]:
+        """The names of the resources the call needs (B5)."""
+        return self._admission.resources(self._invocation(slot, handle, None))
+
+    def follow(self, slot: Slot, spare: Container[str], answer: Answer, parked: Callable[[], None]) -> None:
+        """Answer a call that was begun before this batch was taken up again (B9)."""
+        handle = slot.handle
+        assert handle is not None
         if handle.stateful:
-            self._admission.admit(handle, invocation)
-            self._registry.when_visible(lambda: self._spawned(handle, answer))
+            self._spawned(handle, answer)
         else:
-            handle.watch(_OneShot(self, spare, answer))
-            self._admission.admit(handle, invocation)
-            self.give_up_if_hopeless(handle, spare)
+            handle.watch(_OneShot(self, spare, answer, parked))
+            if handle.parked:
+                parked()
 
     def stop_unstarted(self, slot: Slot, outcome: Outcome, answer: Answer) -> None:
         """The call never runs: it is refused, skipped or invalid (B6)."""
@@ -95,10 +161,14 @@ class Actions:
 
     def _spawned(self, handle: Handle, answer: Answer) -> None:
         """C4: without `apply` it answers as soon as it has started, with it when it has settled."""
-        if isinstance(handle.state, Running) and "apply" in handle.tool.actions:
+        if isinstance(handle.state, Running) and "apply" in handle.tool.actions and not handle.parked:
             Settle(handle, lambda: answer(self._replies.handle(handle)), since=0)
         else:
             answer(self._replies.handle(handle))
+
+    def show(self, handle: Handle) -> Reply:
+        """A handle's state as a reply (C3)."""
+        return self._replies.handle(handle)
 
     def one_shot_stopped(self, handle: Handle, answer: Answer) -> None:
         answer(self._replies.outcome(handle))
@@ -114,9 +184,25 @@ class Actions:
             )
             self._admission.end(handle, error, "self")
 
-    def _apply(self, handle: Handle, given: object, answer: Answer) -> None:
-        """C6: input for a running tool, the answer for a waiting one."""
-        state, run, since = handle.state, handle.run, printed(handle)
+    def _apply(self, handle: Handle, slot: Slot, answer: Answer) -> None:
+        """C6: input for a running tool, the answer for a waiting one; which of them, is what the caller can see."""
+        if handle.decided is handle.state:
+            self._apply_now(handle, slot, answer)
+        else:
+            self._registry.when_visible(lambda: self._apply_or_refuse(handle, slot, answer))
+
+    def _apply_or_refuse(self, handle: Handle, slot: Slot, answer: Answer) -> None:
+        try:
+            self._apply_now(handle, slot, answer)
+        except ToolError as error:
+            answer(error_reply(error))
+
+    def _apply_now(self, handle: Handle, slot: Slot, answer: Answer) -> None:
+        given, state, run, since = slot.arguments["input"], handle.state, handle.run, printed(handle)
+        if handle.parked:
+            raise ToolError(
+                f"Handle `{handle.id}` waits for its completion from outside and takes no input", code="not_running"
+            )
         if run is None or run.ending or not isinstance(state, Running | Waiting):
             what = "being ended" if handle.active and run is not None and run.ending else name(state)
             raise ToolError(
@@ -132,9 +218,9 @@ class Actions:
                     f"{expected(state.question)}; the question stays open",
                     code="bad_answer",
                 )
-            run.answer(value)
+            run.answer(value, slot.cause)
         else:
-            run.write(given)
+            run.write(given, slot.cause)
         self._registry.when_visible(lambda: self._settled(handle, since, answer))
 
     def _settled(self, handle: Handle, since: int, answer: Answer) -> None:
@@ -156,15 +242,19 @@ class Actions:
 class _OneShot:
     """Watches the handle of a one-shot call."""
 
-    __slots__ = ("_actions", "_answer", "_spare")
+    __slots__ = ("_actions", "_answer", "_parked", "_spare")
 
-    def __init__(self, actions: Actions, spare: Container[str], answer: Answer) -> None:
+    def __init__(self, actions: Actions, spare: Container[str], answer: Answer, parked: Callable[[], None]) -> None:
         self._actions = actions
         self._spare = spare
         self._answer = answer
+        self._parked = parked
 
     def stopped(self, handle: Handle) -> None:
         self._actions.one_shot_stopped(handle, self._answer)
+
+    def parked(self, handle: Handle) -> None:
+        self._parked()
 
     def touched(self, handle: Handle) -> None:
         self._actions.give_up_if_hopeless(handle, self._spare)
@@ -180,6 +270,9 @@ class _Aborted:
 
     def stopped(self, handle: Handle) -> None:
         self._then()
+
+    def parked(self, handle: Handle) -> None:
+        pass
 
     def touched(self, handle: Handle) -> None:
         pass

@@ -3,15 +3,17 @@
 Admission is also how a handle is ended from outside, because what that means depends on how far it has come.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 
 from holdfast.errors import ToolError
-from holdfast.handles.gate import Ticket
+from holdfast.handles.gate import RESOURCE, Ticket
 from holdfast.handles.handle import Handle
+from holdfast.handles.question import Question
 from holdfast.handles.registry import Registry
-from holdfast.handles.state import EndedBy, Error, Pending, Stopped, error_of
-from holdfast.tools.base import Invocation
+from holdfast.handles.state import EndedBy, Error, Outcome, Pending, Stopped, error_of
+from holdfast.store.terminal import CANCELLED
+from holdfast.tools.base import Invocation, Tool
 from holdfast.tools.run import Run
 from holdfast.tools.toolbox import Toolbox
 from holdfast.turn.permission import Permission
@@ -26,6 +28,19 @@ class Admission:
         self._toolbox = toolbox
         self._questions = questions
         self._permission = permission
+
+    def queues(self, tool: Tool) -> bool:
+        """Whether a call of the tool may have to wait for something before it starts."""
+        return tool.scheduling == "serial" or self._toolbox.has_names(tool)
+
+    def resources(self, invocation: Invocation) -> tuple[str, ...]:
+        """The resources a call needs; none if they cannot be told, which `admit` will say."""
+        if not invocation.tool.resources:
+            return ()
+        try:
+            return tuple(resources(self._toolbox.names(invocation)))
+        except ToolError:
+            return ()
 
     def admit(self, handle: Handle, invocation: Invocation) -> None:
         """Start it, now or when it may. A serial one passes its conversation's lane first."""
@@ -58,38 +73,58 @@ class Admission:
             self._registry.touch(handle)  # it has left one queue and stands in another: behind someone blocked? (A6)
 
     def _start(self, handle: Handle, invocation: Invocation) -> None:
-        if isinstance(handle.decided, Stopped):
+        if isinstance(handle.decided, Stopped) or self._registry.closing:
             return
-        run = Run(self._registry, handle, self._questions.route, self._permission.to_deliver)
-        run.on_released = self._leave
-        run.start(invocation)
-        if handle.ticket is not None and _interactive(handle):
-            queues = [ticket.handle for line in handle.ticket.lines() for ticket in line.queue]
-            for call in [other for other in queues if not other.stateful]:
-                self._registry.touch(call)  # with such a holder it is hopeless (B5)
+        Run(self._registry, handle, self).start(invocation)
+        if _interactive(handle):
+            self._tell_queue(handle)
 
-    def _leave(self, handle: Handle) -> None:
+    def _tell_queue(self, handle: Handle) -> None:
+        """Whoever holds something and stays: one-shot calls that queue for it are hopeless (B5)."""
+        lines = handle.ticket.lines() if handle.ticket is not None else ()
+        for call in [ticket.handle for line in lines for ticket in line.queue if not ticket.handle.stateful]:
+            self._registry.touch(call)
+
+    def route(self, handle: Handle, question: Question) -> Outcome | None:
+        return self._questions.route(handle, question)
+
+    def deliver(self, handle: Handle, outcome: Outcome) -> Outcome:
+        return self._permission.to_deliver(handle, outcome)
+
+    def leave(self, handle: Handle) -> None:
+        """Give back its place in the lane and what it holds."""
         lane, ticket = handle.lane, handle.ticket
         handle.lane = handle.ticket = None
+        if handle.parked and ticket is not None and (names := resources(ticket.names)):
+            self.hold(handle, names)  # before the ticket is given back, so that nobody comes in between (B5)
         for each in (ticket, lane):
             if each is not None:
                 each.gate.leave(each)
+
+    def hold(self, handle: Handle, names: Mapping[str, int]) -> None:
+        """A parked call keeps its resources until it stops; its slots and its place in the lane are free (B5, D10)."""
+        handle.ticket = Ticket(self._registry.gate, handle, names, lambda: None)
+        self._registry.gate.take(handle.ticket)
+        handle.watch(_Holder(self.leave))
+        self._tell_queue(handle)
 
     def end(self, handle: Handle, error: Error, ended_by: EndedBy) -> None:
         """End it, for a reason. What has not started never will; what runs is told to end and stops when it has."""
         if handle.run is not None:
             handle.run.end(error, ended_by)
         elif not isinstance(handle.decided, Stopped):
+            if handle.parked:
+                error = CANCELLED  # in these words, whoever did it (D2)
             self._registry.end(handle, error, ended_by)
-            self._leave(handle)
+            self.leave(handle)
 
     def end_all(self, handles: Sequence[Handle], error: Error, ended_by: EndedBy) -> None:
         """End several. None of those that queue starts because another one leaves (S3)."""
         queued = [handle for handle in handles if handle.run is None and not isinstance(handle.decided, Stopped)]
         for handle in queued:
-            self._registry.end(handle, error, ended_by)
+            self._registry.end(handle, CANCELLED if handle.parked else error, ended_by)
         for handle in queued:
-            self._leave(handle)
+            self.leave(handle)
         for handle in handles:
             self.end(handle, error, ended_by)
 
@@ -107,8 +142,29 @@ class Admission:
         return None
 
 
+def resources(names: Mapping[str, int]) -> dict[str, int]:
+    """Those of the names that are resources, and not slots."""
+    return {name: capacity for name, capacity in names.items() if name.startswith(RESOURCE)}
+
+
+class _Holder:
+    """Watches a parked call that holds resources."""
+
+    def __init__(self, leave: Callable[[Handle], None]) -> None:
+        self._leave = leave
+
+    def stopped(self, handle: Handle) -> None:
+        self._leave(handle)
+
+    def parked(self, handle: Handle) -> None:
+        pass
+
+    def touched(self, handle: Handle) -> None:
+        pass
+
+
 def _stays(holder: Handle, spare: Container[str]) -> bool:
-    return _interactive(holder) or holder.blocked_on_caller(spare)
+    return holder.parked or _interactive(holder) or holder.blocked_on_caller(spare)
 
 
 def _interactive(holder: Handle) -> bool:

@@ -7,22 +7,25 @@ a call costs a task only if its tool is one.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from holdfast.errors import ToolError
+from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.registry import Registry
-from holdfast.handles.state import error_of
+from holdfast.handles.state import Error, Reply, Running, Stopped, error_of
 from holdfast.handles.view import Handles
 from holdfast.limits import Limits
-from holdfast.store.base import Opened
-from holdfast.tools.base import Reply
+from holdfast.store.base import Opened, Record
 from holdfast.turn.actions import Actions
 from holdfast.turn.lanes import Lanes
+from holdfast.turn.recovery import waits_for_resume
 from holdfast.turn.replies import cancelled_reply, error_reply
 from holdfast.turn.slot import Slot
 
 _log = logging.getLogger("holdfast.turn")
+
+Claim = Callable[[Record], Awaitable[Record | None]]
+"""Makes a call of a dead process ours; None if somebody else was first."""
 
 CANCEL_GRACE_SECS = 0.05
 """How long a cancelled call may take to return its own result."""
@@ -40,6 +43,7 @@ class Batch:
         conversation: str,
         turn: str,
         number: int,
+        park_after: float | None = None,
     ) -> None:
         self._slots = slots
         self._registry = registry
@@ -47,35 +51,104 @@ class Batch:
         self._limits = limits
         self._conversation = conversation
         self._turn = turn
-        self._number = number
+        self.number = number
+        self._park_at = None if park_after is None else asyncio.get_running_loop().time() + park_after
         self._replies: list[Reply | None] = [None] * len(slots)
         self._left = len(slots)
         self._named: dict[str, int] = {}
         """By uid: how many unanswered calls of this batch name the handle. Such a handle is not blocked yet (A6)."""
         self._handles = Handles(registry, conversation, self._named)
         self._lanes = Lanes(slots, self._start)
+        for slot in slots:
+            if slot.action == "apply":
+                slot.cause = f"{turn}:{number}:{slot.position}".encode()
         self._answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cancelled = False
+        self._begun: set[int] = set()
+        """Positions of calls that had begun before the batch was taken up again (B9)."""
+        self.failed: Error | None = None
+        """A parked call timed out that takes the turn with it (D11)."""
 
     async def run(self) -> list[Reply]:
         """Run it. Cancelling this cancels the batch (B7)."""
+        await self._registry.load(self._conversation, self._ids())
         conflict = self._conflict()
         if conflict is not None:
             return [error_reply(conflict)] * len(self._slots)
-        handles = self._make_handles()
+        new = self._make_handles()
         calls = (
             (slot.call.id, slot.call.name, slot.call.arguments, slot.handle.uid if slot.handle is not None else None)
             for slot in self._slots
         )
-        opened = Opened(self._conversation, self._turn, self._number, tuple(calls))
-        self._registry.register(handles, self._begin, opened)
+        opened = Opened(self._conversation, self._turn, self.number, tuple(calls))
+        self._registry.register(new, self._begin, self._not_begun, opened)
+        return await self._collect()
+
+    async def resume(self, claim: Claim) -> list[Reply]:
+        """Answer a batch that was begun by a process that is no more (B9)."""
+        await self._registry.load(self._conversation, self._ids())
+        for slot in self._slots:
+            record = await self._registry.store.handle(slot.uid) if slot.uid is not None else None
+            if record is None:
+                continue
+            anew = not isinstance(record.state, Stopped) and waits_for_resume(record, slot.tool)
+            claimed = await claim(record) if anew and not self._registry.is_ours(record) else None
+            if claimed is not None:
+                slot.handle = self._registry.take_over(claimed)
+            else:
+                slot.handle = self._registry.adopt(record)
+                self._begun.add(slot.position)
+        for slot in self._slots:
+            if await self._was_applied(slot):
+                self._begun.add(slot.position)
+        self._begin()
+        return await self._collect()
+
+    async def _was_applied(self, slot: Slot) -> bool:
+        """Whether what this `apply` sends is in the journal of its handle already."""
+        if slot.action != "apply" or slot.error is not None or slot.handle_id is None:
+            return False
+        slot.handle = self._registry.conversation(self._conversation).names.get(slot.handle_id)
+        journal = await self._registry.store.journal(slot.handle.uid) if slot.handle is not None else ()
+        if any(entry.digest == slot.cause for entry in journal):
+            return True
+        slot.handle = None
+        return False
+
+    async def _collect(self) -> list[Reply]:
         try:
             await asyncio.shield(self._answered)
         except asyncio.CancelledError:
             self.cancel()
-            await self._answered  # within CANCEL_GRACE_SECS: every call is answered by then
+            await asyncio.wait([self._answered])  # within CANCEL_GRACE_SECS: every call is answered by then
             raise
         return [reply for reply in self._replies if reply is not None]
+
+    def _ids(self) -> list[str]:
+        return list(dict.fromkeys(slot.handle_id for slot in self._slots if slot.handle_id is not None))
+
+    def _not_begun(self, error: Exception) -> None:
+        """The store did not take the batch: nothing of it ran."""
+        code = error.code if isinstance(error, HoldfastError) else "store_unavailable"
+        reply = error_reply(ToolError(f"Nothing of this batch ran: {error}", code=code))
+        self._replies = [reply] * len(self._slots)
+        if not self._answered.done():
+            self._answered.set_result(None)
+
+    def waits_for(self, handle: Handle) -> bool:
+        """Whether the call that made the handle is not answered yet."""
+        return any(slot.handle is handle and self._replies[slot.position] is None for slot in self._slots)
+
+    def leave(self) -> None:
+        """The runtime is closing: what is not answered yet stays open in the store (R6, D10)."""
+        if not self._answered.done():
+            self._answered.set_exception(
+                HoldfastError(
+                    "the runtime was closed before this batch was answered; it is in the store, and "
+                    "`rt.turn(conversation, resume=True)` takes it up again",
+                    code="runtime_closed",
+                )
+            )
 
     def _conflict(self) -> ToolError | None:
         """B2: an id spawned twice, or one that is active, rejects the whole batch."""
@@ -96,11 +169,11 @@ class Batch:
             seen.add(id)
         return None
 
-    def _make_handles(self) -> list[Handle]:
+    def _make_handles(self) -> list[tuple[Handle, Record]]:
         """A handle for every spawn that has an id, also if its arguments are wrong, and for every one-shot call."""
         known = self._registry.conversation(self._conversation)
         room = self._limits.live_handles - len(known.live)
-        handles = []
+        new, first, now = [], self._lanes.first, self._registry.clock.now()
         for slot in self._slots:
             spawn = slot.action == "spawn" and slot.handle_id is not None
             if slot.tool is None or slot.action in ("fetch", "apply", "abort") or (slot.error and not spawn):
@@ -123,10 +196,38 @@ class Batch:
                 stateful=spawn,
                 priority=slot.tool.spawn.priority,
             )
-            handles.append(slot.handle)
-        return handles
+            # What is known already goes into the commit that says that the handle exists: a refused spawn has stopped
+            # (B6), and a call that nothing stands in the way of runs.
+            if slot.error is not None:
+                slot.handle.decided = slot.handle.state = Stopped(now, None, now, error_of(slot.error))
+                slot.handle.owner = None
+            elif slot.position in first and self._actions.may_start(slot):
+                slot.handle.decided = slot.handle.state = Running(now, now)
+            new.append((slot.handle, self._record(slot, slot.handle)))
+        return new
+
+    def _record(self, slot: Slot, handle: Handle) -> Record:
+        return Record(
+            uid=handle.uid,
+            id=handle.id,
+            tool=handle.tool.name,
+            conversation=handle.conversation,
+            turn=handle.turn,
+            batch=self.number,
+            position=slot.position,
+            call_id="" if handle.tool.source == "builtin" else handle.call_id,  # a label finds what tools printed (O4)
+            stateful=handle.stateful,
+            state=handle.state,
+            arguments=slot.arguments,
+            priority=handle.priority,
+            resources=self._actions.resources(slot, handle) if handle.tool.resources and slot.error is None else (),
+            owner=handle.owner,
+        )
 
     def _begin(self) -> None:
+        if self._registry.closing:
+            self.leave()
+            return
         names = self._registry.conversation(self._conversation).names
         for slot in self._slots:
             if slot.handle_id is not None and slot.handle_id in names:
@@ -137,22 +238,24 @@ class Batch:
             self._answered.set_result(None)
 
     def _refuse(self, slot: Slot, error: ToolError) -> None:
-        if slot.handle is None:
-            self._answer(slot, error_reply(error))
-        else:  # B6: whoever awaits it hears what was wrong
-            self._actions.stop_unstarted(slot, error_of(error), lambda reply: self._answer(slot, reply))
+        # B6: whoever awaits its handle hears what was wrong.
+        self._answer(slot, error_reply(error) if slot.handle is None else self._actions.show(slot.handle))
 
     def _start(self, slot: Slot) -> None:
         if self._replies[slot.position] is not None:
             return
-        if self._cancelled:
+        if self._cancelled and slot.position not in self._begun:
             self._withdraw(slot)
             return
         if slot.error is not None:
             self._refuse(slot, slot.error)
             return
+        answer, parked = (lambda reply: self._answer(slot, reply)), (lambda: self._parked(slot))
         try:
-            self._actions.start(slot, self._handles, self._named, lambda reply: self._answer(slot, reply))
+            if slot.position in self._begun:
+                self._actions.follow(slot, self._named, answer, parked)
+            else:
+                self._actions.start(slot, self._handles, self._named, answer, parked)
         except ToolError as error:
             self._answer(slot, error_reply(error))
         except Exception as error:  # of a tool's runtime; it must not leave the call without its answer (C9)
@@ -165,10 +268,39 @@ class Batch:
             return
         self._replies[slot.position] = reply
         self._left -= 1
+        if slot.handle is not None and self.failed is None:
+            self.failed = _fails_turn(slot.handle)
+            if self.failed is not None:
+                self.cancel()
         self._unname(slot)
         self._lanes.returned(slot)
         if self._left == 0 and not self._answered.done():
             self._answered.set_result(None)
+
+    def _parked(self, slot: Slot) -> None:
+        """D10: the serial lane goes on; the batch waits, if need be only for so long."""
+        self._lanes.returned(slot)
+        if self._park_at is not None:
+            asyncio.get_running_loop().call_at(self._park_at, self._stop_waiting, slot)
+
+    def _stop_waiting(self, slot: Slot) -> None:
+        over = self._answered.done() or self._registry.closing
+        if not over and self._replies[slot.position] is None and slot.handle is not None and slot.handle.parked:
+            self._registry.run_soon(self._expose(slot, slot.handle))
+
+    async def _expose(self, slot: Slot, handle: Handle) -> None:
+        """Give a parked one-shot call a name and answer with that."""
+        number = 1
+        while True:
+            id = f"call:{slot.call.id}" + (f"_{number}" if number > 1 else "")
+            await self._registry.load(self._conversation, (id,))
+            taken = self._registry.conversation(self._conversation).names.get(id)
+            if taken is None or not taken.active:
+                break
+            number += 1
+        if self._replies[slot.position] is None and handle.active:
+            await self._registry.expose(handle, id)
+            self._answer(slot, self._actions.show(handle))
 
     def _unname(self, slot: Slot) -> None:
         handle = slot.named
@@ -198,3 +330,11 @@ class Batch:
         if slot.handle is not None and slot.handle.run is None:
             self._actions.cancel([slot.handle])
         self._answer(slot, cancelled_reply())
+
+
+def _fails_turn(handle: Handle) -> Error | None:
+    """The error of a one-shot call whose deadline passed and that takes the turn with it (D11)."""
+    state, parking = handle.state, handle.parking
+    if handle.stateful or parking is None or parking.on_timeout != "fail_turn" or not isinstance(state, Stopped):
+        return None
+    return state.outcome if isinstance(state.outcome, Error) and state.ended_by == "timeout" else None

@@ -30,15 +30,21 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 async def end_turn(
-    conversation: str, registry: Registry, admission: Admission, replies: Replies, *, cancelled: bool
+    conversation: str, registry: Registry, admission: Admission, replies: Replies, *, cancelled: bool, turn: str
 ) -> Ending:
-    """Apply each live handle's policy and wait until what must end has ended, one-shot calls included (T4)."""
-    live = [handle for handle in registry.live(conversation) if handle.stateful and handle.active]
+    """Apply each live handle's policy and wait until what must end has ended, one-shot calls included (T4).
+
+    Parked calls are not live and stay, unless the turn is cancelled: then those of this turn are, too (T5, D2).
+    """
+    if cancelled:
+        await _cancel_parked(conversation, turn, registry, admission)
+    every = [handle for handle in registry.live(conversation) if handle.active and not _is_parking(handle, cancelled)]
+    live = [handle for handle in every if handle.stateful]
     # Ordered sets: thousands may be live, and each is looked for in both.
-    kept = dict.fromkeys(handle for handle in live if handle.tool.spawn.on_turn_end == "keep")
-    waited = dict.fromkeys(h for h in live if h.tool.spawn.on_turn_end == "await" and not cancelled)
+    kept = dict.fromkeys(handle for handle in live if _kept(handle))
+    waited = dict.fromkeys(h for h in live if h.tool.spawn.on_turn_end == "await" and not cancelled and h not in kept)
     ended = [handle for handle in live if handle not in kept and handle not in waited]
-    calls = [handle for handle in registry.live(conversation) if not handle.stateful and handle.active]
+    calls = [handle for handle in every if not handle.stateful]
     reason: EndedBy = "cancel" if cancelled else "turn_end"
     _end(admission, [*ended, *calls], reason)
     try:
@@ -53,6 +59,28 @@ async def end_turn(
         kept=tuple(replies.entries(list(kept), "dispatch")),
         model=tuple(replies.entries([*over, *kept], "model")),
     )
+
+
+def _is_parking(handle: Handle, cancelled: bool) -> bool:
+    """Whether it is as good as parked, and parked calls stay (T4)."""
+    return not cancelled and handle.run is not None and handle.run.is_parking
+
+
+def _kept(handle: Handle) -> bool:
+    """T1: its tool says so, or says nothing and the call waits in durable effects."""
+    chosen = handle.tool.spawn.on_turn_end
+    return chosen == "keep" or (chosen is None and handle.run is not None and handle.run.waits_in_effects)
+
+
+async def _cancel_parked(conversation: str, turn: str, registry: Registry, admission: Admission) -> None:
+    after: str | None = None
+    while records := await registry.store.handles(
+        conversation=conversation, turn=turn, parked=True, stateful=None, after=after
+    ):
+        handles = [registry.adopt(record) for record in records]
+        _end(admission, [handle for handle in handles if handle.parked], "cancel")
+        await all_stopped(handles)
+        after = records[-1].uid
 
 
 def wait_no_longer(conversation: str, registry: Registry, admission: Admission) -> None:

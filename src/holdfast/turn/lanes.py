@@ -45,6 +45,11 @@ class Lanes:
                 late.update(slot.position for slot in chain[1:])
         return late
 
+    @property
+    def first(self) -> set[int]:
+        """The positions of those that start at once when the batch begins."""
+        return {position for _, position, _ in self._ready}
+
     def begin(self) -> None:
         """Start everything that waits for nobody, in emitted order."""
         self._pump()

@@ -7,15 +7,16 @@ other (O2). Where a tool's two views are the same, so is the text.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.output import Output
-from holdfast.handles.state import Error, Ok, Outcome, Pending, Printed, Stopped, Waiting, name
+from holdfast.handles.state import Error, Ok, Outcome, Pending, Printed, Reply, Stopped, Waiting, name
 from holdfast.handles.text import to_json
 from holdfast.handles.view import Waited
-from holdfast.tools.base import Reply, View, ViewName
+from holdfast.tools.base import View, ViewName
 from holdfast.turn.budget import Projector, ProjectorProtocol, shares, size_of
 
 _log = logging.getLogger("holdfast.turn")
@@ -48,8 +49,8 @@ class Replies:
         """A one-shot call's result: the outcome of a handle nobody had to see (C8)."""
         state = handle.state
         assert isinstance(state, Stopped)
-        if isinstance(state.outcome, Ok) and isinstance(state.outcome.value, Reply):
-            return state.outcome.value
+        if isinstance(state.outcome, Reply):
+            return state.outcome
         hint = read_hint("call_id", handle.call_id)
         error = state.outcome if isinstance(state.outcome, Error) else None
         return self._both(
@@ -57,6 +58,7 @@ class Replies:
             lambda view: self._result(handle, state.outcome, view, hint),
             is_error=error is not None and not _deliberate(state, error),
             code=error.code if error is not None else None,
+            shown=[handle] if handle.parking is not None else (),  # its end was news (D9)
         )
 
     def handle(self, handle: Handle) -> Reply:
@@ -103,7 +105,7 @@ class Replies:
 
     def _pending(self, handle: Handle, needs_input: bool) -> dict[str, Any]:
         state = handle.state
-        entry: dict[str, Any] = {"id": handle.id, "state": name(state)}
+        entry: dict[str, Any] = {"id": handle.id, "state": name(state), **_parked(handle)}
         if needs_input:
             behind = handle.behind()
             if isinstance(state, Waiting):
@@ -131,6 +133,7 @@ class Replies:
             if isinstance(state.outcome, Error):
                 _add_error(entry, state, state.outcome, handle)
         elif not isinstance(state, Pending):
+            entry |= _parked(handle)
             if output is not None and _end(handle, output) > handle.cursor:
                 span = output.span(handle.cursor, _end(handle, output))
                 entry["content"] = self._projector.text(span, _view(handle, view, limit), hint)
@@ -146,6 +149,8 @@ class Replies:
                 return self._projector.text(handle.output.span(_given(handle)), chosen, hint) if handle.output else ""
             case Ok(value):
                 return self._projector.value(value, chosen, hint)
+            case Reply(result):
+                return result
 
     def _failure(self, handle: Handle, error: Error, view: View, hint: str) -> str | None:
         """The reason, and what it printed before it failed: of a failed command that is what one wants to know."""
@@ -187,7 +192,21 @@ class Replies:
             why = _not_shown(error)
             return Reply(why, why, True, "tool_error")
         cursors = tuple((handle.uid, _end(handle, handle.output)) for handle in shown if handle.output is not None)
-        return Reply(dispatch, model, is_error, code, cursors)
+        stopped = tuple(handle.uid for handle in shown if not handle.active)
+        return Reply(dispatch, model, is_error, code, cursors, stopped)
+
+
+def _parked(handle: Handle) -> dict[str, Any]:
+    """What a reply adds of a call that waits for its completion from outside (D9)."""
+    if not handle.parked or handle.parking is None:
+        return {}
+    deadline = handle.parking.deadline
+    return {"parked": True} if deadline is None else {"parked": True, "deadline": time_of_day(deadline)}
+
+
+def time_of_day(at: float) -> str:
+    """A time as models and people read it: `2026-01-01T00:00:00Z`."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _not_shown(error: Exception) -> str:

@@ -37,6 +37,9 @@ class Settle:
     def stopped(self, handle: Handle) -> None:
         self._finish()
 
+    def parked(self, handle: Handle) -> None:
+        self._finish()
+
     def touched(self, handle: Handle) -> None:
         self._check()
 

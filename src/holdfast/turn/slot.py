@@ -7,6 +7,7 @@ import msgspec
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.registry import check_id
+from holdfast.handles.text import plain
 from holdfast.limits import Limits
 from holdfast.schema.canonical import json_type
 from holdfast.tools.base import Action, Tool
@@ -24,7 +25,19 @@ class ToolCall(msgspec.Struct, frozen=True):
 class Slot:
     """A call's place in its batch."""
 
-    __slots__ = ("action", "arguments", "call", "error", "handle", "handle_id", "named", "position", "tool")
+    __slots__ = (
+        "action",
+        "arguments",
+        "call",
+        "cause",
+        "error",
+        "handle",
+        "handle_id",
+        "named",
+        "position",
+        "tool",
+        "uid",
+    )
 
     def __init__(self, call: ToolCall, position: int) -> None:
         self.call = call
@@ -40,6 +53,10 @@ class Slot:
         self.handle: Handle | None = None
         """The handle it makes: a spawn's, or the unseen one of a one-shot call."""
         self.error: ToolError | None = None
+        self.cause = b""
+        """Of an `apply`: which call it is, recorded with what it sends, so that a resumed batch sends it once (B9)."""
+        self.uid: str | None = None
+        """Of a batch that is taken up again: the uid of the handle the call made (B9)."""
 
     @property
     def lane(self) -> Literal["parallel", "serial", "synchronising"]:
@@ -99,7 +116,9 @@ def _read_arguments(call: ToolCall, limits: Limits) -> dict[str, Any]:
     else:
         try:
             encoded = msgspec.json.encode(given)
-        except (TypeError, ValueError) as error:
+        except TypeError:
+            given, encoded = _plain(given)
+        except ValueError as error:
             raise ToolError(f"the arguments are not JSON: {error}", code="invalid_arguments") from None
         except RecursionError:
             raise _too_deep(limits) from None
@@ -115,6 +134,15 @@ def _read_arguments(call: ToolCall, limits: Limits) -> dict[str, Any]:
     if encoded.count(b"[") + encoded.count(b"{") > limits.nesting and _depth(value) > limits.nesting:
         raise _too_deep(limits)
     return value
+
+
+def _plain(given: Any) -> tuple[Any, bytes]:
+    """Arguments made in Python: what is a string by another name, such as a key, is one (D3)."""
+    try:
+        value = plain(given)
+        return value, msgspec.json.encode(value)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ToolError(f"the arguments are not JSON: {error}", code="invalid_arguments") from None
 
 
 def _too_deep(limits: Limits) -> ToolError:

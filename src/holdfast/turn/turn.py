@@ -1,15 +1,15 @@
 """A turn of a conversation: batches one after the other, then an end that leaves nothing behind (B1, T)."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from holdfast.errors import HoldfastError, ToolError
-from holdfast.store.base import Responded
-from holdfast.tools.base import Reply
+from holdfast.errors import HoldfastError, ToolError, TurnFailed
+from holdfast.handles.state import Error, Reply
+from holdfast.store.base import Opened, Responded, TurnBegan, TurnEnded
 from holdfast.turn.batch import Batch
 from holdfast.turn.ending import Ending, end_turn, wait_no_longer
 from holdfast.turn.replies import error_reply
@@ -17,6 +17,15 @@ from holdfast.turn.slot import ToolCall, read_call
 
 if TYPE_CHECKING:
     from holdfast.runtime import Runtime
+
+
+class OpenBatch(msgspec.Struct, frozen=True):
+    """A batch that was never answered (B9)."""
+
+    number: int
+    calls: tuple[ToolCall, ...]
+    uids: tuple[str | None, ...]
+    """Of each call the uid of the handle it made, if it made one."""
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -37,12 +46,19 @@ class Response(msgspec.Struct, frozen=True):
 class Turn:
     """One turn. Use it as an async context manager; leaving the block ends it, an exception or `cancel` cancels it."""
 
-    def __init__(self, runtime: "Runtime", conversation: str, id: str) -> None:
+    def __init__(self, runtime: "Runtime", conversation: str, id: str, *, resume: bool = False) -> None:
         self._runtime = runtime
         self.conversation = conversation
         self.id = id
         self.ending: Ending | None = None
         """How it ended, once it has."""
+        self.failed: Error | None = None
+        """Why it failed, if it did: then it can only be ended (D11)."""
+        self.unfinished: OpenBatch | None = None
+        """Of a resumed turn, the batch that was never answered; `resume` answers it (B9)."""
+        self.answered: list[Response] | None = None
+        """Of a resumed turn whose newest batch was answered: what was answered, as that may not have arrived."""
+        self._resume = resume
         self._ending: asyncio.Task[Ending] | None = None
         self._batch: Batch | None = None
         self._batches = 0
@@ -50,36 +66,122 @@ class Turn:
 
     async def __aenter__(self) -> Self:
         self._check_not_ended()
-        known = self._runtime.registry.conversation(self.conversation)
-        if known.turn is not None:
-            raise HoldfastError(
-                f"conversation `{self.conversation}` has an open turn; end that one first", code="turn_open"
-            )
-        self._runtime.registry.turn_began(self.conversation, self.id)
+        runtime, registry = self._runtime, self._runtime.registry
+        if registry.conversation(self.conversation).turn is not None:
+            raise self._open_elsewhere()
+        await runtime.open()
+        await registry.collect_sometimes()
+        before = await registry.store.turn(self.conversation)
+        if before is not None:
+            if before.owner is not None and registry.store.alive(before.owner):
+                raise self._open_elsewhere()
+            if before.owner is not None:
+                await runtime.recovery.take(before.owner)
+            if self._resume:
+                self.id, self._batches = before.turn, before.batches
+                self.unfinished = _open_batch(before.batch)
+                if before.batch is None:
+                    given = await registry.store.answers(self.conversation, self.id, before.batches)
+                    self.answered = None if given is None else [_response(*each) for each in given]
+        was, owner = (before.turn, before.owner) if before is not None else (None, None)
+        began = TurnBegan(self.conversation, self.id, registry.clock.now(), was, owner)
+        try:
+            await registry.write((began,), keep=False)
+        except HoldfastError as error:
+            raise self._open_elsewhere() if error.code == "turn_open" else error from None
+        registry.turn_began(self.conversation, self.id)
+        if before is not None and before.batch is not None and not self._resume:
+            await runtime.recovery.abandon(before.batch)
         return self
+
+    def _open_elsewhere(self) -> HoldfastError:
+        return HoldfastError(
+            f"conversation `{self.conversation}` has an open turn; end that one first", code="turn_open"
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._runtime.closing:
+            return  # what is unfinished stays in the store, for a turn that resumes it (R6)
         if kind is not None:
             self.cancel()
         await self.end()
 
-    async def run(self, calls: Sequence[ToolCall]) -> list[Response]:
-        """Run one batch. Every call gets exactly one response, in order; nothing a tool does raises here."""
+    async def run(self, calls: Sequence[ToolCall], *, park_after: float | None = None) -> list[Response]:
+        """Run one batch. Every call gets exactly one response, in order; nothing a tool does raises here.
+
+        A one-shot call that waits for its completion from outside keeps the batch waiting, after `park_after` seconds
+        no longer: it is answered as a handle then (D10).
+        """
+        self._check_ready()
+        if self.unfinished is not None:
+            raise HoldfastError(
+                "the batch that was open when this turn was interrupted comes first: await turn.resume()",
+                code="batch_open",
+            )
+        wrong = calls if isinstance(calls, ToolCall) else next((c for c in calls if not isinstance(c, ToolCall)), None)
+        if wrong is not None:
+            raise TypeError(f"turn.run takes a list of holdfast.ToolCall(id, name, arguments), not {wrong!r:.80}")
+        limit = self._runtime.limits.batch_calls
+        if len(calls) > limit:
+            why = f"a batch may hold {limit} calls, this one has {len(calls)} ([limits] batch_calls); nothing ran"
+            return _responses(calls, [error_reply(ToolError(why, code="limit_exceeded"))] * len(calls))
+        trouble = self._runtime.registry.store.trouble
+        if trouble is not None:
+            error = ToolError(f"Nothing of this batch ran: {trouble}", code="store_unavailable")
+            return _responses(calls, [error_reply(error)] * len(calls))
+        self._batches += 1
+        batch = self._make_batch(calls, self._batches, park_after)
+        return await self._answer(calls, batch, batch.run())
+
+    async def resume(self, *, park_after: float | None = None) -> list[Response]:
+        """Answer the unfinished batch of a resumed turn: what has finished as recorded, what had not started is run,
+        what had started by its tool's `on_crash` (B9)."""
+        self._check_ready()
+        if self.unfinished is None:
+            raise HoldfastError("this turn has no unfinished batch; see turn.unfinished", code="no_open_batch")
+        unfinished, self.unfinished = self.unfinished, None
+        batch = self._make_batch(unfinished.calls, unfinished.number, park_after, unfinished.uids)
+        return await self._answer(unfinished.calls, batch, batch.resume(self._runtime.recovery.claim))
+
+    def _make_batch(
+        self, calls: Sequence[ToolCall], number: int, park_after: float | None, uids: Sequence[str | None] = ()
+    ) -> Batch:
+        runtime = self._runtime
+        slots = [read_call(call, at, runtime.toolbox, runtime.limits) for at, call in enumerate(calls)]
+        for slot, uid in zip(slots, uids, strict=False):
+            slot.uid = uid
+        batch = self._batch = Batch(
+            slots, runtime.registry, runtime.actions, runtime.limits, self.conversation, self.id, number, park_after
+        )
+        runtime.batches.add(batch)
+        if self._cancelled:
+            batch.cancel()
+        return batch
+
+    async def _answer(
+        self, calls: Sequence[ToolCall], batch: Batch, running: Coroutine[Any, Any, list[Reply]]
+    ) -> list[Response]:
+        try:
+            replies = await running
+            await self._record(calls, replies, batch.number)
+        finally:
+            self._batch = None
+            self._runtime.batches.discard(batch)
+        if batch.failed is not None:
+            self.failed = batch.failed
+            self.cancel()
+        return _responses(calls, replies)
+
+    def _check_ready(self) -> None:
         self._check_not_ended()
         self._check_entered()
         if self._batch is not None:
             raise HoldfastError("a batch of this turn is still running; await it first", code="batch_open")
         self._runtime.check_open()
-        wrong = calls if isinstance(calls, ToolCall) else next((c for c in calls if not isinstance(c, ToolCall)), None)
-        if wrong is not None:
-            raise TypeError(f"turn.run takes a list of holdfast.ToolCall(id, name, arguments), not {wrong!r:.80}")
-        replies = await self._replies(calls)
-        return [
-            Response(call.id, reply.result, reply.is_error, reply.model, reply.code)
-            for call, reply in zip(calls, replies, strict=True)
-        ]
+        if self.failed is not None:
+            raise TurnFailed(f"the turn has failed ({self.failed.message}); end it and open another")
 
     def _check_not_ended(self) -> None:
         if self._ending is not None:
@@ -93,34 +195,13 @@ class Turn:
     def _is_open(self) -> bool:
         return self._runtime.registry.conversation(self.conversation).turn == self.id
 
-    async def _replies(self, calls: Sequence[ToolCall]) -> Sequence[Reply]:
-        runtime = self._runtime
-        limit = runtime.limits.batch_calls
-        if len(calls) > limit:
-            why = f"a batch may hold {limit} calls, this one has {len(calls)} ([limits] batch_calls); nothing ran"
-            return [error_reply(ToolError(why, code="limit_exceeded"))] * len(calls)
-        slots = [read_call(call, at, runtime.toolbox, runtime.limits) for at, call in enumerate(calls)]
-        self._batches += 1
-        batch = self._batch = Batch(
-            slots, runtime.registry, runtime.actions, runtime.limits, self.conversation, self.id, self._batches
-        )
-        if self._cancelled:
-            batch.cancel()
-        try:
-            replies = await batch.run()
-            await self._record(calls, replies)
-        finally:
-            self._batch = None
-        return replies
-
-    async def _record(self, calls: Sequence[ToolCall], replies: Sequence[Reply]) -> None:
+    async def _record(self, calls: Sequence[ToolCall], replies: Sequence[Reply], number: int) -> None:
         """The responses, written before they are given (durable before visible)."""
-        responses = tuple((c.id, r.result, r.is_error) for c, r in zip(calls, replies, strict=True))
+        responses = tuple((c.id, r.result, r.model, r.is_error, r.code) for c, r in zip(calls, replies, strict=True))
         cursors = tuple(cursor for reply in replies for cursor in reply.cursors)
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        op = Responded(self.conversation, self.id, self._batches, responses, cursors)
-        self._runtime.registry.responded(op, lambda: None if written.done() else written.set_result(None))
-        await written
+        shown = tuple(uid for reply in replies for uid in reply.shown)
+        op = Responded(self.conversation, self.id, number, responses, cursors, shown)
+        await self._runtime.registry.responded(op)
 
     def cancel(self) -> None:
         """Cancel the turn (B7): its open batch is answered soon, its handles are ended when it ends (T5)."""
@@ -145,11 +226,35 @@ class Turn:
             raise
 
     async def _end(self) -> Ending:
-        runtime = self._runtime
+        runtime, registry = self._runtime, self._runtime.registry
         try:
             self.ending = await end_turn(
-                self.conversation, runtime.registry, runtime.admission, runtime.replies, cancelled=self._cancelled
+                self.conversation,
+                registry,
+                runtime.admission,
+                runtime.replies,
+                cancelled=self._cancelled,
+                turn=self.id,
             )
+            await registry.write((TurnEnded(self.conversation, self.id, registry.clock.now()),))
         finally:
-            runtime.registry.turn_ended(self.conversation)
+            registry.turn_ended(self.conversation)
         return self.ending
+
+
+def _open_batch(opened: Opened | None) -> OpenBatch | None:
+    if opened is None:
+        return None
+    calls = tuple(ToolCall(id, name, arguments) for id, name, arguments, _ in opened.calls)
+    return OpenBatch(opened.batch, calls, tuple(uid for *_, uid in opened.calls))
+
+
+def _response(id: str, result: str, model: str, is_error: bool, code: str | None) -> Response:
+    return Response(id, result, is_error, model, code)
+
+
+def _responses(calls: Sequence[ToolCall], replies: Sequence[Reply]) -> list[Response]:
+    return [
+        Response(call.id, reply.result, reply.is_error, reply.model, reply.code)
+        for call, reply in zip(calls, replies, strict=True)
+    ]

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from holdfast.handles.state import Reply
 from holdfast.handles.view import Waited
-from holdfast.tools.base import Reply, Tool
+from holdfast.tools.base import Tool
 from holdfast.tools.builtin.await_ import await_tool
 from holdfast.tools.builtin.describe_tools import describe_tools_tool
 from holdfast.tools.builtin.read_output import read_output_tool
@@ -13,11 +14,13 @@ NAMES = ("await", "read_output", "describe_tools")
 
 
 def builtin_tools(tools: Sequence[Tool], show: Callable[[Waited], Reply]) -> list[Tool]:
-    """The built-ins to offer beside `tools`: what has nothing to work on is left out (A1, B8)."""
+    """The built-ins that go with `tools`: what has nothing to work on is left out, or not offered (A1, B8).
+
+    A one-shot call that is parked may become a handle (D10), so there is `await` also where no tool is stateful.
+    """
     offered: list[Tool] = []
-    if any(tool.actions for tool in tools):
-        offered.append(await_tool(show))
     if tools:
+        offered.append(replace(await_tool(show), offered=any(tool.actions for tool in tools)))
         offered.append(read_output_tool())
     if any(tool.examples or tool.summary for tool in tools):
         offered.append(describe_tools_tool(tools))

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.errors import ToolError
+from holdfast.handles.state import Reply
 from holdfast.handles.view import Waited
-from holdfast.tools.base import Reply, Tool
+from holdfast.tools.base import Tool
 from holdfast.tools.call import Call
 from holdfast.tools.function import tool
 

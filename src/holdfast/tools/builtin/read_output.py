@@ -12,9 +12,9 @@ import msgspec
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.output import Output, Piece, unfinished
-from holdfast.handles.state import Error, Ok, Stopped
+from holdfast.handles.state import Error, Ok, Reply, Stopped
 from holdfast.handles.text import strip_controls, to_json, to_utf8
-from holdfast.tools.base import Reply, Tool
+from holdfast.tools.base import Tool
 from holdfast.tools.call import Call
 from holdfast.tools.function import tool
 
@@ -55,7 +55,8 @@ def read_output_tool() -> Tool:
         """Read the kept output of a handle or of a call whose output was cut."""
         if (id is None) == (call_id is None):
             raise ToolError("give `id` (a handle) or `call_id` (a call): exactly one of them", code="invalid_arguments")
-        handle = call.handles.find(id) if id is not None else call.handles.find_call(call_id or "")
+        handles = call.handles
+        handle = await handles.find(id) if id is not None else await handles.find_call(call_id or "")
         kept = Kept(handle)
         view = handle.tool.output.model
         cap = view.limit * (4 if view.mode == "tokens" else 1)

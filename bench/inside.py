@@ -1,0 +1,66 @@
+"""Work that runs inside spawned calls of a runtime on a SQLite file, for benchmarks of what such a call does."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import holdfast
+from holdfast.durable.effects import Effects
+
+Work = Callable[[Effects], Awaitable[None]]
+
+
+class Inside:
+    """A runtime with an open turn, to run things inside of calls."""
+
+    def __init__(self) -> None:
+        self.rt: holdfast.Runtime
+        self._turn: holdfast.Turn
+        self._work: dict[str, Work] = {}
+        self._ids = itertools.count()
+
+    async def run(self, work: Work, calls: int = 1) -> None:
+        """Spawn so many calls whose tool does the work, and wait for them."""
+        ids = [f"w{next(self._ids)}" for _ in range(calls)]
+        self._work.update(dict.fromkeys(ids, work))
+        spawned = [holdfast.ToolCall(id, "work", {"action": "spawn", "id": id}) for id in ids]
+        for response in await self._turn.run(spawned):
+            assert not response.is_error, response.result
+        waited = await self.rt.wait(all=ids, conversation=self._turn.conversation)
+        for handle in waited["completed"]:
+            assert not handle["is_error"], handle["result"]
+
+    @asynccontextmanager
+    async def opened(self, path: Path) -> AsyncIterator["Inside"]:
+        @holdfast.tool(actions=("spawn", "abort"), on_crash="replay")
+        async def work(call: holdfast.Call) -> str:
+            await self._work.pop(call.id)(call.durable())
+            return "done"
+
+        async with holdfast.Runtime([work], store=f"sqlite:///{path}") as self.rt, self.rt.turn() as self._turn:
+            yield self
+
+
+def inside(path: Path) -> AbstractAsyncContextManager[Inside]:
+    """A runtime on that file, as an async context manager."""
+    return Inside().opened(path)
+
+
+async def trivial(given: Any) -> Any:
+    """What a step does when only the step is measured."""
+    return given
+
+
+async def step_on(effects: Effects, count: int) -> None:
+    """So many steps, one after another."""
+    for number in range(count):
+        await effects.run_json(f"s{number}", number, trivial)
+
+
+async def pause() -> None:
+    """Let everything run that is ready, and what that makes ready."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)

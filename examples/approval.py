@@ -1,0 +1,134 @@
+"""A deployment that waits for an approval, and survives `kill -9`. Run it: `python examples/approval.py`.
+
+Three processes share one store, a SQLite file. A *worker* runs the tool; it is killed while the tool waits, and another
+one goes on where it was. An *approver* has nothing but the store and the key. This program starts and kills them.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import holdfast
+
+MAIL = Path("approval.key")
+"""How the key reaches the person who approves: here a file in a private directory, in real life a link in a message."""
+WAITS = "the tool waits for an approval"
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def send(key: holdfast.Key) -> None:
+    MAIL.write_text(key)
+
+
+def received() -> str:
+    return MAIL.read_text()
+
+
+# The tool
+
+
+async def build(input: dict[str, Any]) -> dict[str, Any]:
+    say(f"step `build` runs, for {input['env']}")
+    return {"release": "r-17"}
+
+
+async def install(input: dict[str, Any]) -> str:
+    say(f"step `install` runs, with {input['release']}")
+    return "installed"
+
+
+@holdfast.tool(actions=("spawn", "fetch", "abort"), on_crash="replay")
+async def deploy(call: holdfast.Call, env: str) -> str:
+    """Build, wait for an approval, install."""
+    say(f"the tool begins, attempt {call.attempt}")
+    fx = call.durable()
+    built = await fx.run_json("build", {"env": env}, build)  # once: what it returned is in the store
+    key = await fx.external_event_key("approval")  # the same key in every attempt
+    send(key)  # again in every attempt, which is harmless; what must be done once belongs in a step
+    say(WAITS)
+    approval = await fx.await_event_json(key)
+    done = await fx.run_json("install", {"env": env, "release": built["release"]}, install)
+    return f"{built['release']} {done} in {env}, approved by {approval['by']}"
+
+
+# The processes
+
+
+async def work(store: str) -> None:
+    """Run a batch, or go on with the one that a dead process left."""
+    calls = [
+        holdfast.ToolCall("1", "deploy", {"action": "spawn", "id": "d", "env": "production"}),
+        holdfast.ToolCall("2", "await", {"all": ["d"]}),
+    ]
+    async with holdfast.Runtime([deploy], store=store) as rt, rt.turn("main", resume=True) as turn:
+        *_, awaited = await (turn.resume() if turn.unfinished else turn.run(calls))
+        say(f"the batch is answered: {awaited.result}")
+
+
+async def approve(store: str) -> None:
+    """Bring the event. The key is all that it takes; this runtime has no tools."""
+    async with holdfast.Runtime(store=store) as rt:
+        for by in ("Ada", "Bob"):
+            outcome = await rt.resolve(received(), {"status": "ok", "payload": {"by": by}})
+            say(f"{by} approves: {outcome}")
+
+
+# The play
+
+
+@contextmanager
+def started(role: str, store: str) -> "Iterator[subprocess.Popen[str]]":
+    """A process of that role, which is gone when the block is left."""
+    command = [sys.executable, str(Path(__file__).resolve()), role, store]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def follow(name: str, process: "subprocess.Popen[str]", until: str | None = None) -> None:
+    """Show what a process says, up to a line of it or to its end."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(f"  {name}: {line}", end="", flush=True)
+        if line.rstrip() == until:
+            return
+    if process.wait() != 0:
+        raise SystemExit(f"the {name} failed")
+
+
+def play(store: str) -> None:
+    with started("work", store) as first:
+        follow("first worker", first, until=WAITS)
+        first.kill()  # SIGKILL: it cannot prepare for that
+    print("  (kill -9)")
+    with started("work", store) as second:
+        follow("second worker", second, until=WAITS)
+        with started("approve", store) as approver:
+            follow("approver", approver)
+        follow("second worker", second)
+
+
+def main() -> None:
+    print("A deployment that waits for an approval, and is killed on the way:")
+    with tempfile.TemporaryDirectory() as directory:
+        os.chdir(directory)
+        play("sqlite:///deploy.db")
+        os.chdir("/")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        main()
+    else:
+        asyncio.run({"work": work, "approve": approve}[sys.argv[1]](sys.argv[2]))

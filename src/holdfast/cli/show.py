@@ -1,0 +1,190 @@
+"""`holdfast show`: everything the store has of one handle; of what it waits for the key's id, never the key (K5)."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import msgspec
+
+from holdfast.cli.printing import one_line, print_json, printable, relative, table, terminal_width, time_of_day
+from holdfast.cli.records import facts, find, standing
+from holdfast.cli.store import reading, run, store_option
+from holdfast.handles.state import Outcome, Stopped, Waiting
+from holdfast.store.base import Entry, Record, Store, WaitRow
+
+_TAIL_BYTES, _TAIL_LINES = 4096, 20
+_VALUE = 200
+"""Columns of a value where there is no terminal to fit."""
+_INDENT = 16
+
+
+@click.command()
+@click.argument("ID")
+@click.option("--conversation", metavar="C", help="The conversation it is in, if several have one of that id.")
+@store_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show(id: str, conversation: str | None, store: str | None, as_json: bool) -> None:
+    """Show the newest handle of an ID, or the one of a uid."""
+    found = run(_read(store, id, conversation))
+    if as_json:
+        print_json(found)
+    else:
+        for line in _lines(found, time.time()):
+            click.echo(line)
+
+
+async def _read(url: str | None, id: str, conversation: str | None) -> dict[str, Any]:
+    async with reading(url) as store:
+        (record,) = await find(store, (id,), conversation)
+        journal, waits = await store.journal(record.uid), await store.waits(record.uid)
+        return {
+            **facts(store, record),
+            **_more(record),
+            "waits": [_wait(row) for row in waits],
+            "journal": [_entry(entry) for entry in journal],
+            "output": _output(store, record),
+        }
+
+
+def _more(record: Record) -> dict[str, Any]:
+    """What `ps` leaves out."""
+    state = record.state
+    stopped = state if isinstance(state, Stopped) else None
+    return {
+        "call_id": record.call_id,
+        "batch": record.batch,
+        "position": record.position,
+        "priority": record.priority,
+        "resources": list(record.resources),
+        "metadata": record.metadata or {},
+        "arguments": record.arguments,
+        "asked": state.asked if isinstance(state, Waiting) else None,
+        "question": state.question if isinstance(state, Waiting) else None,
+        "outcome": _outcome(stopped.outcome) if stopped is not None else None,
+        "exit_code": stopped.exit_code if stopped is not None else None,
+        "signal": stopped.signal if stopped is not None else None,
+        "on_timeout": record.parking.on_timeout if record.parking is not None else None,
+        "on_cancel": record.parking.on_cancel if record.parking is not None else None,
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    return {"type": outcome.__struct_config__.tag, **msgspec.structs.asdict(outcome)}
+
+
+def _wait(row: WaitRow) -> dict[str, Any]:
+    from holdfast.durable.deferred import resolution_json
+
+    return {
+        "kind": row.kind,
+        "name": row.name,
+        "key_id": row.key_id,
+        "resolution": None if row.resolution is None else resolution_json(row.resolution),
+        "revoked": row.revoked,
+    }
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    return {"kind": entry.kind, "name": entry.name, "ok": entry.ok, "value": msgspec.json.decode(entry.value)}
+
+
+def _output(store: Store, record: Record) -> dict[str, Any] | None:
+    """The end of what it printed. While it runs that is known to its owner alone."""
+    if record.output is None:
+        return None
+    from holdfast.handles.output import Output
+    from holdfast.handles.spool import Spool
+
+    output = Output.restored(Spool(store.directory), record.output, record.uid)
+    tail = output.before(output.total, _TAIL_BYTES)
+    output.close()
+    return {"bytes": output.total, "tail": tail.decode(errors="replace")}
+
+
+# For people
+
+
+def _lines(found: dict[str, Any], now: float) -> Iterator[str]:
+    yield click.style(one_line(found["id"]), bold=True)
+    for title, text in _facts(found, now):
+        yield f"  {title:<{_INDENT - 2}}{one_line(text, _room(_INDENT))}"
+    yield from _section("waits", [_wait_cells(wait) for wait in found["waits"]])
+    yield from _section("journal", [_entry_cells(entry) for entry in found["journal"]])
+    if found["output"] is not None:
+        yield from _tail(found["output"])
+
+
+def _section(title: str, rows: list[tuple[str, ...]]) -> Iterator[str]:
+    if rows:
+        yield title
+        for row in table([("", *row) for row in rows], shrinking=range(1, len(rows[0]) + 1)):
+            yield "  ".join(row).rstrip()
+
+
+def _wait_cells(wait: dict[str, Any]) -> tuple[str, ...]:
+    how = "revoked" if wait["revoked"] else "open" if wait["resolution"] is None else wait["resolution"]
+    return wait["kind"], one_line(wait["name"] or "-"), f"key_id {wait['key_id']}", one_line(how, _VALUE)
+
+
+def _entry_cells(entry: dict[str, Any]) -> tuple[str, ...]:
+    value = entry["value"] if entry["ok"] else entry["value"]["message"]
+    return entry["kind"], one_line(entry["name"]), "ok" if entry["ok"] else "error", one_line(value, _VALUE)
+
+
+def _facts(found: dict[str, Any], now: float) -> Iterator[tuple[str, Any]]:
+    yield "state", standing(found, now)
+    yield "tool", found["tool"]
+    yield "conversation", found["conversation"]
+    yield "call", f"{found['call_id'] or '-'}, batch {found['batch']} of turn {found['turn']}"
+    yield "uid", found["uid"]
+    for title in ("created", "started", "asked", "stopped", "deadline", "next_attempt_at"):
+        at = found[title]
+        if at is not None:
+            yield title.removesuffix("_at").replace("_", " "), f"{time_of_day(at)} ({relative(at, now)})"
+    yield from _ownership(found)
+    for title, usual in (("attempt", 1), ("kind", "tool"), ("priority", 0), ("resources", []), ("metadata", {})):
+        if found[title] != usual:
+            yield title, found[title]
+    yield "arguments", found["arguments"]
+    if found["question"] is not None:
+        yield "question", f"{found['question'].text} ({found['question'].id})"
+    if found["outcome"] is not None:
+        yield from _end(found)
+
+
+def _ownership(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if found["parked"]:
+        yield "owner", "nobody: it waits for its completion from outside"
+    elif found["owner"] == "alive":
+        yield "owner", "a process that lives"
+    elif found["owner"] == "gone":
+        yield "owner", "gone, and no other process has gone on with it"
+
+
+def _end(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    match found["outcome"]:
+        case {"type": "error", "code": code, "message": message, "trace": trace}:
+            yield "error", f"{code}: {message}"
+            yield from (("", line) for line in trace)
+        case {"type": "reply", "model": text, "is_error": failed}:
+            yield "error" if failed else "ok", text
+        case {"type": "ok", "value": value}:
+            yield "ok", value
+        case _:
+            yield "ok", "what it printed"
+    ended = [found["ended_by"]]
+    ended += [f"{key.replace('_', ' ')} {found[key]}" for key in ("exit_code", "signal") if found[key] is not None]
+    yield "ended by", ", ".join(ended)
+
+
+def _tail(output: dict[str, Any]) -> Iterator[str]:
+    lines = printable(output["tail"]).rstrip("\n").split("\n")[-_TAIL_LINES:]
+    yield f"output, the end of {output['bytes']} bytes"
+    for line in lines:
+        yield f"  {line}"
+
+
+def _room(taken: int) -> int:
+    width = terminal_width()
+    return _VALUE if width is None else max(20, width - taken)

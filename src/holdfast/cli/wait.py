@@ -1,0 +1,77 @@
+"""`holdfast wait`: until handles have stopped, whoever runs them (A2, A3, L3).
+
+Exit code 0 when they have, 1 when one of them failed or was aborted, 124 when the time was up first.
+"""
+
+import math
+from typing import Any
+
+import click
+
+from holdfast.cli.printing import one_line, print_json
+from holdfast.cli.records import find, owner_of
+from holdfast.cli.store import run, store_option, without_tools
+
+_TIMED_OUT = 124
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not (value >= 0 and math.isfinite(value)):
+        raise click.BadParameter("a number of seconds, 0 or more", context, parameter)
+    return value
+
+
+@click.command()
+@click.argument("ID", nargs=-1, required=True)
+@click.option("--any", "any_of_them", is_flag=True, help="Until one of them has stopped; otherwise all.")
+@click.option("--timeout", metavar="SECS", type=float, callback=_seconds, help="How long at most; 0 looks and returns.")
+@click.option("--conversation", metavar="C", help="The conversation they are in, if several have one of that id.")
+@store_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def wait(
+    context: click.Context,
+    id: tuple[str, ...],
+    any_of_them: bool,
+    timeout: float | None,
+    conversation: str | None,
+    store: str | None,
+    as_json: bool,
+) -> None:
+    """Wait until the handles of these IDs, or uids, have stopped."""
+    waited = run(_wait(store, id, any_of_them, timeout, conversation))
+    if as_json:
+        print_json(waited)
+    else:
+        for entry in (*waited["completed"], *waited["pending"]):
+            click.echo(_line(entry))
+    failed = any(entry["is_error"] or "ended_by" in entry for entry in waited["completed"])
+    context.exit(_TIMED_OUT if "timed_out" in waited else int(failed))
+
+
+async def _wait(
+    url: str | None, ids: tuple[str, ...], any_of_them: bool, timeout: float | None, conversation: str | None
+) -> dict[str, Any]:
+    from holdfast.handles.view import Handles
+    from holdfast.handles.waits import all_of, any_of
+
+    async with without_tools(url) as runtime:
+        store, registry = runtime.registry.store, runtime.registry
+        records = await find(store, ids, conversation)
+        handles = tuple(dict.fromkeys(registry.adopt(record) for record in records))
+        await registry.refresh(record.uid for record in records)  # what changed before they were known here
+        for record in records:
+            if owner_of(store, record) == "gone":
+                said = "the process that ran it is gone, and no other has gone on with it yet"
+                click.echo(f"{one_line(record.id)}: {said}", err=True)
+        group = any_of(handles) if any_of_them else all_of(handles)
+        found = await Handles(registry, records[0].conversation).wait_for([group], timeout, handles)
+        return runtime.replies.values(found)
+
+
+def _line(entry: dict[str, Any]) -> str:
+    id = one_line(entry["id"])
+    if entry["state"] != "stopped":
+        return f"{id}: {entry['state']}{', parked' if 'parked' in entry else ''}"
+    how, result = "error" if entry["is_error"] else entry.get("ended_by", "ok"), one_line(entry["result"])
+    return f"{id}: {how}: {result}" if result else f"{id}: {how}"

@@ -1,0 +1,1 @@
+"""What survives: keys, parked calls, journaled effects, recovery."""

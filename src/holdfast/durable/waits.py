@@ -1,0 +1,170 @@
+"""Waits on the outside: taking keys, resolving them, waiting for what they bring (D3, D5, E5).
+
+The rows are the truth. Whoever waits here is told by the commit of a resolution made in this process, or by the bell of
+another one, and reads the row again; so a lost bell costs at most a sweep.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from holdfast.durable.deferred import ResolveOutcome, resolution_json
+from holdfast.durable.keys import Key, genuine, key_id, make_key, new_secret, present
+from holdfast.errors import HoldfastError, ToolError
+from holdfast.handles.registry import Registry
+from holdfast.store.base import (
+    Parking,
+    Record,
+    Resolution,
+    Resolved,
+    Resolving,
+    Revoked,
+    SecretAdded,
+    WaitOpened,
+    WaitRow,
+)
+
+WaitKind = Literal["completion", "event"]
+
+
+class _Awaited:
+    """A wait that somebody here waits for."""
+
+    __slots__ = ("futures", "row")
+
+    def __init__(self, row: WaitRow) -> None:
+        self.row = row
+        self.futures: list[asyncio.Future[Resolution | None]] = []
+        """Each gets the resolution, or None: look at the row."""
+
+
+class Waits:
+    """The keys of one runtime's store."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._secrets: dict[str, bytes] = {}
+        self._awaited: dict[str, _Awaited] = {}
+
+    # Keys
+
+    async def take(
+        self, uid: str, fence: int, conversation: str, kind: WaitKind, name: str = "", parking: Parking | None = None
+    ) -> Key:
+        """The key of a call's wait; the same key whenever it is asked for. Taking it is a commit."""
+        wait = kind if kind == "completion" else f"{kind}:{name}"
+        id = key_id(conversation, uid, wait)
+        row = await self._registry.store.wait(id)
+        if row is None:
+            secret_id, secret = await self._newest_secret()
+            await self._registry.write((WaitOpened(uid, fence, id, kind, name, secret_id, parking),))
+        else:
+            secret_id, secret = row.secret_id, await self._secret(row.secret_id)
+        return make_key(conversation, uid, wait, secret_id, secret)
+
+    async def key_of(self, record: Record) -> Key:
+        """The completion key that a call has taken."""
+        row = next(row for row in await self._registry.store.waits(record.uid) if row.kind == "completion")
+        return make_key(row.conversation, row.uid, row.kind, row.secret_id, await self._secret(row.secret_id))
+
+    async def rotate(self) -> str:
+        """Make new keys with a new secret. Keys made before stay good. Returns the secret's id."""
+        return (await self._add_secret())[0]
+
+    async def _newest_secret(self) -> tuple[str, bytes]:
+        """Read each time: another process may have rotated it."""
+        return await self._registry.store.secret() or await self._add_secret()
+
+    async def _add_secret(self) -> tuple[str, bytes]:
+        id, secret = new_secret()
+        await self._registry.write((SecretAdded(id, secret, self._registry.clock.now()),), keep=False)
+        return id, secret
+
+    async def _secret(self, id: str) -> bytes:
+        if id not in self._secrets:
+            found = await self._registry.store.secret(id)
+            if found is None:
+                raise HoldfastError(f"the store has lost the secret `{id}`", code="store_unusable")
+            self._secrets[id] = found[1]
+        return self._secrets[id]
+
+    async def verify(self, key: str) -> WaitRow | None:
+        """The wait a key opens. Forged, tampered, revoked, never issued: None, after the same work (D5)."""
+        presented = present(str(key))
+        awaited = self._awaited.get(presented.key_id)
+        row = awaited.row if awaited is not None else await self._registry.store.wait(presented.key_id)
+        secret = await self._secret(row.secret_id) if row is not None else None
+        return row if genuine(presented, secret) and row is not None and not row.revoked else None
+
+    # Resolving
+
+    async def resolve(self, key: str, resolution: Resolution) -> ResolveOutcome:
+        """Resolve what the key stands for; the first resolution counts, across processes."""
+        row = await self.verify(key)
+        if row is None:
+            return ResolveOutcome("unknown_or_revoked")
+        answered: asyncio.Future[Resolving] = asyncio.get_running_loop().create_future()
+
+        def done(results: Sequence[Resolving]) -> None:
+            self._resolved(row.key_id, row.uid, results[0])
+            if not answered.done():
+                answered.set_result(results[0])
+
+        def failed(error: Exception) -> None:
+            if not answered.done():
+                answered.set_exception(error)
+
+        self._registry.store.commit((Resolved(row.key_id, resolution, self._registry.clock.now()),), done, failed)
+        result = await answered
+        terminal = result.terminal
+        return ResolveOutcome(result.status, resolution_json(terminal) if terminal is not None else None)
+
+    def _resolved(self, key_id: str, uid: str, result: Resolving) -> None:
+        """That is written: wake who waits for it, in the same pass."""
+        if result.uid is not None and result.state is not None:
+            self._registry.changed_elsewhere(result.uid, result.state)
+        elif self._registry.on_held is not None:
+            self._registry.on_held(uid)
+        self._tell(key_id, result.terminal)
+
+    async def revoke(self, conversation: str) -> int:
+        """Make the conversation's open keys worthless. Calls parked on them are stopped. Returns how many keys."""
+        op = Revoked(conversation, self._registry.clock.now())
+        ((stopped, others),) = await self._registry.write((op,), keep=False)
+        for uid, state in stopped:
+            self._registry.changed_elsewhere(uid, state)
+        self.look(tuple(self._awaited))
+        return len(stopped) + len(others)
+
+    # Waiting
+
+    async def wait(self, key: str) -> Resolution:
+        """Until the key is resolved."""
+        row = await self.verify(key)
+        while row is not None and not row.revoked:
+            if row.resolution is not None:
+                return row.resolution
+            told: asyncio.Future[Resolution | None] = asyncio.get_running_loop().create_future()
+            awaited = self._awaited.setdefault(row.key_id, _Awaited(row))
+            awaited.futures.append(told)
+            try:
+                resolution = await told
+            finally:
+                awaited.futures.remove(told)
+                if not awaited.futures:
+                    self._awaited.pop(row.key_id, None)
+            if resolution is not None:
+                return resolution
+            row = await self._registry.store.wait(row.key_id)
+        raise ToolError("await-event key is invalid or revoked", code="await_event_unknown_or_revoked")
+
+    def look(self, ids: Iterable[str] | None = None) -> None:
+        """Awaited keys, those or all, may be over: let who waits for them look."""
+        for id in tuple(self._awaited) if ids is None else ids:
+            self._tell(id, None)
+
+    def _tell(self, id: str, resolution: Resolution | None) -> None:
+        awaited = self._awaited.get(id)
+        for told in awaited.futures if awaited is not None else ():
+            if not told.done():
+                told.set_result(resolution)

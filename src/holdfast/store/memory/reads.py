@@ -1,0 +1,177 @@
+"""Every way to read the memory store. These are coroutines because other stores' reads have to be; none waits."""
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from itertools import islice
+
+from holdfast.handles.state import Pending, Running, State, Stopped, Waiting
+from holdfast.store.base import Entry, Expired, Given, News, OpenTurn, ProcessEvent, Record, Request, WaitRow
+from holdfast.store.memory.tables import Tables
+from holdfast.store.memory.tables import parked as is_parked
+
+_STATES: dict[str, type[State]] = {"pending": Pending, "running": Running, "waiting": Waiting, "stopped": Stopped}
+
+
+class Reads(Tables):
+    """What the seam promises of each read is said there."""
+
+    # Handles
+
+    async def handle(self, uid: str) -> Record | None:
+        return self._records.get(uid)
+
+    async def named(self, conversation: str, id: str) -> Record | Expired | None:
+        known = self._conversations.get(conversation)
+        if known is None:
+            return None
+        return known.names.get(id) or (known.graves.get(id) if known.graves is not None else None)
+
+    async def called(self, conversation: str, call_id: str) -> Record | None:
+        known = self._conversations.get(conversation)
+        if known is None:
+            return None
+        newest = known.labels.get(call_id)
+        if newest is not None and not newest.stateful:
+            return newest
+        for record in reversed(self._records.values()):  # the newest one is gone or exposed: an older one may be there
+            if record.call_id == call_id and record.conversation == conversation and not record.stateful:
+                return record
+        return None
+
+    async def handles(
+        self,
+        *,
+        conversation: str | None = None,
+        state: str | None = None,
+        turn: str | None = None,
+        parked: bool | None = None,
+        stateful: bool | None = True,
+        after: str | None = None,
+        limit: int = 1000,
+    ) -> list[Record]:
+        of_state = None if state is None else _STATES.get(state)
+        if state is not None and of_state is None:
+            return []
+        chosen = (
+            record
+            for record in self._after(after)
+            if (conversation is None or record.conversation == conversation)
+            and (of_state is None or type(record.state) is of_state)
+            and (turn is None or record.turn == turn)
+            and (parked is None or is_parked(record) is parked)
+            and (stateful is None or record.stateful is stateful)
+        )
+        return list(islice(chosen, limit))
+
+    def _after(self, uid: str | None) -> Iterable[Record]:
+        """The records after the one of that uid, which may be gone by now: a uid begins with the time it was made."""
+        if not uid:
+            return self._records.values()
+        records = iter(self._records.values())
+        if uid not in self._records:
+            return (record for record in records if record.uid > uid)
+        next(record for record in records if record.uid == uid)
+        return records
+
+    async def owners(self) -> list[str]:
+        return []  # nobody else can reach this store
+
+    async def owned(self, owner: str | None, limit: int = 1000, after: str = "") -> list[Record]:
+        chosen: Iterator[Record]
+        if owner is None:
+            found = {**self._held, **self._hooks}
+            chosen = (found[uid] for uid in sorted(found) if uid > after and self._left_alone(found[uid]))
+        else:
+            chosen = (
+                record
+                for record in self._after(after)
+                if record.owner == owner and (type(record.state) is not Stopped or record.uid in self._hooks)
+            )
+        return list(islice(chosen, limit))
+
+    def _left_alone(self, record: Record) -> bool:
+        """Whether something has to be done about it that nobody has taken on."""
+        if record.uid in self._hooks:
+            return record.owner is None
+        return is_parked(record) and self._is_resolved(record.uid)
+
+    async def holding(self) -> list[Record]:
+        return [record for record in self._holding.values() if is_parked(record)]
+
+    async def due(self, now: float, limit: int = 1000) -> tuple[list[Record], float | None]:
+        deadlines = self._deadlines
+        found: dict[str, Record] = {}
+        following = None
+        while deadlines:
+            deadline, uid = deadlines[0]
+            if uid in found or not self._awaits(uid, deadline):
+                heappop(deadlines)
+            elif deadline > now or len(found) == limit:
+                following = deadline
+                break
+            else:
+                found[uid] = self._records[uid]
+                heappop(deadlines)
+        for record in found.values():  # due until somebody has ended it
+            assert record.parking is not None and record.parking.deadline is not None
+            heappush(deadlines, (record.parking.deadline, record.uid))
+        return list(found.values()), following
+
+    def _awaits(self, uid: str, deadline: float) -> bool:
+        """Whether the call is parked with that deadline, and nothing has come for it."""
+        record = self._records.get(uid)
+        if record is None or record.parking is None or record.parking.deadline != deadline or not is_parked(record):
+            return False
+        return not self._is_resolved(uid)
+
+    def _is_resolved(self, uid: str) -> bool:
+        completion = self._completion(uid)
+        return completion is not None and completion.resolution is not None
+
+    def _completion(self, uid: str) -> WaitRow | None:
+        rows = (self._waits[key_id] for key_id in self._keys.get(uid, ()))
+        return next((row for row in rows if row.kind == "completion"), None)
+
+    # Everything else
+
+    async def journal(self, uid: str) -> list[Entry]:
+        return list(self._journals.get(uid, {}).values())
+
+    async def waits(self, uid: str) -> list[WaitRow]:
+        return [self._waits[key_id] for key_id in self._keys.get(uid, ())]
+
+    async def wait(self, key_id: str) -> WaitRow | None:
+        return self._waits.get(key_id)
+
+    async def secret(self, id: str | None = None) -> tuple[str, bytes] | None:
+        if id is None:
+            return next(reversed(self._secrets.items()), None)
+        secret = self._secrets.get(id)
+        return None if secret is None else (id, secret)
+
+    async def turn(self, conversation: str) -> OpenTurn | None:
+        known = self._conversations.get(conversation)
+        return None if known is None else known.turn
+
+    async def answers(self, conversation: str, turn: str, batch: int) -> tuple[Given, ...] | None:
+        return None  # whoever could ask for them has got them: nothing survives this process
+
+    async def process_events(self, process: str, after: int = 0, limit: int = 1000) -> list[ProcessEvent]:
+        events = self._events.get(process, {})
+        return [events[number] for number in range(max(after, 0) + 1, min(len(events), max(after, 0) + limit) + 1)]
+
+    async def news(self, conversation: str, limit: int = 1000) -> list[News]:
+        known = self._conversations.get(conversation)
+        if known is None or not known.news:
+            return []
+        return [known.news[number] for number in islice(sorted(known.news), limit)]
+
+    async def requests(self) -> list[Request]:
+        return [
+            Request(asked.id, asked.uid, asked.body)
+            for asked in self._requests.values()
+            if asked.to == self.owner and asked.id not in self._replies
+        ]
+
+    async def reply(self, id: str) -> bytes | None:
+        return self._replies.get(id)

@@ -1,0 +1,204 @@
+"""What the memory store keeps, how a change is taken back, and how it lets go of what is old (S5)."""
+
+import secrets
+from collections import deque
+from typing import Any
+
+from holdfast.handles.state import Stopped
+from holdfast.store.base import (
+    Entry,
+    Expired,
+    News,
+    OpenTurn,
+    ProcessEvent,
+    Record,
+    Requested,
+    WaitRow,
+)
+
+_TOMBSTONES = 10_000
+_TOMBSTONE_SECS = 90 * 86_400.0
+_CHANGING = ("state", "owner", "fence", "attempt", "next_attempt_at", "parking", "cursor", "output", "id", "stateful")
+_ABSENT: Any = object()
+
+
+def parked(record: Record) -> bool:
+    """Nobody runs it: it waits for its completion from outside."""
+    return record.owner is None and record.parking is not None and type(record.state) is not Stopped
+
+
+class Conversation:
+    """What one conversation has. Tables that most never need stay None."""
+
+    __slots__ = ("graves", "kept", "labels", "names", "news", "tombs", "turn")
+
+    def __init__(self) -> None:
+        self.turn: OpenTurn | None = None
+        self.names: dict[str, Record] = {}
+        self.labels: dict[str, Record] = {}
+        self.news: dict[int, News] | None = None
+        self.kept: list[Record] | None = None
+        """Past their retention, kept because a turn is open."""
+        self.tombs: dict[str, tuple[str | None, float]] | None = None
+        """By uid the id that a handle had, None for a one-shot call, and when it was let go. Oldest first."""
+        self.graves: dict[str, Expired] | None = None
+        """By id the newest tombstone."""
+
+    @property
+    def empty(self) -> bool:
+        return not (self.names or self.labels or self.turn or self.news or self.kept or self.tombs)
+
+
+class Tables:
+    """All that was committed."""
+
+    def __init__(self) -> None:
+        self.owner = f"memory-{secrets.token_hex(8)}"
+        self._records: dict[str, Record] = {}
+        """Oldest first."""
+        self._conversations: dict[str, Conversation] = {}
+        self._journals: dict[str, dict[tuple[str, str], Entry]] = {}
+        self._waits: dict[str, WaitRow] = {}
+        self._keys: dict[str, tuple[str, ...]] = {}
+        """By uid the ids of the keys its call took."""
+        self._settled: dict[str, float] = {}
+        """By key id when a key was resolved or revoked whose call somebody ran."""
+        self._events: dict[str, dict[int, ProcessEvent]] = {}
+        self._requests: dict[str, Requested] = {}
+        self._replies: dict[str, bytes] = {}
+        self._secrets: dict[str, bytes] = {}
+        self._hooks: dict[str, Record] = {}
+        """Cancelled calls whose hook is due."""
+        # These three may name calls that have gone on since: whoever reads them looks at the record.
+        self._held: dict[str, Record] = {}
+        self._holding: dict[str, Record] = {}
+        self._deadlines: list[tuple[float, str]] = []
+        self._stopped: deque[Record] = deque()
+        """What stopped and has not been let go, in order of the times if `_in_order`."""
+        self._last_stop = 0.0
+        self._in_order = True
+        self._keeping: set[str] = set()
+        """Conversations that have something in `kept`."""
+        self._numbers = 0
+        self._undo: list[tuple[Any, ...]] | None = None
+        """How to take back what a commit of several operations has done so far."""
+
+    # Changing, so that it can be changed back
+
+    def _put(self, table: dict[Any, Any], key: Any, value: Any) -> None:
+        if self._undo is not None:
+            self._undo.append((_put_back, table, key, table.get(key, _ABSENT)))
+        table[key] = value
+
+    def _drop(self, table: dict[Any, Any], key: Any) -> None:
+        if key in table:
+            if self._undo is not None:
+                self._undo.append((_put_back, table, key, table[key]))
+            del table[key]
+
+    def _save(self, record: Record) -> None:
+        """Call this before a record is changed."""
+        if self._undo is not None:
+            self._undo.append((_restore, record, [getattr(record, each) for each in _CHANGING]))
+
+    def _set_turn(self, known: Conversation, turn: OpenTurn | None) -> None:
+        if self._undo is not None:
+            self._undo.append((setattr, known, "turn", known.turn))
+        known.turn = turn
+
+    def _conversation(self, conversation: str) -> Conversation:
+        known = self._conversations.get(conversation)
+        if known is None:
+            known = self._conversations[conversation] = Conversation()
+        return known
+
+    def _note_stop(self, record: Record, at: float) -> None:
+        self._stopped.append(record)
+        if self._undo is not None:
+            self._undo.append((self._stopped.pop,))
+        if at < self._last_stop:
+            self._in_order = False
+        else:
+            self._last_stop = at
+
+    # Letting go. Never refused, so never taken back.
+
+    def _let_go(self, before: float, at: float, limit: int) -> int:
+        """Bury what stopped before then in conversations without a turn; how many those were."""
+        for conversation in [each for each in self._keeping if self._conversation(each).turn is None]:
+            known = self._conversation(conversation)
+            self._stopped.extendleft(reversed(known.kept or ()))
+            known.kept = None
+            self._keeping.discard(conversation)
+            self._in_order = False
+        if not self._in_order:
+            self._stopped = deque(sorted(self._stopped, key=_stopped_at))
+            self._in_order = True
+        gone = 0
+        while self._stopped and gone < limit and _stopped_at(self._stopped[0]) < before:
+            record = self._stopped.popleft()
+            known = self._conversation(record.conversation)
+            if self._records.get(record.uid) is not record or record.uid in self._hooks:
+                continue  # gone, or it comes back here when its hook has been called
+            if known.turn is None:
+                self._bury(record, known, at)
+                gone += 1
+            else:
+                known.kept = [] if known.kept is None else known.kept
+                known.kept.append(record)
+                self._keeping.add(record.conversation)
+        if gone < limit:
+            self._forget_old(at)
+        return gone
+
+    def _bury(self, record: Record, known: Conversation, at: float) -> None:
+        uid = record.uid
+        for table in (self._records, self._journals, self._events, self._held, self._holding):
+            table.pop(uid, None)
+        if known.labels.get(record.call_id) is record:
+            del known.labels[record.call_id]
+        newest = known.names.get(record.id) is record
+        if newest:
+            del known.names[record.id]
+        if record.stateful or uid in self._keys:  # a key's resolution is kept as long as the tombstone (D5)
+            tombs = known.tombs = {} if known.tombs is None else known.tombs
+            tombs[uid] = (record.id if record.stateful else None, at)
+            if newest:
+                known.graves = {} if known.graves is None else known.graves
+                known.graves[record.id] = Expired(uid, at)
+            if len(tombs) > _TOMBSTONES:
+                self._forget_oldest(known)
+
+    def _forget_old(self, at: float) -> None:
+        for conversation, known in list(self._conversations.items()):
+            while known.tombs and next(iter(known.tombs.values()))[1] + _TOMBSTONE_SECS <= at:
+                self._forget_oldest(known)
+            if known.empty:
+                del self._conversations[conversation]
+
+    def _forget_oldest(self, known: Conversation) -> None:
+        assert known.tombs is not None
+        uid = next(iter(known.tombs))
+        id, _ = known.tombs.pop(uid)
+        for key_id in self._keys.pop(uid, ()):
+            self._waits.pop(key_id, None)
+            self._settled.pop(key_id, None)
+        if id is not None and known.graves is not None and (grave := known.graves.get(id)) and grave.uid == uid:
+            del known.graves[id]
+
+
+def _stopped_at(record: Record) -> float:
+    assert isinstance(record.state, Stopped)
+    return record.state.stopped
+
+
+def _put_back(table: dict[Any, Any], key: Any, value: Any) -> None:
+    if value is _ABSENT:
+        del table[key]
+    else:
+        table[key] = value
+
+
+def _restore(record: Record, values: list[Any]) -> None:
+    for each, value in zip(_CHANGING, values, strict=True):
+        setattr(record, each, value)

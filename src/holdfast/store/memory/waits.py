@@ -1,0 +1,143 @@
+"""How calls of the memory store end, and what they wait for from outside (D)."""
+
+from heapq import heapify, heappush
+
+from msgspec.structs import replace
+
+from holdfast.errors import AlreadyStopped, HoldfastError
+from holdfast.handles.state import Ended, State, Stopped, describe, transition
+from holdfast.store import base
+from holdfast.store.base import News, Record, Resolving, WaitRow
+from holdfast.store.memory.reads import Reads
+from holdfast.store.memory.tables import parked
+from holdfast.store.terminal import REVOKED, ended, news, resolution_of
+
+
+def lost(uid: str) -> HoldfastError:
+    return HoldfastError(
+        f"call `{uid}` belongs to another runtime by now; what this one did was not recorded", code="lease_lost"
+    )
+
+
+class Waits(Reads):
+    """The operations on waits, and the end of a call, which settles its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._crowded = 1000
+        """At this length `_deadlines` is rid of those that no longer count."""
+
+    def _own(self, uid: str, fence: int) -> Record:
+        """The record, if whoever holds this fencing number may change it."""
+        record = self._records.get(uid)
+        if record is None or record.fence != fence:
+            raise lost(uid)
+        if type(record.state) is Stopped:
+            raise AlreadyStopped(f"already stopped: {describe(record.state.outcome)}")
+        return record
+
+    def _end(self, record: Record, state: Stopped) -> None:
+        """It has stopped, which settles what it waited for. Of a parked call that is news (D9)."""
+        uid = record.uid
+        was_parked = record.owner is None and record.parking is not None
+        record.state, record.owner, record.next_attempt_at = state, None, None
+        self._note_stop(record, state.stopped)
+        if uid in self._keys:
+            row = self._completion(uid)
+            if row is not None and row.resolution is None and not row.revoked:
+                self._put(self._waits, row.key_id, replace(row, resolution=resolution_of(state.outcome)))
+        if was_parked:
+            self._tell(record.conversation, *news(record.id, record.tool, state), state.stopped, uid)
+
+    def _wait_opened(self, op: base.WaitOpened) -> None:
+        record = self._own(op.uid, op.fence)
+        if op.key_id not in self._waits:
+            row = WaitRow(op.key_id, op.uid, record.conversation, op.kind, op.name, op.secret_id)
+            self._put(self._waits, op.key_id, row)
+            self._put(self._keys, op.uid, (*self._keys.get(op.uid, ()), op.key_id))
+        if op.parking is not None:
+            self._save(record)
+            record.parking = op.parking
+
+    def _parked(self, op: base.Parked) -> State:
+        record = self._own(op.uid, op.fence)
+        row = self._completion(op.uid)
+        if row is None:
+            raise HoldfastError(
+                f"`{record.tool}` returned Pending without a key; take one first: key = await call.completion_key()",
+                code="pending_tool_missing_completion_key",
+            )
+        self._save(record)
+        record.parking, record.owner, record.next_attempt_at = op.parking, None, None
+        if op.output is not None:
+            record.output = op.output
+        return self._now_parked(record, row, op.at)
+
+    def _now_parked(self, record: Record, row: WaitRow | None, at: float | None) -> State:
+        """It stops if its completion was there first: at `at`, or when that came. Otherwise it is to be found later."""
+        parking = record.parking
+        if parking is None or type(record.state) is Stopped:
+            return record.state
+        if row is not None and (row.revoked or (row.resolution is not None and not parking.hold)):
+            when = self._settled[row.key_id] if at is None else at
+            return self._stop(record, Ended(when, REVOKED) if row.resolution is None else ended(row.resolution, when))
+        if record.resources:
+            self._holding[record.uid] = record
+        if row is not None and row.resolution is not None:
+            self._held[record.uid] = record
+        if parking.deadline is not None:
+            heappush(self._deadlines, (parking.deadline, record.uid))
+            if len(self._deadlines) > self._crowded:
+                self._deadlines = [(at, uid) for at, uid in self._deadlines if self._awaits(uid, at)]
+                heapify(self._deadlines)
+                self._crowded = 2 * len(self._deadlines) + 1000
+        return record.state
+
+    def _stop(self, record: Record, end: Ended) -> State:
+        """End a parked call from outside."""
+        state = transition(record.state, end)
+        assert isinstance(state, Stopped)
+        self._end(record, state)
+        return state
+
+    def _resolved(self, op: base.Resolved) -> Resolving:
+        row = self._waits.get(op.key_id)
+        if row is None or row.revoked:
+            return Resolving("unknown_or_revoked")
+        if row.resolution is not None:
+            return Resolving("already_resolved", row.resolution)
+        record = self._records.get(row.uid) if row.kind == "completion" else None
+        end = None
+        if record is not None and record.parking is not None and parked(record):
+            if record.parking.hold:
+                self._held[record.uid] = record
+            else:
+                end = ended(op.resolution, op.at)
+        self._put(self._waits, op.key_id, replace(row, resolution=op.resolution))
+        if record is None or end is None:
+            self._put(self._settled, op.key_id, op.at)
+            return Resolving("accepted")
+        self._save(record)
+        return Resolving("accepted", uid=record.uid, state=self._stop(record, end))
+
+    def _revoked(self, op: base.Revoked) -> tuple[tuple[tuple[str, State], ...], tuple[str, ...]]:
+        stopped, others = [], []
+        for row in list(self._waits.values()):
+            if row.conversation != op.conversation or row.resolution is not None or row.revoked:
+                continue
+            self._put(self._waits, row.key_id, replace(row, revoked=True))
+            record = self._records.get(row.uid)
+            if row.kind == "completion" and record is not None and parked(record):
+                self._save(record)
+                stopped.append((row.uid, self._stop(record, Ended(op.at, REVOKED))))
+            else:
+                self._put(self._settled, row.key_id, op.at)
+                others.append(row.key_id)
+        return tuple(stopped), tuple(others)
+
+    def _tell(self, conversation: str, kind: str, level: str, message: str, at: float, uid: str | None) -> None:
+        self._numbers += 1
+        known = self._conversation(conversation)
+        if known.news is None:
+            known.news = {}
+        self._put(known.news, self._numbers, News(self._numbers, conversation, kind, level, message, at, uid))

@@ -1,0 +1,162 @@
+"""What a store keeps, as its reads give it: handles, waits, journals, turns, events, news, requests."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.handles.state import State
+
+Kind = Literal["tool", "agent", "workflow", "timer", "hook", "custom"]
+Given = tuple[str, str, str, bool, str | None]
+"""What a call was answered: its id, its result, what a model gets, whether that is an error, and its code."""
+EntryKind = Literal["step", "sleep", "event", "ask", "input"]
+
+
+class Parking(msgspec.Struct, frozen=True, omit_defaults=True):
+    """On what terms a call waits for its completion from outside (D2)."""
+
+    deadline: float | None = None
+    """A time of day."""
+    on_timeout: Literal["error_as_result", "fail_turn"] = "error_as_result"
+    on_cancel: Literal["cancel_external_work", "ignore"] = "cancel_external_work"
+    hook: bool = False
+    """The tool has a hook that must be called when the call is cancelled."""
+    hold: bool = False
+    """Its outcome must pass a runtime that has the tool before anyone sees it (P1's `result`)."""
+
+
+class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a handle's output is, once no more will come: inline, or in a file of the store's directory."""
+
+    total: int
+    head: int
+    ring: int
+    kept_from: int = 0
+    in_file: int = 0
+    """Places below this one are in the file, the others in `data`."""
+    data: bytes = b""
+    file: str | None = None
+
+
+class Record(msgspec.Struct, kw_only=True, gc=False):
+    """A handle as the store has it."""
+
+    uid: str
+    id: str
+    tool: str
+    conversation: str
+    turn: str
+    batch: int
+    position: int
+    call_id: str
+    stateful: bool
+    state: State
+    arguments: dict[str, Any]
+    kind: Kind = "tool"
+    priority: int = 0
+    metadata: dict[str, Any] | None = None
+    resources: tuple[str, ...] = ()
+    owner: str | None = None
+    """Who runs it. None: nobody, it is parked or has stopped."""
+    fence: int = 1
+    attempt: int = 1
+    next_attempt_at: float | None = None
+    parking: Parking | None = None
+    cursor: int = 0
+    output: Kept | None = None
+
+
+class Expired(msgspec.Struct, frozen=True):
+    """The tombstone of a handle whose retention is over (S5)."""
+
+    uid: str
+    at: float
+
+
+class Resolution(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a wait ended: `ok` and `err` carry a payload, `timeout` and `cancelled` do not."""
+
+    status: Literal["ok", "err", "timeout", "cancelled"]
+    payload: Any = None
+
+
+class WaitRow(msgspec.Struct, frozen=True):
+    """One thing a call waits for from outside."""
+
+    key_id: str
+    uid: str
+    conversation: str
+    kind: Literal["completion", "event"]
+    name: str
+    secret_id: str
+    resolution: Resolution | None = None
+    revoked: bool = False
+
+
+class Resolving(msgspec.Struct, frozen=True):
+    """What a resolution came to. `uid` and `state` tell of a call that it stopped."""
+
+    status: Literal["accepted", "already_resolved", "unknown_or_revoked"]
+    terminal: Resolution | None = None
+    uid: str | None = None
+    state: State | None = None
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """One line of a call's journal."""
+
+    kind: EntryKind
+    name: str
+    digest: bytes
+    value: bytes
+    ok: bool
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A batch is about to run: all that is needed to answer it later, should this process not live to (B9)."""
+
+    conversation: str
+    turn: str
+    batch: int
+    calls: tuple[tuple[str, str, dict[str, Any] | str, str | None], ...]
+    """Of each call its id, its tool's name, its arguments as given, and the uid of the handle it makes, if any."""
+
+
+class OpenTurn(msgspec.Struct, frozen=True):
+    """A turn that has not ended, and its unanswered batch, if it has one."""
+
+    turn: str
+    owner: str | None
+    batches: int
+    """How many it has had."""
+    batch: Opened | None = None
+
+
+class ProcessEvent(msgspec.Struct, frozen=True):
+    """One event of a process (E8). `sequence` counts from 1."""
+
+    process_id: str
+    sequence: int
+    type: str
+    payload: Any
+    at: float
+
+
+class News(msgspec.Struct, frozen=True):
+    """A queued notification."""
+
+    number: int
+    conversation: str
+    kind: str
+    level: str
+    message: str
+    at: float
+    uid: str | None = None
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request of another process."""
+
+    id: str
+    uid: str
+    body: bytes

@@ -1,0 +1,74 @@
+"""How values become columns and columns values: JSON by msgspec, MessagePack where there are bytes inside."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from holdfast.handles.state import State
+from holdfast.store.base import Given, Kept, Parking, Record, Resolution, WaitRow
+
+Calls = tuple[tuple[str, str, dict[str, Any] | str, str | None], ...]
+Row = tuple[Any, ...]
+
+_encoder = msgspec.json.Encoder()
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
+_decode_kept = msgspec.msgpack.Decoder(Kept).decode
+_state = msgspec.json.Decoder(State)
+decode_parking = msgspec.json.Decoder(Parking).decode
+decode_resolution = msgspec.json.Decoder(Resolution).decode
+decode_calls = msgspec.json.Decoder(Calls).decode
+decode_answers = msgspec.json.Decoder(tuple[Given, ...]).decode
+decode = msgspec.json.Decoder().decode
+encode_kept = msgspec.msgpack.Encoder().encode
+
+
+def encode(value: object) -> bytes:
+    """The value as JSON. Half of a surrogate pair, which has no UTF-8, becomes a question mark."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value), ensure_ascii=False).encode("utf-8", "replace")
+
+
+def decode_state(state: bytes) -> State:
+    decoded: State = _state.decode(state)
+    return decoded
+
+
+def record(row: Row) -> Record:
+    """A row of the query `records`."""
+    (uid, id, tool, conversation, turn, batch, position, call_id, stateful, state, arguments, kind, priority, metadata,
+     resources, owner, fence, attempt, next_attempt_at, parking, cursor, kept) = row  # fmt: skip
+    return Record(
+        uid=uid,
+        id=id,
+        tool=tool,
+        conversation=conversation,
+        turn=turn,
+        batch=batch,
+        position=position,
+        call_id=call_id,
+        stateful=bool(stateful),
+        state=decode_state(state),
+        arguments=_decode_object(arguments),
+        kind=kind,
+        priority=priority,
+        metadata=None if metadata is None else _decode_object(metadata),
+        resources=() if resources is None else _decode_names(resources),
+        owner=owner,
+        fence=fence,
+        attempt=attempt,
+        next_attempt_at=next_attempt_at,
+        parking=None if parking is None else decode_parking(parking),
+        cursor=cursor,
+        output=None if kept is None else _decode_kept(kept),
+    )
+
+
+def wait_row(row: Row) -> WaitRow:
+    """A row of the queries `waits` and `wait`."""
+    key_id, uid, conversation, kind, name, secret_id, resolution, revoked = row
+    resolved = None if resolution is None else decode_resolution(resolution)
+    return WaitRow(key_id, uid, conversation, kind, name, secret_id, resolved, bool(revoked))

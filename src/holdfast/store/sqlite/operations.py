@@ -1,0 +1,68 @@
+"""Which function writes which operation, and how a list of them is written."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.store import base
+from holdfast.store.base import Journaled, Op
+from holdfast.store.sqlite import calls, retention, turns, waits
+from holdfast.store.sqlite.transaction import Transaction
+
+
+def _one_line(tx: Transaction, op: Journaled) -> None:
+    calls.journaled(tx, [op])
+
+
+_WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
+    base.TurnBegan: turns.turn_began,
+    base.TurnEnded: turns.turn_ended,
+    base.Opened: turns.opened,
+    base.Registered: calls.registered,
+    base.Changed: calls.changed,
+    base.Claimed: calls.claimed,
+    base.Released: calls.released,
+    base.Attempted: calls.attempted,
+    base.Journaled: _one_line,
+    base.Wrote: calls.wrote,
+    base.WaitOpened: waits.wait_opened,
+    base.Parked: calls.parked,
+    base.Resolved: waits.resolved,
+    base.Revoked: waits.revoked,
+    base.Emitted: turns.emitted,
+    base.Exposed: calls.exposed,
+    base.Responded: turns.responded,
+    base.HookCalled: turns.hook_called,
+    base.Notified: turns.notified,
+    base.Delivered: turns.delivered,
+    base.Requested: turns.requested,
+    base.Replied: turns.replied,
+    base.RequestClosed: turns.request_closed,
+    base.SecretAdded: turns.secret_added,
+    base.Collected: retention.collected,
+}
+
+
+def write(tx: Transaction, ops: Sequence[Op]) -> list[Any]:
+    """Run the statements of all of them; their results, in order."""
+    return [_WRITE[type(op)](tx, op) for op in ops]
+
+
+def write_group(tx: Transaction, group: Sequence[Sequence[Op]]) -> list[list[Any]]:
+    """The same for the commits of a group, with neighbouring lines of journals written by one statement."""
+    results: list[list[Any]] = []
+    lines: list[Journaled] = []
+    for ops in group:
+        found: list[Any] = []
+        for op in ops:
+            if type(op) is Journaled:
+                lines.append(op)
+                found.append(None)
+                continue
+            if lines:
+                calls.journaled(tx, lines)
+                lines = []
+            found.append(_WRITE[type(op)](tx, op))
+        results.append(found)
+    if lines:
+        calls.journaled(tx, lines)
+    return results

@@ -1,0 +1,153 @@
+"""Reading what has been committed, by any process: point queries on a connection of the loop's own."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import apsw
+
+from holdfast.errors import HoldfastError
+from holdfast.store.base import (
+    Entry,
+    Expired,
+    Given,
+    News,
+    Opened,
+    OpenTurn,
+    ProcessEvent,
+    Record,
+    Request,
+    WaitRow,
+)
+from holdfast.store.sqlite.codec import Row, decode, decode_answers, decode_calls, record, wait_row
+from holdfast.store.sqlite.sql import RECORDS, SQL
+
+_PARKED = "h.owner IS NULL AND h.parking IS NOT NULL AND h.stopped_at IS NULL"
+
+
+class Reads:
+    """Everything that `SqliteStore` reads."""
+
+    owner: str
+    _reading: apsw.Connection | None = None
+
+    def _rows(self, query: str, bindings: Iterable[Any]) -> list[Row]:
+        if self._reading is None:
+            raise HoldfastError("the store is not open", code="store_unavailable")
+        try:
+            return self._reading.execute(query, tuple(bindings)).fetchall()
+        except apsw.Error as error:
+            raise HoldfastError(
+                f"the store cannot be read: {error}; see that its file and its disk are there", code="store_unavailable"
+            ) from error
+
+    def _row(self, query: str, *bindings: Any) -> Row | None:
+        rows = self._rows(query, bindings)
+        return rows[0] if rows else None
+
+    def _record(self, query: str, *bindings: Any) -> Record | None:
+        row = self._row(query, *bindings)
+        return None if row is None else record(row)
+
+    def _records(self, query: str, *bindings: Any) -> list[Record]:
+        return [record(row) for row in self._rows(query, bindings)]
+
+    async def handle(self, uid: str) -> Record | None:
+        return self._record(RECORDS["uid"], uid)
+
+    async def named(self, conversation: str, id: str) -> Record | Expired | None:
+        found = self._record(RECORDS["named"], conversation, id)
+        if found is not None:
+            return found
+        row = self._row(SQL["tombstone"], conversation, id)
+        return None if row is None else Expired(*row)
+
+    async def called(self, conversation: str, call_id: str) -> Record | None:
+        return self._record(RECORDS["called"], conversation, call_id)
+
+    async def handles(
+        self,
+        *,
+        conversation: str | None = None,
+        state: str | None = None,
+        turn: str | None = None,
+        parked: bool | None = None,
+        stateful: bool | None = True,
+        after: str | None = None,
+        limit: int = 1000,
+    ) -> list[Record]:
+        # Of a conversation's handles there are fewer than of a state's: `+` keeps SQLite from taking the other index.
+        of_state = "h.state_name" if conversation is None else "+h.state_name"
+        chosen = {"h.conversation": conversation, of_state: state, "h.turn": turn, "h.stateful": stateful}
+        given = {column: value for column, value in chosen.items() if value is not None}
+        conditions = [f"{column} = ?" for column in given]
+        if parked is not None:
+            conditions.append(_PARKED if parked else f"NOT ({_PARKED})")
+        where = " AND ".join([*conditions, "h.uid > ?"])
+        return self._records(
+            f"{SQL['records']} WHERE {where} ORDER BY h.uid LIMIT ?", *given.values(), after or "", limit
+        )
+
+    async def owners(self) -> list[str]:
+        return [owner for (owner,) in self._rows(SQL["call_owners"], ()) if owner != self.owner]
+
+    async def owned(self, owner: str | None, limit: int = 1000, after: str = "") -> list[Record]:
+        if owner is None:
+            return self._records(RECORDS["free"], after, limit)
+        return self._records(RECORDS["owned"], owner, after, limit)
+
+    async def holding(self) -> list[Record]:
+        return self._records(RECORDS["holding"])
+
+    async def journal(self, uid: str) -> list[Entry]:
+        return [
+            Entry(kind, name, digest, value, bool(ok))
+            for kind, name, digest, value, ok in self._rows(SQL["journal"], (uid,))
+        ]
+
+    async def waits(self, uid: str) -> list[WaitRow]:
+        return [wait_row(row) for row in self._rows(SQL["waits"], (uid,))]
+
+    async def wait(self, key_id: str) -> WaitRow | None:
+        row = self._row(SQL["wait"], key_id)
+        return None if row is None else wait_row(row)
+
+    async def secret(self, id: str | None = None) -> tuple[str, bytes] | None:
+        row = self._row(SQL["newest_secret"]) if id is None else self._row(SQL["secret"], id)
+        return None if row is None else (row[0], row[1])
+
+    async def due(self, now: float, limit: int = 1000) -> tuple[list[Record], float | None]:
+        found = self._records(RECORDS["due"], now, limit + 1)
+        if len(found) > limit:
+            parking = found.pop().parking
+            return found, None if parking is None else parking.deadline
+        row = self._row(SQL["next_due"], now)
+        return found, None if row is None else row[0]
+
+    async def turn(self, conversation: str) -> OpenTurn | None:
+        row = self._row(SQL["open_turn"], conversation)
+        if row is None:
+            return None
+        turn, owner, batches, number = row
+        calls = None if number is None else self._row(SQL["batch"], conversation, turn, number)
+        batch = None if calls is None else Opened(conversation, turn, number, decode_calls(calls[0]))
+        return OpenTurn(turn, owner, batches, batch)
+
+    async def answers(self, conversation: str, turn: str, batch: int) -> tuple[Given, ...] | None:
+        row = self._row(SQL["answers"], conversation, turn, batch)
+        return None if row is None or row[0] is None else decode_answers(row[0])
+
+    async def process_events(self, process: str, after: int = 0, limit: int = 1000) -> list[ProcessEvent]:
+        return [
+            ProcessEvent(process_id, sequence, type, decode(payload), at)
+            for process_id, sequence, type, payload, at in self._rows(SQL["process_events"], (process, after, limit))
+        ]
+
+    async def news(self, conversation: str, limit: int = 1000) -> list[News]:
+        return [News(*row) for row in self._rows(SQL["news"], (conversation, limit))]
+
+    async def requests(self) -> list[Request]:
+        return [Request(*row) for row in self._rows(SQL["requests"], (self.owner,))]
+
+    async def reply(self, id: str) -> bytes | None:
+        row = self._row(SQL["reply_to"], id)
+        return None if row is None else row[0]

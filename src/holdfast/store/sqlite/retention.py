@@ -1,0 +1,40 @@
+"""Letting go of what is old (S5): handles, then their tombstones, and the turns that nobody will ask for."""
+
+from holdfast.store import base
+from holdfast.store.sqlite.sql import SQL
+from holdfast.store.sqlite.transaction import Transaction
+
+_TOMBSTONES = 10_000
+"""Of a conversation; the newest."""
+_TOMBSTONE_SECS = 90 * 86_400.0
+
+
+def collected(tx: Transaction, op: base.Collected) -> int:
+    _remove_litter(tx)
+    expired = tx.rows(SQL["expired"], (op.before, op.limit))
+    tx.forgetful = True
+    for number, uid, id, conversation, file in expired:
+        tx.run(SQL["add_tombstone"], (uid, id, conversation, op.at))
+        tx.run(SQL["remove_journal"], (number,))
+        tx.run(SQL["remove_output"], (number,))
+        tx.run(SQL["remove_process_events"], (uid,))
+        tx.run(SQL["remove_handle"], (number,))
+        if file is not None:
+            tx.run(SQL["add_litter"], (file,))
+            tx.litter.append(file)
+        tx.touched.add(uid)
+    forgotten = tx.rows(SQL["remove_old_tombstones"], (op.at - _TOMBSTONE_SECS, op.limit))
+    for conversation in {row[3] for row in expired}:
+        forgotten += tx.rows(SQL["remove_surplus_tombstones"], (conversation, _TOMBSTONES))
+    for (uid,) in forgotten:
+        tx.run(SQL["remove_waits"], (uid,))
+    for conversation, turn in tx.rows(SQL["remove_old_turns"], (op.before, op.limit)):
+        tx.run(SQL["remove_batches"], (conversation, turn))
+    return len(expired)
+
+
+def _remove_litter(tx: Transaction) -> None:
+    """Files whose handles went in an earlier transaction, should a crash have come before their own removal."""
+    for (file,) in tx.rows(SQL["litter"], ()):
+        (tx.directory / file).unlink(missing_ok=True)
+        tx.run(SQL["remove_litter"], (file,))

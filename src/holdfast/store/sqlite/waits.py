@@ -1,0 +1,58 @@
+"""The operations on what calls wait for from outside (D)."""
+
+from holdfast.handles.state import Ended, State, Stopped, transition
+from holdfast.store import base
+from holdfast.store.base import Resolving
+from holdfast.store.sqlite.codec import encode, wait_row
+from holdfast.store.sqlite.sql import SQL
+from holdfast.store.sqlite.transaction import Call, Transaction
+from holdfast.store.terminal import REVOKED, ended
+
+
+def wait_opened(tx: Transaction, op: base.WaitOpened) -> None:
+    call = tx.own(op.uid, op.fence)
+    tx.run(SQL["open_wait"], (op.key_id, op.uid, call.conversation, op.kind, op.name, op.secret_id))
+    parking = op.parking
+    if op.kind == "completion":
+        terms = (None, None) if parking is None else (encode(parking), parking.deadline)
+        tx.run(SQL["take_completion_key"], (call.number, *terms))
+
+
+def resolved(tx: Transaction, op: base.Resolved) -> Resolving:
+    row = tx.row(SQL["wait"], (op.key_id,))
+    wait = None if row is None else wait_row(row)
+    if wait is None or wait.revoked:
+        return Resolving("unknown_or_revoked")
+    if wait.resolution is not None:
+        return Resolving("already_resolved", wait.resolution)
+    tx.run(SQL["resolve"], (encode(op.resolution), op.at, op.key_id))
+    tx.touched.update((op.key_id, wait.uid))
+    call = tx.call(wait.uid) if wait.kind == "completion" else None
+    if call is None:
+        return Resolving("accepted")
+    tx.run(SQL["completed"], (call.number,))
+    parking = call.parking
+    if parking is None or parking.hold or not call.parked:
+        return Resolving("accepted")
+    return Resolving("accepted", uid=call.uid, state=_stop(tx, call, ended(op.resolution, op.at)))
+
+
+def revoked(tx: Transaction, op: base.Revoked) -> tuple[tuple[tuple[str, State], ...], tuple[str, ...]]:
+    stopped: list[tuple[str, State]] = []
+    others: list[str] = []
+    for key_id, uid, kind in tx.rows(SQL["revoke"], (op.at, op.conversation)):
+        call = tx.call(uid) if kind == "completion" else None
+        if call is not None and call.parked:
+            stopped.append((uid, _stop(tx, call, Ended(op.at, REVOKED))))
+        else:
+            others.append(key_id)
+        tx.touched.update((key_id, uid))
+    return tuple(stopped), tuple(others)
+
+
+def _stop(tx: Transaction, call: Call, end: Ended) -> State:
+    """End a parked call from outside. Its hook is not called: the outside said so itself."""
+    state = transition(call.state, end)
+    assert isinstance(state, Stopped)
+    tx.stop_parked(call, state, hook=False)
+    return state

@@ -1,0 +1,271 @@
+"""The one thread that writes: whatever has come while it was at the last transaction goes into the next one.
+
+A group of commits is written as one transaction, with one fsync. Each commit stands for itself all the same: if one is
+refused, the group is taken back and written again with a savepoint around each.
+
+A transaction that fails may have happened nevertheless (the disk wrote and the answer got lost). After a failure a new
+connection looks for evidence of it: a line that it wrote in a journal or, if there is none, the count in a row of this
+process. To count every transaction would be simpler, but one page more to write in the most frequent ones.
+"""
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import apsw
+
+from holdfast.errors import HoldfastError
+from holdfast.store.base import Done, Failed, Op
+from holdfast.store.sqlite.operations import write, write_group
+from holdfast.store.sqlite.place import Place
+from holdfast.store.sqlite.sql import SQL
+from holdfast.store.sqlite.transaction import Transaction
+from holdfast.store.sqlite.trouble import STORAGE, sentence, unavailable
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between attempts while the store cannot write."""
+LAST_ATTEMPTS = 5.0
+"""Seconds that a closing store goes on trying."""
+
+_COUNT = SQL["count_commit"]
+
+Fault = Callable[[str], None]
+
+
+class Commit:
+    """What was given to `Store.commit`, and what came of it."""
+
+    __slots__ = ("done", "error", "failed", "keep", "ops", "results")
+
+    def __init__(self, ops: Sequence[Op], done: Done, failed: Failed, keep: bool) -> None:
+        self.ops, self.done, self.failed, self.keep = ops, done, failed, keep
+        self.results: Sequence[Any] = ()
+        self.error: HoldfastError | None = None
+
+
+Deliver = Callable[[list[Commit], str | None], None]
+"""Takes commits that are settled, in order, and why the store cannot write, if it cannot."""
+
+
+Evidence = tuple[str, tuple[Any, ...]]
+"""A query, and what to bind, that gives a row if and only if the transaction happened."""
+
+
+class NotWritten(Exception):
+    """A transaction did not happen; with `evidence`, that could not be found out."""
+
+    def __init__(self, why: str, evidence: Evidence | None = None) -> None:
+        super().__init__(why)
+        self.why, self.evidence = why, evidence
+
+
+class Writer:
+    """Everything here is for the writer thread, except `give`."""
+
+    def __init__(self, place: Place, directory: Path, deliver: Deliver, fault: Fault | None) -> None:
+        self.commits = 0
+        """Transactions done."""
+        self._counted = 0
+        """As many as the row of this process says."""
+        self._place, self._path, self._owner, self._directory = place, place.path, place.owners.me, directory
+        self._turnstile, self._deliver, self._fault = place.turnstile, deliver, fault
+        self._queue: SimpleQueue[list[Commit] | None] = SimpleQueue()
+        self._waiting: list[Commit] = []
+        self._closing = False
+        self._trouble: str | None = None
+        self._in_doubt: tuple[int, Evidence] | None = None
+        """So many of the commits that wait may be written already, and what would tell."""
+
+    def give(self, commits: list[Commit] | None) -> None:
+        """Commits to write; None: there will be no more. For any thread."""
+        self._queue.put(commits)
+
+    def run(self) -> None:
+        """Write what is given until there will be no more."""
+        pause, last = FIRST_PAUSE, math.inf
+        while self._waiting or not self._closing:
+            self._take(pause)
+            if self._closing and last == math.inf:
+                last = time.monotonic() + LAST_ATTEMPTS
+            try:
+                self._write()
+            except NotWritten as problem:
+                pause = FIRST_PAUSE if self._trouble is None else min(2 * pause, LONGEST_PAUSE)
+                self._fail(problem, everything=time.monotonic() >= last)
+
+    def _take(self, pause: float) -> None:
+        """Get what was given: wait for something or, while the store cannot write, wait out the pause."""
+        queue = self._queue
+        if self._trouble is None:
+            if not self._waiting and not self._closing:
+                self._add(queue.get())
+            while not queue.empty():
+                self._add(queue.get())
+        else:
+            until = time.monotonic() + pause
+            with contextlib.suppress(Empty):
+                while True:
+                    self._add(queue.get(timeout=max(until - time.monotonic(), 0.0)))
+
+    def _add(self, given: list[Commit] | None) -> None:
+        if given is None:
+            self._closing = True
+        else:
+            self._waiting += given
+
+    def _fail(self, problem: NotWritten, *, everything: bool) -> None:
+        """Tell those that do not want to wait; the others wait in their places.
+
+        Those that may be written already wait in any case: to be told that nothing happened would be a guess.
+        """
+        if problem.evidence is not None and self._in_doubt is None:
+            self._in_doubt = len(self._waiting), problem.evidence
+        doubtful = 0 if everything or self._in_doubt is None else self._in_doubt[0]
+        settled, waiting = self._waiting[doubtful:], self._waiting[:doubtful]
+        told = [commit for commit in settled if everything or not commit.keep]
+        error = unavailable(problem.why, uncertain=problem.evidence is not None)
+        for commit in told:
+            commit.error = error
+        self._waiting = waiting if everything else [*waiting, *(commit for commit in settled if commit.keep)]
+        self._trouble = problem.why
+        self._deliver(told, problem.why)
+
+    def _write(self) -> None:
+        """Write what waits, as one transaction, and tell; or raise `NotWritten`."""
+        if self._in_doubt is not None:
+            self._settle(*self._in_doubt)
+        waiting = self._waiting
+        for commit in waiting:
+            if commit.ops:
+                break
+        else:
+            if self._trouble is None:
+                self._waiting = []
+                if waiting:  # nothing but barriers
+                    self._deliver(waiting, None)
+                return
+        self._transact(waiting)
+        self._waiting, self._trouble = [], None
+        self._deliver(waiting, None)
+
+    def _settle(self, count: int, evidence: Evidence) -> None:
+        """Find out about the transaction that may have happened."""
+        try:
+            self._place.reconnect()
+            happened = self._happened(evidence)
+        except Exception as error:
+            raise NotWritten(sentence(self._path, error), evidence) from error
+        self._in_doubt = None
+        if happened:
+            written, self._waiting = self._waiting[:count], self._waiting[count:]
+            self._deliver(written, self._trouble)
+
+    def _transact(self, commits: list[Commit]) -> None:
+        evidence = None
+        try:
+            connection = self._place.connection
+            run = connection.execute
+            with self._turnstile:
+                run("BEGIN IMMEDIATE")
+                tx = self._statements(connection, commits)
+                if self._fault is not None:
+                    self._fault("before")
+                evidence = self._evidence(tx)
+                run("COMMIT")
+                if self._fault is not None:
+                    self._fault("after")
+        except Exception as error:
+            why = sentence(self._path, error)
+            try:
+                self._place.reconnect()
+                happened = evidence is not None and self._happened(evidence)
+            except Exception as unreadable:
+                raise NotWritten(why, evidence) from unreadable
+            if not happened:
+                raise NotWritten(why) from error
+        else:
+            self._has_happened(tx.line is None)
+        if tx.touched:
+            self._place.bell.ring(tx.touched)
+        for file in tx.litter:
+            with contextlib.suppress(OSError):  # it is in the table of litter
+                (self._directory / file).unlink()
+
+    def _evidence(self, tx: Transaction) -> Evidence:
+        if tx.line is not None:
+            return SQL["recorded"], tx.line
+        return SQL["counted"], (self._owner, self._counted + 1)
+
+    def _happened(self, evidence: Evidence) -> bool:
+        """Whether the transaction was committed. Ask a connection that knows nothing of it."""
+        query, bindings = evidence
+        if not self._place.connection.execute(query, bindings).fetchall():
+            return False
+        self._has_happened(query == SQL["counted"])
+        return True
+
+    def _has_happened(self, counted: bool) -> None:
+        self.commits += 1
+        self._counted += counted
+
+    def _statements(self, connection: apsw.Connection, commits: list[Commit]) -> Transaction:
+        """Everything of a transaction but its beginning and its end."""
+        tx = Transaction(connection, self._owner, self._directory)
+        try:
+            for commit, results in zip(commits, write_group(tx, [commit.ops for commit in commits]), strict=True):
+                commit.results, commit.error = results, None
+        except STORAGE:
+            raise
+        except Exception:  # one of them is refused: find out which
+            connection.execute("ROLLBACK")
+            connection.execute("BEGIN IMMEDIATE")
+            tx = self._one_by_one(connection, commits)
+        if tx.forgetful:
+            tx.line = None
+        if tx.line is None:
+            connection.execute(_COUNT, (self._owner, self._counted))
+            if not connection.changes():
+                raise HoldfastError(f"`{self._path}` was replaced while it was open; close the store and open it again")
+        if tx.files:
+            self._sync(tx.files)
+        return tx
+
+    def _one_by_one(self, connection: apsw.Connection, commits: list[Commit]) -> Transaction:
+        """Write what can be written, and let the others know why they cannot."""
+        all_of_them = Transaction(connection, self._owner, self._directory)
+        for commit in commits:
+            tx = Transaction(connection, self._owner, self._directory)
+            connection.execute("SAVEPOINT commit_")
+            try:
+                commit.results, commit.error = write(tx, commit.ops), None
+            except STORAGE:
+                raise
+            except Exception as error:
+                connection.execute("ROLLBACK TO commit_")
+                commit.error = error if isinstance(error, HoldfastError) else _cannot(error)
+            else:
+                all_of_them.add(tx)
+            connection.execute("RELEASE commit_")
+        return all_of_them
+
+    def _sync(self, files: set[str]) -> None:
+        """Output that a commit speaks of is on the disk before the commit is."""
+        for file in (*files, "."):
+            try:
+                descriptor = os.open(self._directory / file, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:  # somebody removed it; the end of the call is true all the same
+                continue
+            try:
+                os.fsync(descriptor) if file == "." else os.fdatasync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _cannot(error: Exception) -> HoldfastError:
+    """A value that no store can keep: a bug of whoever made it."""
+    return HoldfastError(f"this cannot be stored: {type(error).__name__}: {error}", code="not_storable")

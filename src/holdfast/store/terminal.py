@@ -1,0 +1,46 @@
+"""Outcomes and resolutions: the two ways to say how something ended, and how one becomes the other (D1, D2, D4)."""
+
+from typing import Literal
+
+from holdfast.handles.state import Ended, EndedBy, Error, Ok, Outcome, Stopped
+from holdfast.store.base import Resolution
+
+CANCELLED = Error("pending tool completion cancelled", "cancelled")
+TIMED_OUT = Error("pending tool completion timed out", "tool_completion_timeout")
+REVOKED = Error("the completion key of this call was revoked", "await_event_unknown_or_revoked")
+
+
+def resolution_of(outcome: Outcome) -> Resolution:
+    """How a call ended, as the resolution of the key it had taken."""
+    if not isinstance(outcome, Error):
+        return Resolution("ok", outcome.value if isinstance(outcome, Ok) else None)
+    if outcome.code in ("aborted", "cancelled"):
+        return Resolution("cancelled")
+    if outcome.code == TIMED_OUT.code:
+        return Resolution("timeout")
+    return Resolution("err", {"code": outcome.code, "message": outcome.message})
+
+
+def news(id: str, tool: str, state: Stopped) -> tuple[str, Literal["info", "error"], str]:
+    """Kind, level and message of the news that a parked call has stopped (D9). A cancel is no failure of it (S3)."""
+    outcome = state.outcome
+    if isinstance(outcome, Error) and outcome.code not in ("aborted", "cancelled"):
+        return "tool.failed", "error", f"`{id}` ({tool}) failed: {outcome.message}"
+    what = f"stopped: {outcome.message}" if isinstance(outcome, Error) else "stopped."
+    return "tool.stopped", "info", f"`{id}` ({tool}) {what}"
+
+
+def ended(resolution: Resolution, at: float) -> Ended:
+    """The end of a parked call whose key was resolved. The payload of `err` has been checked before it was stored."""
+    ended_by: EndedBy = "self"
+    outcome: Outcome
+    match resolution.status:
+        case "ok":
+            outcome = Ok(resolution.payload)
+        case "err":
+            outcome = Error(str(resolution.payload["message"]), str(resolution.payload["code"]))
+        case "timeout":
+            outcome, ended_by = TIMED_OUT, "timeout"
+        case "cancelled":
+            outcome, ended_by = CANCELLED, "cancel"
+    return Ended(at, outcome, ended_by)

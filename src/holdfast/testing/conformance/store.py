@@ -1,0 +1,12 @@
+"""The conformance suite of the store seam, put together."""
+
+from holdfast.testing.conformance.commits import Commits
+from holdfast.testing.conformance.deferred import Deferred
+from holdfast.testing.conformance.fencing import Fencing
+from holdfast.testing.conformance.handles import Handles
+from holdfast.testing.conformance.lasting import Lasting, Retention, Sharing
+from holdfast.testing.conformance.turns import News, Others, Turns
+
+
+class StoreConformance(Commits, Handles, Fencing, Deferred, Turns, News, Others, Retention, Lasting, Sharing):
+    """Every check there is. Say how a store is made (`make`, `again`), then `run` each of `checks()`."""

@@ -1,0 +1,36 @@
+"""Killed at every commit: before it is written, or after it is and before anyone has been told (R4, S2, E2, E4).
+
+Each scene is played once to count its transactions. Then, for each of them, a child dies just there; every third time
+the next one dies, too, at one of its first. The last one comes to the end, and nothing is lost, changed or done twice.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.crash.driver import Life, Nursery
+from tests.crash.points import points
+from tests.crash.scenes import SCENES
+
+OTHER = {"before": "after", "after": "before"}
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("scene", SCENES)
+def test_R4_killed_at_every_commit(nursery: Nursery, tmp_path: Path, scene: str, side: str) -> None:
+    rehearsal = Life(nursery, tmp_path / "rehearsal", (scene,))
+    rehearsal.finish()
+    died = 0
+    for earlier, number in points(rehearsal):
+        life = Life(nursery, tmp_path / f"{earlier}-{number}", (scene,))
+        for _ in range(earlier):
+            life.run()
+        life.run(kill=f"{side}:{number}")
+        if number % 3 == 1:
+            life.run(kill=f"{OTHER[side]}:{1 + number % 5}")
+        life.finish()
+        died += life.deaths
+        shutil.rmtree(life.directory)
+    assert died >= len(
+        points(rehearsal)
+    )  # several commits may go into one transaction now and then; most points are hit

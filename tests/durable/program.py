@@ -1,0 +1,85 @@
+"""A program with durable tools, to be killed: `python -m tests.durable.program STORE DIRECTORY HOW [TOOL…]`.
+
+It opens a turn of conversation `main` and spawns each tool named under its own name; with HOW `kept` it ends the turn,
+with `run` it makes one-shot calls of them instead, in one batch. It says `ready` when all have come where they wait,
+and waits to be killed. The tools leave traces in DIRECTORY.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.turn.calls import STATEFUL, TALKING
+
+import holdfast
+from holdfast import Call, Pending, Runtime, Tool, ToolCall
+
+
+def tools(directory: Path) -> list[Tool]:
+    """The tools, which note in the directory what they do."""
+
+    def note(file: str, line: str) -> None:
+        with (directory / file).open("a") as traces:
+            traces.write(f"{line}\n")
+
+    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    async def deploy(call: Call) -> list[Any]:
+        """Creates something once, then waits to be told to go on."""
+        fx = call.durable()
+
+        async def create(given: Any) -> str:
+            note("created", f"attempt {call.attempt}")
+            return "created"
+
+        made = await fx.run_json("create", {}, create)
+        note("deploy", await fx.external_event_key("go"))
+        return [made, await fx.await_event_json(await fx.external_event_key("go")), call.attempt]
+
+    @holdfast.tool(actions=STATEFUL)
+    async def approve(call: Call) -> Pending:
+        """Waits for an approval from outside."""
+        note("approve", await call.completion_key())
+        return Pending()
+
+    @holdfast.tool(actions=STATEFUL)
+    async def work(call: Call) -> str:
+        """Works for ever."""
+        note("work", f"attempt {call.attempt}")
+        call.emit("working\n")
+        await asyncio.sleep(3600)
+        return "never"
+
+    @holdfast.tool(actions=TALKING, on_turn_end="keep")
+    async def session(call: Call) -> str:
+        """Talks."""
+        note("session", "open")
+        call.emit("hello\n")
+        while (line := await call.input()) != "bye":
+            call.emit(f"you said {line}\n")
+        return "bye"
+
+    return [deploy, approve, work, session]
+
+
+async def main(store: str, directory: Path, how: str, *names: str) -> None:
+    async with Runtime(tools(directory), store=store) as rt:
+        turn = await rt.turn("main").__aenter__()
+        if how == "run":
+            batch = asyncio.create_task(turn.run([ToolCall(name, name) for name in names]))
+        else:
+            await turn.run([ToolCall(name, name, {"action": "spawn", "id": name}) for name in names])
+            batch = None
+        while not all((directory / name).exists() for name in names):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)  # the traces are left just before each has come where it waits
+        if how == "kept":
+            await turn.end()
+        print("ready", flush=True)
+        await asyncio.sleep(3600)
+        if batch is not None:
+            await batch
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]))

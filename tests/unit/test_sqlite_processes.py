@@ -1,0 +1,292 @@
+"""Several processes on one store: who lives, who is next to write, who hears of what, what a crash leaves behind."""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.unit.sqlite_stores import commit, end, give, line, opened, registered, uid
+
+from holdfast.errors import HoldfastError
+from holdfast.store.base import Claimed, Record, Replied, Request, Requested
+from holdfast.store.sqlite import bell, turnstile
+from holdfast.store.sqlite.owners import Owners
+from holdfast.store.sqlite.turnstile import Turnstile
+
+_CHILD = """
+import asyncio, os, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from holdfast.store.base import *
+from tests.unit.sqlite_stores import *
+path = Path(sys.argv[1])
+def say(*words): print(*words, flush=True)
+{body}
+asyncio.run(main())
+"""
+
+
+@asynccontextmanager
+async def child(path: Path, body: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process that runs `main`; it is killed if it does not end."""
+    script = _CHILD.format(root=str(Path(__file__).parents[2]), body=body)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, str(path), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        process._transport.close()  # type: ignore[attr-defined]
+
+
+async def said(process: asyncio.subprocess.Process) -> list[str]:
+    assert process.stdout is not None
+    async with asyncio.timeout(20):
+        return (await process.stdout.readline()).decode().split()
+
+
+_HOLDS = """
+async def main():
+    async with opened(path) as store:
+        await commit(store, registered(1), registered(2), Emitted("p", "t", 1, NOON))
+        await commit(store, Requested("r", uid(9), "somebody", b"?"))
+        say(store.owner)
+        await asyncio.sleep(60)
+"""
+
+
+# Who lives
+
+
+async def test_E6_a_killed_owner_is_dead_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    async with child(path, _HOLDS) as process, opened(path) as store:
+        (owner,) = await said(process)
+        assert store.alive(owner) and await store.owners() == [owner]
+        process.send_signal(signal.SIGSTOP)
+        assert store.alive(owner), "a stopped process keeps its own"
+        await commit(store, registered(3))
+        process.kill()
+        await process.wait()
+        assert not store.alive(owner)
+        (claimed,) = await commit(store, Claimed(uid(1), owner))
+        assert isinstance(claimed, Record) and claimed.owner == store.owner and claimed.fence == 2
+    async with opened(path) as store:
+        assert sorted(await store.owners()) == sorted([owner, claimed.owner])
+
+
+async def test_the_next_to_open_cleans_up_after_the_dead(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    async with child(path, _HOLDS) as process:
+        (owner,) = await said(process)
+    sockets = list(bell.directory("x" * 33).glob(f"*-{owner}"))
+    assert len(sockets) == 1 and (path.with_name("store.db-owners") / owner).exists()
+    async with opened(path) as store:
+        assert [file.name for file in path.with_name("store.db-owners").iterdir()] == [store.owner]
+        assert not sockets[0].exists()
+        assert await store.reply("r") is None and await store.requests() == []
+        assert [each.uid for each in await store.owned(owner)] == [uid(1), uid(2)], "calls are for recovery"
+    assert list(path.with_name("store.db-owners").iterdir()) == []
+
+
+def test_nobody_takes_a_new_owner_for_a_dead_one(tmp_path: Path) -> None:
+    """Its file is there before it is locked, for a moment: under a name that nobody asks for."""
+    owners = [Owners(tmp_path / "owners") for _ in range(20)]
+    for each in owners:
+        each.enter()
+        assert all(other.alive(each.me) for other in owners)
+        assert each.sweep() == {}
+    for each in owners:
+        each.leave()
+        assert not any(other.alive(each.me) for other in owners if other is not each)
+    assert list((tmp_path / "owners").iterdir()) == []
+
+
+def test_an_owner_whose_file_is_swept_before_it_is_locked_makes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners, sweeper = Owners(tmp_path), Owners(tmp_path)
+    rename: Callable[[Path, Path], Path] = Path.rename
+    swept: list[Path] = []
+
+    def late(file: Path, target: Path) -> Path:
+        if not swept:
+            swept.append(file)
+            file.unlink()
+        return rename(file, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    owners.enter()
+    assert swept and sweeper.alive(owners.me)
+    owners.leave()
+
+
+# Who writes
+
+
+_BUSY = """
+async def main():
+    async with opened(path) as store:
+        await commit(store, registered(1))
+        number, until = 0, time.monotonic() + 60
+        say("busy")
+        while time.monotonic() < until:
+            number += 8
+            await asyncio.gather(*(give(store, line(1, str(number + each))) for each in range(8)))
+"""
+
+
+async def test_a_busy_process_lets_others_write(tmp_path: Path) -> None:
+    """Without the turnstile a second process waits for seconds behind a busy one."""
+    path = tmp_path / "store.db"
+    async with child(path, _BUSY) as process, opened(path) as store:
+        assert await said(process) == ["busy"]
+        took = []
+        for number in range(20):
+            began = time.monotonic()
+            await commit(store, registered(10 + number))
+            took.append(time.monotonic() - began)
+        assert sorted(took)[10] < 0.2 and max(took) < 2.0, took
+
+
+async def test_a_writer_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turnstile, "PATIENCE", 0.05)
+    async with opened(tmp_path / "store.db") as store:
+        other = Turnstile(store.path)
+        with other:
+            kept = give(store, registered(1), keep=True)
+            with pytest.raises(HoldfastError, match="another process has been writing"):
+                await commit(store, registered(2))
+        await kept
+        other.close()
+
+
+# Who hears
+
+
+async def test_two_stores_of_one_process_hear_of_each_other(tmp_path: Path) -> None:
+    heard: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
+    own: list[frozenset[str] | None] = []
+    path = tmp_path / "store.db"
+    async with opened(path, heard=own.append) as store, opened(path, heard=heard.put_nowait) as other:
+        await commit(store, registered(1), registered(2))
+        assert await heard.get() == frozenset({uid(1), uid(2)})
+        await commit(store, line(1, "a"))  # of interest to nobody else
+        await commit(store, end(1))
+        assert await heard.get() == frozenset({uid(1)})
+        await commit(store, *(registered(number) for number in range(100, 400)))
+        assert await heard.get() is None, "too many to name"
+        await commit(store, Requested("r", uid(2), other.owner, b"abort"))
+        assert await heard.get() == frozenset({uid(2)})
+        assert await other.requests() == [Request("r", uid(2), b"abort")]
+        assert own == []
+        await commit(other, Replied("r", b"done"))
+        async with asyncio.timeout(10):
+            while frozenset({"r", uid(2)}) not in own:  # noqa: ASYNC110 - `own` is a list
+                await asyncio.sleep(0.001)
+        assert await store.reply("r") == b"done"
+
+
+async def test_stores_of_other_files_hear_nothing(tmp_path: Path) -> None:
+    heard: list[frozenset[str] | None] = []
+    async with opened(tmp_path / "a.db", heard=heard.append), opened(tmp_path / "b.db") as store:
+        await commit(store, registered(1))
+        await asyncio.sleep(0.05)
+        assert heard == []
+
+
+async def test_a_peer_that_does_not_listen_is_passed_over(tmp_path: Path) -> None:
+    """Its bell is full after a while: rows are the truth, nobody waits for it."""
+    path = tmp_path / "store.db"
+    async with child(path, _HOLDS) as process, opened(path) as store:
+        await said(process)
+        process.send_signal(signal.SIGSTOP)
+        for number in range(600):
+            await commit(store, registered(100 + number))
+        assert store.trouble is None
+
+
+# What a crash leaves
+
+
+_DIES = """
+async def main():
+    def fault(point):
+        if point == POINT and armed:
+            os.kill(os.getpid(), signal.SIGKILL)
+    armed = []
+    async with opened(path, fault=fault) as store:
+        await commit(store, registered(1), Emitted("p", "t", 1, NOON))
+        say("told")
+        armed.append(1)
+        await commit(store, end(1), Emitted("p", "t", 2, NOON), registered(2))
+"""
+
+
+@pytest.mark.parametrize("point", ["before", "after"])
+async def test_R4_a_killed_process_leaves_all_of_a_commit_or_nothing(tmp_path: Path, point: str) -> None:
+    path = tmp_path / "store.db"
+    body = f"POINT = {point!r}\n{_DIES}"
+    async with child(path, body) as process:
+        assert await said(process) == ["told"]
+        assert await process.wait() == -signal.SIGKILL
+    async with opened(path) as store:
+        happened = point == "after"
+        first = await store.handle(uid(1))
+        assert first is not None and (first.owner is None) is happened
+        assert len(await store.process_events("p")) == (2 if happened else 1)
+        assert (await store.handle(uid(2)) is not None) is happened
+
+
+_MAKES = """
+async def main():
+    async with opened(path) as store:
+        await commit(store, Emitted("p", "t", 1, NOON))
+        say("made")
+"""
+
+
+async def test_several_processes_may_make_a_store_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "store.db"
+
+    async def make() -> None:
+        async with child(path, _MAKES) as process:
+            assert await said(process) == ["made"]
+            assert await process.wait() == 0
+
+    await asyncio.gather(*(make() for _ in range(4)))
+    async with opened(path) as store:
+        assert [event.sequence for event in await store.process_events("p")] == [1, 2, 3, 4]
+
+
+_LIMITED = """
+async def main():
+    import resource
+    async with opened(path) as store:
+        await commit(store, registered(1))
+        size = path.with_name(path.name + "-wal").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, resource.RLIM_INFINITY))
+        kept = give(store, line(1, "a", b'"' + b"x" * 200_000 + b'"'), keep=True)
+        try:
+            await commit(store, registered(2))
+        except HoldfastError as error:
+            say(error.code, store.trouble is not None, kept.done())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        await kept
+        say(store.trouble, len(await store.journal(uid(1))))
+"""
+
+
+async def test_a_disk_that_takes_no_more_is_told_and_what_is_kept_is_written_later(tmp_path: Path) -> None:
+    body = "from holdfast.errors import HoldfastError" + _LIMITED
+    async with child(tmp_path / "store.db", body) as process:
+        assert await said(process) == ["store_unavailable", "True", "False"]
+        assert await said(process) == ["None", "1"]
+        assert await process.wait() == 0
