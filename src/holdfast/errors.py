@@ -88,9 +88,9 @@ class ToolError(HoldfastError):
     def __init__(
         self, message: str, *, transient: bool = False, code: str = "tool_error", trace: Sequence[str] = ()
     ) -> None:
-        super().__init__(message, code=code)
-        self.transient = transient
-        self.trace = tuple(trace)
+        super().__init__(str(message), code=str(code))  # whatever a tool gives: it is shown and stored as text
+        self.transient = bool(transient)
+        self.trace = tuple(map(str, trace))
 
 
 class ConfigError(HoldfastError):

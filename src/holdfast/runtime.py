@@ -274,12 +274,14 @@ class Runtime:
     async def _close(self) -> None:
         if self._opening is not None:
             await asyncio.wait([self._opening])
-        self.registry.closing = True
         self._deadlines.stop()
         if self._sweep is not None:
             self._sweep.cancel()
+        with contextlib.suppress(HoldfastError):
+            await self.registry.write((), keep=False)  # what was resolved just before counts
+        self.registry.closing = True
         live = self.registry.live()
-        kept = [handle for handle in live if self._survives(handle) or await self.recovery.completed(handle)]
+        kept = [handle for handle in live if self._survives(handle) or await self._completed(handle)]
         ended = [handle for handle in live if handle not in kept]
         grace = max((handle.tool.spawn.abort_grace_ms for handle in ended), default=0) / 1000
         self.admission.end_all(ended, Error("Ended: the runtime was closed.", "aborted"), "shutdown")
@@ -301,6 +303,12 @@ class Runtime:
             self.registry.stop_waiting()
             self._guard.close()
             await self.registry.close()
+
+    async def _completed(self, handle: Handle) -> bool:
+        try:
+            return await self.recovery.completed(handle)
+        except HoldfastError:  # it cannot be read: closing goes on
+            return False
 
     async def _recorded(self) -> None:
         """Until the responses of batches that are answered are in the store, where they are before anyone has them."""

@@ -163,6 +163,7 @@ def at_the_end(life: "Life") -> None:
         *_hooks(life, store),
         *_keys(told),
         *_side_by_side(life, store),
+        *_unaware(told),
     ]
     for report in told:
         if report["kind"] == "events" and [type for _, type, _ in report["events"]].count("half") != 1:
@@ -266,6 +267,16 @@ def _side_by_side(life: "Life", store: Snapshot) -> Iterator[str]:
     served = [uid for uid, _ in groupby(each for each in order if store.handles[each[1]].tool == "queued")]
     if len(set(served)) != len(served):
         yield f"B4: they ran side by side: {served}"
+
+
+def _unaware(told: list[Report]) -> Iterator[str]:
+    """E4: a tool can see that it may have run before."""
+    attempts: dict[str, int] = {}
+    for report in told:
+        if report["kind"] == "begun":
+            if report["attempt"] <= attempts.get(report["uid"], 0):
+                yield f"E4: {report} is not its first attempt"
+            attempts[report["uid"]] = report["attempt"]
 
 
 def _keys(told: list[Report]) -> Iterator[str]:

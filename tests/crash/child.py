@@ -14,15 +14,16 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
 
 from tests.crash.roles import ROLES
 from tests.crash.stage import Commits, play
+from tests.crash.tools import CONFIG, config_file
 from tests.crash.world import World, enter
 
-import holdfast.config
 from holdfast.testing.clock import where
 
 PATIENCE = 10.0
@@ -67,9 +68,19 @@ def _child(request: dict[str, Any], reports: int) -> None:
         os._exit(code)
 
 
+def _warm_up() -> None:
+    """Play once, so that no child has to import anything, or is slow at first."""
+    with tempfile.TemporaryDirectory() as directory:
+        config_file(Path(directory)).write_text(CONFIG)
+        world = World(Path(directory), len)
+        enter(world)
+        asyncio.run(play(["steps", "command"], world, Commits()))
+        world.close()
+
+
 def nursery(control: socket.socket) -> None:
     """Fork a child for each request. A pid to wait for is answered with how the child ended, a request with its pid."""
-    assert holdfast.config  # imported here, so that no child has to
+    _warm_up()
     gc.freeze()  # or collecting would copy every page in every child
     while True:
         said, pipes, *_ = socket.recv_fds(control, 4096, 1, socket.MSG_CMSG_CLOEXEC)

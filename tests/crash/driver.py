@@ -4,7 +4,6 @@ A `Life` is one store with everything that happened to it: run after run, each e
 run it is compared with what the runs before had said and written (`check.py`).
 """
 
-import contextlib
 import json
 import os
 import random
@@ -74,6 +73,12 @@ class Child(Run):
             found = next((each for each in self.reports if kind and check.matches(each, kind, facts)), None)
             if found is not None or not self._listen():
                 return found
+
+    def hear_for(self, seconds: float) -> None:
+        """Listen for so long, or until it is dead."""
+        until = time.monotonic() + seconds
+        while self.code is None and select.select([self._pipe], [], [], max(0.0, until - time.monotonic()))[0]:
+            self._listen()
 
     def _listen(self) -> bool:
         if self.code is not None:
@@ -217,11 +222,7 @@ class Life:
     def kill_randomly(self, chance: random.Random, longest: float) -> Child:
         """Start a child and kill it some time later."""
         child = self.start()
-        until = time.monotonic() + chance.uniform(0, longest)
-        while (left := until - time.monotonic()) > 0:
-            with contextlib.suppress(AssertionError):
-                if not select.select([child._pipe], [], [], left)[0] or not child._listen():
-                    break
+        child.hear_for(chance.uniform(0, longest))
         child.kill()
         return self.over(child)
 

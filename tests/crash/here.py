@@ -1,8 +1,10 @@
 """Runs of a life in this process: for everything that ends otherwise than by a kill."""
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable
 
+from tests.crash.child import PATIENCE
 from tests.crash.driver import LATER, Life, Run
 from tests.crash.stage import Commits, play
 from tests.crash.world import World, enter
@@ -14,7 +16,8 @@ async def run_here(life: Life, work: Callable[[World, Commits], Awaitable[str]],
     world = World(life.directory, bytes, run=run.number, clock=LATER if life.late else 0.0, told=life.told)
     enter(world)
     try:
-        verdict = await work(world, commits)
+        async with asyncio.timeout(PATIENCE):
+            verdict = await work(world, commits)
         world.say("end", verdict=verdict, commits=commits.count)
     finally:
         world.close()

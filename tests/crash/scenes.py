@@ -31,7 +31,7 @@ async def event(play: Play) -> None:
 
 
 async def talking(play: Play) -> None:
-    """A question and two lines of input."""
+    """A question and a line of input."""
     async with play.turn("talking") as talk:
         await talk.spawn("talker", "t")
         number = 0
@@ -122,9 +122,9 @@ async def thing(play: Play) -> None:
 async def queue(play: Play) -> None:
     """Spawned one after the other, run one at a time (B4)."""
     async with play.turn("queue") as talk:
-        for id in ("q1", "q2", "q3"):
-            await talk.spawn("queued", id)
-        await talk.finish("q1", "q2", "q3")
+        await talk.spawn("queued", "q1")
+        await talk.spawn("queued", "q2")
+        await talk.finish("q1", "q2")
 
 
 async def external(play: Play) -> None:

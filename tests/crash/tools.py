@@ -121,11 +121,10 @@ async def deploy(call: Call, env: str) -> Any:
 
 @holdfast.tool(actions=("spawn", "fetch", "apply", "abort"), on_crash="replay")
 async def talker(call: Call) -> Any:
-    """A question, then two lines of input, then a step."""
+    """A question, then a line of input, then a step."""
     _begin(call)
     who = await call.ask(Question(id="who", text="Who is it?"))
-    lines = [await call.input(), await call.input()]
-    return await step(call, call.durable(), "greet", {"who": who, "lines": lines})
+    return await step(call, call.durable(), "greet", {"who": who, "line": await call.input()})
 
 
 @holdfast.tool(actions=("spawn", "fetch", "apply", "abort"), on_crash="replay", on_turn_end="keep")
@@ -199,10 +198,10 @@ async def queued(call: Call) -> Any:
 
 
 async def _luckless(call: Call) -> str:
-    """Fails twice, for reasons that pass."""
+    """Fails once, for a reason that passes."""
     _begin(call)
     await asyncio.sleep(_LIVE_SECS / 2)
-    if call.attempt < 3:
+    if call.attempt < 2:
         raise ToolError("not now", transient=True)
     return "at last"
 

@@ -119,7 +119,7 @@ async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     newer = apsw.Connection(str(tmp_path / "store.db"))
     newer.pragma("user_version", max(sql.migrations()) + 1)
     newer.close()
-    await refused(tmp_path / "store.db", "schema", "use a newer one")
+    await refused(tmp_path / "store.db", "schema", "use a newer holdfast")
 
 
 async def test_a_newer_schema_is_refused_with_its_wal_in_place(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ async def test_a_newer_schema_is_refused_with_its_wal_in_place(tmp_path: Path) -
     newer.pragma("user_version", max(sql.migrations()) + 1)
     newer.close()
     assert (tmp_path / "store.db-wal").stat().st_size
-    await refused(tmp_path / "store.db", "schema", "use a newer one")
+    await refused(tmp_path / "store.db", "schema", "use a newer holdfast")
 
 
 @pytest.mark.parametrize("damage", ["page", "cut"])

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from holdfast.cli.printing import one_line, print_json
-from holdfast.cli.store import run, store_option, without_tools
+from holdfast.cli.store import place_of, run, store_option, without_tools
 
 if TYPE_CHECKING:
     from holdfast.durable.deferred import ResolveOutcome
@@ -57,14 +57,16 @@ def complete(
         resolution = {"status": "err", "payload": {"code": error[0], "message": error[1]}}
     else:
         resolution = {"status": "timeout" if timeout else "cancelled"}
-    outcome = run(_resolve(store, key, resolution))
+    outcome, place = run(_resolve(store, key, resolution))
     _show(outcome, as_json)
+    if outcome.status == "unknown_or_revoked" and not as_json:
+        click.echo(f"(looked in {place})", err=True)
     context.exit(EXIT_CODES[outcome.status])
 
 
-async def _resolve(store: str | None, key: str, resolution: dict[str, Any]) -> "ResolveOutcome":
+async def _resolve(store: str | None, key: str, resolution: dict[str, Any]) -> "tuple[ResolveOutcome, str]":
     async with without_tools(store) as runtime:
-        return await runtime.resolve(key, resolution)
+        return await runtime.resolve(key, resolution), place_of(runtime.registry.store)
 
 
 def _stdin() -> str:

@@ -9,7 +9,7 @@ import click
 
 from holdfast.cli.printing import duration, one_line, print_json, relative, table
 from holdfast.cli.records import facts, standing, waits_for_resume
-from holdfast.cli.store import reading, run, store_option
+from holdfast.cli.store import place_of, reading, run, store_option
 from holdfast.store.base import Record, Store
 
 _LIVE = ("pending", "running", "waiting")
@@ -54,7 +54,8 @@ async def _look(
         records.sort(key=lambda record: (record.state.created, record.turn, record.batch, record.position))
         listed = [facts(store, record) for record in records[:limit]]
         orphans = [record for record, fact in zip(records, listed, strict=False) if fact["owner"] == "gone"]
-        return listed, len(records) > limit, await _notes(store, orphans)
+        notes = await _notes(store, orphans) if records else [f"(nothing in {place_of(store)})"]
+        return listed, len(records) > limit, notes
 
 
 async def _notes(store: Store, orphans: Sequence[Record]) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from holdfast.cli.printing import relative
+from holdfast.cli.store import place_of
 from holdfast.errors import HoldfastError
 from holdfast.handles.state import Error, Pending, Stopped, name
 from holdfast.store.base import Expired, Record, Store
@@ -31,7 +32,7 @@ async def find(store: Store, ids: Iterable[str], conversation: str | None) -> li
                 f"Handle `{id}` is in {len(records)} conversations: {where}; name one by --conversation",
                 code="handle_not_found",
             )
-    missing = [f"Handle `{id}` not found" for id in wanted if id not in found]
+    missing = [f"Handle `{id}` not found in {place_of(store)}" for id in wanted if id not in found]
     if missing:
         raise HoldfastError(f"{'. '.join(missing)}; `holdfast ps --all` lists those there are", code="handle_not_found")
     return [found[id][0] for id in wanted]

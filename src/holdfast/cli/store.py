@@ -100,6 +100,11 @@ def _default(*, make: bool = False) -> str:
     return f"{_SQLITE}{directory / 'holdfast.db'}"
 
 
+def place_of(store: "Store") -> str:
+    """Where a store is, for people: the first mistake is to look in another one."""
+    return f"the store {getattr(store, 'path', '')}".strip()
+
+
 # Opening it
 
 

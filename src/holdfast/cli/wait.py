@@ -65,7 +65,8 @@ async def _wait(
                 said = "the process that ran it is gone, and no other has gone on with it yet"
                 click.echo(f"{one_line(record.id)}: {said}", err=True)
         group = any_of(handles) if any_of_them else all_of(handles)
-        found = await Handles(registry, records[0].conversation).wait_for([group], timeout, handles)
+        everyone = {handle.uid for handle in handles}  # whoever is asked something: it is not this command
+        found = await Handles(registry, records[0].conversation, everyone).wait_for([group], timeout, handles)
         return runtime.replies.values(found)
 
 

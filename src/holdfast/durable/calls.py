@@ -7,7 +7,7 @@ from holdfast.durable.effects import CallEffects, ProcessEvents
 from holdfast.durable.journal import Journal
 from holdfast.durable.keys import Key
 from holdfast.durable.waits import Waits
-from holdfast.errors import ToolError
+from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.registry import Registry
 from holdfast.store.base import Entry, Parking
 from holdfast.tools.base import Invocation
@@ -40,9 +40,13 @@ class DurableCall:
         call = self._invocation
         self.taken = True
         if self.key is None:
-            self.key = await self._waits.take(
-                call.uid, call.fence, call.conversation, "completion", parking=self._parking()
-            )
+            try:
+                self.key = await self._waits.take(
+                    call.uid, call.fence, call.conversation, "completion", parking=self._parking()
+                )
+            except HoldfastError:
+                self.taken = False
+                raise
         return self.key
 
     def _parking(self) -> Parking | None:

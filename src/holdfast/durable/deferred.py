@@ -28,7 +28,7 @@ class Pending:
         if isinstance(deadline, datetime):
             if deadline.tzinfo is None:
                 raise ValueError("a deadline needs a time zone: datetime.now(timezone.utc) + timedelta(hours=1)")
-        elif deadline is not None and not (deadline > 0 and math.isfinite(deadline)):
+        elif deadline is not None and not (isinstance(deadline, int | float) and 0 < deadline < math.inf):
             raise ValueError(f"a deadline is a number of seconds above 0, or None for no deadline; not {deadline!r}")
         if self.on_timeout not in ("error_as_result", "fail_turn"):
             raise ValueError(f'on_timeout is "error_as_result" or "fail_turn", not {self.on_timeout!r}')

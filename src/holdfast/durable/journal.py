@@ -6,6 +6,8 @@ in hand: what is recorded is returned, what is not is done and recorded.
 
 import asyncio
 import hashlib
+import inspect
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,6 +18,8 @@ from holdfast.handles.registry import Registry
 from holdfast.handles.state import Error, error_of
 from holdfast.handles.text import as_text, has_no_number
 from holdfast.store.base import Entry, EntryKind, Journaled, Op, Wrote
+
+_log = logging.getLogger("holdfast.durable")
 
 NOT_THE_TOOLS = ("lease_lost", "runtime_closing", "store_unavailable")
 """Errors that say nothing of what a step did: they are never recorded as its outcome."""
@@ -125,10 +129,15 @@ class Journal:
 
     async def _do(self, step_id: str, digest: bytes, function: Any, argument: Any) -> Any:
         try:
-            result = await function(argument)
+            doing = function(argument)
+            if not inspect.isawaitable(doing):
+                raise TypeError(f"the function of step `{step_id}` is not async; make it `async def`")
+            result = await doing
         except Exception as error:
-            if isinstance(error, HoldfastError) and error.code in NOT_THE_TOOLS:
+            if isinstance(error, HoldfastError) and not isinstance(error, ToolError) and error.code in NOT_THE_TOOLS:
                 raise
+            if not isinstance(error, ToolError):
+                _log.error("step `%s` of call %s raised", step_id, self._uid, exc_info=error)
             raised = error if isinstance(error, ToolError) else ToolError(_words(error))
             await self.record("step", step_id, _encode(error_of(raised)), digest, ok=False)
             raise raised from (None if raised is error else error)

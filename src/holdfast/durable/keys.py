@@ -61,6 +61,11 @@ def present(text: str) -> Presented:
     return Presented(_hash(payload), signed.encode(errors="surrogatepass"), signature.encode(errors="surrogatepass"))
 
 
+def is_key(text: str) -> bool:
+    """Whether it looks like a key at all."""
+    return text.startswith(f"{_FORM}.")
+
+
 def genuine(presented: Presented, secret: bytes | None) -> bool:
     """Whether the signature was made with the secret. One comparison in constant time, whatever was presented."""
     expected = _text(_sign(secret or _NO_SECRET, presented.signed)).encode()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from holdfast.durable.deferred import ResolveOutcome, resolution_json
-from holdfast.durable.keys import Key, genuine, key_id, make_key, new_secret, present
+from holdfast.durable.keys import Key, genuine, is_key, key_id, make_key, new_secret, present
 from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.registry import Registry
 from holdfast.store.base import (
@@ -106,7 +106,7 @@ class Waits:
         answered: asyncio.Future[Resolving] = asyncio.get_running_loop().create_future()
 
         def done(results: Sequence[Resolving]) -> None:
-            self._resolved(row.key_id, row.uid, results[0])
+            self._resolved(row, resolution, results[0])
             if not answered.done():
                 answered.set_result(results[0])
 
@@ -119,13 +119,13 @@ class Waits:
         terminal = result.terminal
         return ResolveOutcome(result.status, resolution_json(terminal) if terminal is not None else None)
 
-    def _resolved(self, key_id: str, uid: str, result: Resolving) -> None:
+    def _resolved(self, row: WaitRow, resolution: Resolution, result: Resolving) -> None:
         """That is written: wake who waits for it, in the same pass."""
         if result.uid is not None and result.state is not None:
             self._registry.changed_elsewhere(result.uid, result.state)
         elif self._registry.on_held is not None:
-            self._registry.on_held(uid)
-        self._tell(key_id, result.terminal)
+            self._registry.on_held(row.uid)
+        self._tell(row.key_id, resolution if result.status == "accepted" else result.terminal)
 
     async def revoke(self, conversation: str) -> int:
         """Make the conversation's open keys worthless. Calls parked on them are stopped. Returns how many keys."""
@@ -156,7 +156,8 @@ class Waits:
             if resolution is not None:
                 return resolution
             row = await self._registry.store.wait(row.key_id)
-        raise ToolError("await-event key is invalid or revoked", code="await_event_unknown_or_revoked")
+        hint = "" if is_key(key) else "; it is not even a key: `await fx.external_event_key(name)` gives one"
+        raise ToolError(f"await-event key is invalid or revoked{hint}", code="await_event_unknown_or_revoked")
 
     def look(self, ids: Iterable[str] | None = None) -> None:
         """Awaited keys, those or all, may be over: let who waits for them look."""

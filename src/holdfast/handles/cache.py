@@ -6,12 +6,14 @@ when nobody does.
 """
 
 import asyncio
+import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import ToolError
+from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.clock import Clock
 from holdfast.handles.gate import Gate, Line
 from holdfast.handles.handle import Handle, HandleInfo
@@ -24,8 +26,10 @@ from holdfast.store.base import Collected, Expired, Op, Record, Store
 if TYPE_CHECKING:
     from holdfast.tools.base import Tool
 
+_log = logging.getLogger("holdfast.handles")
+
 _TOMBSTONE_SECS = 90 * 86_400.0
-_IDLE = 1000
+_IDLE = 2000
 """How many handles that nobody runs stay in memory."""
 _EVICT_SECS = 0.05
 
@@ -105,7 +109,8 @@ class Cache:
                 continue
             record = await self.store.named(conversation, id)
             if isinstance(record, Record) and self.expired(record.state, conversation):
-                await self.collect()
+                with contextlib.suppress(HoldfastError):  # it cannot write just now: the handle can still be read
+                    await self.collect()
                 record = await self.store.named(conversation, id)
             if handle is not None and not isinstance(record, Record):
                 self._forget(handle)
@@ -164,6 +169,8 @@ class Cache:
                 self._rest(handle)
         elif self._others_change(handle):
             self._update(handle, record)
+        if handle.uid in self._idle:
+            self._idle[handle.uid] = self._idle.pop(handle.uid)  # wanted: the last to be let go of
         return handle
 
     def _others_change(self, handle: Handle) -> bool:
@@ -196,7 +203,8 @@ class Cache:
         handle.next_attempt_at, handle.parking = record.next_attempt_at, record.parking
         handle.id, handle.stateful = record.id, record.stateful
         handle.asks_caller = isinstance(record.state, Waiting) and _asks_caller(handle.tool, record.state.question)
-        if handle.output is None and record.output is not None:
+        shown = handle.output.total if handle.output is not None else -1
+        if record.output is not None and record.output.total > shown:
             handle.output = Output.restored(self.spool, record.output, record.uid)
         printed = handle.output.total if handle.output is not None else 0
         handle.cursor = max(handle.cursor, min(record.cursor, printed))
@@ -244,7 +252,11 @@ class Cache:
     ) -> list[HandleInfo]:
         """Spawned handles, oldest first, after the one of that uid; those we run as they are in memory."""
         records = await self.store.handles(conversation=conversation, state=state, after=after, limit=limit)
-        return [(self._by_uid.get(record.uid) or self.revive(record)).info() for record in records]
+        return [self._as_known(record).info() for record in records]
+
+    def _as_known(self, record: Record) -> Handle:
+        handle = self._by_uid.get(record.uid)
+        return handle if handle is not None and self.runs(handle) else self.revive(record)
 
     def is_ours(self, record: Record) -> bool:
         """Whether a record belongs to this runtime."""
@@ -303,7 +315,12 @@ class Cache:
         """Run a coroutine of ours beside everything else; closing waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("work on the store was cut short: %s", error, exc_info=error)
 
     # Forgetting
 

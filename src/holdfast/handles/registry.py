@@ -16,7 +16,20 @@ from holdfast.errors import AlreadyStopped, HoldfastError, ToolError
 from holdfast.handles.cache import Cache
 from holdfast.handles.handle import Handle
 from holdfast.handles.output import Output
-from holdfast.handles.state import Ended, EndedBy, Event, Outcome, Started, State, Stopped, transition
+from holdfast.handles.state import (
+    Ended,
+    EndedBy,
+    Error,
+    Event,
+    Outcome,
+    Pending,
+    Running,
+    Started,
+    State,
+    Stopped,
+    Waiting,
+    transition,
+)
 from holdfast.store.base import (
     Changed,
     Exposed,
@@ -33,8 +46,12 @@ from holdfast.store.base import (
 if TYPE_CHECKING:
     from holdfast.tools.base import Tool
 
+_SOMEBODY_ELSE = ("already_stopped", "lease_lost", "store_unavailable")
+"""Refusals that say nothing against what was to be written."""
 CANCELS = ("abort", "cancel", "turn_end", "shutdown")
 """Ends of a parked call that cancel it (D2)."""
+_LAST_TASKS_SECS = 1.0
+"""How long closing waits for what is done beside everything else."""
 _BAD_IN_ID = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
 
 
@@ -147,7 +164,11 @@ class Registry(Cache):
 
     def _refused(self, handle: Handle, error: Exception) -> None:
         """Somebody else was first: it has stopped, or is run by another process now. The store knows how it is."""
-        code = error.code if isinstance(error, HoldfastError) else None
+        code = error.code if isinstance(error, HoldfastError) else "not_storable"
+        if code not in _SOMEBODY_ELSE and isinstance(handle.state, Pending | Running | Waiting):
+            handle.decided = handle.state  # what it came to cannot be stored; that, at least, can
+            self.end(handle, Error(str(error), code))
+            return
         if code == "lease_lost" and handle.run is not None and self.on_lost is not None:
             self.on_lost(handle)
         self.conversation(handle.conversation).live.pop(handle.uid, None)
@@ -254,8 +275,11 @@ class Registry(Cache):
 
     async def close(self) -> None:
         """Free what the handles keep outside memory, once everything is written."""
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        if self._tasks:  # each can be done again by the next runtime
+            await asyncio.wait(tuple(self._tasks), timeout=_LAST_TASKS_SECS)
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.store.close()
         for handle in self._by_uid.values():
             if handle.output is not None:

@@ -9,7 +9,7 @@ call (input, an abort) goes through the `Live` thing that `start` returned. All 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from holdfast.errors import ConfigError
 from holdfast.handles.question import Question
@@ -124,10 +124,24 @@ class Tool:
     """Its runtime `SupportsCancelHook`."""
 
     def __post_init__(self) -> None:
+        self._one_of("on_crash", self.on_crash, get_args(OnCrash))
+        self._one_of("scheduling", self.scheduling, get_args(Scheduling))
+        self._one_of("run", self.run, get_args(RunMode))
+        self._one_of("result", self.result, get_args(RunMode))
+        self._one_of("retry", self.retry.policy, ("never", "safe", "idempotent"))
+        if self.spawn.on_turn_end is not None:
+            self._one_of("on_turn_end", self.spawn.on_turn_end, get_args(OnTurnEnd))
+        if self.deadline_secs is not None and not self.deadline_secs > 0:
+            raise ConfigError([f"tool `{self.name}`: deadline_secs must be above 0, not {self.deadline_secs!r}"])
         if self.on_crash == "external" and self.deadline_secs is None:
             raise ConfigError([f'tool `{self.name}`: on_crash="external" needs a deadline: deadline_secs=3600, say'])
         if self.max_running is not None and self.max_running < 1:
             raise ConfigError([f"tool `{self.name}`: max_running must be 1 or more, not {self.max_running}"])
+
+    def _one_of(self, what: str, given: object, known: Sequence[str]) -> None:
+        if given not in known:
+            right = ", ".join(f'"{each}"' for each in known)
+            raise ConfigError([f"tool `{self.name}`: {what} must be one of {right}, not {given!r}"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

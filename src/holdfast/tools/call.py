@@ -49,6 +49,7 @@ class Call:
             journal = self._in_store().journal
             if journal is not None:
                 self._inbox = deque((value, _size(value)) for value in journal.inputs)
+                self._unread = sum(size for _, size in self._inbox)
 
     def _in_store(self) -> DurableCall:
         if self._durable is None:

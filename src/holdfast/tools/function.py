@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 
 from holdfast.durable.deferred import Pending
 from holdfast.durable.keys import Key
-from holdfast.errors import ConfigError, ToolError
+from holdfast.errors import ConfigError, HoldfastError, ToolError
 from holdfast.handles.state import Error, Ok, Outcome, Reply, error_of
 from holdfast.handles.text import plain, to_json
 from holdfast.tools.base import (
@@ -300,6 +300,8 @@ def error_outcome(error: BaseException, call: Call) -> Error:
     """The outcome of a function that raised: the message for the model, the trace for the log."""
     if isinstance(error, ToolError):
         return error_of(error)
+    if isinstance(error, HoldfastError):
+        return Error(error.message, error.code)
     _log.error("tool `%s` raised (call %s)", call._invocation.tool.name, call.uid, exc_info=error)
     text = str(error)
     return Error(f"{type(error).__name__}: {text}" if text else type(error).__name__)

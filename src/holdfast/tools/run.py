@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from holdfast.durable.deferred import Pending, parking
-from holdfast.errors import ToolError
+from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.handle import Handle, Progress
 from holdfast.handles.question import Question
 from holdfast.handles.registry import Registry
@@ -22,6 +22,7 @@ from holdfast.tools.base import Invocation, Live, RetryPolicy
 
 _log = logging.getLogger("holdfast.tools")
 
+_READ_AGAIN_SECS = 1.0
 FORCE_SECS = 3.0
 """How long after its grace a call may still take to end before it is left to linger."""
 
@@ -91,8 +92,8 @@ class Run:
 
     def _begin(self) -> None:
         handle, tool = self.handle, self.handle.tool
-        if isinstance(handle.decided, Stopped) or self._parking is not None:  # ended while that was being written
-            return
+        if isinstance(handle.decided, Stopped) or self._parking is not None or self.letting_go:
+            return  # ended, or let go, while its start was being written
         assert self._invocation is not None
         try:
             self.live = tool.runtime.start(self._invocation, self)
@@ -159,7 +160,12 @@ class Run:
         handle = self.handle
         if self._settled is not None:
             await self._settled()  # what the attempt before has not finished recording
-        entries = await self.registry.store.journal(handle.uid) if handle.tool.on_crash == "replay" else ()
+        try:
+            entries = await self.registry.store.journal(handle.uid) if handle.tool.on_crash == "replay" else ()
+        except HoldfastError as error:
+            _log.warning("the journal of call %s cannot be read: %s", handle.uid, error)
+            self.resume_in(_READ_AGAIN_SECS)
+            return
         self._invocation = replace(self._invocation, attempt=handle.attempt, fence=handle.fence, entries=entries)
         if self._ending is None and not self.letting_go:
             self._between = False
@@ -240,7 +246,7 @@ class Run:
                 outcome = error
         self._close_question()
         self._cancel_timers()
-        if self.letting_go:
+        if self.letting_go or (self.registry.closing and _is_closing(outcome)):
             return  # what it says when it is let go is not its end; if it was, a replay says it again (R6)
         if isinstance(outcome, Error) and outcome.transient and self._again():
             return
@@ -409,6 +415,11 @@ class Run:
             self._answer_to = self._record = None
             self.handle.asks_caller = False
             self.registry.conversation(self.handle.conversation).open_questions -= 1
+
+
+def _is_closing(outcome: Outcome) -> bool:
+    """Whether a call failed because its effects refuse further steps (R6)."""
+    return isinstance(outcome, Error) and outcome.code == "runtime_closing"
 
 
 def _pause(retry: RetryPolicy, attempt: int) -> float:

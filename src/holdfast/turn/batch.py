@@ -66,6 +66,8 @@ class Batch:
         self._cancelled = False
         self._begun: set[int] = set()
         """Positions of calls that had begun before the batch was taken up again (B9)."""
+        self.opened = False
+        """Whether the store has it."""
         self.failed: Error | None = None
         """A parked call timed out that takes the turn with it (D11)."""
 
@@ -77,7 +79,7 @@ class Batch:
             return [error_reply(conflict)] * len(self._slots)
         new = self._make_handles()
         calls = (
-            (slot.call.id, slot.call.name, slot.call.arguments, slot.handle.uid if slot.handle is not None else None)
+            (slot.call.id, slot.call.name, slot.given, slot.handle.uid if slot.handle is not None else None)
             for slot in self._slots
         )
         opened = Opened(self._conversation, self._turn, self.number, tuple(calls))
@@ -225,6 +227,7 @@ class Batch:
         )
 
     def _begin(self) -> None:
+        self.opened = True
         if self._registry.closing:
             self.leave()
             return
@@ -247,7 +250,7 @@ class Batch:
         if self._cancelled and slot.position not in self._begun:
             self._withdraw(slot)
             return
-        if slot.error is not None:
+        if slot.error is not None and slot.position not in self._begun:
             self._refuse(slot, slot.error)
             return
         answer, parked = (lambda reply: self._answer(slot, reply)), (lambda: self._parked(slot))
@@ -299,7 +302,12 @@ class Batch:
                 break
             number += 1
         if self._replies[slot.position] is None and handle.active:
-            await self._registry.expose(handle, id)
+            try:
+                await self._registry.expose(handle, id)
+            except HoldfastError as error:
+                if error.code == "batch_rejected":  # another process was quicker with the id
+                    await self._expose(slot, handle)
+                return
             self._answer(slot, self._actions.show(handle))
 
     def _unname(self, slot: Slot) -> None:

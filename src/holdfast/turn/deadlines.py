@@ -23,7 +23,7 @@ class Deadlines:
 
     def expect(self, deadline: float) -> None:
         """A call was parked that has this deadline."""
-        if self._next is None or deadline < self._next:
+        if not self._registry.closing and (self._next is None or deadline < self._next):
             self._arm(deadline)
 
     def _arm(self, at: float) -> None:

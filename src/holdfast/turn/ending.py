@@ -78,7 +78,7 @@ async def _cancel_parked(conversation: str, turn: str, registry: Registry, admis
         conversation=conversation, turn=turn, parked=True, stateful=None, after=after
     ):
         handles = [registry.adopt(record) for record in records]
-        _end(admission, [handle for handle in handles if handle.parked], "cancel")
+        _end(admission, handles, "cancel")  # also one whose parking is in the file and not yet told
         await all_stopped(handles)
         after = records[-1].uid
 

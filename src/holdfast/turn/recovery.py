@@ -13,7 +13,19 @@ from holdfast.handles.handle import Handle
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import Ended, Error, Pending, Stopped, transition
 from holdfast.handles.view import Handles
-from holdfast.store.base import Attempted, Changed, Claimed, HookCalled, Opened, OpenTurn, Record, Released, Resolution
+from holdfast.store.base import (
+    Attempted,
+    Changed,
+    Claimed,
+    HookCalled,
+    Kept,
+    Opened,
+    OpenTurn,
+    Record,
+    Released,
+    Resolution,
+    Wrote,
+)
 from holdfast.store.terminal import ended
 from holdfast.tools import marks
 from holdfast.tools.base import Invocation, Tool
@@ -175,8 +187,11 @@ class Recovery:
 
     async def unowned(self) -> None:
         """Cancelled calls whose hook nobody calls, and completions that must pass a runtime that has the tool."""
-        for record in await self._registry.store.owned(None):
-            await self._unowned(record)
+        after = ""
+        while records := await self._registry.store.owned(None, after=after):
+            for record in records:
+                after = record.uid
+                await self._unowned(record)
 
     def held(self, uid: str) -> None:
         """The completion of a call may be there."""
@@ -194,7 +209,11 @@ class Recovery:
         if resolution is not None:
             handle = self._registry.adopt(record)
             end = ended(resolution, self._registry.clock.now())
-            self._registry.end(handle, self._permission.to_deliver(handle, end.outcome), end.ended_by)
+            delivered = self._permission.to_deliver(handle, end.outcome)
+            if delivered is not end.outcome and record.output is not None:  # nor what it printed before it parked
+                await self._registry.write((Wrote(record.uid, record.fence, Kept(0, 0, 0)),))
+                self._registry.withhold(handle)
+            self._registry.end(handle, delivered, end.ended_by)
 
     def cancelled(self, uid: str) -> None:
         """A parked call of this runtime was cancelled."""

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.errors import ToolError
+from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import Reply
 from holdfast.store.base import Replied, Request, RequestClosed, Requested
 from holdfast.tools.base import Action
+from holdfast.tools.run import FORCE_SECS
 from holdfast.turn.replies import error_reply
 from holdfast.turn.slot import Slot, ToolCall
 
@@ -73,8 +74,8 @@ class Relay:
                 answer(self.actions.show(handle))
             else:  # nobody there did it, and nobody there will
                 self.actions.act(slot, handle, answer)
-        except ToolError as error:
-            answer(error_reply(error))
+        except HoldfastError as error:
+            answer(error_reply(error if isinstance(error, ToolError) else ToolError(error.message, code=error.code)))
 
     async def _was_applied(self, slot: Slot, handle: Handle) -> bool:
         """Whether the owner had recorded what this `apply` sends before it died (E10)."""
@@ -102,7 +103,8 @@ class Relay:
                         await rung.wait()
                 rung.clear()
                 body = await store.reply(id)
-                if body is None and asyncio.get_running_loop().time() > asked_at + SILENT_SECS:
+                patience = SILENT_SECS if body is None else SILENT_SECS + _longest(handle)
+                if not body and asyncio.get_running_loop().time() > asked_at + patience:
                     raise _silent(handle)
             await registry.refresh((handle.uid,))
             return msgspec.json.decode(body, type=Reply)
@@ -148,6 +150,12 @@ class Relay:
 
     def _reply(self, id: str, body: bytes) -> None:
         self._registry.store.commit((Replied(id, body),), lambda _: None, lambda _: None, keep=True)
+
+
+def _longest(handle: Handle) -> float:
+    """How long an owner that has begun may take: to settle, or to end what does not want to."""
+    spawn = handle.tool.spawn
+    return max(spawn.settle_max_ms, spawn.abort_grace_ms) / 1000 + FORCE_SECS
 
 
 def _silent(handle: Handle) -> ToolError:

@@ -1,5 +1,6 @@
 """One call of a batch: what the model sent, read and checked, and its place in the batch (B1, C1, C2, C9, C10)."""
 
+import contextlib
 from typing import Any, Literal
 
 import msgspec
@@ -31,6 +32,7 @@ class Slot:
         "call",
         "cause",
         "error",
+        "given",
         "handle",
         "handle_id",
         "named",
@@ -53,6 +55,8 @@ class Slot:
         self.handle: Handle | None = None
         """The handle it makes: a spawn's, or the unseen one of a one-shot call."""
         self.error: ToolError | None = None
+        self.given: dict[str, Any] | str = call.arguments
+        """The arguments as they were given, or `{}` where they are not even JSON: what is stored of them."""
         self.cause = b""
         """Of an `apply`: which call it is, recorded with what it sends, so that a resumed batch sends it once (B9)."""
         self.uid: str | None = None
@@ -70,7 +74,7 @@ def read_call(call: ToolCall, position: int, toolbox: Toolbox, limits: Limits) -
     slot = Slot(call, position)
     try:
         tool = slot.tool = toolbox.find(str(call.name))
-        arguments = _read_arguments(call, limits)
+        arguments, slot.given = _read_arguments(call, limits)
         if not tool.actions:
             if tool.name == "read_output" and isinstance(arguments.get("id"), str):
                 slot.handle_id = arguments["id"]
@@ -82,6 +86,7 @@ def read_call(call: ToolCall, position: int, toolbox: Toolbox, limits: Limits) -
             _read_action(slot, tool, arguments, toolbox)
     except ToolError as error:
         slot.error = error
+        slot.given = _storable(call.arguments)
     return slot
 
 
@@ -102,7 +107,8 @@ def _read_action(slot: Slot, tool: Tool, arguments: dict[str, Any], toolbox: Too
     slot.arguments = {key: value for key, value in checked.items() if key not in ("action", "id")}
 
 
-def _read_arguments(call: ToolCall, limits: Limits) -> dict[str, Any]:
+def _read_arguments(call: ToolCall, limits: Limits) -> tuple[dict[str, Any], dict[str, Any] | str]:
+    """The arguments, and as they were given."""
     given = call.arguments
     if isinstance(given, str):
         encoded = given.encode(errors="surrogatepass")
@@ -125,7 +131,7 @@ def _read_arguments(call: ToolCall, limits: Limits) -> dict[str, Any]:
         _within(len(encoded), limits)
         value = dict(given) if isinstance(given, dict) else given
     if value is None:
-        return {}
+        return {}, given
     if not isinstance(value, dict):
         raise ToolError(
             f'the arguments must be a JSON object, like {{"key": "value"}}, not {json_type(value)}',
@@ -133,7 +139,18 @@ def _read_arguments(call: ToolCall, limits: Limits) -> dict[str, Any]:
         )
     if encoded.count(b"[") + encoded.count(b"{") > limits.nesting and _depth(value) > limits.nesting:
         raise _too_deep(limits)
-    return value
+    return value, given
+
+
+def _storable(given: Any) -> dict[str, Any] | str:
+    """Arguments that were refused, for the record."""
+    if isinstance(given, str):
+        return given
+    with contextlib.suppress(TypeError, ValueError, NotImplementedError, RecursionError):
+        value = plain(given)
+        if isinstance(value, dict):
+            return value
+    return {}
 
 
 def _plain(given: Any) -> tuple[Any, bytes]:

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError, ToolError, TurnFailed
 from holdfast.handles.state import Error, Reply
-from holdfast.store.base import Opened, Responded, TurnBegan, TurnEnded
+from holdfast.store.base import Opened, OpenTurn, Responded, TurnBegan, TurnEnded
 from holdfast.turn.batch import Batch
 from holdfast.turn.ending import Ending, end_turn, wait_no_longer
 from holdfast.turn.replies import error_reply
@@ -83,6 +83,16 @@ class Turn:
                 if before.batch is None:
                     given = await registry.store.answers(self.conversation, self.id, before.batches)
                     self.answered = None if given is None else [_response(*each) for each in given]
+        began = asyncio.ensure_future(self._begin(before))
+        try:
+            await asyncio.shield(began)
+        except asyncio.CancelledError:
+            began.add_done_callback(self._never_entered)  # nobody will leave the turn: it must not stay open
+            raise
+        return self
+
+    async def _begin(self, before: OpenTurn | None) -> None:
+        registry = self._runtime.registry
         was, owner = (before.turn, before.owner) if before is not None else (None, None)
         began = TurnBegan(self.conversation, self.id, registry.clock.now(), was, owner)
         try:
@@ -91,8 +101,11 @@ class Turn:
             raise self._open_elsewhere() if error.code == "turn_open" else error from None
         registry.turn_began(self.conversation, self.id)
         if before is not None and before.batch is not None and not self._resume:
-            await runtime.recovery.abandon(before.batch)
-        return self
+            await self._runtime.recovery.abandon(before.batch)
+
+    def _never_entered(self, began: "asyncio.Future[None]") -> None:
+        if began.cancelled() or began.exception() is None:
+            self._runtime.registry.run_soon(self.end())
 
     def _open_elsewhere(self) -> HoldfastError:
         return HoldfastError(
@@ -165,7 +178,8 @@ class Turn:
     ) -> list[Response]:
         try:
             replies = await running
-            await self._record(calls, replies, batch.number)
+            if batch.opened:  # else nothing of it is in the store, and there may be no room to say so
+                await self._record(calls, replies, batch.number)
         finally:
             self._batch = None
             self._runtime.batches.discard(batch)

@@ -52,7 +52,7 @@ class Bell:
     def __init__(self, store: Path, owners: Owners) -> None:
         name = f"{hashlib.sha256(os.fsencode(store)).hexdigest()[:16]}-{owners.me}"
         self.path = str(directory(name) / name)
-        self._owners = owners
+        self._owners, self._directory = owners, str(owners.directory)
         self._bells: list[str] = []
         self._listed_at = -1
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -83,12 +83,15 @@ class Bell:
     def ring(self, changed: Iterable[str]) -> None:
         """Tell every other process what has changed."""
         try:
-            changed_at = self._owners.directory.stat().st_mtime_ns
+            changed_at = os.stat(self._directory).st_mtime_ns  # noqa: PTH116 (after every commit)
         except OSError:
             return
         if changed_at != self._listed_at:
             settled = time.time_ns() - changed_at > _SETTLED
-            self._bells = self._owners.bells()
+            try:
+                self._bells = self._owners.bells()
+            except OSError:
+                return
             self._listed_at = changed_at if settled else -1
         if not self._bells:
             return
@@ -98,7 +101,7 @@ class Bell:
         for bell in self._bells:
             try:
                 self._socket.sendto(told, bell)
-            except OSError:  # nobody there, or it has more to read than it can: rows are the truth
+            except (OSError, ValueError):  # nobody there, or it has more to read than it can: rows are the truth
                 continue
 
     def _answer(self) -> None:

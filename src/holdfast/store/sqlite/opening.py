@@ -41,7 +41,7 @@ def connect(path: Path) -> apsw.Connection:
     try:
         connection.set_busy_timeout(BUSY_MS)
         connection.execute("PRAGMA synchronous = FULL; PRAGMA journal_size_limit = 67108864; PRAGMA cache_size = -8000")
-        connection.wal_autocheckpoint(4000)  # 16 MiB: pages that change again and again are written back less often
+        connection.wal_autocheckpoint(0)  # the writer does it, on its thread: it takes a while
     except BaseException:
         connection.close(True)
         raise
@@ -206,7 +206,7 @@ def _remove(database: Path) -> None:
 def _version(connection: apsw.Connection, path: Path) -> int:
     version, newest = int(connection.pragma("user_version")), max(migrations())
     if version > newest:
-        raise unusable(f"store `{path}` has schema {version}, this holdfast knows {newest}; use a newer one")
+        raise unusable(f"store `{path}` has schema {version}, this holdfast knows {newest}; use a newer holdfast")
     return version
 
 

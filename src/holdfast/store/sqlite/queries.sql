@@ -151,8 +151,9 @@ UPDATE handles SET owner = NULL, parking = ?, deadline = ?, next_attempt_at = NU
 SELECT resolution, resolved_at, revoked FROM waits WHERE uid = ? AND kind = 'completion' ORDER BY number LIMIT 1;
 
 -- name: resolve
--- Somebody resolves a wait.
-UPDATE waits SET resolution = ?, resolved_at = ? WHERE key_id = ?;
+-- Somebody resolves a wait; the first one does.
+UPDATE waits SET resolution = ?, resolved_at = ? WHERE key_id = ? AND resolution IS NULL AND NOT revoked
+RETURNING uid, kind;
 
 -- name: completed
 -- The completion of a call is there. If the call is held, a runtime that has the tool is to take it.

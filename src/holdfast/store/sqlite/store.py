@@ -31,7 +31,7 @@ _NOTICE, _SELDOM, _PAUSE = 0.001, 0.05, 0.0001
 class SqliteStore(Reads):
     """Keeps everything in the file at `path`, and makes it if it is not there.
 
-    `fault` is for tests: it is called in the writer thread, with "before" when the statements of a transaction have
+    `fault` is for tests: it is called by whoever writes, with "before" when the statements of a transaction have
     been run and with "after" when it is committed and nobody has been told.
     """
 
@@ -97,10 +97,13 @@ class SqliteStore(Reads):
         pending.append(Commit(ops, done, failed, keep))
 
     def _flush(self) -> None:
-        if self._pending:
-            self._unsettled += len(self._pending)
-            self._writer.give(self._pending)
-            self._pending = []
+        pending, self._pending = self._pending, []
+        if pending:
+            alone = len(pending) == 1 and not self._unsettled and self.trouble is None
+            self._unsettled += len(pending)
+            if alone and self._writer.write_now(pending[0], lambda: self._tell(pending, None)):
+                return
+            self._writer.give(pending)
             if not self._watching:
                 self._watching = True
                 self._watch_on(_NOTICE)

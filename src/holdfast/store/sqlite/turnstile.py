@@ -31,22 +31,39 @@ class Turnstile:
         self._gate, self._turn = self._files
 
     def __enter__(self) -> None:
-        """Wait for our turn, as long as `PATIENCE`."""
-        gate, turn = self._gate, self._turn
-        try:
-            fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            until = time.monotonic() + PATIENCE
-            self._wait(gate, until)
-            try:
-                self._wait(turn, until)
-            except BaseException:
-                fcntl.flock(gate, fcntl.LOCK_UN)
-                raise
-        fcntl.flock(gate, fcntl.LOCK_UN)
+        self.enter()
 
     def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def enter(self) -> None:
+        """Wait for our turn, as long as `PATIENCE`."""
+        if self.enter_now():
+            return
+        gate, until = self._gate, time.monotonic() + PATIENCE
+        self._wait(gate, until)
+        try:
+            self._wait(self._turn, until)
+        finally:
+            fcntl.flock(gate, fcntl.LOCK_UN)
+
+    def enter_now(self) -> bool:
+        """Take our turn if nobody is before us; whether that was so."""
+        gate = self._gate
+        try:
+            fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        try:
+            fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            return False
+        finally:
+            fcntl.flock(gate, fcntl.LOCK_UN)
+
+    def leave(self) -> None:
+        """Let the next one in."""
         fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def _wait(self, lock: int, until: float) -> None:

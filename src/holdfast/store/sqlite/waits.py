@@ -19,15 +19,16 @@ def wait_opened(tx: Transaction, op: base.WaitOpened) -> None:
 
 
 def resolved(tx: Transaction, op: base.Resolved) -> Resolving:
-    row = tx.row(SQL["wait"], (op.key_id,))
-    wait = None if row is None else wait_row(row)
-    if wait is None or wait.revoked:
-        return Resolving("unknown_or_revoked")
-    if wait.resolution is not None:
+    first = tx.row(SQL["resolve"], (encode(op.resolution), op.at, op.key_id))
+    if first is None:
+        row = tx.row(SQL["wait"], (op.key_id,))
+        wait = None if row is None else wait_row(row)
+        if wait is None or wait.revoked:
+            return Resolving("unknown_or_revoked")
         return Resolving("already_resolved", wait.resolution)
-    tx.run(SQL["resolve"], (encode(op.resolution), op.at, op.key_id))
-    tx.touched.update((op.key_id, wait.uid))
-    call = tx.call(wait.uid) if wait.kind == "completion" else None
+    uid, kind = first
+    tx.touched.update((op.key_id, uid))
+    call = tx.call(uid) if kind == "completion" else None
     if call is None:
         return Resolving("accepted")
     tx.run(SQL["completed"], (call.number,))

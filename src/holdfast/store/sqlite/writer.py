@@ -1,4 +1,8 @@
-"""The one thread that writes: whatever has come while it was at the last transaction goes into the next one.
+"""Writing: one thread, and whatever has come while it was at the last transaction goes into the next one.
+
+Where a disk is quick, going to the thread and back costs more than the disk does. A single commit that comes when
+nothing else is under way is then written where it is given, on the loop's thread (`write_now`), as long as recent
+commits took less than `QUICK`. The connection belongs to the loop while nothing is unsettled, and to the thread else.
 
 A group of commits is written as one transaction, with one fsync. Each commit stands for itself all the same: if one is
 refused, the group is taken back and written again with a savepoint around each.
@@ -20,7 +24,8 @@ from typing import Any
 import apsw
 
 from holdfast.errors import HoldfastError
-from holdfast.store.base import Done, Failed, Op
+from holdfast.store.base import Collected, Done, Failed, Op
+from holdfast.store.sqlite import opening
 from holdfast.store.sqlite.operations import write, write_group
 from holdfast.store.sqlite.place import Place
 from holdfast.store.sqlite.sql import SQL
@@ -32,7 +37,15 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 LAST_ATTEMPTS = 5.0
 """Seconds that a closing store goes on trying."""
 
+QUICK = 0.001
+"""Seconds that a commit may take to be written on the loop's thread, which stands still meanwhile."""
+
+WAL_PAGES = 4000
+"""16 MiB: pages that change again and again are written back less often."""
+
 _COUNT = SQL["count_commit"]
+_NOT_NOW = (Collected,)
+"""Operations that may take long."""
 
 Fault = Callable[[str], None]
 
@@ -74,22 +87,50 @@ class Writer:
         """As many as the row of this process says."""
         self._place, self._path, self._owner, self._directory = place, place.path, place.owners.me, directory
         self._turnstile, self._deliver, self._fault = place.turnstile, deliver, fault
-        self._queue: SimpleQueue[list[Commit] | None] = SimpleQueue()
+        self._hooked: apsw.Connection | None = None
+        self._wal_pages = 0
+        self._took = 0.0
+        """How long recent commits took, on average."""
+        self._queue: SimpleQueue[list[Commit] | NotNow | None] = SimpleQueue()
         self._waiting: list[Commit] = []
         self._closing = False
         self._trouble: str | None = None
+        self._not_now: NotWritten | None = None
+        """Why the last commit that waits could not be written on the loop's thread."""
         self._in_doubt: tuple[int, Evidence] | None = None
         """So many of the commits that wait may be written already, and what would tell."""
 
-    def give(self, commits: list[Commit] | None) -> None:
+    def give(self, commits: "list[Commit] | NotNow | None") -> None:
         """Commits to write; None: there will be no more. For any thread."""
         self._queue.put(commits)
+
+    def write_now(self, commit: Commit, tell: Callable[[], None]) -> bool:
+        """Write this commit on the loop's thread, and tell; False: it must be given. For when nothing is unsettled."""
+        self._took *= 0.999  # or one slow moment would be for ever
+        slow = self._took > QUICK or self._wal_pages > WAL_PAGES or not commit.ops
+        if slow or any(isinstance(op, _NOT_NOW) or _has_file(op) for op in commit.ops):
+            return False
+        if not self._turnstile.enter_now():
+            return False
+        try:
+            tx = self._transact([commit], at_once=True)
+        except NotWritten as problem:
+            self.give(NotNow(commit, problem))
+        except Busy:
+            return False
+        else:
+            tell()
+            self._ring(tx)
+        return True
 
     def run(self) -> None:
         """Write what is given until there will be no more."""
         pause, last = FIRST_PAUSE, math.inf
         while self._waiting or not self._closing:
             self._take(pause)
+            if self._not_now is not None:
+                self._fail_first()
+                continue
             if self._closing and last == math.inf:
                 last = time.monotonic() + LAST_ATTEMPTS
             try:
@@ -112,9 +153,12 @@ class Writer:
                 while True:
                     self._add(queue.get(timeout=max(until - time.monotonic(), 0.0)))
 
-    def _add(self, given: list[Commit] | None) -> None:
+    def _add(self, given: "list[Commit] | NotNow | None") -> None:
         if given is None:
             self._closing = True
+        elif isinstance(given, NotNow):
+            self._waiting.append(given.commit)
+            self._not_now = given.problem
         else:
             self._waiting += given
 
@@ -135,6 +179,14 @@ class Writer:
         self._trouble = problem.why
         self._deliver(told, problem.why)
 
+    def _fail_first(self) -> None:
+        """The first that waits failed on the loop's thread; what has come after it has not been tried yet."""
+        problem, self._not_now = self._not_now, None
+        assert problem is not None
+        later, self._waiting = self._waiting[1:], self._waiting[:1]
+        self._fail(problem, everything=False)
+        self._waiting += later
+
     def _write(self) -> None:
         """Write what waits, as one transaction, and tell; or raise `NotWritten`."""
         if self._in_doubt is not None:
@@ -149,9 +201,22 @@ class Writer:
                 if waiting:  # nothing but barriers
                     self._deliver(waiting, None)
                 return
-        self._transact(waiting)
+        tx = self._transact(waiting)
         self._waiting, self._trouble = [], None
         self._deliver(waiting, None)
+        self._ring(tx)
+        if self._wal_pages > WAL_PAGES:
+            self._write_back()
+
+    def _write_back(self) -> None:
+        """Bring what the WAL holds into the database, as far as nobody reads it, so that the WAL begins anew."""
+        with contextlib.suppress(apsw.Error):  # the next one will do
+            self._place.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        self._wal_pages = 0
+
+    def _committed(self, connection: apsw.Connection, name: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
 
     def _settle(self, count: int, evidence: Evidence) -> None:
         """Find out about the transaction that may have happened."""
@@ -165,13 +230,22 @@ class Writer:
             written, self._waiting = self._waiting[:count], self._waiting[count:]
             self._deliver(written, self._trouble)
 
-    def _transact(self, commits: list[Commit]) -> None:
-        evidence = None
+    def _transact(self, commits: list[Commit], *, at_once: bool = False) -> Transaction:
+        """Write them as one, in our turn; `at_once`: it has come, and nobody is waited for."""
+        evidence, began = None, time.perf_counter()
         try:
-            connection = self._place.connection
-            run = connection.execute
-            with self._turnstile:
-                run("BEGIN IMMEDIATE")
+            if not at_once:
+                self._turnstile.enter()
+            try:
+                connection = self._place.connection
+                if connection is not self._hooked:
+                    self._hooked = connection
+                    connection.set_wal_hook(self._committed)
+                run = connection.execute
+                if at_once:
+                    _begin_at_once(connection)
+                else:
+                    run("BEGIN IMMEDIATE")
                 tx = self._statements(connection, commits)
                 if self._fault is not None:
                     self._fault("before")
@@ -179,6 +253,10 @@ class Writer:
                 run("COMMIT")
                 if self._fault is not None:
                     self._fault("after")
+            finally:
+                self._turnstile.leave()
+        except Busy:
+            raise
         except Exception as error:
             why = sentence(self._path, error)
             try:
@@ -190,11 +268,16 @@ class Writer:
                 raise NotWritten(why) from error
         else:
             self._has_happened(tx.line is None)
-        if tx.touched:
-            self._place.bell.ring(tx.touched)
+        self._took += 0.1 * (time.perf_counter() - began - self._took)
         for file in tx.litter:
             with contextlib.suppress(OSError):  # it is in the table of litter
                 (self._directory / file).unlink()
+        return tx
+
+    def _ring(self, tx: Transaction) -> None:
+        """After our own have been told: what others may want to hear of."""
+        if tx.touched:
+            self._place.bell.ring(tx.touched)
 
     def _evidence(self, tx: Transaction) -> Evidence:
         if tx.line is not None:
@@ -264,6 +347,36 @@ class Writer:
                 os.fsync(descriptor) if file == "." else os.fdatasync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+class Busy(Exception):
+    """Another connection writes just now."""
+
+
+class NotNow:
+    """A commit that the loop's thread could not write, and why."""
+
+    __slots__ = ("commit", "problem")
+
+    def __init__(self, commit: Commit, problem: NotWritten) -> None:
+        self.commit, self.problem = commit, problem
+
+
+def _begin_at_once(connection: apsw.Connection) -> None:
+    """Begin without waiting for anyone: the loop must never wait for another program."""
+    connection.set_busy_timeout(0)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except apsw.BusyError as error:
+        raise Busy from error
+    finally:
+        connection.set_busy_timeout(opening.BUSY_MS)
+
+
+def _has_file(op: Op) -> bool:
+    """Whether the operation speaks of a file that must be on the disk first."""
+    output = getattr(op, "output", None)
+    return output is not None and output.file is not None
 
 
 def _cannot(error: Exception) -> HoldfastError:

@@ -119,7 +119,8 @@ CREATE TABLE waits (
     revoked INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX waits_of ON waits (uid);
-CREATE INDEX waits_open ON waits (conversation) WHERE resolution IS NULL AND NOT revoked;
+-- Not only of open ones: a resolution would have to change the index, too.
+CREATE INDEX waits_in ON waits (conversation);
 
 CREATE TABLE process_events (
     process TEXT NOT NULL,
