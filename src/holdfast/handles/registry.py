@@ -42,14 +42,13 @@ from holdfast.store.base import (
     Registered,
     Responded,
 )
+from holdfast.store.terminal import hook_is_due
 
 if TYPE_CHECKING:
     from holdfast.tools.base import Tool
 
 _SOMEBODY_ELSE = ("already_stopped", "lease_lost", "store_unavailable")
 """Refusals that say nothing against what was to be written."""
-CANCELS = ("abort", "cancel", "turn_end", "shutdown")
-"""Ends of a parked call that cancel it (D2)."""
 _LAST_TASKS_SECS = 1.0
 """How long closing waits for what is done beside everything else."""
 _BAD_IN_ID = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
@@ -157,7 +156,7 @@ class Registry(Cache):
         if isinstance(state, Stopped):
             self._stopped(handle)
             parking = handle.parking
-            if parking is not None and self.on_cancelled is not None and _hook_is_due(parking, state):
+            if parking is not None and self.on_cancelled is not None and hook_is_due(parking, state.ended_by):
                 self.on_cancelled(handle.uid)
         if then is not None:
             then()
@@ -288,7 +287,3 @@ class Registry(Cache):
                 else:
                     handle.output.discard()
         self.spool.close()
-
-
-def _hook_is_due(parking: Parking, state: Stopped) -> bool:
-    return parking.hook and parking.on_cancel == "cancel_external_work" and state.ended_by in CANCELS

@@ -3,11 +3,20 @@
 from typing import Literal
 
 from holdfast.handles.state import Ended, EndedBy, Error, Ok, Outcome, Stopped
-from holdfast.store.base import Resolution
+from holdfast.store.rows import Parking, Resolution
 
 CANCELLED = Error("pending tool completion cancelled", "cancelled")
 TIMED_OUT = Error("pending tool completion timed out", "tool_completion_timeout")
 REVOKED = Error("the completion key of this call was revoked", "await_event_unknown_or_revoked")
+
+
+CANCELS: tuple[EndedBy, ...] = ("abort", "cancel", "turn_end", "shutdown")
+"""Ends of a parked call that cancel it."""
+
+
+def hook_is_due(parking: Parking, ended_by: EndedBy) -> bool:
+    """Whether the end of a parked call is a cancel that its hook must hear of (D2)."""
+    return parking.hook and parking.on_cancel == "cancel_external_work" and ended_by in CANCELS
 
 
 def resolution_of(outcome: Outcome) -> Resolution:

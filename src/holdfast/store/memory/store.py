@@ -17,8 +17,7 @@ from holdfast.store import base
 from holdfast.store.base import Collected, Entry, OpenTurn, Record
 from holdfast.store.memory.tables import Conversation
 from holdfast.store.memory.waits import Waits, lost
-
-_CANCELS = frozenset({"abort", "cancel", "turn_end", "shutdown"})
+from holdfast.store.terminal import hook_is_due
 
 
 class MemoryStore(Waits):
@@ -204,7 +203,7 @@ class MemoryStore(Waits):
         if parking is not None and state.ended_by == "timeout" and self._is_resolved(op.uid):
             raise lost(op.uid)  # held: what was accepted is not undone by a late clock
         self._end(record, state)
-        if parking is not None and parking.hook and state.ended_by in _CANCELS and parking.on_cancel != "ignore":
+        if parking is not None and hook_is_due(parking, state.ended_by):
             record.owner = self.owner
             self._put(self._hooks, record.uid, record)
         if op.output is not None:

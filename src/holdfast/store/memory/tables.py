@@ -155,6 +155,8 @@ class Tables:
         uid = record.uid
         for table in (self._records, self._journals, self._events, self._held, self._holding):
             table.pop(uid, None)
+        for number in [number for number, news in (known.news or {}).items() if news.uid == uid]:
+            del known.news[number]  # type: ignore[union-attr]
         if known.labels.get(record.call_id) is record:
             del known.labels[record.call_id]
         newest = known.names.get(record.id) is record

@@ -18,6 +18,7 @@ def collected(tx: Transaction, op: base.Collected) -> int:
         tx.run(SQL["remove_journal"], (number,))
         tx.run(SQL["remove_output"], (number,))
         tx.run(SQL["remove_process_events"], (uid,))
+        tx.run(SQL["take_back"], (uid,))
         tx.run(SQL["remove_handle"], (number,))
         if file is not None:
             tx.run(SQL["add_litter"], (file,))

@@ -10,9 +10,7 @@ from holdfast.handles.state import State, Stopped, describe
 from holdfast.store.base import Kept, Parking
 from holdfast.store.sqlite.codec import Row, decode_parking, decode_state, encode, encode_kept
 from holdfast.store.sqlite.sql import SQL
-from holdfast.store.terminal import news, resolution_of
-
-_CANCELS = frozenset({"abort", "cancel", "turn_end", "shutdown"})
+from holdfast.store.terminal import hook_is_due, news, resolution_of
 
 
 class Call(NamedTuple):
@@ -110,7 +108,7 @@ class Transaction:
         """The end of a parked call settles its key and is news (D9). `hook`: if it is a cancel, that is due (D2)."""
         parking = call.parking
         assert parking is not None
-        due = hook and parking.hook and parking.on_cancel != "ignore" and state.ended_by in _CANCELS
+        due = hook and hook_is_due(parking, state.ended_by)
         self.run(SQL["stop_parked"], (encode(state), state.stopped, self.owner if due else None, due, call.number))
         self.resolve_by_end(call.uid, state)
         told = news(call.id, call.tool, state)
