@@ -21,7 +21,7 @@ from holdfast.handles.view import Handles
 from holdfast.limits import Limits
 from holdfast.schema.dialects import DIALECTS, Dialect, tool_list
 from holdfast.store.base import ProcessEvent, Store
-from holdfast.store.memory import open_store
+from holdfast.store.urls import open_store
 from holdfast.tools.base import Tool
 from holdfast.tools.builtin import builtin_tools
 from holdfast.tools.guard import Guard

@@ -8,7 +8,8 @@ pytest.register_assert_rewrite("holdfast.testing.conformance")
 
 from holdfast.errors import HoldfastError  # noqa: E402
 from holdfast.store.base import Store  # noqa: E402
-from holdfast.store.memory import MemoryStore, open_store  # noqa: E402
+from holdfast.store.memory import MemoryStore  # noqa: E402
+from holdfast.store.urls import open_store  # noqa: E402
 from holdfast.testing.conformance import StoreConformance  # noqa: E402
 
 

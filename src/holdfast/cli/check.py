@@ -90,7 +90,7 @@ class Examination:
     def store(self) -> None:
         """What is wrong with the store, if anything."""
         from holdfast.errors import HoldfastError
-        from holdfast.store.memory import open_store
+        from holdfast.store.urls import open_store
 
         try:
             open_store(self._config.store.url or "memory:")

@@ -54,7 +54,7 @@ def store_of(config: "Config") -> str:
 
 def _existing(url: str | None) -> "Store":
     """The store that a command is to look at: the one named, else the one that `holdfast turn` would use here."""
-    from holdfast.store.memory import open_store
+    from holdfast.store.urls import open_store
 
     store = open_store(url or _of_this_directory() or _default())
     if not store.durable:

@@ -141,8 +141,9 @@ class Registry(Cache):
         """Decide `event` now, or raise; it is visible, and `then` is called, when the store has it."""
         state = handle.decided = transition(handle.decided, event)
         output = self._kept(handle) if handle.output is not None and isinstance(state, Stopped) else None
+        change = Changed(handle.uid, handle.fence, event, state, output)
         self.store.commit(
-            (Changed(handle.uid, handle.fence, event, state, output), *also),
+            (change, *also) if also else (change,),
             partial(self._visible, handle, state, then),
             partial(self._refused, handle),
             keep=True,

@@ -244,13 +244,15 @@ class Run:
                 ended_by = "self"  # B7: a tool that is cancelled may still return its own result
             else:
                 outcome = error
-        self._close_question()
-        self._cancel_timers()
+        if self._answer_to is not None:
+            self._close_question()
+        if self._timeout is not None or self._probe_timer is not None:
+            self._cancel_timers()
         if self.letting_go or (self.registry.closing and _is_closing(outcome)):
             return  # what it says when it is let go is not its end; if it was, a replay says it again (R6)
         if isinstance(outcome, Error) and outcome.transient and self._again():
             return
-        if ended_by == "self":  # the others are told in our words and hold nothing of the tool's
+        if ended_by == "self" and handle.tool.result != "unattended":  # the others are told in our words
             delivered = self._around.deliver(handle, outcome)
             if delivered is not outcome:
                 outcome = delivered

@@ -94,6 +94,8 @@ class Admission:
     def leave(self, handle: Handle) -> None:
         """Give back its place in the lane and what it holds."""
         lane, ticket = handle.lane, handle.ticket
+        if lane is None and ticket is None:
+            return
         handle.lane = handle.ticket = None
         if handle.parked and ticket is not None and (names := resources(ticket.names)):
             self.hold(handle, names)  # before the ticket is given back, so that nobody comes in between (B5)
