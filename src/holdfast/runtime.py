@@ -102,7 +102,6 @@ class Runtime:
         self.registry.on_cancelled = self.recovery.cancelled
         self.registry.on_held = self.recovery.held
         self.registry.on_deadline = self._deadlines.expect
-        self.registry.on_lost = _lost
 
     def _build_toolbox(self, tools: Iterable[Tool], config: "Config | None") -> Toolbox:
         chosen = list(tools)
@@ -331,11 +330,6 @@ class Runtime:
             return True
         anew = isinstance(handle.decided, Pending) or tool.source == "builtin"
         return anew and any(batch.waits_for(handle) for batch in self.batches)
-
-
-def _lost(handle: Handle) -> None:
-    if handle.run is not None:
-        handle.run.lost()
 
 
 def _load(config: "str | Path | Config | None") -> "Config | None":

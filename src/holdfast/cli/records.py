@@ -126,5 +126,4 @@ async def waits_for_resume(store: Store, record: Record) -> bool:
     if not isinstance(record.state, Pending) and record.tool not in NAMES:
         return False
     turn = await store.turn(record.conversation)
-    batch = turn.batch if turn is not None and turn.turn == record.turn else None
-    return batch is not None and batch.batch == record.batch
+    return turn is not None and turn.waits_for(record)

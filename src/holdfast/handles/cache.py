@@ -21,14 +21,13 @@ from holdfast.handles.output import Output
 from holdfast.handles.question import Question
 from holdfast.handles.spool import Spool
 from holdfast.handles.state import State, Stopped, Waiting
-from holdfast.store.base import Collected, Expired, Op, Record, Store
+from holdfast.store.base import TOMBSTONE_SECS, Collected, Expired, Op, Record, Store
 
 if TYPE_CHECKING:
     from holdfast.tools.base import Tool
 
 _log = logging.getLogger("holdfast.handles")
 
-_TOMBSTONE_SECS = 90 * 86_400.0
 _IDLE = 2000
 """How many handles that nobody runs stay in memory."""
 _EVICT_SECS = 0.05
@@ -71,8 +70,6 @@ class Cache:
         self.closing = False
         self.serial = Gate()
         self.gate = Gate()
-        self.on_lost: Callable[[Handle], None] | None = None
-        """Told of a call of ours that another process has taken over."""
         self.on_cancelled: Callable[[str], None] | None = None
         """Told of the uid of a parked call with a hook that was cancelled (D2)."""
         self.on_held: Callable[[str], None] | None = None
@@ -118,7 +115,7 @@ class Cache:
             known.expired.discard(id)
             if isinstance(record, Record):
                 known.names[id] = self.adopt(record)
-            elif isinstance(record, Expired) and self.clock.now() < record.at + _TOMBSTONE_SECS:
+            elif isinstance(record, Expired) and self.clock.now() < record.at + TOMBSTONE_SECS:
                 known.expired.add(id)
 
     async def _look_at_cursor(self, handle: Handle) -> None:
@@ -378,14 +375,8 @@ class Cache:
             (gone,) = await self.write((op,), keep=False)
             if gone < op.limit:
                 break
-        for handle in [each for each in self._idle.values() if not each.active and not each.watchers]:
-            state, known = handle.state, self._conversations.get(handle.conversation)
-            if (
-                isinstance(state, Stopped)
-                and state.stopped + self.retention <= now
-                and (known is None or not known.turn)
-            ):
-                self._forget(handle)
+        for handle in [each for each in self._idle.values() if self.expired(each.state, each.conversation)]:
+            self._forget(handle)
 
     def turn_began(self, conversation: str, turn: str) -> None:
         """The conversation has a turn, which keeps what has not expired by now."""

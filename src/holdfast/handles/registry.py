@@ -22,12 +22,9 @@ from holdfast.handles.state import (
     Error,
     Event,
     Outcome,
-    Pending,
-    Running,
     Started,
     State,
     Stopped,
-    Waiting,
     transition,
 )
 from holdfast.store.base import (
@@ -165,12 +162,15 @@ class Registry(Cache):
     def _refused(self, handle: Handle, error: Exception) -> None:
         """Somebody else was first: it has stopped, or is run by another process now. The store knows how it is."""
         code = error.code if isinstance(error, HoldfastError) else "not_storable"
-        if code not in _SOMEBODY_ELSE and isinstance(handle.state, Pending | Running | Waiting):
+        if code not in _SOMEBODY_ELSE and handle.active:
             handle.decided = handle.state  # what it came to cannot be stored; that, at least, can
-            self.end(handle, Error(str(error), code))
+            if handle.run is not None:
+                handle.run.end(Error(str(error), code), "self")
+            else:
+                self.end(handle, Error(str(error), code))
             return
-        if code == "lease_lost" and handle.run is not None and self.on_lost is not None:
-            self.on_lost(handle)
+        if code == "lease_lost" and handle.run is not None:
+            handle.run.lost()
         self.conversation(handle.conversation).live.pop(handle.uid, None)
         handle.owner, handle.decided = None, handle.state
         self._rest(handle)
@@ -246,6 +246,10 @@ class Registry(Cache):
         """What a call of ours has printed so far."""
         handle = self._by_uid.get(uid)
         return handle.output if handle is not None else None
+
+    async def recorded(self, handle: Handle, cause: bytes) -> bool:
+        """Whether what that call sent is in the handle's journal (E10)."""
+        return any(entry.digest == cause for entry in await self.store.journal(handle.uid))
 
     def withhold(self, handle: Handle) -> None:
         """What it printed is not for anyone to see (P1)."""

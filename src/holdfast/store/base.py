@@ -40,6 +40,8 @@ from holdfast.store.ops import (
     Wrote,
 )
 from holdfast.store.rows import (
+    TOMBSTONE_SECS,
+    TOMBSTONES,
     Entry,
     EntryKind,
     Expired,
@@ -59,6 +61,8 @@ from holdfast.store.rows import (
 )
 
 __all__ = [
+    "TOMBSTONES",
+    "TOMBSTONE_SECS",
     "Attempted",
     "Changed",
     "Claimed",

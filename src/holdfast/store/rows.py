@@ -66,6 +66,10 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     output: Kept | None = None
 
 
+TOMBSTONE_SECS, TOMBSTONES = 90 * 86_400.0, 10_000
+"""How long it is known that a handle existed, and of how many of a conversation (S5)."""
+
+
 class Expired(msgspec.Struct, frozen=True):
     """The tombstone of a handle whose retention is over (S5)."""
 
@@ -130,6 +134,10 @@ class OpenTurn(msgspec.Struct, frozen=True):
     batches: int
     """How many it has had."""
     batch: Opened | None = None
+
+    def waits_for(self, record: Record) -> bool:
+        """Whether the call is of the batch that was never answered (B9)."""
+        return self.turn == record.turn and self.batch is not None and self.batch.batch == record.batch
 
 
 class ProcessEvent(msgspec.Struct, frozen=True):

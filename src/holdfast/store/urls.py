@@ -17,7 +17,7 @@ def open_store(url: str) -> Store:
         from holdfast.store.sqlite import SqliteStore
 
         return SqliteStore(Path(path).expanduser())
-    right = "use `memory:`, or `sqlite:///work.db` (`sqlite:////srv/work.db` for an absolute path)"
+    right = "use `memory:`, or `sqlite:///work.db` (`sqlite:////path/to/work.db` for an absolute path)"
     # A URL may hold a password, so it is never repeated.
     if kind == "sqlite":
         wrong = "a `sqlite:` store is a file, named after three slashes"

@@ -100,22 +100,14 @@ class Batch:
             else:
                 slot.handle = self._registry.adopt(record)
                 self._begun.add(slot.position)
+        names = self._registry.conversation(self._conversation).names
         for slot in self._slots:
-            if await self._was_applied(slot):
+            named = names.get(slot.handle_id or "") if slot.cause and slot.error is None else None
+            if named is not None and await self._registry.recorded(named, slot.cause):
+                slot.handle = named
                 self._begun.add(slot.position)
         self._begin()
         return await self._collect()
-
-    async def _was_applied(self, slot: Slot) -> bool:
-        """Whether what this `apply` sends is in the journal of its handle already."""
-        if slot.action != "apply" or slot.error is not None or slot.handle_id is None:
-            return False
-        slot.handle = self._registry.conversation(self._conversation).names.get(slot.handle_id)
-        journal = await self._registry.store.journal(slot.handle.uid) if slot.handle is not None else ()
-        if any(entry.digest == slot.cause for entry in journal):
-            return True
-        slot.handle = None
-        return False
 
     async def _collect(self) -> list[Reply]:
         try:

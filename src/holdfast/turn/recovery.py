@@ -100,12 +100,7 @@ class Recovery:
         if name not in turns:
             turns[name] = await self._registry.store.turn(name)
         turn = turns[name]
-        return (
-            turn is not None
-            and turn.turn == record.turn
-            and turn.batch is not None
-            and turn.batch.batch == record.batch
-        )
+        return turn is not None and turn.waits_for(record)
 
     async def abandon(self, batch: Opened) -> None:
         """A turn begins without taking up this batch of the one before: what was left for that ends (T5)."""
@@ -225,23 +220,23 @@ class Recovery:
             self._call_hook(record)
 
     def _call_hook(self, record: Record) -> None:
-        if record.uid not in self._hooks:
+        if record.uid not in self._hooks and not self._registry.closing:
             self._hooks.add(record.uid)
             self._registry.run_soon(self.call_hook(record))
 
     async def call_hook(self, record: Record) -> None:
         """D2: end the work outside. What fails with a transient error is tried again."""
         tool = self._toolbox.get(record.tool)
-        if tool is None:  # somebody who has it will
-            await self._registry.write((Released(record.uid, record.fence),))
-            return
-        hook = getattr(tool.runtime, "cancelled", None)  # SupportsCancelHook
+        hook = getattr(tool.runtime, "cancelled", None) if tool is not None else None  # SupportsCancelHook
         try:
+            if tool is None:  # somebody who has it will
+                await self._registry.write((Released(record.uid, record.fence),))
+                return
             if hook is not None:
                 await hook(await self._durability.waits.key_of(record), record.arguments)
         except Exception as error:
             _log.error("the on_cancel hook of tool `%s` failed (call %s)", record.tool, record.uid, exc_info=error)
-            if isinstance(error, ToolError) and error.transient and not self._registry.closing:
+            if isinstance(error, ToolError) and error.transient:
                 asyncio.get_running_loop().call_later(HOOK_AGAIN_SECS, self._call_hook, record)
                 return
         finally:

@@ -70,18 +70,12 @@ class Relay:
             )
             if reply is not None:
                 answer(reply)
-            elif await self._was_applied(slot, handle):
+            elif slot.cause and await self._registry.recorded(handle, slot.cause):
                 answer(self.actions.show(handle))
             else:  # nobody there did it, and nobody there will
                 self.actions.act(slot, handle, answer)
         except HoldfastError as error:
             answer(error_reply(error if isinstance(error, ToolError) else ToolError(error.message, code=error.code)))
-
-    async def _was_applied(self, slot: Slot, handle: Handle) -> bool:
-        """Whether the owner had recorded what this `apply` sends before it died (E10)."""
-        if slot.action != "apply":
-            return False
-        return any(entry.digest == slot.cause for entry in await self._registry.store.journal(handle.uid))
 
     async def _request(self, handle: Handle, wanted: _Wanted) -> Reply | None:
         registry, store, owner = self._registry, self._registry.store, handle.owner

@@ -53,7 +53,8 @@ class Slot:
         self.named: Handle | None = None
         """The handle of that id, from the moment the batch begins."""
         self.handle: Handle | None = None
-        """The handle it makes: a spawn's, or the unseen one of a one-shot call."""
+        """The handle it makes: a spawn's, or the unseen one of a one-shot call; of a resumed `apply` that was sent
+        before, the one it was sent to."""
         self.error: ToolError | None = None
         self.given: dict[str, Any] | str = call.arguments
         """The arguments as they were given, or `{}` where they are not even JSON: what is stored of them."""

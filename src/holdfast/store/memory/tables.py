@@ -6,6 +6,8 @@ from typing import Any
 
 from holdfast.handles.state import Stopped
 from holdfast.store.base import (
+    TOMBSTONE_SECS,
+    TOMBSTONES,
     Entry,
     Expired,
     News,
@@ -16,8 +18,6 @@ from holdfast.store.base import (
     WaitRow,
 )
 
-_TOMBSTONES = 10_000
-_TOMBSTONE_SECS = 90 * 86_400.0
 _CHANGING = ("state", "owner", "fence", "attempt", "next_attempt_at", "parking", "cursor", "output", "id", "stateful")
 _ABSENT: Any = object()
 
@@ -168,12 +168,12 @@ class Tables:
             if newest:
                 known.graves = {} if known.graves is None else known.graves
                 known.graves[record.id] = Expired(uid, at)
-            if len(tombs) > _TOMBSTONES:
+            if len(tombs) > TOMBSTONES:
                 self._forget_oldest(known)
 
     def _forget_old(self, at: float) -> None:
         for conversation, known in list(self._conversations.items()):
-            while known.tombs and next(iter(known.tombs.values()))[1] + _TOMBSTONE_SECS <= at:
+            while known.tombs and next(iter(known.tombs.values()))[1] + TOMBSTONE_SECS <= at:
                 self._forget_oldest(known)
             if known.empty:
                 del self._conversations[conversation]

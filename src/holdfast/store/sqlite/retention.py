@@ -1,12 +1,9 @@
 """Letting go of what is old (S5): handles, then their tombstones, and the turns that nobody will ask for."""
 
 from holdfast.store import base
+from holdfast.store.base import TOMBSTONE_SECS, TOMBSTONES
 from holdfast.store.sqlite.sql import SQL
 from holdfast.store.sqlite.transaction import Transaction
-
-_TOMBSTONES = 10_000
-"""Of a conversation; the newest."""
-_TOMBSTONE_SECS = 90 * 86_400.0
 
 
 def collected(tx: Transaction, op: base.Collected) -> int:
@@ -24,9 +21,9 @@ def collected(tx: Transaction, op: base.Collected) -> int:
             tx.run(SQL["add_litter"], (file,))
             tx.litter.append(file)
         tx.touched.add(uid)
-    forgotten = tx.rows(SQL["remove_old_tombstones"], (op.at - _TOMBSTONE_SECS, op.limit))
+    forgotten = tx.rows(SQL["remove_old_tombstones"], (op.at - TOMBSTONE_SECS, op.limit))
     for conversation in {row[3] for row in expired}:
-        forgotten += tx.rows(SQL["remove_surplus_tombstones"], (conversation, _TOMBSTONES))
+        forgotten += tx.rows(SQL["remove_surplus_tombstones"], (conversation, TOMBSTONES))
     for (uid,) in forgotten:
         tx.run(SQL["remove_waits"], (uid,))
     for conversation, turn in tx.rows(SQL["remove_old_turns"], (op.before, op.limit)):
