@@ -16,6 +16,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     answer_type: AnswerType = msgspec.field(default_factory=lambda: "Text")  # not a default: shown also when it is Text
     pre_amble: str | None = None
     default: Any = None
+    secret: bool = False
+    """The answer is a password or the like: for a person only, never shown, stored or logged."""
 
     def __post_init__(self) -> None:
         if not self.id:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
+import msgspec
+
 from holdfast.errors import ConfigError
 from holdfast.handles.question import Question
 from holdfast.handles.state import Outcome
@@ -30,6 +32,9 @@ RunMode = Literal["ask", "unattended", "edit", "skip"]
 OnCrash = Literal["replay", "fail", "external"]
 OnTurnEnd = Literal["inquire", "await", "abort", "keep"]
 Window = Literal["head", "tail", "head_tail"]
+Carrier = Literal["response", "message", "turn"]
+"""What news may ride on (N4): a tool response, a user's message in the turn, the start of the next turn."""
+CARRIERS: tuple[Carrier, ...] = ("response", "message", "turn")
 ViewName = Literal["dispatch", "model", "history"]
 
 
@@ -61,6 +66,19 @@ class QuestionPolicy:
     answered: bool = False
     answer: Any = None
     exclusive: bool = False
+    assistant: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the model that is asked, where they differ from the conversation's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotificationPolicy:
+    """What of a spawned handle is news, and on what it may ride (N2, N4)."""
+
+    on_success: bool = True
+    on_failure: bool = True
+    on_waiting: bool = True
+    on_content: bool = False
+    deliver: tuple[Carrier, ...] = CARRIERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +92,9 @@ class SpawnPolicy:
     on_turn_end: OnTurnEnd | None = None
     """None: `inquire`, and `keep` for a call that waits in durable effects (T1)."""
     turn_end_timeout_secs: float = 300
+    assistant: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the model that is asked at the end of a turn (T2), where they differ from the conversation's."""
+    notifications: NotificationPolicy = NotificationPolicy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +121,10 @@ class Tool:
     description: str = ""
     summary: str | None = None
     examples: tuple[str, ...] = ()
-    source: Literal["local", "python", "builtin"] = "python"
+    source: Literal["local", "terminal", "python", "builtin"] = "python"
     actions: tuple[Action, ...] = ()
+    action_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By action: further optional properties that `fetch` or `apply` takes, such as a terminal's `keys`."""
     scheduling: Scheduling = "parallel"
     resources: tuple[str, ...] = ()
     max_running: int | None = None
@@ -243,3 +266,41 @@ class SupportsProbe(Protocol):
 
     def probe(self) -> bool | None:
         """True or False where it is known, None where it is not."""
+
+
+class Screen(msgspec.Struct, frozen=True, kw_only=True):
+    """What a terminal shows at one moment."""
+
+    lines: tuple[str, ...]
+    """One for each row, without the blanks at its end."""
+    rows: int
+    cols: int
+    cursor: tuple[int, int]
+    """Row and column, counted from 1."""
+    title: str = ""
+    alternate: bool = False
+    """The alternate screen of full-screen programs is shown."""
+    emulator: Literal["ghostty", "line"] = "ghostty"
+    """`line`: no emulator is installed; these are the last lines that were printed, not a screen."""
+    scrollback: int = 0
+    """How many lines have left the screen at its top and can still be had."""
+
+
+class SupportsScreen(Protocol):
+    """A live thing that is a terminal. Its output is what a terminal got, with control sequences."""
+
+    def screen(self) -> Screen: ...
+
+    def scrollback(self, count: int) -> tuple[str, ...]:
+        """The last so many lines above the screen, oldest first."""
+
+    def draws(self, since: int) -> bool:
+        """Whether what it printed from that offset on is meant as a screen: lines would not make sense of it."""
+
+    def resize(self, rows: int, cols: int) -> None: ...
+
+    def type(self, data: bytes) -> None:
+        """What a person who drives the terminal types, as it is. Raises `ToolError`, and then nothing was written."""
+
+    def driven(self, by_person: bool) -> None:
+        """A person has taken over, or handed it back."""
