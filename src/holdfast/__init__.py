@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from holdfast.handles.state import Error, Ok, Printed
     from holdfast.runtime import Runtime
     from holdfast.store.rows import ProcessEvent
-    from holdfast.tools.base import OutputPolicy, QuestionPolicy, RetryPolicy, Tool, View
+    from holdfast.tools.base import NotificationPolicy, OutputPolicy, QuestionPolicy, RetryPolicy, Tool, View
     from holdfast.tools.call import Call
     from holdfast.tools.function import tool
+    from holdfast.tools.terminal.make import terminal
     from holdfast.turn.slot import ToolCall
     from holdfast.turn.turn import OpenBatch, Response, Turn
 
@@ -31,6 +32,7 @@ __all__ = [
     "HandleInfo",
     "HoldfastError",
     "Key",
+    "NotificationPolicy",
     "Ok",
     "OpenBatch",
     "OutputPolicy",
@@ -49,6 +51,7 @@ __all__ = [
     "Turn",
     "TurnFailed",
     "View",
+    "terminal",
     "tool",
 ]
 
@@ -60,6 +63,7 @@ _HOMES = {
     "HandleInfo": "holdfast.handles.handle",
     "HoldfastError": "holdfast.errors",
     "Key": "holdfast.durable.keys",
+    "NotificationPolicy": "holdfast.tools.base",
     "Ok": "holdfast.handles.state",
     "OpenBatch": "holdfast.turn.turn",
     "OutputPolicy": "holdfast.tools.base",
@@ -78,6 +82,7 @@ _HOMES = {
     "Turn": "holdfast.turn.turn",
     "TurnFailed": "holdfast.errors",
     "View": "holdfast.tools.base",
+    "terminal": "holdfast.tools.terminal.make",
     "tool": "holdfast.tools.function",
 }
 

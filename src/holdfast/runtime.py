@@ -5,13 +5,16 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import msgspec
+
 from holdfast.durable.calls import Durability
 from holdfast.durable.deferred import ResolveOutcome, read_resolution
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import ConfigError, HoldfastError, ToolError
 from holdfast.handles.clock import Clock, SystemClock
 from holdfast.handles.handle import Handle, HandleInfo
 from holdfast.handles.registry import Registry
@@ -27,17 +30,25 @@ from holdfast.tools.builtin import builtin_tools
 from holdfast.tools.guard import Guard
 from holdfast.tools.run import FORCE_SECS
 from holdfast.tools.toolbox import Toolbox
+from holdfast.turn import person
 from holdfast.turn.actions import Actions
 from holdfast.turn.admission import Admission
 from holdfast.turn.batch import Batch
 from holdfast.turn.budget import Projector, ProjectorProtocol
 from holdfast.turn.deadlines import Deadlines
 from holdfast.turn.ending import all_stopped
+from holdfast.turn.inquiries import TIMEOUT_SECS, Inquiries
+from holdfast.turn.inquiry import Inquire
+from holdfast.turn.notifications import Notifications
+from holdfast.turn.people import People
 from holdfast.turn.permission import Permission
+from holdfast.turn.prompts import Prompter
 from holdfast.turn.questions import Questions
 from holdfast.turn.recovery import Recovery
 from holdfast.turn.relay import Relay
+from holdfast.turn.remembered import Remembered
 from holdfast.turn.replies import Replies
+from holdfast.turn.streams import Streams
 from holdfast.turn.turn import Turn
 
 if TYPE_CHECKING:
@@ -56,7 +67,8 @@ class Runtime:
     """Runs tools. Use it as an async context manager; leaving the block ends or lets go of everything that still runs.
 
     `store` names where handles are kept (default: what the configuration says, else `memory:`); `config` is a
-    `holdfast.toml` whose tools and settings to use.
+    `holdfast.toml` whose tools and settings to use. `prompter` asks a person (`turn/prompts.py`), `inquiry` a model
+    (`turn/inquiry.py`); without them nobody is there to be asked.
     """
 
     def __init__(
@@ -67,12 +79,15 @@ class Runtime:
         config: "str | Path | Config | None" = None,
         clock: Clock | None = None,
         projector: ProjectorProtocol | None = None,
+        prompter: Prompter | None = None,
+        inquiry: Inquire | None = None,
     ) -> None:
         loaded = _load(config)
         self.limits = loaded.limits.policy() if loaded else Limits()
         self.batches: set[Batch] = set()
         """Those that are not answered yet."""
         self._guard = Guard()
+        self._prompter = prompter
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -88,16 +103,27 @@ class Runtime:
         self.registry = Registry(
             opened, clock or SystemClock(), Spool(opened.directory), self.toolbox.known, retention=retention
         )
-        self.permission = Permission(detached)
-        questions = Questions(self.registry, self.limits, detached)
+        settings = loaded.conversation.inquiry if loaded else None
+        self.inquiries = Inquiries(
+            self.registry,
+            inquiry,
+            assistant=settings.assistant if settings else None,
+            timeout=settings.timeout_secs if settings else TIMEOUT_SECS,
+        )
+        self.notifications = Notifications(self.registry)
+        self.remembered = Remembered()
+        self.people = People(prompter)
+        self.permission = Permission(detached, self.people, self.remembered)
+        questions = Questions(self.registry, self.limits, detached, self.people, self.inquiries, self.remembered)
         self.durability = Durability(self.registry)
-        self.admission = Admission(self.registry, self.toolbox, questions, self.permission)
-        self.recovery = Recovery(self.registry, self.toolbox, self.durability, self.admission, self.permission)
+        self.admission = Admission(self.registry, self.toolbox, questions, self.permission, self.replies)
+        self.recovery = Recovery(self.registry, self.toolbox, self.durability, self.admission)
         self.relay = Relay(self.registry)
         self.actions = Actions(
-            self.registry, self.durability, self.admission, self.permission, self.replies, self.relay
+            self.registry, self.durability, self.admission, self.permission, self.replies, self.relay, self.toolbox
         )
         self.relay.actions, self.relay.recovery = self.actions, self.recovery
+        self._streams = Streams(self.registry, self.actions)
         self._deadlines = Deadlines(self.registry)
         self.registry.on_cancelled = self.recovery.cancelled
         self.registry.on_held = self.recovery.held
@@ -108,13 +134,21 @@ class Runtime:
         for tool in chosen:
             if not isinstance(tool, Tool):
                 raise ConfigError([f"{tool!r:.80} is not a tool; make one of a function with @holdfast.tool"])
+        chosen = [self._guarded(tool) for tool in chosen]
+        person = self._prompter is not None
         if config is None:
-            return Toolbox([*chosen, *builtin_tools(chosen, self.replies.waited)])
+            return Toolbox([*chosen, *builtin_tools(chosen, self.replies.waited, person=person)])
         from holdfast.config import build_tools, configure_builtin
 
         chosen += build_tools(config, self._guard)
-        builtins = (configure_builtin(tool, config) for tool in builtin_tools(chosen, self.replies.waited))
+        builtins = [
+            configure_builtin(tool, config) for tool in builtin_tools(chosen, self.replies.waited, person=person)
+        ]
         return Toolbox([*chosen, *builtins], max_running=config.runtime.max_running)
+
+    def _guarded(self, tool: Tool) -> Tool:
+        guarded = getattr(tool.runtime, "guarded", None)  # SupportsGuard
+        return tool if guarded is None else replace(tool, runtime=guarded(self._guard))
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -139,10 +173,12 @@ class Runtime:
         if not store.durable:
             return
         try:
+            await self._streams.open()
             await self.registry.collect_sometimes()
             await self.recovery.start()
             await self._deadlines.check()
         except BaseException:
+            await self._streams.close()
             await store.close()  # or its lock would say that somebody looks after what was claimed
             raise
         self._sweep_later()
@@ -151,6 +187,7 @@ class Runtime:
         """Another process has changed something: its ids are a hint, the rows are the truth."""
         self.durability.waits.look(ids)
         self.relay.look(ids)
+        self.notifications.heard(ids)
         self.registry.run_soon(self._look(ids))
 
     async def _look(self, ids: frozenset[str] | None) -> None:
@@ -205,10 +242,29 @@ class Runtime:
         waited = await Handles(self.registry, conversation).wait(all=all, any=any, timeout=timeout)
         return self.replies.values(waited)
 
+    async def send(self, id: str, input: Any = None, *, keys: Sequence[str] = (), conversation: str) -> dict[str, Any]:
+        """As a person, send a handle of this runtime input or a terminal's keys, or answer its open question (C6, Q4).
+
+        Returns its state when it has settled, as a reply shows it (C3). Raises `ToolError` if it is refused.
+        """
+        await self._ready()
+        handle = await Handles(self.registry, conversation).find(id)
+        if self.relay.elsewhere(handle):
+            raise ToolError(f"Handle `{id}` is run by another process; `holdfast send` reaches it", code="not_running")
+        reply = await person.send(self.actions, handle, input, keys)
+        return msgspec.json.decode(reply.result, type=dict[str, Any])
+
     async def resolve(self, key: str, resolution: Mapping[str, Any]) -> ResolveOutcome:
         """Complete what a key stands for: `{"status": "ok", "payload": …}` and its siblings (D4, D5)."""
         await self._ready()
         return await self.durability.waits.resolve(key, read_resolution(resolution))
+
+    async def notify(
+        self, kind: str, level: Literal["info", "warning", "error", "critical"], message: str, *, conversation: str
+    ) -> None:
+        """Queue news for the assistant of a conversation: `kind` is `source.name` (N1, N4)."""
+        await self._ready()
+        await self.notifications.notify(kind, level, message, conversation)
 
     async def revoke_keys(self, conversation: str) -> int:
         """Make all open keys of a conversation worthless; calls parked on them are stopped. Returns how many."""
@@ -279,6 +335,7 @@ class Runtime:
         with contextlib.suppress(HoldfastError):
             await self.registry.write((), keep=False)  # what was resolved just before counts
         self.registry.closing = True
+        await self.people.close()
         live = self.registry.live()
         kept = [handle for handle in live if self._survives(handle) or await self._completed(handle)]
         ended = [handle for handle in live if handle not in kept]
@@ -300,6 +357,7 @@ class Runtime:
                 batch.leave()
             await self._recorded()
             self.registry.stop_waiting()
+            await self._streams.close()
             self._guard.close()
             await self.registry.close()
 

@@ -53,7 +53,7 @@ def examine(path: Path | None) -> dict[str, Any]:
         tools = looked_at.tools()
         looked_at.store()
         found = sorted(looked_at.found, key=lambda problem: problem[0])
-        notes += config.not_acted_on() + _refused(config, [tool["name"] for tool in tools])
+        notes += config.not_acted_on() + _refused(config, [tool["name"] for tool in tools]) + _without_screen(tools)
         if not config.conversation.tools and not wrong:
             notes.append("the configuration has no tools; a tool is a table [conversation.tools.<name>]")
     shown = None if path is None else str(path.absolute())
@@ -70,6 +70,25 @@ def _refused(config: "Config", names: list[str]) -> list[str]:
     return [
         f"every call of {', '.join(f'`{name}`' for name in asking)} will be refused: it needs permission and this "
         'version asks nobody; set `run = "unattended"` for tools that may run'
+    ]
+
+
+def _without_screen(tools: list[dict[str, Any]]) -> list[str]:
+    """Terminals, where nothing is installed that could tell what they show."""
+    from holdfast.tools.terminal.emulator import open_emulator
+
+    terminals = [tool["name"] for tool in tools if tool["source"] == "terminal"]
+    if not terminals:
+        return []
+    emulator = open_emulator(1, 1, lambda _: None)
+    kind = emulator.screen().emulator
+    emulator.close()
+    if kind != "line":
+        return []
+    return [
+        f"no terminal emulator is installed, so {', '.join(f'`{name}`' for name in terminals)} will be in line mode: "
+        "what is printed line by line is shown, the screen of a full-screen program (an editor, a pager) is not; "
+        "`pip install 'holdfast[terminal]'` adds it"
     ]
 
 
@@ -112,7 +131,7 @@ class Examination:
             "actions": list(settings.actions),
             "run": settings.run,
         }
-        if settings.source == "local":
+        if settings.runs_command:
             return facts | self._program(name)
         if settings.source == "python":
             return facts | self._function(name)

@@ -1,7 +1,8 @@
 """Tools made of the tables of a configuration.
 
-A local tool is a command; a Python tool is a function or a `Tool` of a module found from the file's directory, whose
-settings the file overrides; a built-in is made elsewhere and only adjusted here.
+A local tool is a command, a terminal a command with a terminal of its own; a Python tool is a function or a `Tool` of a
+module found from the file's directory, whose settings the file overrides; a built-in is made elsewhere and only
+adjusted here.
 """
 
 import difflib
@@ -15,24 +16,28 @@ from typing import Any
 
 from holdfast.config.model import Config, ToolSettings
 from holdfast.config.names import unknown_names
+from holdfast.config.rules import terminal_questions
 from holdfast.config.source import TOOLS, dotted
 from holdfast.errors import ConfigError
 from holdfast.schema.canonical import check_parameters, property_names
-from holdfast.tools.base import SpawnPolicy, Tool
+from holdfast.tools.base import SpawnPolicy, Tool, ToolRuntime, Window
 from holdfast.tools.command import Command
 from holdfast.tools.function import tool as make_tool
 from holdfast.tools.guard import Guard
 from holdfast.tools.template import CommandLine
+from holdfast.tools.terminal.make import ACTION_PARAMETERS, QUESTIONS
 
 
 def build_tools(config: Config, guard: Guard) -> list[Tool]:
-    """Every local and Python tool of the configuration, in its order. Raises `ConfigError` with every problem."""
+    """Every tool of the configuration but built-ins, in its order. Raises `ConfigError` with every problem."""
     tools: list[Tool] = []
     problems: list[str] = []
     for name, settings in config.conversation.tools.items():
         try:
             if settings.source == "local":
-                tools.append(_command_tool(config, name, guard))
+                tools.append(_program_tool(config, name, _command(config, name, guard)))
+            elif settings.source == "terminal":
+                tools.append(_terminal_tool(config, name, guard))
             elif settings.source == "python":
                 tools.append(python_tool(config, name))
         except ConfigError as error:
@@ -65,13 +70,19 @@ def python_tool(config: Config, name: str) -> Tool:
         kind = type(found).__name__
         raise ConfigError([f"{where}: `{settings.function}` is of type {kind}; it must be a function or a tool"])
     # What the file does not say stays as the code says it, `run` excepted: a file's tools ask unless told (P1).
-    changes = {key: value for key, value in _fields(settings).items() if key in settings.model_fields_set}
+    window: Window = "tail" if made.source == "terminal" else "head"
+    changes = {key: value for key, value in _fields(settings, window).items() if key in settings.model_fields_set}
     changes["run"] = settings.run
     changes["questions"] = {**made.questions, **changes.get("questions", {})}
+    if made.source == "terminal":
+        wrong = list(terminal_questions(settings))
+        if wrong:
+            raise ConfigError([f"{_at(config, name, *key)}: {sentence}" for key, sentence in wrong])
+        changes["questions"] |= QUESTIONS
     changes["spawn"] = _spawn(settings, made.spawn)
     changes["actions"] = made.actions if _says_nothing_of_actions(settings, made) else settings.actions
     try:
-        check_parameters(name, made.parameters, changes["actions"])
+        check_parameters(name, made.parameters, changes["actions"], made.action_parameters)
     except ConfigError as error:
         raise ConfigError([f"{where}: {problem}" for problem in error.problems]) from None
     _check_resources(config, name, made)
@@ -92,36 +103,61 @@ def _check_resources(config: Config, name: str, made: Tool) -> None:
         raise ConfigError(problems)
 
 
-def _command_tool(config: Config, name: str, guard: Guard) -> Tool:
+def _command(config: Config, name: str, guard: Guard) -> Command:
     settings = config.conversation.tools[name]
-    runtime = Command(
+    return Command(
         CommandLine.parse(settings.command, dotted((*TOOLS, name, "command"))),
         env=settings.env,
         cwd=working_directory(config, name),
         root=str(config.root),
         stdin=settings.spawn.stdin,
-        input=settings.spawn.input,
+        input=settings.input,
         wire=settings.wire,
         options=settings.options,
         guard=guard,
     )
+
+
+def _terminal_tool(config: Config, name: str, guard: Guard) -> Tool:
+    from holdfast.tools.terminal.terminal import Terminal  # nobody pays for terminals who has none
+
+    settings = config.conversation.tools[name]
+    runtime = Terminal(
+        CommandLine.parse(settings.command, dotted((*TOOLS, name, "command"))),
+        env=settings.env,
+        cwd=working_directory(config, name),
+        root=str(config.root),
+        input=settings.input,
+        rows=settings.terminal.rows,
+        cols=settings.terminal.cols,
+        term=settings.terminal.term,
+        options=settings.options,
+        guard=guard,
+    )
+    tool = _program_tool(config, name, runtime)
+    return replace(tool, action_parameters=ACTION_PARAMETERS, questions={**tool.questions, **QUESTIONS})
+
+
+def _program_tool(config: Config, name: str, runtime: ToolRuntime) -> Tool:
+    settings = config.conversation.tools[name]
+    assert settings.source in ("local", "terminal"), "of the others there is no program"
     return Tool(
         name=name,
         runtime=runtime,
-        source="local",
+        source=settings.source,
         parameters=settings.parameters_schema(),
         actions=settings.actions,
         spawn=_spawn(settings, SpawnPolicy()),
-        **_fields(settings),
+        **_fields(settings, "tail"),
     )
 
 
 def working_directory(config: Config, name: str) -> str:
-    """Where the command of a local tool runs."""
+    """Where the program of a tool runs."""
     return os.path.normpath(config.root / config.conversation.tools[name].cwd)
 
 
-def _fields(settings: ToolSettings) -> dict[str, Any]:
+def _fields(settings: ToolSettings, window: Window) -> dict[str, Any]:
     """The fields of `Tool` that the table sets under the same name."""
     return {
         "description": settings.description,
@@ -137,7 +173,7 @@ def _fields(settings: ToolSettings) -> dict[str, Any]:
         "questions": {question: table.policy() for question, table in settings.questions.items()},
         "retry": settings.retry.policy_of_tool(),
         "on_crash": settings.on_crash,
-        "output": settings.output.policy("tail" if settings.source == "local" else "head"),
+        "output": settings.output.policy(window),
     }
 
 
@@ -149,6 +185,9 @@ def _spawn(settings: ToolSettings, under: SpawnPolicy) -> SpawnPolicy:
         changes["on_turn_end"] = lifecycle.on_turn_end
     if "timeout_secs" in lifecycle.model_fields_set:
         changes["turn_end_timeout_secs"] = lifecycle.timeout_secs
+    if "assistant" in lifecycle.model_fields_set:
+        changes["assistant"] = lifecycle.assistant
+    changes["notifications"] = replace(under.notifications, **spawn.notifications.written())
     return replace(under, **changes)
 
 
@@ -195,6 +234,6 @@ def _check_origin(config: Config, module: ModuleType, name: str, where: str) -> 
         raise ConfigError([f"{where}: `{name}` is {loaded or 'built into Python'}, not {here[0]}; rename the latter"])
 
 
-def _at(config: Config, name: str, key: str) -> str:
-    path = (*TOOLS, name, key)
+def _at(config: Config, name: str, *key: str | int) -> str:
+    path = (*TOOLS, name, *key)
     return dotted(path) if config.source is None else config.source.at(path)

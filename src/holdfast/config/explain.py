@@ -1,7 +1,7 @@
 """What is wrong with a setting, in words for the person who wrote it: what was given and what would be right.
 
 `problems` checks a table against its model and turns pydantic's findings into such sentences. Values of settings that
-may be secret (K5: the environment, a store's address) are never repeated.
+may be secret (K5: the environment, a store's address, a password) are never repeated.
 """
 
 import difflib
@@ -27,7 +27,7 @@ _EXPECTED = {
     "dict_type": "a table",
     "model_type": "a table",
 }
-_SECRET = frozenset({"env", "url"})
+_SECRET = frozenset({"env", "url", "password"})
 
 
 def problems(model: type[Table], data: Mapping[str, Any], where: KeyPath = ()) -> list[tuple[KeyPath, str]]:
@@ -104,6 +104,10 @@ def _explain(model: type[Table], details: ErrorDetails, where: KeyPath) -> tuple
             return path, not_one_of(value, _choices(context))
         case "greater_than_equal":
             return path, f"must be at least {context['ge']:g}, not {show(value)}"
+        case "less_than_equal":
+            return path, f"must be at most {context['le']:g}, not {show(value)}"
+        case "too_short":
+            return path, "must not be empty"
         case "greater_than":
             return path, f"must be above {context['gt']:g}, not {show(value)}; leave it out for none"
         case "value_error":

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from holdfast.config.source import Source
 from holdfast.limits import Limits
+from holdfast.store.rows import CARRIERS, Carrier
 from holdfast.tools.base import (
     ACTIONS,
     Action,
@@ -23,6 +24,7 @@ from holdfast.tools.base import (
     View,
     Window,
 )
+from holdfast.tools.terminal.make import MAX_COLS, MAX_ROWS
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -38,9 +40,15 @@ def _size(value: Any) -> Any:
 
 
 def _source(value: Any) -> Any:
-    if value in ("terminal", "mcp"):
-        raise ValueError('must be "local", "python" or "builtin" in this version')
+    if value == "mcp":
+        raise ValueError('must be "local", "terminal", "python" or "builtin" in this version')
     return value
+
+
+def _term(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(r"[!-.0-~]+", value):
+        return value
+    raise ValueError('must be the name of a kind of terminal, such as "xterm-256color" or "dumb"')
 
 
 def _target(value: Any) -> Any:
@@ -79,7 +87,12 @@ class NotificationSettings(Table):
     on_failure: bool = True
     on_waiting: bool = True
     on_content: bool = False
-    deliver: list[Literal["response", "message", "turn"]] = ["response", "message", "turn"]
+    deliver: Annotated[list[Carrier], Field(min_length=1)] = list(CARRIERS)
+
+    def written(self) -> dict[str, Any]:
+        """The fields of the policy that the file sets."""
+        settings = {key: getattr(self, key) for key in self.model_fields_set}
+        return settings | ({"deliver": tuple(self.deliver)} if "deliver" in settings else {})
 
 
 class LifecycleSettings(Table):
@@ -99,10 +112,18 @@ class SpawnSettings(Table):
     settle_max_ms: Milliseconds = 1000
     abort_grace_ms: Milliseconds = 2000
     stdin: bool = False
-    input: Literal["line", "raw"] = "line"
+    input: Literal["line", "raw"] | None = None
     priority: int = 0
     notifications: NotificationSettings = NotificationSettings()
     lifecycle: LifecycleSettings = LifecycleSettings()
+
+
+class TerminalSettings(Table):
+    """`[….terminal]`: the terminal that the program of `source = "terminal"` begins in."""
+
+    rows: Annotated[int, Field(ge=1, le=MAX_ROWS)] = 24
+    cols: Annotated[int, Field(ge=1, le=MAX_COLS)] = 80
+    term: Annotated[str, BeforeValidator(_term)] = "xterm-256color"
 
 
 class ViewCaps(Table):
@@ -172,13 +193,14 @@ class QuestionSettings(Table):
             answered="answer" in self.model_fields_set,
             answer=self.answer,
             exclusive=self.exclusive,
+            assistant=self.target if isinstance(self.target, dict) else {},
         )
 
 
 class ToolSettings(Table):
     """`[conversation.tools.<name>]`, with the defaults of `"*"` merged in."""
 
-    source: Annotated[Literal["local", "python", "builtin"] | None, BeforeValidator(_source)] = None
+    source: Annotated[Literal["local", "terminal", "python", "builtin"] | None, BeforeValidator(_source)] = None
     command: Any = None
     function: str | None = None
     description: str = ""
@@ -201,6 +223,17 @@ class ToolSettings(Table):
     parameters: dict[str, dict[str, Any]] = {}
     questions: dict[str, QuestionSettings] = {}
     spawn: SpawnSettings = SpawnSettings()
+    terminal: TerminalSettings = TerminalSettings()
+
+    @property
+    def runs_command(self) -> bool:
+        """Whether the tool is a program, on pipes or in a terminal."""
+        return self.source in ("local", "terminal")
+
+    @property
+    def input(self) -> Literal["line", "raw"]:
+        """How `apply` sends a text (C6)."""
+        return self.spawn.input or ("raw" if self.source == "terminal" else "line")
 
     @property
     def actions(self) -> tuple[Action, ...]:
@@ -208,6 +241,8 @@ class ToolSettings(Table):
         wanted: list[Action] = []
         if self.spawn.actions is not None:
             wanted = self.spawn.actions
+        elif self.source == "terminal":
+            wanted = [] if self.spawn.stateful is False else [*ACTIONS]
         elif self.spawn.stateful:
             wanted = ["spawn", "fetch", "abort"]
             if self.spawn.stdin or self.wire:
@@ -225,9 +260,10 @@ class ToolSettings(Table):
 
 
 class InquirySettings(Table):
-    """`[conversation.inquiry]`: who is asked when a question goes to the assistant."""
+    """`[conversation.inquiry]`: the model that is asked beside the conversation, and for how long (Q7, T2)."""
 
     assistant: dict[str, Any] = {}
+    timeout_secs: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 120
 
 
 class ConversationSettings(Table):
@@ -293,7 +329,7 @@ class Config(Table):
         return f"{sqlite}{self.root / Path(url.removeprefix(sqlite)).expanduser()}"
 
     def not_acted_on(self) -> list[str]:
-        """The settings that are written and understood, but without effect in this version; one line each."""
+        """The settings that are written and understood, but without effect in `holdfast turn`; one line each."""
         from holdfast.config.idle import idle_settings
 
         return idle_settings(self)

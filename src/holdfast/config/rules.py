@@ -22,12 +22,23 @@ from holdfast.errors import ConfigError
 from holdfast.schema.canonical import check_parameters, wrong_types
 from holdfast.tools.builtin import NAMES
 from holdfast.tools.template import CommandLine, Template
+from holdfast.tools.terminal.make import ACTION_PARAMETERS, QUESTIONS
 from holdfast.tools.toolbox import name_problem
 
 Problem = tuple[KeyPath, str]
 
+_NO_TERMINAL = 'only a program with source = "terminal" has one'
 _NOT_FOR: dict[str, dict[KeyPath, str]] = {
-    "local": {("function",): 'a local tool runs `command`; functions are for source = "python"'},
+    "local": {
+        ("function",): 'a local tool runs `command`; functions are for source = "python"',
+        ("terminal",): _NO_TERMINAL,
+    },
+    "terminal": {
+        ("function",): 'a terminal runs `command`; functions are for source = "python"',
+        ("wire",): 'what a terminal gets is for people to read; the wire form is for source = "local"',
+        ("spawn", "stdin"): 'the terminal is the input, which `apply` types into; `stdin` is for source = "local"',
+        ("env", "TERM"): "the terminal is of the kind `term` in the table `terminal` of this tool",
+    },
     "python": {
         ("command",): 'a function is named by `function = "module:name"`; commands are for source = "local"',
         ("cwd",): "a function runs in the working directory of the process",
@@ -37,6 +48,7 @@ _NOT_FOR: dict[str, dict[KeyPath, str]] = {
         ("parameters",): "a function's parameters come from its signature and docstring",
         ("spawn", "stdin"): 'a function reads by `call.input()`; add "apply" to `actions`',
         ("spawn", "input"): "a function gets what `apply` sends as it is",
+        ("terminal",): _NO_TERMINAL,
     },
 }
 _COMMAND = '["program", "argument"], a string, or { program, args, shell }'
@@ -68,14 +80,11 @@ def tool_problems(name: str, tool: ToolSettings, source: Source) -> Iterator[Pro
         if source.has(where + key):
             yield key, f'has no meaning for source = "{tool.source}": {reason}'
     yield from _actions(tool, source, where)
-    for question, settings in tool.questions.items():
-        if settings.exclusive and settings.target != "user":
-            reason = 'is never answered by a model, so its target must be "user", or `exclusive` false'
-            yield ("questions", question), f"an exclusive question {reason}"
+    yield from _questions(tool)
     names = _Names(name, tool, source)
     for index, text in enumerate(tool.resources):
         yield from _from_template(("resources", index), names, text)
-    if tool.source == "local":
+    if tool.runs_command:
         if tool.on_crash == "external":
             yield (
                 ("on_crash",),
@@ -89,18 +98,41 @@ def tool_problems(name: str, tool: ToolSettings, source: Source) -> Iterator[Pro
 def _source(name: str, tool: ToolSettings) -> Iterator[Problem]:
     match tool.source:
         case None:
-            right = '"builtin"' if name in NAMES else '"local" for a command, "python" for a function'
+            programs = '"local" for a command, "terminal" for one that wants a terminal'
+            right = '"builtin"' if name in NAMES else f'{programs}, "python" for a function'
             yield ("source",), f"missing; what would be right: {right}"
         case "builtin" if name not in NAMES:
             yield ("source",), f"there is no built-in tool of this name: the name {not_one_of(name, NAMES)}"
-        case "local" | "python" if name in NAMES:
+        case "local" | "terminal" | "python" if name in NAMES:
             yield (), f'`{name}` is the name of a built-in tool; choose another, or write source = "builtin"'
-    if tool.source == "local" and tool.command is None:
+    if tool.runs_command and tool.command is None:
         yield ("command",), f"missing; what would be right: {_COMMAND}"
     if tool.source == "python" and tool.function is None:
         yield ("function",), f"missing; what would be right: {_FUNCTION}"
     if tool.function is not None and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", tool.function):
         yield ("function",), f"must be {_FUNCTION}"
+
+
+def _questions(tool: ToolSettings) -> Iterator[Problem]:
+    of_terminal = QUESTIONS if tool.source == "terminal" else {}
+    if of_terminal:
+        yield from terminal_questions(tool)
+    for question, settings in tool.questions.items():
+        if settings.exclusive and settings.target != "user" and question not in of_terminal:
+            reason = 'is never answered by a model, so its target must be "user", or `exclusive` false'
+            yield ("questions", question), f"an exclusive question {reason}"
+
+
+def terminal_questions(tool: ToolSettings) -> Iterator[Problem]:
+    """What a file may not say of the questions that every terminal asks."""
+    for question in tool.questions.keys() & QUESTIONS.keys():
+        settings, key = tool.questions[question], ("questions", question)
+        if "answer" in settings.model_fields_set:
+            reason = "is a secret, which does not belong in a file; leave it out, and a person is asked"
+            yield (*key, "answer"), f"what a terminal reads without echo {reason}"
+        if settings.target != "user":
+            reason = 'is typed by a person; the target must be "user"'
+            yield (*key, "target"), f"what a terminal reads without echo {reason}"
 
 
 def _builtin(own: Mapping[str, Any]) -> Iterator[Problem]:
@@ -132,9 +164,7 @@ class _Names:
         written = source.tool(name)
         tables = [key for key, value in written.items() if isinstance(value, dict)]
         # No name is certainly wrong where those of a function are not known yet, or `parameters` may be misspelt.
-        certain = tool.source == "local" and (
-            "parameters" in tables or not set(tables) - set(ToolSettings.model_fields)
-        )
+        certain = tool.runs_command and ("parameters" in tables or not set(tables) - set(ToolSettings.model_fields))
         self._parameters = list(written.get("parameters", {})) if certain else None
 
     def place(self, key: KeyPath) -> str:
@@ -183,6 +213,7 @@ def _from_template(key: KeyPath, names: _Names, text: str) -> Iterator[Problem]:
 def _parameters(name: str, tool: ToolSettings) -> Iterator[Problem]:
     """Each parameter by itself, so that a problem has the line of its parameter."""
     schema = tool.parameters_schema()["properties"]
+    further = ACTION_PARAMETERS if tool.source == "terminal" else {}
     for parameter, table in tool.parameters.items():
         key = ("parameters", parameter)
         found = [*_unknown_keywords(key, table), *_not_json(key, table)]
@@ -192,7 +223,7 @@ def _parameters(name: str, tool: ToolSettings) -> Iterator[Problem]:
         yield from found
         if not found:
             alone = {"type": "object", "properties": {parameter: schema[parameter]}}
-            yield from _raised(key, f"tool `{name}`", partial(check_parameters, name, alone, tool.actions))
+            yield from _raised(key, f"tool `{name}`", partial(check_parameters, name, alone, tool.actions, further))
 
 
 def _unknown_keywords(key: KeyPath, schema: Mapping[str, Any]) -> Iterator[Problem]:

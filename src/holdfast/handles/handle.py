@@ -5,8 +5,8 @@ two racing ends the first wins before anything is written; `state` is what every
 commit.
 """
 
-from collections.abc import Container
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Container
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
@@ -32,6 +32,24 @@ class Watcher(Protocol):
     def touched(self, handle: "Handle") -> None: ...
 
 
+class OnStop:
+    """A watcher that only wants to hear of the end."""
+
+    __slots__ = ("_then",)
+
+    def __init__(self, then: "Callable[[Handle], None]") -> None:
+        self._then = then
+
+    def stopped(self, handle: "Handle") -> None:
+        self._then(handle)
+
+    def parked(self, handle: "Handle") -> None:
+        pass
+
+    def touched(self, handle: "Handle") -> None:
+        pass
+
+
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     """How far a call is, as the tool says."""
 
@@ -44,9 +62,9 @@ class Handle:
     """One call. Slots that most handles never need stay None: a hundred thousand of these may live at once."""
 
     __slots__ = (
-        "asks_caller", "attempt", "call_id", "conversation", "cursor", "decided", "fence", "id", "kind", "lane",
-        "lingering", "metadata", "next_attempt_at", "output", "owner", "parking", "priority", "progress", "reading",
-        "run", "state", "stateful", "ticket", "tool", "turn", "uid", "watchers",
+        "asks_caller", "attempt", "call_id", "conversation", "cursor", "decided", "driver", "fence", "id", "kind",
+        "lane", "lingering", "metadata", "next_attempt_at", "output", "owner", "parking", "priority", "progress",
+        "reading", "run", "state", "stateful", "ticket", "tool", "turn", "uid", "watchers",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +104,7 @@ class Handle:
         self.metadata: dict[str, Any] | None = None
         self.reading = False
         self.asks_caller = False
+        self.driver: Literal["person"] | None = None
         self.lingering = False
         self.run: Run | None = None
         self.lane: Ticket | None = None
@@ -128,7 +147,7 @@ class Handle:
     def waits_for_caller(self, spare: Container[str] = ()) -> bool:
         """The caller's answer or input is what it waits for itself."""
         state = self.state
-        if self.uid in spare:
+        if self.uid in spare or self.driver is not None:
             return False
         return self.reading if isinstance(state, Running) else self.asks_caller and isinstance(state, Waiting)
 
@@ -149,7 +168,10 @@ class Handle:
         state, secs = self.state, self.tool.timeout_secs
         if self.parked and self.parking is not None:
             return self.parking.deadline
-        return None if secs is None or isinstance(state, Pending | Stopped) else state.started + secs
+        if secs is None or isinstance(state, Pending | Stopped):
+            return None
+        waited = 0.0 if self.run is None else self.run.waited_for_people
+        return None if waited is None else state.started + secs + waited
 
     def info(self) -> "HandleInfo":
         """A snapshot of what is visible now."""
@@ -180,6 +202,7 @@ class Handle:
             deadline=self._deadline(),
             output_bytes=self.output.total if self.output is not None else 0,
             lingering=self.lingering,
+            driver=self.driver,
         )
 
 
@@ -206,7 +229,7 @@ class HandleInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     attempt: int = 1
     deadline: float | None = None
-    """When its tool's timeout, or of a parked call its deadline, will end it."""
+    """When its tool's timeout, or of a parked call its deadline, will end it; None while a person is waited for."""
     next_attempt_at: float | None = None
     """When it is tried again, between two attempts (R5)."""
     parked: bool = False
@@ -214,6 +237,9 @@ class HandleInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_bytes: int = 0
     lingering: bool = False
     """Stopped, but a thread or task of it has not ended yet; it still holds its lane and resources."""
+
+    driver: Literal["person"] | None = None
+    """Who drives a terminal: a person who is attached to it, or None, which is the assistant."""
 
     @property
     def ok(self) -> bool:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from holdfast.handles.spool import Spool
+from holdfast.handles.timeline import Timeline
 from holdfast.store.base import Kept
 
 _MEMORY = 1 << 20
@@ -80,6 +81,8 @@ class Output:
         "_spool",
         "_stored",
         "failure",
+        "terminal",
+        "timeline",
         "total",
     )
 
@@ -89,6 +92,10 @@ class Output:
         """Bytes ever appended."""
         self.failure: str | None = None
         """Why the disk takes no more, once it does not."""
+        self.terminal = False
+        """Printed to a terminal: the bytes say what to do with a cursor, too."""
+        self.timeline: Timeline | None = None
+        """When what was printed, where that is known. Whoever appends notes it."""
         self._spool = spool
         self._name = name
         self._head = max_output // 2
@@ -318,6 +325,7 @@ class Output:
             # Much is not copied: nobody changes these bytes any more (`_go_on`).
             data=bytes(memory) if len(memory) <= _GATHER else cast(bytes, memory),
             file=None if file is None else file.name,
+            times=b"" if self.timeline is None else self.timeline.dump(),
         )
 
     @classmethod
@@ -328,6 +336,8 @@ class Output:
         output._head, output._ring, output._kept_from = kept.head, kept.ring, kept.kept_from
         output._memory = cast(bytearray, kept.data)
         output._linear = _KEPT
+        if kept.times:
+            output.terminal, output.timeline = True, Timeline.load(kept.times)
         return output if kept.file is None else output._find_file(kept, kept.file)
 
     def _find_file(self, kept: Kept, name: str) -> "Output":
@@ -367,7 +377,7 @@ class Output:
     def _cut(self, head: int, ring: int, start: int) -> "Output":
         """One that has the first `head` bytes where they are and, in memory, a ring with those from `start`."""
         cut = Output(self._spool, 0, self._name)
-        cut.total = self.total
+        cut.total, cut.terminal, cut.timeline = self.total, self.terminal, self.timeline
         cut._head, cut._ring, cut._kept_from = head, ring, start
         cut._in_file = in_file = min(self._in_file, head)
         cut._memory = bytearray(head - in_file + ring)
@@ -426,6 +436,7 @@ class Output:
             self._path = None
         self._remove_file()
         self._memory, self._pending = bytearray(), bytearray()
+        self.timeline = None
         self._linear = self._in_file = self._head = self._ring = 0
 
     def _remove_file(self) -> None:

@@ -1,6 +1,6 @@
 """Questions a tool asks while it runs (Q1), and the check of an answer against its type (C6)."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -29,6 +29,16 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                     f'answer_type of question `{self.id}` must be "Boolean", "Text" or '
                     '{"Select": {"options": ["…"]}} with at least one option'
                 )
+
+
+class Open(NamedTuple):
+    """Who may answer an open question (Q3)."""
+
+    caller: bool
+    """By `apply`."""
+    person: bool
+    assistant: bool
+    """By an inquiry: at once, or, if the caller may answer too, as soon as an `await` watches."""
 
 
 def select_options(question: Question) -> list[str] | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import AlreadyStopped, HoldfastError, ToolError
 from holdfast.handles.cache import Cache
 from holdfast.handles.handle import Handle
+from holdfast.handles.notices import notice
 from holdfast.handles.output import Output
 from holdfast.handles.state import (
     Ended,
@@ -31,6 +32,7 @@ from holdfast.store.base import (
     Changed,
     Exposed,
     Kept,
+    News,
     Op,
     Opened,
     Parked,
@@ -38,6 +40,7 @@ from holdfast.store.base import (
     Record,
     Registered,
     Responded,
+    Shown,
 )
 from holdfast.store.terminal import hook_is_due
 
@@ -133,12 +136,22 @@ class Registry(Cache):
             known.calls[handle.call_id] = handle
 
     def apply_event(
-        self, handle: Handle, event: Event, then: Callable[[], None] | None = None, also: Sequence[Op] = ()
+        self,
+        handle: Handle,
+        event: Event,
+        then: Callable[[], None] | None = None,
+        also: Sequence[Op] = (),
+        *,
+        quiet: bool = False,
     ) -> None:
-        """Decide `event` now, or raise; it is visible, and `then` is called, when the store has it."""
+        """Decide `event` now, or raise; it is visible, and `then` is called, when the store has it.
+
+        What of it is news goes into the same commit (N3), unless it is to pass in silence.
+        """
         state = handle.decided = transition(handle.decided, event)
         output = self._kept(handle) if handle.output is not None and isinstance(state, Stopped) else None
-        change = Changed(handle.uid, handle.fence, event, state, output)
+        news = notice(handle.id, handle.tool, state) if handle.stateful and not quiet else None
+        change = Changed(handle.uid, handle.fence, event, state, output, news)
         self.store.commit(
             (change, *also) if also else (change,),
             partial(self._visible, handle, state, then),
@@ -228,18 +241,32 @@ class Registry(Cache):
         """Call `then` when everything decided so far is visible: commits finish in order."""
         self.store.commit((), lambda _: then(), lambda _: then())
 
-    async def responded(self, op: Responded) -> None:
-        """A batch is answered: record the responses and move the cursors of what they showed (C5)."""
-        await self.write((op,))
+    async def responded(self, op: Responded) -> tuple[News, ...]:
+        """A batch is answered: record the responses and move the cursors of what they showed (C5).
+
+        Returns the news that rides on them (N4).
+        """
+        (news,) = await self.write((op,))
         for uid, offset in op.cursors:
             handle = self._by_uid.get(uid)
             if handle is not None:
                 handle.cursor = max(handle.cursor, offset)
+        self.told(news, op.shown)
+        return tuple(news)
+
+    def told(self, news: Sequence[News], shown: Sequence[tuple[str, Shown]] = ()) -> None:
+        """News was delivered, or what it was about shown: what these handles print next is news again (N6)."""
+        uids = [each.uid for each in news if each.kind == "tool.content"]
+        for uid in (*uids, *(uid for uid, _ in shown)):
+            handle = self._by_uid.get(uid or "")
+            if handle is not None and handle.run is not None:
+                handle.run.content_was_told()
 
     def output_of(self, handle: Handle) -> Output:
         """The handle's output, made when it first has some."""
         if handle.output is None:
             handle.output = Output(self.spool, handle.tool.output.max_output, handle.uid)
+            handle.output.terminal = handle.tool.source == "terminal"
         return handle.output
 
     def printed(self, uid: str) -> Output | None:

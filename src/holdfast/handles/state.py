@@ -43,8 +43,8 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
     """Of an error, its stable code."""
     cursors: tuple[tuple[str, int], ...] = ()
     """By uid: up to where it showed a handle's output (C5)."""
-    shown: tuple[str, ...] = ()
-    """Uids of the handles it showed stopped (N3)."""
+    showed: tuple[tuple[str, Literal["running", "waiting", "stopped"]], ...] = ()
+    """By uid: as what it showed a handle (N3)."""
 
 
 Outcome = Ok | Printed | Error | Reply

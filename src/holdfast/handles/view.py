@@ -73,6 +73,9 @@ class Handles:
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
         wait = Wait(groups, lambda _: None if over.done() else over.set_result(None), spare=self._spare)
+        for handle in handles:
+            if handle.run is not None:
+                handle.run.awaited()  # first: what an inquiry answers is not blocked on the caller (Q3)
         wait.begin()
         if over.done():
             wait.cancel()
@@ -80,9 +83,6 @@ class Handles:
         if timeout is not None and timeout <= 0:
             wait.cancel()
             return Waited(handles, timed_out=True)
-        for handle in handles:
-            if handle.run is not None:
-                handle.run.probe_when_quiet()
         timer = loop.call_later(timeout, lambda: _wake(over)) if timeout is not None else None
         self._registry.waiting.add(over)
         try:

@@ -4,7 +4,8 @@
 validation. The others are first read the way a dialect made the model write them:
 
 - `null` for an optional property whose schema does not allow null means "left out", at any depth: strict dialects make
-  every property required, and null is the only way a model has to leave one out.
+  every property required, and null is the only way a model has to leave one out. Apply's `input` may be null, which
+  ends it; where `apply` takes more than that (a terminal's `keys`), null beside something else is left out, too.
 - JSON text where the schema wants an object or an array, and no string would do, is decoded: dialects that cannot say
   "an object of any keys" ask for it as text.
 
@@ -41,6 +42,8 @@ def check_for(tool: Tool, action: Action | None) -> "ArgumentCheck":
         # A flat dialect shows all actions' names at once, and a strict one makes the model send them all.
         elsewhere = set(property_names(canonical(tool))) - set(property_names(schema)) - {"action"}
     schema["properties"] = {**schema.get("properties", {}), **dict.fromkeys(elsewhere, _NOWHERE)}
+    if action == "apply" and tool.action_parameters.get(action):
+        return _ApplyCheck(schema, tool=f"{tool.name} {action}", further=tool.action_parameters[action])
     return ArgumentCheck(schema, tool=tool.name if action is None else f"{tool.name} {action}")
 
 
@@ -129,6 +132,20 @@ class ArgumentCheck:
             if member is None and name in properties and name not in required and not self._schema.admits(own, "null"):
                 continue
             yield name, self._as_meant(member, own)
+
+
+class _ApplyCheck(ArgumentCheck):
+    """The check of an `apply` that takes more than `input`."""
+
+    def __init__(self, schema: Mapping[str, Any], *, tool: str, further: Iterable[str]) -> None:
+        super().__init__(schema, tool=tool)
+        self._further = tuple(further)
+
+    def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        checked = super().__call__(arguments)
+        if checked.get("input", ...) is None and any(name in checked for name in self._further):
+            return {name: value for name, value in checked.items() if name != "input"}
+        return checked
 
 
 class _Schema:

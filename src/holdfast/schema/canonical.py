@@ -1,7 +1,8 @@
 """The canonical schema of a tool (C1, C2): what its arguments may be, before any provider's taste.
 
 A tool with actions is a `oneOf` with one variant for each action it declares, in the order spawn, fetch, apply, abort;
-spawn carries the tool's own parameters and a required `id`. A tool without actions is its own parameters, untouched.
+spawn carries the tool's own parameters and a required `id`; fetch and apply carry what the tool's `action_parameters`
+add to them. A tool without actions is its own parameters, untouched.
 Everything else is derived from this form: what a provider gets (`dialects`) and what a call is checked against
 (`arguments`).
 """
@@ -71,14 +72,20 @@ def variant(tool: Tool, action: Action) -> dict[str, Any]:
         own.pop("$id", None)
         properties |= {"id": dict(_HANDLE_ID), **own.pop("properties", {})}
         return {"properties": properties, "required": required + own.pop("required", []), **own}
+    further = copy.deepcopy(dict(tool.action_parameters.get(action, {})))
     properties["id"] = {"type": "string"}
     if action == "apply":
         properties["input"] = {}
-        required.append("input")
-    return {"properties": properties, "required": required}
+        required += [] if further else ["input"]
+    return {"properties": properties | further, "required": required}
 
 
-def check_parameters(name: str, parameters: Mapping[str, Any], actions: Collection[Action]) -> None:
+def check_parameters(
+    name: str,
+    parameters: Mapping[str, Any],
+    actions: Collection[Action],
+    action_parameters: Mapping[str, Mapping[str, Any]] = {},
+) -> None:
     """Raise `ConfigError` with everything that is wrong with a tool's own parameters."""
     if parameters.get("type") != "object":
         raise ConfigError(
@@ -95,21 +102,26 @@ def check_parameters(name: str, parameters: Mapping[str, Any], actions: Collecti
         if wrong:
             raise ConfigError(wrong) from None
         raise
-    problems = [f"tool `{name}`: {problem}" for problem in _problems(parameters, bool(actions))]
+    # The flat dialects show what all actions take in one object, so two of them cannot share a name.
+    taken = (*RESERVED, *(each for further in action_parameters.values() for each in further)) if actions else ()
+    problems = [f"tool `{name}`: {problem}" for problem in _problems(parameters, taken)]
     if problems:
         raise ConfigError(problems)
 
 
-def _problems(parameters: Mapping[str, Any], stateful: bool) -> Iterator[str]:
+def _problems(parameters: Mapping[str, Any], taken: Collection[str]) -> Iterator[str]:
+    """`taken`: the names that belong to the actions of a stateful tool; empty for a tool without actions."""
     references = sorted(set(_references(parameters)))
     foreign = [ref for ref in references if not _is_pointer(ref)]
     if foreign:
         yield from map(_not_a_pointer, foreign)
-    elif stateful:
-        for taken in sorted(set(property_names(parameters)) & set(RESERVED)):
+    elif taken:
+        for name in sorted(set(property_names(parameters)) & set(taken)):
+            whose = "every stateful tool" if name in RESERVED else "a tool of this kind"
+            listed = RESERVED if name in RESERVED else [each for each in taken if each not in RESERVED]
             yield (
-                f"parameter `{taken}` has a name that every stateful tool uses for itself "
-                f"({', '.join(RESERVED)}); rename it, or declare no actions"
+                f"parameter `{name}` has a name that {whose} uses for itself "
+                f"({', '.join(listed)}); rename it, or declare no actions"
             )
         for ref in references:
             if not ref.startswith(("#/$defs/", "#/definitions/")):

@@ -98,6 +98,8 @@ _INPUT_TEXT = (
     "where an answer that is not text is its JSON, such as true; null ends its input."
 )
 
+_INPUT_OR = "Beside another property of apply, null leaves it out."
+
 _JSON_TEXT = "JSON text of an object."
 
 # Said in the description by dialects that have no keyword for it.
@@ -233,11 +235,16 @@ def _flat_actions(variants: list[Schema], words: _Words) -> Schema:
         if name == "action":
             properties[name] = {"enum": actions, "description": _ACTION}
             continue
-        form = _either(forms[name])
-        if actions == ["apply"]:
-            form = {"description": _INPUT} if words.free else {"type": ["string", "null"], "description": _INPUT_TEXT}
+        form = _input(variants, words) if name == "input" else _either(forms[name])
         properties[name] = {**form, "description": _text(f"({', '.join(actions)})", form.get("description"))}
     return {"properties": properties, "required": ["action"]}
+
+
+def _input(variants: list[Schema], words: _Words) -> Schema:
+    """Apply's `input`: untyped, or a string. A strict dialect makes a model send it, also where it may be left out."""
+    needed = any("input" in variant["required"] for variant in variants)
+    said = _text(_INPUT if words.free else _INPUT_TEXT, None if needed else _INPUT_OR)
+    return {"description": said} if words.free else {"type": ["string", "null"], "description": said}
 
 
 def _either(forms: list[Schema]) -> Schema:

@@ -21,6 +21,7 @@ from holdfast.store.ops import (
     Emitted,
     Exposed,
     HookCalled,
+    Inquired,
     Journaled,
     Notified,
     Op,
@@ -33,22 +34,31 @@ from holdfast.store.ops import (
     Resolved,
     Responded,
     Revoked,
+    Rewritten,
     SecretAdded,
+    TakenBack,
     TurnBegan,
     TurnEnded,
     WaitOpened,
     Wrote,
 )
 from holdfast.store.rows import (
+    CARRIERS,
+    NEWS_LIMIT,
     TOMBSTONE_SECS,
     TOMBSTONES,
+    Answers,
+    Carrier,
     Entry,
     EntryKind,
     Expired,
     Given,
+    InquiryRow,
     Kept,
     Kind,
+    Level,
     News,
+    Notice,
     Opened,
     OpenTurn,
     Parking,
@@ -57,13 +67,18 @@ from holdfast.store.rows import (
     Request,
     Resolution,
     Resolving,
+    Shown,
     WaitRow,
 )
 
 __all__ = [
+    "CARRIERS",
+    "NEWS_LIMIT",
     "TOMBSTONES",
     "TOMBSTONE_SECS",
+    "Answers",
     "Attempted",
+    "Carrier",
     "Changed",
     "Claimed",
     "Collected",
@@ -78,10 +93,14 @@ __all__ = [
     "Given",
     "Heard",
     "HookCalled",
+    "Inquired",
+    "InquiryRow",
     "Journaled",
     "Kept",
     "Kind",
+    "Level",
     "News",
+    "Notice",
     "Notified",
     "Op",
     "OpenTurn",
@@ -101,8 +120,11 @@ __all__ = [
     "Resolving",
     "Responded",
     "Revoked",
+    "Rewritten",
     "SecretAdded",
+    "Shown",
     "Store",
+    "TakenBack",
     "TurnBegan",
     "TurnEnded",
     "WaitOpened",
@@ -115,7 +137,8 @@ Done = Callable[[Sequence[Any]], None]
 Failed = Callable[[Exception], None]
 """Gets the `HoldfastError` that says why a commit was refused: then nothing of it was written."""
 Heard = Callable[[frozenset[str] | None], None]
-"""Gets what another process changed: uids of handles and key ids; None: anything may have changed."""
+"""Gets what another process changed: uids of handles, key ids, and conversations with news of no handle; None: anything
+may have changed."""
 
 
 class Store(Protocol):
@@ -195,13 +218,16 @@ class Store(Protocol):
 
     async def turn(self, conversation: str) -> OpenTurn | None: ...
 
-    async def answers(self, conversation: str, turn: str, batch: int) -> tuple[Given, ...] | None:
+    async def answers(self, conversation: str, turn: str, batch: int) -> Answers | None:
         """What a batch was answered; None if it was not, or if that is not kept."""
 
     async def process_events(self, process: str, after: int = 0, limit: int = 1000) -> list[ProcessEvent]: ...
 
-    async def news(self, conversation: str, limit: int = 1000) -> list[News]:
-        """What is queued, oldest first."""
+    async def news(self, conversation: str, limit: int = NEWS_LIMIT + 1) -> list[News]:
+        """What is queued, oldest first, after the line that says how much was dropped."""
+
+    async def inquiries(self, conversation: str, turn: str | None = None, limit: int = 1000) -> list[InquiryRow]:
+        """What was asked and answered, of one turn or all, oldest first. It goes when its turn's batches go (Q6)."""
 
     async def requests(self) -> list[Request]:
         """What others want of us and has not been answered."""

@@ -9,7 +9,20 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.handles.state import Event, State
-from holdfast.store.rows import EntryKind, Given, Kept, Opened, Parking, Record, Resolution
+from holdfast.store.rows import (
+    CARRIERS,
+    Carrier,
+    EntryKind,
+    Given,
+    Kept,
+    Level,
+    Notice,
+    Opened,
+    Parking,
+    Record,
+    Resolution,
+    Shown,
+)
 
 
 class TurnBegan(msgspec.Struct, frozen=True):
@@ -42,7 +55,7 @@ class Changed(msgspec.Struct, frozen=True, gc=False):
     """An event of the state machine happened to a handle. Refused with `already_stopped` if it has stopped.
 
     The end of a call also resolves what it still waited for: its completion key by the outcome (D1). Of a parked call
-    it queues the news (D9) and, if the call was cancelled, makes its hook due (D2).
+    it is news (D9) even if none is given and, if the call was cancelled, makes its hook due (D2).
     """
 
     uid: str
@@ -51,6 +64,16 @@ class Changed(msgspec.Struct, frozen=True, gc=False):
     state: State
     """The state after the event."""
     output: Kept | None = None
+    news: Notice | None = None
+    """Queued for the handle's conversation as news of the handle (N3)."""
+
+
+class Rewritten(msgspec.Struct, frozen=True):
+    """A person edited what runs (P5): these are the call's arguments from now on."""
+
+    uid: str
+    fence: int
+    arguments: dict[str, Any]
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -167,7 +190,8 @@ class Exposed(msgspec.Struct, frozen=True):
 class Responded(msgspec.Struct, frozen=True):
     """A batch was answered; `cursors` says up to where each handle's output was shown (C5).
 
-    News of handles that it showed stopped is taken back (N3).
+    News of what it showed is taken back, as by `TakenBack`. Then whatever may ride on one of `carry` is delivered and
+    kept beside the responses; the result is a tuple of that `News`, as of `Delivered`.
     """
 
     conversation: str
@@ -175,7 +199,8 @@ class Responded(msgspec.Struct, frozen=True):
     batch: int
     responses: tuple[Given, ...]
     cursors: tuple[tuple[str, int], ...]
-    shown: tuple[str, ...] = ()
+    shown: tuple[tuple[str, Shown], ...] = ()
+    carry: tuple[Carrier, ...] = ()
 
 
 class HookCalled(msgspec.Struct, frozen=True):
@@ -185,21 +210,51 @@ class HookCalled(msgspec.Struct, frozen=True):
 
 
 class Notified(msgspec.Struct, frozen=True):
-    """News for a conversation (N1)."""
+    """News for a conversation (N1).
+
+    Of kind `tool.content` one is queued for a handle: the next takes its place, with its own message and time (N6).
+    At most `NEWS_LIMIT` wait in a conversation. Beyond it the oldest `info` go, if there is none the oldest `warning`,
+    then `error`; `critical` never. One line of kind `holdfast.dropped` says how many went.
+    """
 
     conversation: str
     kind: str
-    level: Literal["info", "warning", "error", "critical"]
+    level: Level
     message: str
     at: float
     uid: str | None = None
+    carriers: tuple[Carrier, ...] = CARRIERS
+
+
+class TakenBack(msgspec.Struct, frozen=True):
+    """News of what was shown is no news (N3). By uid, as what a handle was shown: `stopped` takes back all news of it,
+    `waiting` its `tool.waiting` and `tool.content`, `running` its `tool.content`."""
+
+    conversation: str
+    shown: tuple[tuple[str, Shown], ...]
 
 
 class Delivered(msgspec.Struct, frozen=True):
-    """News up to that number has been delivered."""
+    """Whatever is queued and may ride on that carrier is delivered (N4): it is queued no more.
+
+    The result is a tuple of that `News`: `critical` first, else in the order of the numbers.
+    """
 
     conversation: str
-    upto: int
+    carrier: Carrier
+
+
+class Inquired(msgspec.Struct, frozen=True):
+    """An inquiry is over (Q6): what was asked, and the answer or why there is none."""
+
+    id: str
+    conversation: str
+    turn: str
+    uid: str | None
+    at: float
+    request: Any
+    answer: Any = None
+    error: str | None = None
 
 
 class Requested(msgspec.Struct, frozen=True):
@@ -244,7 +299,7 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 Op = (
-    TurnBegan | TurnEnded | Opened | Registered | Changed | Claimed | Released | Attempted | Journaled | Wrote
-    | WaitOpened | Parked | Resolved | Revoked | Emitted | Exposed | Responded | HookCalled | Notified | Delivered
-    | Requested | Replied | RequestClosed | SecretAdded | Collected
+    TurnBegan | TurnEnded | Opened | Registered | Changed | Rewritten | Claimed | Released | Attempted | Journaled
+    | Wrote | WaitOpened | Parked | Resolved | Revoked | Emitted | Exposed | Responded | HookCalled | Notified
+    | TakenBack | Delivered | Inquired | Requested | Replied | RequestClosed | SecretAdded | Collected
 )  # fmt: skip

@@ -10,6 +10,12 @@ Kind = Literal["tool", "agent", "workflow", "timer", "hook", "custom"]
 Given = tuple[str, str, str, bool, str | None]
 """What a call was answered: its id, its result, what a model gets, whether that is an error, and its code."""
 EntryKind = Literal["step", "sleep", "event", "ask", "input"]
+Level = Literal["info", "warning", "error", "critical"]
+Carrier = Literal["response", "message", "turn"]
+"""What news may ride on (N4): a tool response, a user's message in the turn, the start of the next turn."""
+CARRIERS: tuple[Carrier, ...] = ("response", "message", "turn")
+Shown = Literal["running", "waiting", "stopped"]
+"""As what a reply showed a handle (N3)."""
 
 
 class Parking(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,6 +42,8 @@ class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
     """Places below this one are in the file, the others in `data`."""
     data: bytes = b""
     file: str | None = None
+    times: bytes = b""
+    """When what was printed: the `Timeline` of a terminal's output, dumped."""
 
 
 class Record(msgspec.Struct, kw_only=True, gc=False):
@@ -150,16 +158,50 @@ class ProcessEvent(msgspec.Struct, frozen=True):
     at: float
 
 
+NEWS_LIMIT = 1000
+"""How much news waits in a conversation (N6)."""
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """News that comes with a change of a handle (N1)."""
+
+    kind: str
+    level: Level
+    message: str
+    carriers: tuple[Carrier, ...] = CARRIERS
+
+
 class News(msgspec.Struct, frozen=True):
-    """A queued notification."""
+    """A queued notification. The line that says how many were dropped has number 0, so that it comes first (N6)."""
 
     number: int
     conversation: str
     kind: str
-    level: str
+    level: Level
     message: str
     at: float
     uid: str | None = None
+    carriers: tuple[Carrier, ...] = CARRIERS
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """What a batch was answered, and the news that rode on it (N4)."""
+
+    responses: tuple[Given, ...]
+    news: tuple[News, ...] = ()
+
+
+class InquiryRow(msgspec.Struct, frozen=True):
+    """One inquiry that is over (Q6). `error` says why there is no answer."""
+
+    id: str
+    conversation: str
+    turn: str
+    uid: str | None
+    at: float
+    request: Any
+    answer: Any = None
+    error: str | None = None
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -1,5 +1,10 @@
-"""What holdfast's own tests use, for people who test their tools and agents: start with `VirtualClock`."""
+"""What holdfast's own tests use, for people who test their tools and agents: start with `VirtualClock`.
+
+`ScriptedModel` plays the assistant of a conversation, so that prompts, notifications and turn ends can be tested
+without a provider.
+"""
 
 from holdfast.testing.clock import VirtualClock, VirtualDeadlock
+from holdfast.testing.model import Says, ScriptedModel
 
-__all__ = ["VirtualClock", "VirtualDeadlock"]
+__all__ = ["Says", "ScriptedModel", "VirtualClock", "VirtualDeadlock"]

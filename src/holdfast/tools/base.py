@@ -9,13 +9,14 @@ call (input, an abort) goes through the `Live` thing that `start` returned. All 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
 
 from holdfast.errors import ConfigError
 from holdfast.handles.question import Question
 from holdfast.handles.state import Outcome
+from holdfast.store.rows import CARRIERS, Carrier
 
 if TYPE_CHECKING:
     from holdfast.durable.calls import Durability
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from holdfast.durable.keys import Key
     from holdfast.handles.view import Handles
     from holdfast.store.base import Entry, Op
+    from holdfast.tools.guard import Guard
 
 Action = Literal["spawn", "fetch", "apply", "abort"]
 ACTIONS: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
@@ -32,9 +34,6 @@ RunMode = Literal["ask", "unattended", "edit", "skip"]
 OnCrash = Literal["replay", "fail", "external"]
 OnTurnEnd = Literal["inquire", "await", "abort", "keep"]
 Window = Literal["head", "tail", "head_tail"]
-Carrier = Literal["response", "message", "turn"]
-"""What news may ride on (N4): a tool response, a user's message in the turn, the start of the next turn."""
-CARRIERS: tuple[Carrier, ...] = ("response", "message", "turn")
 ViewName = Literal["dispatch", "model", "history"]
 
 
@@ -197,6 +196,9 @@ class Sink(Protocol):
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None: ...
 
+    def resized(self, rows: int, cols: int) -> None:
+        """It is a terminal, of this size from here on. Told first before any output."""
+
     def reading(self, yes: bool) -> None:
         """It has begun, or ceased, to wait for input that only `Live.write` can bring (A6)."""
 
@@ -261,6 +263,20 @@ class SupportsRecordedInput(Protocol):
         """Like `write`; `cause` names the call that sends it."""
 
 
+class SupportsApply(Protocol):
+    """A live thing whose `apply` takes more than `input`: it gets all of its arguments instead of `write`."""
+
+    def apply(self, arguments: Mapping[str, Any]) -> None:
+        """Like `Live.write`: raises `ToolError`, and then nothing was written."""
+
+
+class SupportsGuard(Protocol):
+    """A runtime made before the one that will run it: it gets the guard of that one (R2)."""
+
+    def guarded(self, guard: "Guard") -> "ToolRuntime":
+        """The same with this guard."""
+
+
 class SupportsProbe(Protocol):
     """A live thing that can be asked whether it is reading its input right now (C4, A6)."""
 
@@ -286,6 +302,7 @@ class Screen(msgspec.Struct, frozen=True, kw_only=True):
     """How many lines have left the screen at its top and can still be had."""
 
 
+@runtime_checkable
 class SupportsScreen(Protocol):
     """A live thing that is a terminal. Its output is what a terminal got, with control sequences."""
 

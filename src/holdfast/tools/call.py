@@ -170,7 +170,7 @@ class Call:
         if self._cancelled:
             raise ToolError("this call is being ended; nobody answers any more", code="cancelled")
         journal, record = self._journal, None
-        if journal is not None:
+        if journal is not None and not question.secret:  # a secret is asked for again, not stored
             name = journal.number("ask", question.id)
             entry = journal.recorded("ask", name)
             if entry is not None:

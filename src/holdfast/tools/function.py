@@ -18,10 +18,10 @@ from holdfast.errors import ConfigError, HoldfastError, ToolError
 from holdfast.handles.state import Error, Ok, Outcome, Reply, error_of
 from holdfast.handles.text import plain, to_json
 from holdfast.tools.base import (
-    ACTIONS,
     Action,
     Invocation,
     Live,
+    NotificationPolicy,
     OnCrash,
     OnTurnEnd,
     OutputPolicy,
@@ -30,10 +30,10 @@ from holdfast.tools.base import (
     RunMode,
     Scheduling,
     Sink,
-    SpawnPolicy,
     Tool,
 )
 from holdfast.tools.call import Call
+from holdfast.tools.policies import tool_fields
 from holdfast.tools.signature import Signature
 
 _log = logging.getLogger("holdfast.tools")
@@ -87,6 +87,8 @@ def tool(
     timeout_secs: float | None = None,
     on_turn_end: OnTurnEnd | None = None,
     turn_end_timeout_secs: float = 300,
+    assistant: Mapping[str, Any] = {},
+    notifications: NotificationPolicy | None = None,
     priority: int = 0,
     output: OutputPolicy | None = None,
     on_crash: OnCrash = "fail",
@@ -111,40 +113,23 @@ def _make(
     name: str | None = None,
     description: str | None = None,
     parameters: Mapping[str, Any] | None = None,
-    examples: Sequence[str] = (),
-    actions: Sequence[Action] = (),
-    resources: Sequence[str] = (),
-    on_turn_end: OnTurnEnd | None = None,
-    turn_end_timeout_secs: float = 300,
-    priority: int = 0,
     output: OutputPolicy | None = None,
-    on_crash: OnCrash = "fail",
-    retry: RetryPolicy | Literal["never", "safe", "idempotent"] = "never",
-    **rest: Any,
+    **policies: Any,
 ) -> FunctionTool:
-    if isinstance(actions, str) or not set(actions) <= set(ACTIONS) or (actions and "spawn" not in actions):
-        right = f'a tuple of "spawn" and any of {ACTIONS[1:]}'
-        raise ConfigError([f"tool `{name or function.__name__}`: actions must be {right}, not {actions!r}"])
-    if "apply" in actions and not inspect.iscoroutinefunction(function):
-        why = 'a sync function takes no input; leave "apply" out of its actions, or make it async'
-        raise ConfigError([f"tool `{name or function.__name__}`: {why}"])
-    if on_crash != "fail" and not inspect.iscoroutinefunction(function):
-        raise ConfigError([f'tool `{name or function.__name__}`: on_crash="{on_crash}" needs an async function'])
+    fields = tool_fields(name or function.__name__, **policies)
+    if not inspect.iscoroutinefunction(function):
+        if "apply" in fields["actions"]:
+            why = 'a sync function takes no input; leave "apply" out of its actions, or make it async'
+            raise ConfigError([f"tool `{fields['name']}`: {why}"])
+        if fields.get("on_crash", "fail") != "fail":
+            raise ConfigError([f'tool `{fields["name"]}`: on_crash="{fields["on_crash"]}" needs an async function'])
     signature = Signature.of(function)
-    policy = RetryPolicy(policy=retry) if isinstance(retry, str) else retry
     return FunctionTool(
-        name=name or function.__name__,
         description=signature.description if description is None else description,
         parameters=signature.parameters if parameters is None else parameters,
-        examples=tuple(examples),
-        actions=tuple(actions),
-        resources=tuple(resources),
-        spawn=SpawnPolicy(priority=priority, on_turn_end=on_turn_end, turn_end_timeout_secs=turn_end_timeout_secs),
-        on_crash=on_crash,
-        retry=policy,
         output=output or OutputPolicy(),
         runtime=Function(function, signature),
-        **rest,
+        **fields,
     )
 
 

@@ -1,49 +1,28 @@
-"""One child process in a session of its own, on the running event loop.
+"""One child process on pipes, in a session of its own, on the running event loop.
 
 What happens to it is told by callbacks: its output as it comes, and once its end. A command ends with its first
 process, the leader (F3): what the leader wrote is read to the last byte, what others write for 50 ms more; then
-whatever is left of the call is ended as by an abort (C7). When `on_exit` is called nothing of the call runs any more,
-and no descriptor and no timer of it is left.
-
-Linux only: the end is seen through a pidfd, the rest through /proc. What we may not signal (a program that became
-another user) cannot be ended and is not counted as left.
+whatever is left of the call is ended as by an abort (C7, see `session.py`). When `on_exit` is called nothing of the
+call runs any more, and no descriptor and no timer of it is left.
 """
 
 import asyncio
 import contextlib
-import errno
 import fcntl
 import os
-import signal
 import subprocess
 import termios
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from holdfast.errors import ToolError
 from holdfast.tools import marks
+from holdfast.tools.refusals import UNREAD_LIMIT, input_closed, input_not_read, not_started
+from holdfast.tools.session import FEW, LAST_OUTPUT, Exit, Session, tree
 
-UNREAD_LIMIT = 64 * 1024
-"""Input that the program may leave unread before more is refused (C6)."""
-LAST_OUTPUT = 0.05
-"""Seconds for which the output of others is still read after the leader has ended (F3)."""
+__all__ = ["UNREAD_LIMIT", "Exit", "Process"]
 
 _CHUNK = 64 * 1024  # also the size of a pipe: who fills it gets a larger one
 _LARGE_CHUNK, _LARGE_PIPE = 256 * 1024, 1024 * 1024
-_YOUNG = 0.25  # seconds in which pids do not go round: those after the leader's are younger than it
-_FEW = 64  # processes that may be looked at in one go without holding up the loop
 _BLOCKED = {"x86_64": b"0 0x0 ", "aarch64": b"63 0x0 "}  # how /proc/<pid>/syscall begins in a read(2) of descriptor 0
-
-_leaders: set[int] = set()  # they bear marks of their own: whoever looks for another need not look at them
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How the leader ended: with a code, or by a signal."""
-
-    code: int | None
-    signal: int | None
 
 
 class Process:
@@ -65,22 +44,24 @@ class Process:
     ) -> None:
         """Start it, or raise `ToolError`. `env` must carry `mark`; `grace` is for what the leader leaves behind."""
         self._loop = asyncio.get_running_loop()
-        self._mark = mark
         self._on_exit = on_exit
-        self._grace = grace
         self._chunk = _CHUNK
         self._readers: dict[int, Callable[[bytes], None]] = {}
         self._stdin: int | None = None
         self._unsent = bytearray()
         self._sent = 0
         self._closing_stdin = False
-        self._exit: Exit | None = None
-        self._group = True  # whether the leader's process group may have members
-        self._force: asyncio.TimerHandle | None = None  # set by the first `end`
-        self._forced = False
         self._last_output: asyncio.TimerHandle | None = None
-        self._ending: asyncio.Task[None] | None = None
-        self._start(argv, env, cwd, stdin, on_output, subprocess.STDOUT if merge_stderr else on_stderr)
+        try:
+            popen = self._start(argv, env, cwd, stdin, on_output, subprocess.STDOUT if merge_stderr else on_stderr)
+            self._session = Session(popen.pid, popen.wait, mark=mark, grace=grace, on_leader_end=self._leader_ended)
+        except (OSError, ValueError, IndexError) as error:
+            self._close_stdin_now()
+            for fd in self._readers:
+                os.close(fd)
+            raise not_started(argv, cwd, error) from error
+        for fd in self._readers:
+            self._loop.add_reader(fd, self._read, fd)
 
     def _start(
         self,
@@ -90,10 +71,10 @@ class Process:
         stdin: bool,
         on_output: Callable[[bytes], None],
         stderr: Callable[[bytes], None] | int | None,
-    ) -> None:
+    ) -> "subprocess.Popen[bytes]":
         theirs: list[int] = []
         try:
-            self._popen = subprocess.Popen(
+            return subprocess.Popen(
                 argv,
                 env=env,
                 cwd=cwd,
@@ -102,25 +83,14 @@ class Process:
                 stderr=self._output_pipe(theirs, stderr) if callable(stderr) else stderr or subprocess.DEVNULL,
                 start_new_session=True,
             )
-            self._started = time.monotonic()
-            self._pidfd = self._open_pidfd()
-        except (OSError, ValueError, IndexError) as error:
-            self._close_stdin_now()
-            for fd in self._readers:
-                os.close(fd)
-            raise _not_started(argv, cwd, error) from error
         finally:
             for fd in theirs:
                 os.close(fd)
-        _leaders.add(self.pid)
-        for fd in self._readers:
-            self._loop.add_reader(fd, self._read, fd)
-        self._loop.add_reader(self._pidfd, self._leader_ended)
 
     @property
     def pid(self) -> int:
         """The leader's pid, which is also its process group and its session."""
-        return self._popen.pid
+        return self._session.pid
 
     def _input_pipe(self, theirs: list[int]) -> int:
         read, self._stdin = os.pipe()
@@ -135,27 +105,15 @@ class Process:
         os.set_blocking(read, False)
         return write
 
-    def _open_pidfd(self) -> int:
-        try:
-            return os.pidfd_open(self.pid)
-        except OSError:
-            os.killpg(self.pid, signal.SIGKILL)
-            self._popen.wait()
-            raise
-
     # Input
 
     def write(self, data: bytes) -> None:
         """Send input. Raises `ToolError`, and then nothing was written, if the program does not read or take it."""
         if self._stdin is None or self._closing_stdin:
-            raise _input_closed()
+            raise input_closed()
         unread = self._unread()
         if unread + len(data) > UNREAD_LIMIT:
-            raise ToolError(
-                f"Nothing was written: the program has not read {unread} bytes of earlier input, and {len(data)} more "
-                f"would exceed {UNREAD_LIMIT}. Wait until it has read them, or send less at once.",
-                code="input_not_read",
-            )
+            raise input_not_read(unread, len(data))
         self._sent += len(data)
         if not self._unsent:
             try:
@@ -164,7 +122,7 @@ class Process:
                 pass  # less than the limit is unread and yet the pipe is full: it counts in pages
             except BrokenPipeError:
                 self._close_stdin_now()
-                raise _input_closed() from None
+                raise input_closed() from None
             if data:
                 self._loop.add_writer(self._stdin, self._flush)
         self._unsent += data
@@ -207,7 +165,7 @@ class Process:
 
         If so, what it wrote before is delivered first: who hears "it waits" has heard what it said.
         """
-        if self._stdin is None or self._exit is not None or self._unread():
+        if self._stdin is None or self._session.exit is not None or self._unread():
             return False
         reading = _reading(self.pid, f"pipe:[{os.fstat(self._stdin).st_ino}]")
         if reading:
@@ -230,7 +188,7 @@ class Process:
             self._readers[fd](data)
             return True
         self._close_reader(fd)
-        if self._exit is not None and not self._readers:
+        if self._session.exit is not None and not self._readers:
             self._output_ended()
         return False
 
@@ -256,31 +214,9 @@ class Process:
 
     def end(self, grace: float) -> None:
         """Begin to end it (C7): SIGTERM to the group, SIGKILL after `grace` seconds. Twice is harmless."""
-        if self._force is None and self._group:
-            self._signal_group(signal.SIGTERM)
-            self._force = self._loop.call_later(grace, self._force_end)
-
-    def _force_end(self) -> None:
-        self._forced = True
-        self._signal_group(signal.SIGKILL)
-
-    def _signal_group(self, number: int) -> bool:
-        """Signal the group while it can only be ours; whether there is one. Zombies count as members."""
-        if self._group:
-            try:
-                os.killpg(self.pid, number)
-            except ProcessLookupError:
-                self._group = False
-            except PermissionError:
-                pass
-        return self._group
+        self._session.end(grace)
 
     def _leader_ended(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        code = self._popen.wait()
-        _leaders.discard(self.pid)
-        self._exit = Exit(code, None) if code >= 0 else Exit(None, -code)
         self._close_stdin_now()
         self._last_output = self._loop.call_later(LAST_OUTPUT, self._output_ended)
         self._drain()
@@ -294,101 +230,11 @@ class Process:
         self._last_output = None
         for fd in list(self._readers):
             self._close_reader(fd)
-        if self._nothing_left():
-            self._finish()
-        else:
-            self._ending = self._loop.create_task(self._end_rest())
-            self._ending.add_done_callback(self._finish)
+        self._session.clear(self._finish)
 
-    def _nothing_left(self) -> bool:
-        """Whether it is certain, at next to no cost, that nothing of the call runs any more: the usual case."""
-        if self._signal_group(0) or time.monotonic() - self._started > _YOUNG:
-            return False
-        last = marks.last_pid()
-        if last == self.pid:
-            return True  # nobody has forked since it started
-        if not self.pid < last <= self.pid + _FEW:
-            return False
-        younger = marks.arrivals(lambda: range(self.pid + 1, marks.last_pid() + 1))
-        return all(self._bears_mark(pid) is False for pid in younger)
-
-    async def _end_rest(self) -> None:
-        """C7 for whatever outlived the leader: the group is asked, then forced; what else bears the mark is taken."""
-        if self._signal_group(0):
-            self.end(self._grace)
-            await self._until_gone(self._in_group, lambda: signal.SIGKILL if self._forced else 0)
-            self._group = False
-        await self._until_gone(self._bears_mark, lambda: signal.SIGKILL)
-
-    async def _until_gone(self, meant: marks.Judge, number: Callable[[], int]) -> None:
-        while left := await _find(meant, number):
-            # Not longer: one of the group may have left it, and is not waited for but taken by its mark.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.1):
-                    for pid in left:
-                        await _gone(pid, meant)
-
-    def _in_group(self, pid: int) -> bool:
-        return marks.in_group(pid, self.pid)
-
-    def _bears_mark(self, pid: int) -> bool | None:
-        return False if pid in _leaders else marks.bears(pid, self._mark)
-
-    def _finish(self, _: object = None) -> None:
-        assert self._exit is not None
-        self._group = False
-        if self._force is not None:
-            self._force.cancel()
-        self._on_exit(self._exit)
-
-
-async def _find(meant: marks.Judge, number: Callable[[], int]) -> list[int]:
-    """Signal every process that is meant as soon as it is found: the next moment only its child may be there.
-
-    Returns those that got the signal. The loop runs on while we look.
-    """
-    for _ in range(50):  # one that cannot be judged is waited for, but not for ever
-        found, unsure = [], False
-        for count, pid in enumerate(marks.arrivals(marks.pids), 1):
-            verdict = meant(pid)
-            unsure |= verdict is None
-            if verdict and _signal(pid, number()):
-                found.append(pid)
-            if count % _FEW == 0:
-                await asyncio.sleep(0)
-        if found or not unsure:
-            return found
-        await asyncio.sleep(0.002)
-    return []
-
-
-async def _gone(pid: int, meant: marks.Judge) -> None:
-    """Wait for the end of a process that is not our child. A zombie has ended, even if nobody ever reaps it."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    except OSError:  # no descriptor to be had
-        await asyncio.sleep(0.01)
-        return
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    loop.add_reader(pidfd, ended.set)
-    try:
-        if meant(pid):  # else the pid went to somebody else before the pidfd held it
-            await ended.wait()
-    finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
-
-
-def _signal(pid: int, number: int) -> bool:
-    """Send a signal; whether it was ours to send, and somebody there to get it."""
-    try:
-        os.kill(pid, number)
-    except OSError:
-        return False
-    return True
+    def _finish(self) -> None:
+        assert self._session.exit is not None
+        self._on_exit(self._session.exit)
 
 
 def _reading(leader: int, pipe: str) -> bool | None:
@@ -396,60 +242,18 @@ def _reading(leader: int, pipe: str) -> bool | None:
     blocked = _BLOCKED.get(os.uname().machine)
     if blocked is None:
         return None
-    tree, threads, unknown = [leader], 0, False
-    for pid in tree:
+    pid, ours, unknown = 0, False, False
+    for count, (owner, thread) in enumerate(tree(leader)):
+        if count == FEW:
+            return None
         try:
-            ours = os.readlink(f"/proc/{pid}/fd/0") == pipe  # noqa: PTH115 (this must cost next to nothing)
-            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
-                threads += 1
-                if threads > _FEW:
-                    return None
-                tree += map(int, marks.read(f"/proc/{pid}/task/{thread}/children").split())
-                if ours and marks.read(f"/proc/{pid}/task/{thread}/syscall").startswith(blocked):
-                    return True
+            if owner != pid:
+                pid, ours = owner, False
+                ours = os.readlink(f"/proc/{pid}/fd/0") == pipe  # noqa: PTH115 (this must cost next to nothing)
+            if ours and marks.read(f"{thread}/syscall").startswith(blocked):
+                return True
         except PermissionError:
             unknown = True
         except OSError:
             continue  # it has just ended
     return None if unknown else False
-
-
-def _not_started(argv: Sequence[str], cwd: str | None, error: Exception) -> ToolError:
-    """The error in words: what was wrong, and what would be right."""
-    return ToolError(f"The command was not started: {_reason(argv, cwd, error)}", code="command_not_started")
-
-
-def _reason(argv: Sequence[str], cwd: str | None, error: Exception) -> str:
-    if not argv:
-        return "it is empty. Give at least the name of a program."
-    if not isinstance(error, OSError):
-        return f"{error}. Arguments and environment are text without NUL characters, names in it without `=`."
-    program = argv[0]
-    if cwd is not None and error.filename == cwd and not os.path.isdir(cwd):  # noqa: PTH112
-        return f"its working directory `{cwd}` does not exist or is not a directory. Create it, or set another `cwd`."
-    if cwd is not None and error.filename == cwd and cwd != program:
-        return f"its working directory `{cwd}` may not be entered ({error.strerror}). Allow it, or set another `cwd`."
-    match error.errno:
-        case errno.ENOENT if "/" not in program:
-            return f"there is no program `{program}` in any directory of PATH. Install it, or give its whole path."
-        case errno.ENOENT | errno.ENOTDIR if not os.path.exists(os.path.join(cwd or "", program)):  # noqa: PTH110, PTH118
-            return f"there is no program `{program}`. Correct the path, or give a name that is in PATH."
-        case errno.ENOENT:
-            return f"the interpreter that the first line of `{program}` names does not exist. Correct that line."
-        case errno.EACCES:
-            return f"`{program}` may not be executed. Make it executable (`chmod +x`), or start it by its interpreter."
-        case errno.ENOEXEC:
-            return (
-                f"`{program}` is no program. Begin it with a line such as `#!/bin/sh`, or start it by its interpreter."
-            )
-        case errno.E2BIG:
-            return "its arguments and environment are too long. Keep each below 128 KiB, or send them as input or file."
-    return f"{error.strerror or error} (`{program}`). Make room for more processes and open files, then try again."
-
-
-def _input_closed() -> ToolError:
-    return ToolError(
-        "Nothing was written: the program's standard input is closed. A program takes input only while it runs, "
-        "until `null` is sent or it closes its input itself.",
-        code="not_running",
-    )

@@ -6,23 +6,25 @@ is how everyone else ends a call: `end` says why, the runtime does it, and the e
 
 import asyncio
 import logging
-import random
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from holdfast.durable.deferred import Pending, parking
-from holdfast.errors import HoldfastError, ToolError
+from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle, Progress
-from holdfast.handles.question import Question
+from holdfast.handles.notices import content_notice
+from holdfast.handles.question import Open, Question
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import Answered, Asked, EndedBy, Error, Ok, Outcome, Running, Stopped, error_of
-from holdfast.store.base import Attempted, Op, Parking, Wrote
-from holdfast.tools.base import Invocation, Live, RetryPolicy
+from holdfast.handles.timeline import Timeline
+from holdfast.store.base import Notified, Op, Parking, Wrote
+from holdfast.tools.attempts import Attempts
+from holdfast.tools.base import Invocation
+from holdfast.tools.patience import Patience
 
 _log = logging.getLogger("holdfast.tools")
 
-_READ_AGAIN_SECS = 1.0
 FORCE_SECS = 3.0
 """How long after its grace a call may still take to end before it is left to linger."""
 
@@ -30,11 +32,20 @@ FORCE_SECS = 3.0
 class Surroundings(Protocol):
     """What a call meets outside its tool. One object for all runs: there may be a hundred thousand of them."""
 
-    def route(self, handle: Handle, question: Question) -> Outcome | None:
-        """Who answers a question: an outcome at once, or None when it stays open for the caller."""
+    def route(self, handle: Handle, question: Question) -> Outcome | Open:
+        """Who answers a question: an outcome at once, or for whom it is open."""
 
-    def deliver(self, handle: Handle, outcome: Outcome) -> Outcome:
-        """What of an outcome may be delivered (P1's result modes)."""
+    def opened(self, handle: Handle) -> None:
+        """The question is visibly open: whoever may answer is to be asked."""
+
+    def awaited(self, handle: Handle) -> None:
+        """An `await` watches the handle, whose question is open."""
+
+    def closed(self, handle: Handle) -> None:
+        """Nobody needs an answer any more: to its question, or to whether its result may be delivered."""
+
+    def deliver(self, handle: Handle, outcome: Outcome, then: Callable[[Outcome], None]) -> None:
+        """What of an outcome may be delivered (P1's result modes), told to `then`, now or later."""
 
     def leave(self, handle: Handle) -> None:
         """Nothing of the call runs any more."""
@@ -43,35 +54,33 @@ class Surroundings(Protocol):
         """End a call that was told to end while its parking was being written."""
 
 
-class Run:
+class Run(Attempts):
     """One call from its start to the last trace of it."""
 
     __slots__ = (
-        "_answer_to", "_around", "_between", "_ending", "_force", "_gone", "_invocation", "_last_output", "_parking",
-        "_probe", "_probe_timer", "_record", "_settled", "_timeout", "handle", "letting_go", "listeners", "live",
-        "registry",
+        "_answer_to", "_around", "_delivering", "_gone", "_last_output", "_open", "_parking", "_patience",
+        "_probe_timer", "_record", "_released", "_tells_content", "listeners",
     )  # fmt: skip
 
     def __init__(self, registry: Registry, handle: Handle, around: Surroundings) -> None:
-        self.registry = registry
-        self.handle = handle
-        self.live: Live | None = None
-        self.letting_go = False
-        self._invocation: Invocation | None = None
-        self._between = False
-        """Its next attempt is planned; nothing of it runs."""
+        super().__init__(registry, handle)
+        self._around = around
         self._gone: asyncio.Event | None = None
-        self._settled: Callable[[], Awaitable[None]] | None = None
         self._parking: Parking | None = None
         """It has returned `Pending`; that is being written."""
-        self._record: Callable[[Any, bytes], Op] | None = None
-        self._around = around
-        self._ending: tuple[Error, EndedBy] | None = None
         self._answer_to: Callable[[Outcome], None] | None = None
-        self._timeout: asyncio.TimerHandle | None = None
-        self._force: asyncio.TimerHandle | None = None
+        self._record: Callable[[Any, bytes], Op] | None = None
+        self._open: Open | None = None
+        """Who may answer the open question."""
+        self._delivering = False
+        """The tool has ended; whether its result may be seen is being asked (P1)."""
+        self._released = False
+        """Nothing of the tool runs any more, and that is told when its result is delivered."""
+        self._patience: Patience | None = None
+        """The timeout of this attempt."""
+        self._tells_content = handle.stateful and handle.tool.spawn.notifications.on_content
+        """Its next output is news (N2)."""
         self._probe_timer: asyncio.TimerHandle | None = None
-        self._probe: Callable[[], bool | None] | None = None
         self._last_output = 0.0
         self.listeners: list[Callable[[], None]] = []
         """Called after each piece of output."""
@@ -102,7 +111,7 @@ class Run:
             return
         self._probe = getattr(self.live, "probe", None)  # SupportsProbe
         if tool.timeout_secs is not None and not isinstance(handle.decided, Stopped):
-            self._timeout = asyncio.get_running_loop().call_later(tool.timeout_secs, self._timed_out)
+            self._patience = Patience(tool.timeout_secs, self._timed_out)
         if handle.watchers:
             self.probe_when_quiet()  # who has waited for it since it was queued wants to know, too
 
@@ -115,73 +124,6 @@ class Run:
         self.stop(outcome)
         self.released()
 
-    # Another attempt (R5)
-
-    def _again(self) -> bool:
-        """After a transient failure: whether there is to be another attempt, which is then on its way."""
-        handle, retry = self.handle, self.handle.tool.retry
-        if self.letting_go or handle.lingering:
-            return False
-        if self._ending is not None and self._ending[1] != "timeout":
-            return False
-        if retry.policy == "never" or handle.attempt >= retry.max_attempts or self.has_key:
-            return False
-        self.plan(_pause(retry, handle.attempt))
-        return True
-
-    def plan(self, delay: float) -> None:
-        """The next attempt begins in so many seconds; that it will is written first, so a crash cannot lose it."""
-        handle, registry = self.handle, self.registry
-        self._cancel_timers()
-        if self._force is not None:
-            self._force.cancel()
-        self._settled = getattr(self.live, "settled", None)
-        self.live, self._probe, self._ending, self._between = None, None, None, True
-        handle.attempt += 1
-        handle.next_attempt_at = registry.clock.now() + delay
-        op = Attempted(handle.uid, handle.fence, handle.attempt, handle.next_attempt_at)
-        registry.store.commit((op,), lambda _: self.resume_in(delay), self._refused, keep=True)
-
-    def resume_in(self, delay: float) -> None:
-        """Wait for the time of a planned attempt."""
-        self._between = True
-        if not isinstance(self.handle.decided, Stopped) and not self.letting_go:
-            self._timeout = asyncio.get_running_loop().call_later(delay, self._attempt)
-
-    def _attempt(self) -> None:
-        handle = self.handle
-        op = Attempted(handle.uid, handle.fence, handle.attempt, None)
-        handle.next_attempt_at = None
-        self.registry.store.commit((op,), lambda _: self.registry.run_soon(self._load()), self._refused, keep=True)
-
-    async def _load(self) -> None:
-        """Begin an attempt with what the ones before have recorded."""
-        assert self._invocation is not None
-        handle = self.handle
-        if self._settled is not None:
-            await self._settled()  # what the attempt before has not finished recording
-        try:
-            entries = await self.registry.store.journal(handle.uid) if handle.tool.on_crash == "replay" else ()
-        except HoldfastError as error:
-            _log.warning("the journal of call %s cannot be read: %s", handle.uid, error)
-            self.resume_in(_READ_AGAIN_SECS)
-            return
-        self._invocation = replace(self._invocation, attempt=handle.attempt, fence=handle.fence, entries=entries)
-        if self._ending is None and not self.letting_go:
-            self._between = False
-            self.mark_attempt()
-            self._begin()
-
-    def mark_attempt(self) -> None:
-        """A line in the output that tells the attempts apart (E10)."""
-        output = self.handle.output
-        if output is not None and output.total:
-            start = b"" if output.before(output.total, 1) == b"\n" else b"\n"
-            output.append(start + f"--- attempt {self.handle.attempt} ---\n".encode())
-
-    def _refused(self, error: Exception) -> None:
-        self.lost()
-
     # What the tool tells (Sink)
 
     def output(self, data: bytes) -> None:
@@ -193,12 +135,26 @@ class Run:
             self._last_output = asyncio.get_running_loop().time()
             if handle.watchers:
                 self.probe_when_quiet()
-        self.registry.output_of(handle).append(data)
+        output = self.registry.output_of(handle)
+        output.append(data)
+        if output.timeline is not None:
+            output.timeline.note(output.total, self.registry.clock.now())
+        if self._tells_content:
+            self._tell_content()
         for listener in tuple(self.listeners):
             listener()
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         self.handle.progress = Progress(done, total, message)
+
+    def resized(self, rows: int, cols: int) -> None:
+        if isinstance(self.handle.decided, Stopped):
+            return
+        output, now = self.registry.output_of(self.handle), self.registry.clock.now()
+        if output.timeline is None:
+            output.timeline = Timeline(now, rows, cols)
+        else:
+            output.timeline.resized(output.total, now, rows, cols)
 
     def reading(self, yes: bool) -> None:
         handle = self.handle
@@ -215,17 +171,25 @@ class Run:
             return
         if self._probe is not None:
             handle.reading = False  # what it reads next is the answer
-        outcome = self._around.route(handle, question)
+        route = self._around.route(handle, question)
         registry, now = self.registry, self.registry.clock.now()
-        if outcome is None:
-            self._answer_to, self._record = then, record
+        if isinstance(route, Open):
+            self._answer_to, self._record, self._open = then, record, route
             registry.conversation(handle.conversation).open_questions += 1
-            handle.asks_caller = True
-            registry.apply_event(handle, Asked(now, question), lambda: registry.touch(handle))
+            handle.asks_caller = route.caller and not route.person
+            if route.person and self._patience is not None:
+                self._patience.pause()
+            registry.apply_event(handle, Asked(now, question), partial(self._asked, then))
         else:
-            registry.apply_event(handle, Asked(now, question))
-            also = (record(outcome.value, b""),) if record is not None and isinstance(outcome, Ok) else ()
-            registry.apply_event(handle, Answered(now), lambda: then(outcome), also)
+            registry.apply_event(handle, Asked(now, question), quiet=True)
+            also = (record(route.value, b""),) if record is not None and isinstance(route, Ok) else ()
+            registry.apply_event(handle, Answered(now), lambda: then(route), also)
+
+    def _asked(self, then: Callable[[Outcome], None]) -> None:
+        """The question is visible; it may have been closed meanwhile."""
+        if self._answer_to is then:
+            self._around.opened(self.handle)
+        self.registry.touch(self.handle)
 
     def withdraw(self) -> None:
         if self._answer_to is not None:
@@ -234,7 +198,7 @@ class Run:
 
     def stop(self, outcome: Outcome, *, exit_code: int | None = None, signal: int | None = None) -> None:
         handle = self.handle
-        if isinstance(handle.decided, Stopped):
+        if isinstance(handle.decided, Stopped) or self._delivering:
             return
         ended_by: EndedBy = "self"
         if self._ending is not None:
@@ -246,18 +210,29 @@ class Run:
                 outcome = error
         if self._answer_to is not None:
             self._close_question()
-        if self._timeout is not None or self._probe_timer is not None:
+        if self._patience is not None or self._probe_timer is not None or self._next is not None:
             self._cancel_timers()
         if self.letting_go or (self.registry.closing and _is_closing(outcome)):
             return  # what it says when it is let go is not its end; if it was, a replay says it again (R6)
         if isinstance(outcome, Error) and outcome.transient and self._again():
             return
-        if ended_by == "self" and handle.tool.result != "unattended":  # the others are told in our words
-            delivered = self._around.deliver(handle, outcome)
-            if delivered is not outcome:
-                outcome = delivered
-                self.registry.withhold(handle)
-        self.registry.end(handle, outcome, ended_by, exit_code, signal)
+        # The others are told in our words.
+        if ended_by == "self" and handle.tool.result != "unattended" and self._ending is None:
+            self._delivering = True
+            self._around.deliver(handle, outcome, partial(self._delivered, outcome, exit_code, signal))
+        else:
+            self.registry.end(handle, outcome, ended_by, exit_code, signal)
+
+    def _delivered(self, outcome: Outcome, exit_code: int | None, signal: int | None, shown: Outcome) -> None:
+        """P1: this may be seen of the outcome."""
+        if not self._delivering:
+            return
+        self._delivering = False
+        if shown is not outcome:
+            self.registry.withhold(self.handle)
+        self.registry.end(self.handle, shown, "self", exit_code, signal)
+        if self._released:
+            self.released()
 
     def park(self, pending: Pending) -> None:
         handle, tool = self.handle, self.handle.tool
@@ -281,6 +256,9 @@ class Run:
             self._force.cancel()
         if handle.run is not self or self._between:
             return
+        if self._delivering:
+            self._released = True
+            return
         handle.run = None
         if self._gone is not None:
             self._gone.set()
@@ -289,14 +267,17 @@ class Run:
 
     # What the world tells the tool
 
-    def write(self, data: Any, cause: bytes) -> None:
-        """Input for a running tool (C6); `cause` names the call that sends it."""
+    def write(self, arguments: Mapping[str, Any], cause: bytes) -> None:
+        """What an `apply` sends to a running tool (C6); `cause` names the call that sends it."""
         assert self.live is not None
+        apply = getattr(self.live, "apply", None)  # SupportsApply
         write = getattr(self.live, "write_recorded", None)  # SupportsRecordedInput
-        if write is not None:
-            write(data, cause)
+        if apply is not None:
+            apply(arguments)
+        elif write is not None:
+            write(arguments["input"], cause)
         else:
-            self.live.write(data)
+            self.live.write(arguments["input"])
         self.handle.reading = False
 
     def answer(self, value: Any, cause: bytes) -> None:
@@ -316,6 +297,10 @@ class Run:
         self._ending = (error, ended_by)
         if self._parking is not None:
             return  # it has returned; `_parked` sees to it
+        if self._delivering:  # it has ended; what nobody was shown yet, nobody is shown
+            self._around.closed(self.handle)
+            self._undelivered(error, ended_by)
+            return
         self._close_question()
         self.handle.reading = False  # from now on nobody waits for the caller (A6)
         if self.live is None:  # its start is being written, or it is between two attempts
@@ -327,10 +312,22 @@ class Run:
         self._force = asyncio.get_running_loop().call_later(grace + FORCE_SECS, self.abandon)
         self.live.end(grace)
 
+    def _undelivered(self, error: Error, ended_by: EndedBy) -> None:
+        self._delivering = False
+        self.registry.withhold(self.handle)
+        self.registry.end(self.handle, error, ended_by)
+        if self._released:
+            self.released()
+
     def let_go(self) -> None:
         """The runtime is closing: stop working on it and record no end; the next runtime takes it up (R6)."""
         self.letting_go = True
         self._cancel_timers()
+        if self._delivering:
+            self._delivering = False
+            self._around.closed(self.handle)
+            if self._released:
+                self.released()
         handle, output = self.handle, self.handle.output
         if output is not None and self.registry.store.durable:
             op = Wrote(handle.uid, handle.fence, output.keep(self.registry.store.inline_output))
@@ -356,6 +353,11 @@ class Run:
         self.stop(Error("The tool did not end when it was told to.", "cancelled"))
 
     @property
+    def open_to_caller(self) -> bool:
+        """Whether the caller may answer the open question."""
+        return self._open is not None and self._open.caller
+
+    @property
     def ending(self) -> bool:
         return self._ending is not None
 
@@ -363,11 +365,6 @@ class Run:
     def is_parking(self) -> bool:
         """Whether it has returned `Pending`, and that is being written."""
         return self._parking is not None
-
-    @property
-    def has_key(self) -> bool:
-        """Whether it has taken its completion key (D1)."""
-        return bool(getattr(self.live, "has_key", False))
 
     @property
     def waits_in_effects(self) -> bool:
@@ -407,26 +404,74 @@ class Run:
         return self._probe is not None
 
     def _cancel_timers(self) -> None:
-        for timer in (self._timeout, self._probe_timer):
+        for timer in (self._patience, self._next, self._probe_timer):
             if timer is not None:
                 timer.cancel()
-        self._timeout = self._probe_timer = None
+        self._patience = self._next = self._probe_timer = None
 
     def _close_question(self) -> None:
         if self._answer_to is not None:
-            self._answer_to = self._record = None
+            if self._open is not None and self._open.person and self._patience is not None:
+                self._patience.go_on()
+            self._answer_to = self._record = self._open = None
             self.handle.asks_caller = False
             self.registry.conversation(self.handle.conversation).open_questions -= 1
+            self._around.closed(self.handle)
+
+    # A person at its terminal, and news of what it prints
+
+    def drive(self, by_person: bool) -> None:
+        """A person has taken over its terminal, or hands it back. Their time is not the tool's (P4)."""
+        handle = self.handle
+        if (handle.driver is not None) == by_person:
+            return
+        handle.driver, handle.reading = "person" if by_person else None, False
+        driven = getattr(self.live, "driven", None)  # SupportsScreen
+        if driven is not None:
+            driven(by_person)
+        if self._patience is not None:
+            (self._patience.pause if by_person else self._patience.go_on)()
+        if handle.watchers:
+            self.probe_when_quiet()
+        self.registry.touch(handle)
+
+    @property
+    def waited_for_people(self) -> float | None:
+        """Seconds of this attempt that its timeout does not count; None: a person is waited for right now (P4)."""
+        if self._patience is None:
+            return 0.0
+        return None if self._patience.paused else self._patience.waited
+
+    def awaited(self) -> None:
+        """An `await` watches it."""
+        if self._answer_to is not None:
+            self._around.awaited(self.handle)
+        self.probe_when_quiet()
+
+    def _tell_content(self) -> None:
+        """N6: one line until it is shown or delivered, however much comes."""
+        self._tells_content = False
+        handle = self.handle
+        news = content_notice(handle.id, handle.tool)
+        op = Notified(
+            handle.conversation,
+            news.kind,
+            news.level,
+            news.message,
+            self.registry.clock.now(),
+            handle.uid,
+            news.carriers,
+        )
+        self.registry.store.commit((op,), lambda _: None, lambda _: None, keep=True)
+
+    def content_was_told(self) -> None:
+        """What it printed was shown, or the news of it delivered: more is news again."""
+        handle, output = self.handle, self.handle.output
+        self._tells_content = handle.tool.spawn.notifications.on_content
+        if self._tells_content and output is not None and output.total > handle.cursor:
+            self._tell_content()  # it came after what was shown
 
 
 def _is_closing(outcome: Outcome) -> bool:
     """Whether a call failed because its effects refuse further steps (R6)."""
     return isinstance(outcome, Error) and outcome.code == "runtime_closing"
-
-
-def _pause(retry: RetryPolicy, attempt: int) -> float:
-    """Seconds to wait after a failed attempt: exponential, up to half of it taken away by chance (R5)."""
-    longest = retry.base_delay_ms * 2.0 ** min(attempt - 1, 60)
-    if retry.max_delay_ms:
-        longest = min(longest, retry.max_delay_ms)
-    return longest / 1000 * (1 - random.random() / 2)

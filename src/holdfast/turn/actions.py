@@ -4,22 +4,25 @@
 """
 
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 from holdfast.durable.calls import Durability
 from holdfast.errors import ToolError
-from holdfast.handles.handle import Handle
+from holdfast.handles.handle import Handle, OnStop
 from holdfast.handles.question import answer_fits, expected
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import Error, Outcome, Pending, Reply, Running, Stopped, Waiting, name
 from holdfast.handles.view import Handles
 from holdfast.schema.arguments import decode_input
-from holdfast.tools.base import Invocation
+from holdfast.store.base import Rewritten
+from holdfast.tools.base import Invocation, Tool
+from holdfast.tools.toolbox import Toolbox
 from holdfast.turn.admission import Admission
-from holdfast.turn.permission import Permission, require
+from holdfast.turn.permission import ASK, Permission, Verdict, require
 from holdfast.turn.relay import Relay
 from holdfast.turn.replies import CANCELLED, Replies, error_reply
 from holdfast.turn.settle import Settle, printed
-from holdfast.turn.slot import Slot
+from holdfast.turn.slot import Slot, checked_again
 
 Answer = Callable[[Reply], None]
 
@@ -35,8 +38,10 @@ class Actions:
         permission: Permission,
         replies: Replies,
         relay: Relay,
+        toolbox: Toolbox,
     ) -> None:
         self._registry = registry
+        self._toolbox = toolbox
         self._durability = durability
         self._relay = relay
         self._admission = admission
@@ -60,16 +65,46 @@ class Actions:
             self.act(slot, handle, answer)
 
     def act(self, slot: Slot, handle: Handle, answer: Answer) -> None:
-        """Fetch, apply or abort a handle of this runtime, or one that nobody runs."""
-        skipped = require(self._permission.to_run(handle.tool, slot.action))
+        """Fetch, apply or abort a handle of this runtime, or one that nobody runs, if that is permitted (P1)."""
+        tool = handle.tool
+        verdict = None if slot.by == "person" else self._permission.to_run(tool, slot.action, handle.conversation)
+        if verdict == ASK:
+            self._ask(slot, tool, handle.conversation, lambda said: self._act_or_refuse(slot, handle, said, answer))
+        else:
+            self._act(slot, handle, verdict, answer)
+
+    def _act(self, slot: Slot, handle: Handle, verdict: Outcome | None, answer: Answer) -> None:
+        skipped = require(verdict)
         if skipped is not None:
             answer(Reply(skipped, skipped))
         elif slot.action == "fetch":
-            answer(self._replies.handle(handle))
+            answer(self._replies.handle(handle, slot.arguments.get("view")))
         elif slot.action == "apply":
             self._apply(handle, slot, answer)
         else:
-            self._abort(handle, answer)
+            self._abort(handle, slot.by, answer)
+
+    def _act_or_refuse(self, slot: Slot, handle: Handle, verdict: Outcome | None, answer: Answer) -> None:
+        try:
+            self._act(slot, handle, verdict, answer)
+        except ToolError as error:
+            answer(error_reply(error))
+
+    def _ask(self, slot: Slot, tool: Tool, conversation: str, then: Callable[[Outcome | None], None]) -> None:
+        """Ask the person; `then` gets None to go on, with the arguments that the person let pass in the slot."""
+
+        def check(arguments: dict[str, Any]) -> dict[str, Any]:
+            return checked_again(slot, tool, arguments, self._toolbox)
+
+        def said(verdict: Outcome | dict[str, Any]) -> None:
+            slot.asking = None
+            if isinstance(verdict, dict):
+                slot.arguments = verdict
+                then(None)
+            else:
+                then(verdict)
+
+        slot.asking = self._permission.ask(tool, slot.action, slot.handle_id, slot.arguments, conversation, check, said)
 
     def _named_handle(self, slot: Slot, handles: Handles) -> Handle:
         assert slot.tool is not None and slot.handle_id is not None
@@ -87,9 +122,42 @@ class Actions:
     ) -> None:
         handle = slot.handle
         assert handle is not None and slot.tool is not None
-        refusal = self.refusal(slot)
+        verdict = self.verdict(slot, handle.conversation)
         if isinstance(handle.decided, Stopped):  # ended before its turn had come: the runtime is being closed
-            refusal = handle.decided.outcome
+            verdict = handle.decided.outcome
+        if verdict != ASK:
+            self._start_allowed(slot, handle, verdict, handles, spare, answer, parked)
+            return
+        given = slot.arguments
+
+        def ended(_: Handle) -> None:
+            if slot.asking is not None:  # P5: a prompt is withdrawn when its handle ends
+                slot.withdraw()
+                answer(self._shown(handle))
+
+        def said(verdict: Outcome | None) -> None:
+            if verdict is None and slot.arguments is not given:
+                self._rewrite(slot, handle)
+            self._start_allowed(slot, handle, verdict, handles, spare, answer, parked)
+
+        self._ask(slot, slot.tool, handle.conversation, said)
+        handle.watch(OnStop(ended))
+
+    def _rewrite(self, slot: Slot, handle: Handle) -> None:
+        """P5: what a person edited is what runs and what is recorded."""
+        op = Rewritten(handle.uid, handle.fence, slot.arguments)
+        self._registry.store.commit((op,), lambda _: None, lambda _: None, keep=True)
+
+    def _start_allowed(
+        self,
+        slot: Slot,
+        handle: Handle,
+        refusal: Outcome | None,
+        handles: Handles,
+        spare: Container[str],
+        answer: Answer,
+        parked: Callable[[], None],
+    ) -> None:
         if refusal is not None:
             self.stop_unstarted(slot, refusal, answer)
             return
@@ -120,8 +188,8 @@ class Actions:
             fence=handle.fence,
         )
 
-    def refusal(self, slot: Slot) -> Outcome | None:
-        """Why a call may not run at all; None: it may."""
+    def verdict(self, slot: Slot, conversation: str) -> Verdict:
+        """Whether a call may run at all."""
         assert slot.tool is not None
         if slot.tool.requires_durable and not self._registry.store.durable:
             return Error(
@@ -129,12 +197,12 @@ class Actions:
                 'Open the runtime with store="sqlite:///work.db", or set [store] url.',
                 "requires_durable",
             )
-        return self._permission.to_run(slot.tool, slot.action)
+        return self._permission.to_run(slot.tool, slot.action, conversation)
 
-    def may_start(self, slot: Slot) -> bool:
+    def may_start(self, slot: Slot, conversation: str) -> bool:
         """Whether nothing stands between the call and its start, so that it may be registered as running."""
         tool = slot.tool
-        return tool is not None and not self._admission.queues(tool) and self.refusal(slot) is None
+        return tool is not None and not self._admission.queues(tool) and self.verdict(slot, conversation) is None
 
     def resources(self, slot: Slot, handle: Handle) -> tuple[str, ...]:
         """The names of the resources the call needs (B5)."""
@@ -156,13 +224,15 @@ class Actions:
         handle = slot.handle
         assert handle is not None
         self._registry.end(handle, outcome)
-        show = self._replies.handle if handle.stateful else self._replies.outcome
-        self._registry.when_visible(lambda: answer(show(handle)))
+        self._registry.when_visible(lambda: answer(self._shown(handle)))
+
+    def _shown(self, handle: Handle) -> Reply:
+        return self._replies.handle(handle) if handle.stateful else self._replies.outcome(handle)
 
     def _spawned(self, handle: Handle, answer: Answer) -> None:
         """C4: without `apply` it answers as soon as it has started, with it when it has settled."""
         if isinstance(handle.state, Running) and "apply" in handle.tool.actions and not handle.parked:
-            Settle(handle, lambda: answer(self._replies.handle(handle)), since=0)
+            self._settle(handle, 0, answer)
         else:
             answer(self._replies.handle(handle))
 
@@ -198,7 +268,7 @@ class Actions:
             answer(error_reply(error))
 
     def _apply_now(self, handle: Handle, slot: Slot, answer: Answer) -> None:
-        given, state, run, since = slot.arguments["input"], handle.state, handle.run, printed(handle)
+        given, state, run, since = slot.arguments.get("input"), handle.state, handle.run, printed(handle)
         if handle.parked:
             raise ToolError(
                 f"Handle `{handle.id}` waits for its completion from outside and takes no input", code="not_running"
@@ -208,9 +278,18 @@ class Actions:
             raise ToolError(
                 f"Handle `{handle.id}` is {what}; only a running or waiting one takes input", code="not_running"
             )
+        if handle.driver is not None and slot.by == "assistant":
+            raise ToolError(
+                f"A person is driving handle `{handle.id}` at the moment; nothing was sent. Look with `fetch`, or wait "
+                "until it is handed back.",
+                code="driven_by_person",
+            )
         if isinstance(state, Waiting):
-            if not handle.asks_caller:
-                raise ToolError(f"the question of handle `{handle.id}` is not yours to answer", code="not_running")
+            if slot.by == "assistant" and not run.open_to_caller:
+                raise ToolError(
+                    f"Only a person may answer question `{state.question.id}` of handle `{handle.id}`; it stays open",
+                    code="question_exclusive",
+                )
             value = decode_input(given, state.question)
             if not answer_fits(state.question, value):
                 raise ToolError(
@@ -220,17 +299,19 @@ class Actions:
                 )
             run.answer(value, slot.cause)
         else:
-            run.write(given, slot.cause)
-        self._registry.when_visible(lambda: self._settled(handle, since, answer))
+            run.write(slot.arguments, slot.cause)
+        self._registry.when_visible(lambda: self._settle(handle, since, answer))
 
-    def _settled(self, handle: Handle, since: int, answer: Answer) -> None:
-        Settle(handle, lambda: answer(self._replies.handle(handle)), since=since)
+    def _settle(self, handle: Handle, since: int, answer: Answer) -> None:
+        Settle(handle, lambda because: answer(self._replies.handle(handle, because=because)), since=since)
 
-    def _abort(self, handle: Handle, answer: Answer) -> None:
+    def _abort(self, handle: Handle, by: str, answer: Answer) -> None:
         """C7: the reply is the stopped state; aborting twice is harmless."""
         if handle.active:
-            handle.watch(_Aborted(lambda: answer(self._replies.handle(handle))))
-            self._admission.end(handle, Error("Aborted by the assistant.", "aborted"), "abort")
+            handle.watch(OnStop(lambda _: answer(self._replies.handle(handle))))
+            self._admission.end(
+                handle, Error(f"Aborted by {'the assistant' if by == 'assistant' else 'a person'}.", "aborted"), "abort"
+            )
         else:
             answer(self._replies.handle(handle))
 
@@ -258,21 +339,3 @@ class _OneShot:
 
     def touched(self, handle: Handle) -> None:
         self._actions.give_up_if_hopeless(handle, self._spare)
-
-
-class _Aborted:
-    """Watches a handle that is being aborted."""
-
-    __slots__ = ("_then",)
-
-    def __init__(self, then: Callable[[], None]) -> None:
-        self._then = then
-
-    def stopped(self, handle: Handle) -> None:
-        self._then()
-
-    def parked(self, handle: Handle) -> None:
-        pass
-
-    def touched(self, handle: Handle) -> None:
-        pass

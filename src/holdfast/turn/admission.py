@@ -8,26 +8,33 @@ from functools import partial
 
 from holdfast.errors import ToolError
 from holdfast.handles.gate import RESOURCE, Ticket
-from holdfast.handles.handle import Handle
-from holdfast.handles.question import Question
+from holdfast.handles.handle import Handle, OnStop
+from holdfast.handles.question import Open, Question
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import EndedBy, Error, Outcome, Pending, Stopped, error_of
 from holdfast.store.terminal import CANCELLED
 from holdfast.tools.base import Invocation, Tool
 from holdfast.tools.run import Run
 from holdfast.tools.toolbox import Toolbox
+from holdfast.turn.people import Asking
 from holdfast.turn.permission import Permission
 from holdfast.turn.questions import Questions
+from holdfast.turn.replies import Replies
 
 
 class Admission:
     """Lets handles of one runtime run when their time has come."""
 
-    def __init__(self, registry: Registry, toolbox: Toolbox, questions: Questions, permission: Permission) -> None:
+    def __init__(
+        self, registry: Registry, toolbox: Toolbox, questions: Questions, permission: Permission, replies: Replies
+    ) -> None:
         self._registry = registry
         self._toolbox = toolbox
         self._questions = questions
         self._permission = permission
+        self._replies = replies
+        self._deliveries: dict[str, Asking] = {}
+        """By uid: results of which a person says whether they may be seen."""
 
     def queues(self, tool: Tool) -> bool:
         """Whether a call of the tool may have to wait for something before it starts."""
@@ -85,11 +92,37 @@ class Admission:
         for call in [ticket.handle for line in lines for ticket in line.queue if not ticket.handle.stateful]:
             self._registry.touch(call)
 
-    def route(self, handle: Handle, question: Question) -> Outcome | None:
+    # What its calls meet outside their tools (Surroundings)
+
+    def route(self, handle: Handle, question: Question) -> Outcome | Open:
         return self._questions.route(handle, question)
 
-    def deliver(self, handle: Handle, outcome: Outcome) -> Outcome:
-        return self._permission.to_deliver(handle, outcome)
+    def opened(self, handle: Handle) -> None:
+        self._questions.opened(handle)
+
+    def awaited(self, handle: Handle) -> None:
+        self._questions.awaited(handle)
+
+    def closed(self, handle: Handle) -> None:
+        self._questions.closed(handle)
+        delivery = self._deliveries.pop(handle.uid, None)
+        if delivery is not None:
+            delivery.withdraw()
+
+    def is_delivering(self, uid: str) -> bool:
+        """Whether a person is being asked about the result of that call."""
+        return uid in self._deliveries
+
+    def deliver(self, handle: Handle, outcome: Outcome, then: Callable[[Outcome], None]) -> None:
+        """What of an outcome may be seen, told to `then` (P5)."""
+
+        def delivered(shown: Outcome) -> None:
+            self._deliveries.pop(handle.uid, None)
+            then(shown)
+
+        asking = self._permission.to_deliver(handle, outcome, lambda: self._replies.preview(handle, outcome), delivered)
+        if asking is not None:
+            self._deliveries[handle.uid] = asking
 
     def leave(self, handle: Handle) -> None:
         """Give back its place in the lane and what it holds."""
@@ -107,7 +140,7 @@ class Admission:
         """A parked call keeps its resources until it stops; its slots and its place in the lane are free (B5, D10)."""
         handle.ticket = Ticket(self._registry.gate, handle, names, lambda: None)
         self._registry.gate.take(handle.ticket)
-        handle.watch(_Holder(self.leave))
+        handle.watch(OnStop(self.leave))
         self._tell_queue(handle)
 
     def end(self, handle: Handle, error: Error, ended_by: EndedBy) -> None:
@@ -147,22 +180,6 @@ class Admission:
 def resources(names: Mapping[str, int]) -> dict[str, int]:
     """Those of the names that are resources, and not slots."""
     return {name: capacity for name, capacity in names.items() if name.startswith(RESOURCE)}
-
-
-class _Holder:
-    """Watches a parked call that holds resources."""
-
-    def __init__(self, leave: Callable[[Handle], None]) -> None:
-        self._leave = leave
-
-    def stopped(self, handle: Handle) -> None:
-        self._leave(handle)
-
-    def parked(self, handle: Handle) -> None:
-        pass
-
-    def touched(self, handle: Handle) -> None:
-        pass
 
 
 def _stays(holder: Handle, spare: Container[str]) -> bool:

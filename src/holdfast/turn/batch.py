@@ -195,7 +195,7 @@ class Batch:
             if slot.error is not None:
                 slot.handle.decided = slot.handle.state = Stopped(now, None, now, error_of(slot.error))
                 slot.handle.owner = None
-            elif slot.position in first and self._actions.may_start(slot):
+            elif slot.position in first and self._actions.may_start(slot, self._conversation):
                 slot.handle.decided = slot.handle.state = Running(now, now)
             new.append((slot.handle, self._record(slot, slot.handle)))
         return new
@@ -327,6 +327,7 @@ class Batch:
                 self._withdraw(slot)
 
     def _withdraw(self, slot: Slot) -> None:
+        slot.withdraw()
         if slot.handle is not None and slot.handle.run is None:
             self._actions.cancel([slot.handle])
         self._answer(slot, cancelled_reply())

@@ -1,21 +1,32 @@
 """The end of a turn (T): no live handle outlives it that its policy did not keep.
 
-`abort` ends at once, `await` waits up to its timeout and then ends the rest, `keep` keeps. `inquire` would ask the
-assistant; with nobody to ask it counts as `abort`, which is also what a cancelled turn makes of `inquire` and `await`.
+`abort` ends at once, `await` waits up to its timeout and then ends the rest, `keep` keeps. `inquire` asks the assistant
+once about all of its handles, for each: wait, or abort. With nobody to ask, and of an answer that is none, it counts
+as `abort`, which is also what a cancelled turn makes of `inquire` and `await`.
+
+The results of what was waited for are owed to the assistant: whoever drives the turn gets them, and may let it speak
+again; otherwise they are queued as news.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from holdfast.handles.handle import Handle
 from holdfast.handles.registry import Registry
-from holdfast.handles.state import EndedBy, Error
+from holdfast.handles.state import EndedBy, Error, Pending, name
 from holdfast.handles.waits import Wait, all_of
 from holdfast.turn.admission import Admission
-from holdfast.turn.replies import Replies
+from holdfast.turn.inquiries import Inquiries, InquiryFailed
+from holdfast.turn.inquiry import Inquiry
+from holdfast.turn.replies import Replies, encode
+
+ROUNDS = 3
+"""How often the assistant may speak again in one turn (T2)."""
+PREVIEW = 400
+"""Characters of output that the assistant is shown of each handle it is asked about (T2)."""
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -26,39 +37,217 @@ class Ending(msgspec.Struct, frozen=True):
     model: tuple[dict[str, Any], ...] = ()
     """Both of them as a model gets them (O2)."""
     again: bool = False
-    """Whether the assistant is owed another word. Never, as long as nobody can be asked."""
+    """Whether the assistant is owed another word: the turn goes on until `end` is called once more (T2)."""
+    message: str = ""
+    """What the assistant is to be told then: a message made by the system that holds A3's object."""
+    aborted: str = ""
+    """Why handles were aborted that the assistant should have been asked about, in a sentence."""
 
 
-async def end_turn(
-    conversation: str, registry: Registry, admission: Admission, replies: Replies, *, cancelled: bool, turn: str
-) -> Ending:
-    """Apply each live handle's policy and wait until what must end has ended, one-shot calls included (T4).
+class Ender:
+    """Ends one turn, in one round or several."""
 
-    Parked calls are not live and stay, unless the turn is cancelled: then those of this turn are, too (T5, D2).
-    """
-    if cancelled:
-        await _cancel_parked(conversation, turn, registry, admission)
-    every = [handle for handle in registry.live(conversation) if handle.active and not _is_parking(handle, cancelled)]
-    live = [handle for handle in every if handle.stateful]
-    # Ordered sets: thousands may be live, and each is looked for in both.
-    kept = dict.fromkeys(handle for handle in live if _kept(handle))
-    waited = dict.fromkeys(h for h in live if h.tool.spawn.on_turn_end == "await" and not cancelled and h not in kept)
-    ended = [handle for handle in live if handle not in kept and handle not in waited]
-    calls = [handle for handle in every if not handle.stateful]
-    reason: EndedBy = "cancel" if cancelled else "turn_end"
-    _end(admission, [*ended, *calls], reason)
-    try:
-        await asyncio.gather(*(_wait(admission, handle) for handle in waited))
-    except asyncio.CancelledError:  # T5: from now on nobody is waited for
-        _end(admission, list(waited), "cancel")
-        raise
-    await all_stopped([*ended, *calls])
-    over = [handle for handle in live if handle not in kept]
-    return Ending(
-        results=tuple(replies.entries(over, "dispatch")),
-        kept=tuple(replies.entries(list(kept), "dispatch")),
-        model=tuple(replies.entries([*over, *kept], "model")),
+    def __init__(self, registry: Registry, admission: Admission, replies: Replies, inquiries: Inquiries) -> None:
+        self._registry = registry
+        self._admission = admission
+        self._replies = replies
+        self._inquiries = inquiries
+        self._rounds = 0
+        self._asking: asyncio.Task[dict[str, str]] | None = None
+        self.over: list[Handle] = []
+        """Those that the last round has seen stop."""
+
+    async def round(self, conversation: str, turn: str, *, cancelled: bool, may_speak: bool) -> Ending:
+        """Apply each live handle's policy and wait until what must end has ended, one-shot calls included (T4).
+
+        Parked calls are not live and stay, unless the turn is cancelled: then those of this turn are, too (T5, D2).
+        `may_speak`: whoever ends the turn can let the assistant speak again.
+        """
+        self._rounds += 1
+        if cancelled:
+            await self._cancel_parked(conversation, turn)
+        every = [h for h in self._registry.live(conversation) if h.active and not _is_parking(h, cancelled)]
+        live = [handle for handle in every if handle.stateful]
+        # Ordered sets: thousands may be live, and each is looked for in all of them.
+        kept = dict.fromkeys(handle for handle in live if _kept(handle))
+        waited = dict.fromkeys(h for h in live if not cancelled and h not in kept and _policy(h) == "await")
+        asked = dict.fromkeys(
+            h for h in live if not cancelled and h not in kept and _policy(h) == "inquire" and not h.blocked_on_caller()
+        )
+        at_once = [handle for handle in every if handle not in kept and handle not in waited and handle not in asked]
+        self._end(at_once, "cancel" if cancelled else "turn_end")
+        self.over = [handle for handle in live if handle not in kept]
+        try:
+            why, chosen = await self._wait_and_ask(conversation, turn, list(waited), list(asked))
+        except asyncio.CancelledError:  # T5: from now on nobody is waited for
+            self._end([*waited, *asked], "cancel")
+            raise
+        await all_stopped(at_once)
+        results = self._replies.entries(self.over, "dispatch")
+        model = self._replies.entries(self.over, "model")
+        again = may_speak and bool(chosen) and self._rounds < ROUNDS
+        return Ending(
+            results=tuple(results),
+            kept=tuple(self._replies.entries(list(kept), "dispatch")),
+            model=(*model, *self._replies.entries(list(kept), "model")),
+            again=again,
+            message=_message(model) if again else "",
+            aborted=why,
+        )
+
+    async def _wait_and_ask(
+        self, conversation: str, turn: str, waited: Sequence[Handle], asked: Sequence[Handle]
+    ) -> tuple[str, list[Handle]]:
+        """T3: what is awaited is waited for while the one inquiry runs. Why handles were aborted that should have been
+        asked about, if they were, and those that the assistant chose to wait for."""
+        async with asyncio.TaskGroup() as group:
+            for handle in waited:
+                group.create_task(self._wait(handle))
+            answer = group.create_task(self._ask(conversation, turn, asked)) if asked else None
+        return answer.result() if answer is not None else ("", [])
+
+    # Asking the assistant (T2)
+
+    async def _ask(self, conversation: str, turn: str, asked: Sequence[Handle]) -> tuple[str, list[Handle]]:
+        self._asking = asyncio.ensure_future(self._inquire(conversation, turn, asked))
+        why, actions = "", dict[str, str]()
+        try:
+            actions = await asyncio.shield(self._asking)
+        except InquiryFailed as error:
+            why = f"the assistant could not be asked about them ({error})"
+        except asyncio.CancelledError:
+            if not self._asking.cancelled():
+                self._asking.cancel()
+                raise
+            why = ""  # the turn was cancelled meanwhile: they are being ended
+        finally:
+            self._asking = None
+        unsaid = [handle for handle in asked if handle.active and handle.id not in actions]
+        if unsaid and not why and actions:
+            why = "the assistant's answer did not name them"
+        chosen = [handle for handle in asked if actions.get(handle.id) == "wait"]
+        aborted = [handle for handle in asked if handle.active and handle not in chosen]
+        self._end(aborted, "turn_end")
+        await asyncio.gather(*(self._wait(handle) for handle in chosen))
+        await all_stopped(aborted)
+        if why and unsaid:
+            ids = ", ".join(f"`{handle.id}`" for handle in unsaid)
+            return f"Aborted at the end of the turn: {ids}; {why}.", chosen
+        return "", chosen
+
+    async def _inquire(self, conversation: str, turn: str, asked: Sequence[Handle]) -> dict[str, str]:
+        """What the assistant wants of each, by id. Raises `InquiryFailed` for an answer that is none."""
+        assistant: Mapping[str, Any] = next((h.tool.spawn.assistant for h in asked if h.tool.spawn.assistant), {})
+        inquiry = Inquiry(
+            id=f"{turn}.end.{self._rounds}",
+            purpose="turn_end",
+            conversation=conversation,
+            turn=turn,
+            text=(
+                "You have finished your answer while these tools still run. Say for each whether to wait for its "
+                "result, which you will be given, or to abort it.\n" + encode({"handles": self._listed(asked)})
+            ),
+            schema=_SCHEMA,
+            handles=tuple(self._listed(asked)),
+            assistant=assistant,
+        )
+        answer = await self._inquiries.inquire(inquiry)
+        return _read(answer, {handle.id for handle in asked})
+
+    def _listed(self, asked: Iterable[Handle]) -> list[dict[str, Any]]:
+        now = self._registry.clock.now()
+        return [
+            {
+                "id": handle.id,
+                "tool": handle.tool.name,
+                "state": name(handle.state),
+                "elapsed_secs": int(now - _since(handle)),
+                "output_preview": self._replies.tail(handle, PREVIEW),
+            }
+            for handle in asked
+        ]
+
+    # Waiting and ending
+
+    async def _wait(self, handle: Handle) -> None:
+        """T3: wait for one, but not for one that waits for an assistant who has stopped talking (A6)."""
+        over = asyncio.Event()
+        wait = Wait([all_of([handle])], lambda _: over.set())
+        wait.begin()
+        try:
+            async with asyncio.timeout(handle.tool.spawn.turn_end_timeout_secs):
+                await over.wait()
+        except TimeoutError:
+            pass
+        finally:
+            wait.cancel()
+        if handle.active:
+            self._end([handle], "turn_end")
+            await all_stopped([handle])
+
+    async def _cancel_parked(self, conversation: str, turn: str) -> None:
+        after: str | None = None
+        while records := await self._registry.store.handles(
+            conversation=conversation, turn=turn, parked=True, stateful=None, after=after
+        ):
+            handles = [self._registry.adopt(record) for record in records]
+            self._end(handles, "cancel")  # also one whose parking is in the file and not yet told
+            await all_stopped(handles)
+            after = records[-1].uid
+
+    def wait_no_longer(self, conversation: str) -> None:
+        """T5: the turn is cancelled while it ends. What is waited for or asked about is ended, and `round` goes on."""
+        live = self._registry.live(conversation)
+        self._end([handle for handle in live if handle.stateful and not _kept(handle)], "cancel")
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def _end(self, handles: Sequence[Handle], ended_by: EndedBy) -> None:
+        why = "Aborted: the turn was cancelled." if ended_by == "cancel" else "Aborted at the end of the turn."
+        self._admission.end_all(handles, Error(why, "aborted"), ended_by)
+
+
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "handles": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"id": {"type": "string"}, "action": {"type": "string", "enum": ["wait", "abort"]}},
+                "required": ["id", "action"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["handles"],
+    "additionalProperties": False,
+}
+
+
+def _read(answer: Any, ids: set[str]) -> dict[str, str]:
+    """The assistant's choice by id; the list may come bare or as the object's one value."""
+    listed = answer.get("handles") if isinstance(answer, dict) else answer
+    if not isinstance(listed, list):
+        raise InquiryFailed("its answer was not a list of handles")
+    chosen: dict[str, str] = {}
+    for each in listed:
+        if not isinstance(each, dict) or each.get("id") not in ids or each.get("action") not in ("wait", "abort"):
+            raise InquiryFailed(f"its answer had {encode(each):.80}, which is none of the handles with an action")
+        chosen[each["id"]] = each["action"]
+    return chosen
+
+
+def _message(results: Sequence[dict[str, Any]]) -> str:
+    """What the assistant is told before it speaks again (T2)."""
+    return (
+        "[Automatic message. It is not from the user.] You have finished your answer; the tools you chose to wait for "
+        "have ended since:\n" + encode({"completed": results, "pending": []})
     )
+
+
+def _policy(handle: Handle) -> str:
+    return handle.tool.spawn.on_turn_end or "inquire"
 
 
 def _is_parking(handle: Handle, cancelled: bool) -> bool:
@@ -72,44 +261,9 @@ def _kept(handle: Handle) -> bool:
     return chosen == "keep" or (chosen is None and handle.run is not None and handle.run.waits_in_effects)
 
 
-async def _cancel_parked(conversation: str, turn: str, registry: Registry, admission: Admission) -> None:
-    after: str | None = None
-    while records := await registry.store.handles(
-        conversation=conversation, turn=turn, parked=True, stateful=None, after=after
-    ):
-        handles = [registry.adopt(record) for record in records]
-        _end(admission, handles, "cancel")  # also one whose parking is in the file and not yet told
-        await all_stopped(handles)
-        after = records[-1].uid
-
-
-def wait_no_longer(conversation: str, registry: Registry, admission: Admission) -> None:
-    """T5: the turn is cancelled while it ends. What `end_turn` waits for is ended, and it goes on."""
-    live = registry.live(conversation)
-    waited = [handle for handle in live if handle.stateful and handle.tool.spawn.on_turn_end == "await"]
-    _end(admission, waited, "cancel")
-
-
-async def _wait(admission: Admission, handle: Handle) -> None:
-    """T3: wait for one, but not for one that waits for an assistant who has stopped talking (A6)."""
-    over = asyncio.Event()
-    wait = Wait([all_of([handle])], lambda _: over.set())
-    wait.begin()
-    try:
-        async with asyncio.timeout(handle.tool.spawn.turn_end_timeout_secs):
-            await over.wait()
-    except TimeoutError:
-        pass
-    finally:
-        wait.cancel()
-    if handle.active:
-        _end(admission, [handle], "turn_end")
-        await all_stopped([handle])
-
-
-def _end(admission: Admission, handles: Sequence[Handle], ended_by: EndedBy) -> None:
-    why = "Aborted: the turn was cancelled." if ended_by == "cancel" else "Aborted at the end of the turn."
-    admission.end_all(handles, Error(why, "aborted"), ended_by)
+def _since(handle: Handle) -> float:
+    state = handle.state
+    return state.created if isinstance(state, Pending) or state.started is None else state.started
 
 
 async def all_stopped(handles: Sequence[Handle]) -> None:

@@ -1,48 +1,214 @@
-"""Permission (P1–P3): whether a call may run, and whether its result may be delivered.
+"""Permission (P1–P5): whether a call may run, and whether its result may be delivered.
 
-Nobody is asked yet: a tool whose mode needs a person is decided by `detached`. Its `deny` names the setting that would
-allow the call; `auto` leaves the decision to the assistant, who made it by calling.
+A mode that needs a person asks the one who is there. If none is, `detached` decides: its `deny` names the setting that
+would allow the call; `auto` leaves the decision to the assistant, who made it by calling. An approval is for one call
+with just these arguments, unless the person says that it covers the tool until the turn ends.
 """
 
-from typing import Literal
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import msgspec
 
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.state import Error, Ok, Outcome
+from holdfast.handles.text import to_json
 from holdfast.tools.base import Action, RunMode, Tool
+from holdfast.turn.people import Asking, People
+from holdfast.turn.prompts import Approved, Cancelled, Decision, DeliverResult, Denied, Edited, RunTool
+from holdfast.turn.remembered import Remembered
 
 Detached = Literal["deny", "defaults", "auto"]
 
 SKIPPED = "Tool skipped by user."
+SKIPPED_REMEMBERED = "Tool skipped by user (remembered)."
 NOT_DELIVERED = "Result delivery skipped by configuration."
+NOT_DELIVERED_BY_USER = "Result delivery skipped by user."
+
+ASK: Literal["ask"] = "ask"
+Verdict = Outcome | Literal["ask"] | None
+"""None: go ahead. An outcome: how the call ends without running. `ASK`: a person has to say."""
+
+Check = Callable[[dict[str, Any]], dict[str, Any]]
+"""The arguments as the tool takes them, or `ToolError`."""
 
 
 class Permission:
-    """Decides by the tools' modes and the conversation's `detached`."""
+    """Decides by the tools' modes, the person who is there, and the conversation's `detached`."""
 
-    def __init__(self, detached: Detached) -> None:
+    def __init__(self, detached: Detached, people: People, remembered: Remembered) -> None:
         self._detached = detached
+        self._people = people
+        self._remembered = remembered
 
-    def to_run(self, tool: Tool, action: Action | None) -> Outcome | None:
-        """None: go ahead. Otherwise how the call ends without running."""
-        mode = tool.run
-        if action is not None:
-            mode = tool.run_actions.get(action, tool.run if action == "spawn" else "unattended")
-        if mode == "unattended" or (mode in ("ask", "edit") and self._detached == "auto"):
+    # To run
+
+    def to_run(self, tool: Tool, action: Action | None, conversation: str) -> Verdict:
+        """Whether a call of the tool may run."""
+        mode = _mode(tool, action)
+        if mode == "unattended":
             return None
         if mode == "skip":
             return Ok(SKIPPED)
+        known = self._remembered.may_run(conversation, tool.name)
+        if known is not None:
+            return None if known else Ok(SKIPPED_REMEMBERED)
+        if self._people.here:
+            return ASK
+        if self._detached == "auto":
+            return None
         setting = "run" if action is None or action not in tool.run_actions else f"run_actions.{action}"
         return _denied(tool, f'run (`{setting} = "{mode}"`)', setting)
 
-    def to_deliver(self, handle: Handle, outcome: Outcome) -> Outcome:
-        """The outcome as it may be seen (P1's result modes); acts once, before the end is visible."""
+    def ask(
+        self,
+        tool: Tool,
+        action: Action | None,
+        id: str | None,
+        arguments: dict[str, Any],
+        conversation: str,
+        check: Check,
+        then: Callable[[Outcome | dict[str, Any]], None],
+    ) -> Asking:
+        """Ask the person. `then` gets the arguments to run with, or how the call ends without running.
+
+        Edited arguments are checked like the assistant's own; what does not fit is asked again (P5).
+        """
+        prompt = RunTool(
+            tool=tool.name,
+            action=action,
+            id=id,
+            arguments=arguments,
+            conversation=conversation,
+            edit=_mode(tool, action) == "edit",
+            digest=digest(tool.name, action, id, arguments),
+        )
+        return self._ask(prompt, tool, check, then)
+
+    def _ask(
+        self, prompt: RunTool, tool: Tool, check: Check, then: Callable[[Outcome | dict[str, Any]], None]
+    ) -> Asking:
+        # One object for all times the person is asked, so that whoever may withdraw it always can.
+        asking: Asking | None = None
+
+        def again(problem: str, arguments: dict[str, Any]) -> None:
+            assert asking is not None
+            other = msgspec.structs.replace(
+                prompt,
+                problem=problem,
+                arguments=arguments,
+                digest=digest(prompt.tool, prompt.action, prompt.id, arguments),
+            )
+            self._people.ask_again(asking, other)
+
+        def said(decision: Decision) -> None:
+            assert asking is not None
+            shown = asking.prompt
+            assert isinstance(shown, RunTool)
+            match decision:
+                case Approved(remember) if shown.problem is None:
+                    if digest(shown.tool, shown.action, shown.id, shown.arguments) != shown.digest:
+                        again("the arguments have changed since you were asked", shown.arguments)
+                        return
+                    if remember:
+                        self._remembered.decided(prompt.conversation, tool.name, True)
+                    then(shown.arguments)
+                case Approved():
+                    self._edited(shown.arguments, check, then, again)
+                case Edited(value):
+                    self._edited(value, check, then, again)
+                case Denied(reason, remember):
+                    if remember:
+                        self._remembered.decided(prompt.conversation, tool.name, False)
+                    then(Ok(f"Tool skipped by user: {reason}" if reason else SKIPPED))
+                case Cancelled(reason) if reason is not None:
+                    then(Error(f"Permission prompt failed: {reason}", "permission_denied"))
+                case _:
+                    then(Ok(SKIPPED))
+
+        asking = self._people.ask(prompt, said)
+        return asking
+
+    def _edited(
+        self,
+        value: Any,
+        check: Check,
+        then: Callable[[Outcome | dict[str, Any]], None],
+        again: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        try:
+            if not isinstance(value, dict):
+                raise ToolError("the arguments must be a JSON object", code="invalid_arguments")
+            then(check(value))
+        except ToolError as error:
+            again(error.message, value if isinstance(value, dict) else {})
+
+    # To deliver
+
+    def to_deliver(
+        self, handle: Handle, outcome: Outcome, text: Callable[[], str], then: Callable[[Outcome], None]
+    ) -> Asking | None:
+        """What of an outcome may be seen (P1's result modes), told to `then`: at once, or when the person has said.
+
+        It acts once, before the end is visible. `text` is the result in words.
+        """
         mode: RunMode = handle.tool.result
-        if mode == "unattended" or (mode in ("ask", "edit") and self._detached == "auto"):
-            return outcome
         if mode == "skip":  # a failure stays one: a killed process is never shown as success (S3)
-            return Error(NOT_DELIVERED, outcome.code) if isinstance(outcome, Error) else Ok(NOT_DELIVERED)
-        return _denied(handle.tool, f'show its result (`result = "{mode}"`)', "result")
+            then(_withheld(outcome, NOT_DELIVERED))
+        elif mode == "unattended" or (not self._people.here and self._detached == "auto"):
+            then(outcome)
+        elif not self._people.here:
+            then(_denied(handle.tool, f'show its result (`result = "{mode}"`)', "result"))
+        else:
+            prompt = DeliverResult(
+                tool=handle.tool.name,
+                id=handle.id if handle.stateful else None,
+                result=text(),
+                is_error=isinstance(outcome, Error),
+                conversation=handle.conversation,
+                edit=mode == "edit",
+            )
+            return self._people.ask(prompt, lambda said: then(_delivered(outcome, said)))
+        return None
+
+
+def digest(tool: str, action: str | None, id: str | None, arguments: Mapping[str, Any]) -> str:
+    """What an approval is for (P5)."""
+    return hashlib.sha256(to_json([tool, action, id, dict(sorted(arguments.items()))])).hexdigest()[:32]
+
+
+def require(verdict: Outcome | None) -> str | None:
+    """For fetch, apply and abort: None to go on, the text of a skip, or the refusal as an error."""
+    if isinstance(verdict, Error):
+        raise ToolError(verdict.message, code=verdict.code)
+    return str(verdict.value) if isinstance(verdict, Ok) else None
+
+
+def _mode(tool: Tool, action: Action | None) -> RunMode:
+    if action is None:
+        return tool.run
+    return tool.run_actions.get(action, tool.run if action == "spawn" else "unattended")
+
+
+def _delivered(outcome: Outcome, said: Decision) -> Outcome:
+    match said:
+        case Approved():
+            return outcome
+        case Edited(value):
+            return Error(str(value), outcome.code) if isinstance(outcome, Error) else Ok(str(value))
+        case Denied(reason) if reason:
+            return _withheld(outcome, f"{NOT_DELIVERED_BY_USER.rstrip('.')}: {reason}")
+        case Cancelled(reason) if reason is not None:
+            return Error(f"Result prompt failed: {reason}", "permission_denied")
+        case Cancelled():
+            return _withheld(outcome, "Result delivery cancelled.")
+    return _withheld(outcome, NOT_DELIVERED_BY_USER)
+
+
+def _withheld(outcome: Outcome, why: str) -> Outcome:
+    return Error(why, outcome.code) if isinstance(outcome, Error) else Ok(why)
 
 
 def _denied(tool: Tool, what: str, setting: str) -> Error:
@@ -52,10 +218,3 @@ def _denied(tool: Tool, what: str, setting: str) -> Error:
         'or `detached = "auto"` in [conversation].',
         "permission_denied",
     )
-
-
-def require(outcome: Outcome | None) -> str | None:
-    """For fetch, apply and abort: None to go on, the text of a skip, or the refusal as an error."""
-    if isinstance(outcome, Error):
-        raise ToolError(outcome.message, code=outcome.code)
-    return str(outcome.value) if isinstance(outcome, Ok) else None

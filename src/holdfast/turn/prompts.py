@@ -84,7 +84,9 @@ class Said(msgspec.Struct, frozen=True, tag="said"):
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled"):
-    """The person does not want to be asked this."""
+    """The person does not want to be asked this; or, with a `reason`, the prompt could not be shown."""
+
+    reason: str | None = None
 
 
 Decision = Approved | Denied | Edited | Said | Cancelled

@@ -1,59 +1,191 @@
-"""Who answers a tool's question (Q2–Q4), as far as nobody but the caller is there.
+"""Who answers a tool's question (Q2–Q4, Q7).
 
-In this order: the configured fixed answer; the caller by `apply`, if the handle was spawned from a tool that has it and
-the question is not exclusive; otherwise `detached` decides.
+A remembered or a fixed answer is given at once. Otherwise the question is open: to the person who is there, to the
+caller by `apply`, to the assistant by an inquiry, as far as each may answer it. The first valid answer counts and
+withdraws the others. `detached` decides only if nobody may answer.
 """
 
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+
 from holdfast.handles.handle import Handle
-from holdfast.handles.question import Question, answer_fits, expected
+from holdfast.handles.question import Open, Question, answer_fits, expected
 from holdfast.handles.registry import Registry
-from holdfast.handles.state import Error, Ok, Outcome
+from holdfast.handles.state import Error, Ok, Outcome, Waiting
+from holdfast.handles.waits import Wait
 from holdfast.limits import Limits
 from holdfast.tools.base import QuestionPolicy
+from holdfast.turn.inquiries import Inquiries
+from holdfast.turn.people import Asking, People
 from holdfast.turn.permission import Detached
+from holdfast.turn.prompts import AskQuestion, Decision, Said
+from holdfast.turn.remembered import Remembered
 
 _NO_POLICY = QuestionPolicy()
 
 
-class Questions:
-    """Routes questions."""
+@dataclass(slots=True)
+class _Asked:
+    """An open question, and those who are asked it."""
 
-    def __init__(self, registry: Registry, limits: Limits, detached: Detached) -> None:
+    question: Question
+    policy: QuestionPolicy
+    open: Open
+    prompt: Asking | None = None
+    inquiry: "asyncio.Task[None] | None" = None
+
+
+class Questions:
+    """Routes questions, and asks whoever may answer them."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        limits: Limits,
+        detached: Detached,
+        people: People,
+        inquiries: Inquiries,
+        remembered: Remembered,
+    ) -> None:
         self._registry = registry
         self._limits = limits
         self._detached = detached
+        self._people = people
+        self._inquiries = inquiries
+        self._remembered = remembered
+        self._asked: dict[str, _Asked] = {}
+        """By the uid of the handle that asks."""
 
-    def route(self, handle: Handle, question: Question) -> Outcome | None:
-        """The answer, or why there is none; None when the question stays open for the caller."""
+    def route(self, handle: Handle, question: Question) -> Outcome | Open:
+        """The answer, or why there is none, or for whom the question is open."""
         policy = handle.tool.questions.get(question.id, _NO_POLICY)
-        if policy.answered:
+        known, answer = self._remembered.answer(handle.conversation, handle.tool.name, question.id)
+        if known and answer_fits(question, answer):
+            return Ok(answer)
+        if policy.answered and not question.secret:
             return _checked(question, policy.answer, f"the fixed answer {policy.answer!r} of question `{question.id}`")
-        if handle.stateful and self._could_be_open(handle, policy):
-            open_now = self._registry.conversation(handle.conversation).open_questions
-            if open_now < self._limits.open_questions:
-                return None
+        who = self._who(handle, question, policy)
+        if not any(who):
+            if self._detached == "defaults" and question.default is not None and not question.secret:
+                return _checked(question, question.default, f"the default of question `{question.id}`")
+            return self._unanswered(handle, question, policy)
+        open_now = self._registry.conversation(handle.conversation).open_questions
+        if open_now >= self._limits.open_questions:
             return Error(
                 f"{open_now} questions are open already ([limits] open_questions); answer some of them first",
                 "limit_exceeded",
             )
-        if self._detached == "defaults" and question.default is not None:
-            return _checked(question, question.default, f"the default of question `{question.id}`")
-        return self._unanswered(handle, question, policy)
+        self._asked[handle.uid] = _Asked(question, policy, who)
+        return who
 
-    def _could_be_open(self, handle: Handle, policy: QuestionPolicy) -> bool:
-        """Whether the caller may answer, if it spawned the tool."""
-        return "apply" in handle.tool.actions and not policy.exclusive
+    def _who(self, handle: Handle, question: Question, policy: QuestionPolicy) -> Open:
+        if policy.exclusive or question.secret:  # Q4: never a model, on any path
+            return Open(caller=False, person=self._people.here, assistant=False)
+        for_user = policy.target == "user"
+        person = self._people.here and (for_user or not self._inquiries.here)
+        caller = handle.stateful and "apply" in handle.tool.actions
+        # A question that is meant for a person goes to the assistant only if no person is there and the assistant may
+        # stand in: it is the caller anyway, or `detached` says so.
+        stands_in = not for_user or (not person and (caller or self._detached == "auto"))
+        return Open(caller, person, assistant=self._inquiries.here and stands_in)
+
+    def opened(self, handle: Handle) -> None:
+        """The question is visibly open: ask those who do not ask themselves."""
+        asked = self._asked.get(handle.uid)
+        if asked is None:
+            return
+        if asked.open.person:
+            self._prompt(handle, asked)
+        if asked.open.assistant and (not asked.open.caller or _is_awaited(handle)):
+            self._inquire(handle, asked)
+
+    def awaited(self, handle: Handle) -> None:
+        """An `await` watches the handle now: it must not wait for the one who awaits (Q3)."""
+        asked = self._asked.get(handle.uid)
+        if asked is not None and asked.open.assistant and isinstance(handle.state, Waiting):
+            self._inquire(handle, asked)
+
+    def closed(self, handle: Handle) -> None:
+        """Nobody needs an answer any more."""
+        asked = self._asked.pop(handle.uid, None)
+        if asked is not None and asked.prompt is not None:
+            asked.prompt.withdraw()
+        if asked is not None and asked.inquiry is not None:
+            asked.inquiry.cancel()
+
+    # The person
+
+    def _prompt(self, handle: Handle, asked: _Asked) -> None:
+        prompt = AskQuestion(
+            tool=handle.tool.name,
+            id=handle.id if handle.stateful else None,
+            question=asked.question,
+            conversation=handle.conversation,
+            # Not of `ask_user`: its next question is another one.
+            may_remember=asked.question.answer_type == "Boolean" and handle.tool.source != "builtin",
+        )
+        asked.prompt = self._people.ask(prompt, lambda said: self._said(handle, asked, said))
+
+    def _said(self, handle: Handle, asked: _Asked, said: Decision) -> None:
+        question, prompt = asked.question, asked.prompt
+        if not isinstance(said, Said):
+            reason = getattr(said, "reason", None)
+            why = f"the prompt failed: {reason}" if reason else "the person cancelled the prompt"
+            self._end(handle, Error(f"Question `{question.id}` was not answered: {why}.", "input_cancelled"))
+        elif not answer_fits(question, said.value):
+            assert prompt is not None
+            problem = f"the answer must be {expected(question)}"
+            self._people.ask_again(prompt, msgspec.structs.replace(prompt.prompt, problem=problem))
+        else:
+            if said.remember and not question.secret:
+                self._remembered.answered(handle.conversation, handle.tool.name, question.id, said.value)
+            self._answer(handle, said.value)
+
+    # The assistant
+
+    def _inquire(self, handle: Handle, asked: _Asked) -> None:
+        if asked.inquiry is None:
+            handle.asks_caller = False  # the inquiry answers, so nobody waits for the caller (A6)
+            asked.inquiry = self._inquiries.ask(
+                handle, asked.question, asked.policy.assistant, lambda outcome: self._inquired(handle, asked, outcome)
+            )
+
+    def _inquired(self, handle: Handle, asked: _Asked, outcome: Outcome) -> None:
+        asked.inquiry = None  # it has said what it had to say: it is not to be cancelled
+        if isinstance(outcome, Ok):
+            self._answer(handle, outcome.value)
+        else:
+            assert isinstance(outcome, Error)
+            self._end(handle, outcome)
+
+    def _answer(self, handle: Handle, value: object) -> None:
+        if handle.run is not None:
+            handle.run.answer(value, b"")
+
+    def _end(self, handle: Handle, error: Error) -> None:
+        """Q7: without its answer the handle ends, and its process as by an abort (C7)."""
+        if handle.run is not None:
+            handle.run.end(error, "self")
 
     def _unanswered(self, handle: Handle, question: Question, policy: QuestionPolicy) -> Error:
         setting = f"[conversation.tools.{handle.tool.name}.questions.{question.id}]"
         if handle.tool.source == "python":
             setting = f"`@holdfast.tool(questions=…)` or {setting}"
+        asked = f'The tool asked "{question.text}" (`{question.id}`), but'
+        if question.secret:
+            why = f"{asked} a secret is typed by a person and none is there; attach one, or do without it."
+            return Error(why, "question_unanswered")
         who = "only a person may answer it and none is there" if policy.exclusive else "nobody is there to answer it"
-        spawn = ", or spawn the tool and answer with `apply`" if self._could_be_open(handle, policy) else ""
-        return Error(
-            f'The tool asked "{question.text}" (`{question.id}`), but {who}. Set a fixed `answer` in {setting}{spawn}.',
-            "question_unanswered",
-        )
+        spawn = ""
+        if "apply" in handle.tool.actions and not policy.exclusive:
+            spawn = ", or spawn the tool and answer with `apply`"
+        return Error(f"{asked} {who}. Set a fixed `answer` in {setting}{spawn}.", "question_unanswered")
+
+
+def _is_awaited(handle: Handle) -> bool:
+    return any(isinstance(watcher, Wait) for watcher in handle.watchers or ())
 
 
 def _checked(question: Question, answer: object, what: str) -> Outcome:

@@ -6,12 +6,14 @@ runtimes that recover at once one wins each call, and nothing the dead owner may
 
 import asyncio
 import logging
+from functools import partial
 
 from holdfast.durable.calls import Durability
 from holdfast.errors import ToolError
-from holdfast.handles.handle import Handle
+from holdfast.handles.handle import Handle, OnStop
+from holdfast.handles.notices import notice
 from holdfast.handles.registry import Registry
-from holdfast.handles.state import Ended, Error, Pending, Stopped, transition
+from holdfast.handles.state import Ended, Error, Outcome, Pending, Stopped, transition
 from holdfast.handles.view import Handles
 from holdfast.store.base import (
     Attempted,
@@ -31,7 +33,6 @@ from holdfast.tools import marks
 from holdfast.tools.base import Invocation, Tool
 from holdfast.tools.toolbox import Toolbox
 from holdfast.turn.admission import Admission
-from holdfast.turn.permission import Permission
 
 _log = logging.getLogger("holdfast.recovery")
 
@@ -54,13 +55,11 @@ class Recovery:
         toolbox: Toolbox,
         durability: Durability,
         admission: Admission,
-        permission: Permission,
     ) -> None:
         self._registry = registry
         self._toolbox = toolbox
         self._durability = durability
         self._admission = admission
-        self._permission = permission
         self._hooks: set[str] = set()
 
     async def start(self) -> None:
@@ -145,7 +144,9 @@ class Recovery:
         event = Ended(now, CRASHED, "crash") if resolution is None else ended(resolution, now)
         state = transition(record.state, event)
         same = Attempted(record.uid, record.fence, attempt, None)  # the claim began none
-        await self._registry.write((same, Changed(record.uid, record.fence, event, state)))
+        tool = self._toolbox.get(record.tool)
+        news = notice(record.id, tool, state) if tool is not None and record.stateful else None
+        await self._registry.write((same, Changed(record.uid, record.fence, event, state, news=news)))
         self._registry.changed_elsewhere(record.uid, state)
 
     async def take_up(self, record: Record, tool: Tool) -> None:
@@ -201,14 +202,22 @@ class Recovery:
             self._call_hook(record)
             return
         resolution = await self._completion(record.uid)
-        if resolution is not None:
+        if resolution is not None and not self._admission.is_delivering(record.uid):
             handle = self._registry.adopt(record)
             end = ended(resolution, self._registry.clock.now())
-            delivered = self._permission.to_deliver(handle, end.outcome)
-            if delivered is not end.outcome and record.output is not None:  # nor what it printed before it parked
-                await self._registry.write((Wrote(record.uid, record.fence, Kept(0, 0, 0)),))
-                self._registry.withhold(handle)
-            self._registry.end(handle, delivered, end.ended_by)
+            handle.watch(OnStop(self._admission.closed))  # another process may be asked, and be first
+            self._admission.deliver(handle, end.outcome, partial(self._deliver, handle, end))
+
+    def _deliver(self, handle: Handle, end: Ended, shown: Outcome) -> None:
+        """This much of a held completion may be seen (P1)."""
+        if handle.active:
+            self._registry.run_soon(self._end_held(handle, end, shown))
+
+    async def _end_held(self, handle: Handle, end: Ended, shown: Outcome) -> None:
+        if shown is not end.outcome and handle.output is not None:  # nor what it printed before it parked
+            await self._registry.write((Wrote(handle.uid, handle.fence, Kept(0, 0, 0)),))
+            self._registry.withhold(handle)
+        self._registry.end(handle, shown, end.ended_by)
 
     def cancelled(self, uid: str) -> None:
         """A parked call of this runtime was cancelled."""

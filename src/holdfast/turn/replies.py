@@ -16,8 +16,10 @@ from holdfast.handles.output import Output
 from holdfast.handles.state import Error, Ok, Outcome, Pending, Printed, Reply, Stopped, Waiting, name
 from holdfast.handles.text import to_json
 from holdfast.handles.view import Waited
-from holdfast.tools.base import View, ViewName
+from holdfast.store.base import Shown
+from holdfast.tools.base import Screen, SupportsScreen, View, ViewName
 from holdfast.turn.budget import Projector, ProjectorProtocol, shares, size_of
+from holdfast.turn.settle import Because
 
 _log = logging.getLogger("holdfast.turn")
 
@@ -61,15 +63,56 @@ class Replies:
             shown=[handle] if handle.parking is not None else (),  # its end was news (D9)
         )
 
-    def handle(self, handle: Handle) -> Reply:
-        """A handle as a spawn, fetch, apply or abort shows it (C3)."""
-        return self._both([handle], lambda view: encode(self.entry(handle, view)), shown=[handle])
+    def handle(self, handle: Handle, view: str | None = None, *, because: Because | None = None) -> Reply:
+        """A handle as a spawn, fetch, apply or abort shows it (C3).
+
+        Of a terminal: its stream or its screen, as `view` says or as suits what it printed, and why the reply came
+        when it did.
+        """
+        if handle.tool.source != "terminal":
+            return self._both([handle], lambda name: encode(self.entry(handle, name)), shown=[handle])
+        screen = _screen(handle, view)
+        return self._both([handle], lambda name: encode(self._terminal(handle, name, screen, because)), shown=[handle])
+
+    def _terminal(
+        self, handle: Handle, view: ViewName, screen: Screen | None, because: Because | None
+    ) -> dict[str, Any]:
+        entry = self.entry(handle, view)
+        if screen is not None:
+            text = "\n".join(screen.lines).rstrip("\n")
+            entry["content"] = self._projector.text(text, _view(handle, view, None), "")
+            entry["screen"] = {"rows": screen.rows, "cols": screen.cols, "cursor": screen.cursor}
+            if screen.title:
+                entry["screen"]["title"] = screen.title
+            if screen.alternate:
+                entry["screen"]["alternate"] = True
+            if screen.emulator == "line":
+                entry["screen"]["emulator"] = "line"
+        if not isinstance(handle.state, Pending):
+            entry["yielded_because"] = because or _because(handle)
+        if handle.driver is not None:
+            entry["driver"] = handle.driver
+        return entry
+
+    def tail(self, handle: Handle, size: int) -> str:
+        """The last characters a handle printed."""
+        if handle.output is None:
+            return ""
+        view = View(limit=4 * size, max_lines=size, window="tail")
+        return self._projector.text(handle.output.span(max(0, handle.output.total - 4 * size)), view, "")[-size:]
+
+    def preview(self, handle: Handle, outcome: Outcome) -> str:
+        """A result that is not visible yet, for the person who says whether it may be (P1)."""
+        return self._result(handle, outcome, "dispatch", "")
 
     def waited(self, waited: Waited) -> Reply:
         """What an `await` found (A3)."""
         stopped = [handle for handle in waited.handles if not handle.active]
         return self._both(
-            waited.handles, lambda view: encode(self._waited(waited, self.entries(stopped, view))), shown=stopped
+            waited.handles,
+            lambda view: encode(self._waited(waited, self.entries(stopped, view))),
+            shown=stopped,
+            asked=[h for h in waited.handles if waited.needs_input and isinstance(h.state, Waiting)],
         )
 
     def values(self, waited: Waited) -> dict[str, Any]:
@@ -183,6 +226,7 @@ class Replies:
         is_error: bool = False,
         code: str | None = None,
         shown: Sequence[Handle] = (),
+        asked: Sequence[Handle] = (),
     ) -> Reply:
         same = all(handle.tool.output.dispatch == handle.tool.output.model for handle in handles)
         try:
@@ -192,8 +236,31 @@ class Replies:
             why = _not_shown(error)
             return Reply(why, why, True, "tool_error")
         cursors = tuple((handle.uid, _end(handle, handle.output)) for handle in shown if handle.output is not None)
-        stopped = tuple(handle.uid for handle in shown if not handle.active)
-        return Reply(dispatch, model, is_error, code, cursors, stopped)
+        showed = tuple(
+            (handle.uid, _shown_as(handle)) for handle in (*shown, *asked) if not isinstance(handle.state, Pending)
+        )
+        return Reply(dispatch, model, is_error, code, cursors, showed)
+
+
+def _shown_as(handle: Handle) -> Shown:
+    if isinstance(handle.state, Stopped):
+        return "stopped"
+    return "waiting" if isinstance(handle.state, Waiting) else "running"
+
+
+def _screen(handle: Handle, view: str | None) -> Screen | None:
+    """What a terminal shows, if that is what to show of it: asked for, or because lines would make no sense."""
+    live = handle.run.live if handle.run is not None and handle.active else None
+    if live is None or view == "stream" or not isinstance(live, SupportsScreen):
+        return None
+    return live.screen() if view == "screen" or live.draws(handle.cursor) else None
+
+
+def _because(handle: Handle) -> Because:
+    """Why a reply that did not wait for anything came: as far as the terminal had got."""
+    if not handle.active:
+        return "exited"
+    return "waiting_for_input" if handle.reading or isinstance(handle.state, Waiting) else "deadline"
 
 
 def _parked(handle: Handle) -> dict[str, Any]:

@@ -6,9 +6,13 @@ Whichever is first: it is known to wait for input, it asks a question, it ends, 
 
 import asyncio
 from collections.abc import Callable
+from typing import Literal
 
 from holdfast.handles.handle import Handle
 from holdfast.handles.state import Running
+
+Because = Literal["exited", "quiet", "waiting_for_input", "deadline"]
+"""Why a reply came when it did."""
 
 _PROBE_SECS = 0.02
 
@@ -16,16 +20,16 @@ _PROBE_SECS = 0.02
 class Settle:
     """Watches one handle and calls `done` once, when it has settled."""
 
-    def __init__(self, handle: Handle, done: Callable[[], None], *, since: int) -> None:
+    def __init__(self, handle: Handle, done: Callable[[Because], None], *, since: int) -> None:
         """`since`: how much it had printed before what it is to settle from."""
         self._handle = handle
-        self._done: Callable[[], None] | None = done
+        self._done: Callable[[Because], None] | None = done
         self._loop = asyncio.get_running_loop()
         self._quiet_secs = handle.tool.spawn.settle_ms / 1000
         self._heard = 0.0
         self._quiet: asyncio.TimerHandle | None = None
         self._probe: asyncio.TimerHandle | None = None
-        self._last = self._loop.call_later(handle.tool.spawn.settle_max_ms / 1000, self._finish)
+        self._last = self._loop.call_later(handle.tool.spawn.settle_max_ms / 1000, self._finish, "deadline")
         handle.watch(self)
         self._check()
         if self._done is not None and handle.run is not None:
@@ -35,17 +39,17 @@ class Settle:
             self._tick()
 
     def stopped(self, handle: Handle) -> None:
-        self._finish()
+        self._finish("exited")
 
     def parked(self, handle: Handle) -> None:
-        self._finish()
+        self._finish("quiet")
 
     def touched(self, handle: Handle) -> None:
         self._check()
 
     def _check(self) -> None:
         if not isinstance(self._handle.state, Running) or self._handle.reading:
-            self._finish()
+            self._finish("waiting_for_input" if self._handle.active else "exited")
 
     def _output(self) -> None:
         self._heard = self._loop.time()
@@ -57,7 +61,7 @@ class Settle:
         if left > 0:
             self._quiet = self._loop.call_later(left, self._maybe_quiet)
         else:
-            self._finish()
+            self._finish("quiet")
 
     def _tick(self) -> None:
         run = self._handle.run
@@ -65,7 +69,7 @@ class Settle:
             self._probe = self._loop.call_later(_PROBE_SECS, self._tick)
             run.probe()  # a positive answer comes back through `touched`
 
-    def _finish(self) -> None:
+    def _finish(self, because: Because) -> None:
         if self._done is None:
             return
         done, self._done = self._done, None
@@ -75,7 +79,7 @@ class Settle:
         self._handle.unwatch(self)
         if self._handle.run is not None and self._output in self._handle.run.listeners:
             self._handle.run.listeners.remove(self._output)
-        done()
+        done(because)
 
 
 def printed(handle: Handle) -> int:

@@ -13,6 +13,7 @@ from holdfast.limits import Limits
 from holdfast.schema.canonical import json_type
 from holdfast.tools.base import Action, Tool
 from holdfast.tools.toolbox import Toolbox
+from holdfast.turn.people import Asking
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -29,6 +30,8 @@ class Slot:
     __slots__ = (
         "action",
         "arguments",
+        "asking",
+        "by",
         "call",
         "cause",
         "error",
@@ -60,6 +63,10 @@ class Slot:
         """The arguments as they were given, or `{}` where they are not even JSON: what is stored of them."""
         self.cause = b""
         """Of an `apply`: which call it is, recorded with what it sends, so that a resumed batch sends it once (B9)."""
+        self.by: Literal["assistant", "person"] = "assistant"
+        """Who sends it: a person may do what the assistant may not (C2, Q4)."""
+        self.asking: Asking | None = None
+        """The prompt that its permission waits for."""
         self.uid: str | None = None
         """Of a batch that is taken up again: the uid of the handle the call made (B9)."""
 
@@ -68,6 +75,28 @@ class Slot:
         if self.tool is None or self.error is not None or self.action in ("fetch", "apply", "abort"):
             return "parallel"  # what is refused waits for nobody
         return self.tool.scheduling
+
+    def withdraw(self) -> None:
+        """Nobody needs to permit it any more."""
+        if self.asking is not None:
+            self.asking.withdraw()
+            self.asking = None
+
+
+def checked_again(slot: Slot, tool: Tool, arguments: dict[str, Any], toolbox: Toolbox) -> dict[str, Any]:
+    """Arguments that a person edited, checked like the assistant's own (P5). Raises `ToolError`."""
+    if slot.action is None:
+        return toolbox.check(tool, None)(dict(arguments))
+    changed = [name for name in ("action", "id") if name in arguments]
+    if changed:
+        raise ToolError(f"`{changed[0]}` cannot be changed; leave it out", code="invalid_arguments")
+    checked = toolbox.check(tool, slot.action)({"action": slot.action, "id": slot.handle_id, **arguments})
+    return _own(checked)
+
+
+def _own(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those of an action's arguments that are not the command itself."""
+    return {name: value for name, value in arguments.items() if name not in ("action", "id")}
 
 
 def read_call(call: ToolCall, position: int, toolbox: Toolbox, limits: Limits) -> Slot:
@@ -104,8 +133,7 @@ def _read_action(slot: Slot, tool: Tool, arguments: dict[str, Any], toolbox: Too
             code="invalid_arguments",
         )
     slot.handle_id = check_id(arguments["id"]) if action == "spawn" else str(arguments["id"])
-    checked = toolbox.check(tool, action)(arguments)
-    slot.arguments = {key: value for key, value in checked.items() if key not in ("action", "id")}
+    slot.arguments = _own(toolbox.check(tool, action)(arguments))
 
 
 def _read_arguments(call: ToolCall, limits: Limits) -> tuple[dict[str, Any], dict[str, Any] | str]:

@@ -8,10 +8,23 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from holdfast.errors import HoldfastError, ToolError, TurnFailed
+from holdfast.handles.handle import Handle
 from holdfast.handles.state import Error, Reply
-from holdfast.store.base import Opened, OpenTurn, Responded, TurnBegan, TurnEnded
+from holdfast.store.base import (
+    Answers,
+    Carrier,
+    Notified,
+    Op,
+    Opened,
+    OpenTurn,
+    Responded,
+    TakenBack,
+    TurnBegan,
+    TurnEnded,
+)
 from holdfast.turn.batch import Batch
-from holdfast.turn.ending import Ending, end_turn, wait_no_longer
+from holdfast.turn.ending import Ender, Ending
+from holdfast.turn.notifications import Notification, notifications
 from holdfast.turn.replies import error_reply
 from holdfast.turn.slot import ToolCall, read_call
 
@@ -39,8 +52,8 @@ class Response(msgspec.Struct, frozen=True):
     is_error: bool = False
     model: str = ""
     code: str | None = None
-    notifications: tuple[dict[str, Any], ...] = ()
-    """News that rides on this response. Empty until something has news."""
+    notifications: tuple[Notification, ...] = ()
+    """News that rides on this response: on the first of a batch, if there is any (N4)."""
 
 
 class Turn:
@@ -59,6 +72,9 @@ class Turn:
         self.answered: list[Response] | None = None
         """Of a resumed turn whose newest batch was answered: what was answered, as that may not have arrived."""
         self._resume = resume
+        self._started = False
+        """What waited for the start of the turn has been delivered, or a batch has been answered (N4)."""
+        self._ender = Ender(runtime.registry, runtime.admission, runtime.replies, runtime.inquiries)
         self._ending: asyncio.Task[Ending] | None = None
         self._batch: Batch | None = None
         self._batches = 0
@@ -79,10 +95,11 @@ class Turn:
                 await runtime.recovery.take(before.owner)
             if self._resume:
                 self.id, self._batches = before.turn, before.batches
+                self._started = before.batches > 0
                 self.unfinished = _open_batch(before.batch)
                 if before.batch is None:
                     given = await registry.store.answers(self.conversation, self.id, before.batches)
-                    self.answered = None if given is None else [_response(*each) for each in given]
+                    self.answered = None if given is None else _recorded(given)
         began = asyncio.ensure_future(self._begin(before))
         try:
             await asyncio.shield(began)
@@ -119,7 +136,7 @@ class Turn:
             return  # what is unfinished stays in the store, for a turn that resumes it (R6)
         if kind is not None:
             self.cancel()
-        await self.end()
+        await self._finish(may_speak=False)
 
     async def run(self, calls: Sequence[ToolCall], *, park_after: float | None = None) -> list[Response]:
         """Run one batch. Every call gets exactly one response, in order; nothing a tool does raises here.
@@ -176,17 +193,35 @@ class Turn:
     async def _answer(
         self, calls: Sequence[ToolCall], batch: Batch, running: Coroutine[Any, Any, list[Reply]]
     ) -> list[Response]:
+        news: tuple[Notification, ...] = ()
         try:
             replies = await running
             if batch.opened:  # else nothing of it is in the store, and there may be no room to say so
-                await self._record(calls, replies, batch.number)
+                news = await self._record(calls, replies, batch.number)
         finally:
             self._batch = None
             self._runtime.batches.discard(batch)
         if batch.failed is not None:
             self.failed = batch.failed
             self.cancel()
-        return _responses(calls, replies)
+        return _responses(calls, replies, news)
+
+    async def notifications(self) -> tuple[Notification, ...]:
+        """News for the assistant, to be sent with the user's message that is about to be sent (N4).
+
+        Before the first batch that is the start of the turn. Whatever is returned here is recorded as delivered.
+        """
+        self._check_ready()
+        carrier: Carrier = "message" if self._started else "turn"
+        self._started = True
+        return await self._runtime.notifications.take(self.conversation, carrier)
+
+    async def urgent(self) -> None:
+        """Until there is critical news for the assistant: whoever streams its answer stops, keeps what has come, and
+        sends `notifications()` at once (N4)."""
+        self._check_not_ended()
+        self._check_entered()
+        await self._runtime.notifications.urgent(self.conversation)
 
     def _check_ready(self) -> None:
         self._check_not_ended()
@@ -209,13 +244,20 @@ class Turn:
     def _is_open(self) -> bool:
         return self._runtime.registry.conversation(self.conversation).turn == self.id
 
-    async def _record(self, calls: Sequence[ToolCall], replies: Sequence[Reply], number: int) -> None:
-        """The responses, written before they are given (durable before visible)."""
+    async def _record(
+        self, calls: Sequence[ToolCall], replies: Sequence[Reply], number: int
+    ) -> tuple[Notification, ...]:
+        """The responses, written before they are given (durable before visible), and the news they carry."""
         responses = tuple((c.id, r.result, r.model, r.is_error, r.code) for c, r in zip(calls, replies, strict=True))
         cursors = tuple(cursor for reply in replies for cursor in reply.cursors)
-        shown = tuple(uid for reply in replies for uid in reply.shown)
-        op = Responded(self.conversation, self.id, number, responses, cursors, shown)
-        await self._runtime.registry.responded(op)
+        shown = tuple(each for reply in replies for each in reply.showed)
+        carry: tuple[Carrier, ...] = ("response",) if self._started else ("response", "turn")
+        op = Responded(self.conversation, self.id, number, responses, cursors, shown, carry if calls else ())
+        news = await self._runtime.registry.responded(op)
+        if calls:
+            self._started = True
+            self._runtime.notifications.delivered(self.conversation)
+        return notifications(news)
 
     def cancel(self) -> None:
         """Cancel the turn (B7): its open batch is answered soon, its handles are ended when it ends (T5)."""
@@ -223,15 +265,22 @@ class Turn:
         if self._batch is not None:
             self._batch.cancel()
         if self._ending is not None and self._is_open:
-            wait_no_longer(self.conversation, self._runtime.registry, self._runtime.admission)
+            self._ender.wait_no_longer(self.conversation)
 
     async def end(self) -> Ending:
-        """End the turn by each live handle's policy (T). Whoever asks again gets the same ending."""
+        """End the turn by each live handle's policy (T). Whoever asks again gets the same ending.
+
+        If the ending says `again`, the assistant is owed another word: the turn is still open. Send it
+        `ending.message`, run what it calls, then end the turn once more (T2).
+        """
+        return await self._finish(may_speak=True)
+
+    async def _finish(self, *, may_speak: bool) -> Ending:
         if self._ending is None:
             self._check_entered()
             if self._batch is not None:
                 self._batch.cancel()  # nothing of a turn runs on when it has ended (T4)
-            self._ending = asyncio.create_task(self._end())
+            self._ending = asyncio.create_task(self._end(may_speak))
         try:
             return await asyncio.shield(self._ending)
         except asyncio.CancelledError:
@@ -239,21 +288,46 @@ class Turn:
             await asyncio.wait([self._ending])  # not for long: nobody is waited for any more
             raise
 
-    async def _end(self) -> Ending:
+    async def _end(self, may_speak: bool) -> Ending:
         runtime, registry = self._runtime, self._runtime.registry
+        over = True
         try:
-            self.ending = await end_turn(
-                self.conversation,
-                registry,
-                runtime.admission,
-                runtime.replies,
-                cancelled=self._cancelled,
-                turn=self.id,
-            )
-            await registry.write((TurnEnded(self.conversation, self.id, registry.clock.now()),))
+            ending = await self._ender.round(self.conversation, self.id, cancelled=self._cancelled, may_speak=may_speak)
+            over = not ending.again or self._cancelled
+            await registry.write(self._last_words(ending, may_speak, over))
+            if over:
+                self.ending = ending
+            else:
+                self._ending = None
         finally:
-            registry.turn_ended(self.conversation)
-        return self.ending
+            if over:
+                registry.turn_ended(self.conversation)
+                runtime.remembered.forget(self.conversation)
+                runtime.notifications.forget(self.conversation)
+        return ending
+
+    def _last_words(self, ending: Ending, may_speak: bool, over: bool) -> list[Op]:
+        """What the end of the turn writes. Results are with whoever ends it or, if nobody takes them, they are news,
+        whatever the settings of notifications say (T3)."""
+        now, handles = self._runtime.registry.clock.now(), self._ender.over
+        ops: list[Op] = [TakenBack(self.conversation, tuple((handle.uid, "stopped") for handle in handles))]
+        if not may_speak:
+            for handle, result in zip(handles, ending.model, strict=False):
+                ops.append(_result_news(handle, result, now))
+        if ending.aborted:
+            ops.append(Notified(self.conversation, "turn.aborted", "warning", ending.aborted, now))
+        if over:
+            ops.append(TurnEnded(self.conversation, self.id, now))
+        return ops
+
+
+def _result_news(handle: Handle, result: dict[str, Any], at: float) -> Notified:
+    """What a handle came to at the end of its turn, for an assistant who is not there to be told (T2, T3)."""
+    failed = bool(result.get("is_error"))
+    kind, level, how = ("tool.failed", "error", "failed") if failed else ("tool.stopped", "info", "stopped")
+    message = f"`{handle.id}` ({handle.tool.name}) {how}: {result.get('result', '')}"
+    carriers = handle.tool.spawn.notifications.deliver
+    return Notified(handle.conversation, kind, level, message, at, handle.uid, carriers)  # type: ignore[arg-type]
 
 
 def _open_batch(opened: Opened | None) -> OpenBatch | None:
@@ -263,12 +337,18 @@ def _open_batch(opened: Opened | None) -> OpenBatch | None:
     return OpenBatch(opened.batch, calls, tuple(uid for *_, uid in opened.calls))
 
 
-def _response(id: str, result: str, model: str, is_error: bool, code: str | None) -> Response:
-    return Response(id, result, is_error, model, code)
+def _recorded(answers: Answers) -> list[Response]:
+    """What a batch was answered, as the store has it."""
+    given = [Response(id, result, is_error, model, code) for id, result, model, is_error, code in answers.responses]
+    if given and answers.news:
+        given[0] = msgspec.structs.replace(given[0], notifications=notifications(answers.news))
+    return given
 
 
-def _responses(calls: Sequence[ToolCall], replies: Sequence[Reply]) -> list[Response]:
+def _responses(
+    calls: Sequence[ToolCall], replies: Sequence[Reply], news: tuple[Notification, ...] = ()
+) -> list[Response]:
     return [
-        Response(call.id, reply.result, reply.is_error, reply.model, reply.code)
-        for call, reply in zip(calls, replies, strict=True)
+        Response(call.id, reply.result, reply.is_error, reply.model, reply.code, () if at else news)
+        for at, (call, reply) in enumerate(zip(calls, replies, strict=True))
     ]

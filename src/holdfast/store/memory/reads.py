@@ -5,7 +5,19 @@ from heapq import heappop, heappush
 from itertools import islice
 
 from holdfast.handles.state import Pending, Running, State, Stopped, Waiting
-from holdfast.store.base import Entry, Expired, Given, News, OpenTurn, ProcessEvent, Record, Request, WaitRow
+from holdfast.store.base import (
+    NEWS_LIMIT,
+    Answers,
+    Entry,
+    Expired,
+    InquiryRow,
+    News,
+    OpenTurn,
+    ProcessEvent,
+    Record,
+    Request,
+    WaitRow,
+)
 from holdfast.store.memory.tables import Tables
 from holdfast.store.memory.tables import parked as is_parked
 
@@ -153,18 +165,22 @@ class Reads(Tables):
         known = self._conversations.get(conversation)
         return None if known is None else known.turn
 
-    async def answers(self, conversation: str, turn: str, batch: int) -> tuple[Given, ...] | None:
+    async def answers(self, conversation: str, turn: str, batch: int) -> Answers | None:
         return None  # whoever could ask for them has got them: nothing survives this process
 
     async def process_events(self, process: str, after: int = 0, limit: int = 1000) -> list[ProcessEvent]:
         events = self._events.get(process, {})
         return [events[number] for number in range(max(after, 0) + 1, min(len(events), max(after, 0) + limit) + 1)]
 
-    async def news(self, conversation: str, limit: int = 1000) -> list[News]:
+    async def news(self, conversation: str, limit: int = NEWS_LIMIT + 1) -> list[News]:
         known = self._conversations.get(conversation)
         if known is None or not known.news:
             return []
-        return [known.news[number] for number in islice(sorted(known.news), limit)]
+        return known.news.all(conversation)[:limit]
+
+    async def inquiries(self, conversation: str, turn: str | None = None, limit: int = 1000) -> list[InquiryRow]:
+        rows = self._inquiries.get(conversation, ())
+        return list(islice((row for row in rows if turn is None or row.turn == turn), limit))
 
     async def requests(self) -> list[Request]:
         return [

@@ -9,18 +9,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from holdfast.errors import HoldfastError
 from holdfast.handles.state import Pending, Running, State, Stopped, Waiting
 from holdfast.store import base
-from holdfast.store.base import Collected, Entry, OpenTurn, Record
+from holdfast.store.base import Collected, Entry, Record
 from holdfast.store.memory.tables import Conversation
-from holdfast.store.memory.waits import Waits, lost
+from holdfast.store.memory.turns import Turns
+from holdfast.store.memory.waits import lost
 from holdfast.store.terminal import hook_is_due
 
 
-class MemoryStore(Waits):
+class MemoryStore(Turns):
     """Commits at once. All that it was told ends with the process."""
 
     durable = False
@@ -36,6 +35,7 @@ class MemoryStore(Waits):
             base.Opened: self._opened,
             base.Registered: self._registered,
             base.Changed: self._changed,
+            base.Rewritten: self._rewritten,
             base.Claimed: self._claimed,
             base.Released: self._released,
             base.Attempted: self._attempted,
@@ -50,7 +50,9 @@ class MemoryStore(Waits):
             base.Responded: self._responded,
             base.HookCalled: self._hook_called,
             base.Notified: self._notified,
+            base.TakenBack: self._taken_back,
             base.Delivered: self._delivered,
+            base.Inquired: self._inquired,
             base.Requested: self._requested,
             base.Replied: self._replied,
             base.RequestClosed: self._request_closed,
@@ -104,54 +106,6 @@ class MemoryStore(Waits):
                 results[place] = self._collected(op)
         done(results)
 
-    # Turns and batches
-
-    def _turn_began(self, op: base.TurnBegan) -> None:
-        known = self._conversation(op.conversation)
-        open_turn = known.turn
-        is_open, owner = (None, None) if open_turn is None else (open_turn.turn, open_turn.owner)
-        if is_open != op.was or op.was_owner not in (None, owner):
-            raise HoldfastError(
-                f"conversation `{op.conversation}` has an open turn; end or resume that one first"
-                if open_turn is not None
-                else f"turn `{op.was}` of conversation `{op.conversation}` is not open any more; begin a new one",
-                code="turn_open",
-            )
-        if open_turn is not None and op.turn == op.was:
-            self._set_turn(known, replace(open_turn, owner=self.owner))
-        else:
-            self._set_turn(known, OpenTurn(op.turn, self.owner, 0))
-
-    def _turn_ended(self, op: base.TurnEnded) -> None:
-        known = self._conversations.get(op.conversation)
-        if known is None or known.turn is None or known.turn.turn != op.turn:
-            return
-        self._set_turn(known, None)
-        if self._undo is None and known.empty:
-            del self._conversations[op.conversation]
-
-    def _opened(self, op: base.Opened) -> None:
-        known = self._conversations.get(op.conversation)
-        turn = None if known is None else known.turn
-        if known is not None and turn is not None and turn.turn == op.turn:
-            self._set_turn(known, OpenTurn(op.turn, turn.owner, max(turn.batches, op.batch), op))
-
-    def _responded(self, op: base.Responded) -> None:
-        for uid, cursor in op.cursors:
-            record = self._records.get(uid)
-            if record is not None and record.cursor < cursor:
-                self._save(record)
-                record.cursor = cursor
-        known = self._conversations.get(op.conversation)
-        if known is None:
-            return
-        turn = known.turn
-        if turn is not None and turn.turn == op.turn and turn.batch is not None and turn.batch.batch == op.batch:
-            self._set_turn(known, OpenTurn(turn.turn, turn.owner, turn.batches))
-        if known.news and op.shown:
-            for number in [number for number, news in known.news.items() if news.uid in op.shown]:
-                self._drop(known.news, number)
-
     # Handles
 
     def _registered(self, op: base.Registered) -> None:
@@ -198,16 +152,23 @@ class MemoryStore(Waits):
             self._save(record)
         if type(state) is not Stopped:
             record.state = state
+            if op.news is not None:
+                self._tell(record.conversation, op.news, op.event.at, op.uid)
             return
         parking = record.parking if record.owner is None else None
         if parking is not None and state.ended_by == "timeout" and self._is_resolved(op.uid):
             raise lost(op.uid)  # held: what was accepted is not undone by a late clock
-        self._end(record, state)
+        self._end(record, state, op.news)
         if parking is not None and hook_is_due(parking, state.ended_by):
             record.owner = self.owner
             self._put(self._hooks, record.uid, record)
         if op.output is not None:
             record.output = op.output
+
+    def _rewritten(self, op: base.Rewritten) -> None:
+        record = self._own(op.uid, op.fence)
+        self._save(record)
+        record.arguments = op.arguments
 
     def _claimed(self, op: base.Claimed) -> Record | None:
         record = self._records.get(op.uid)
@@ -266,16 +227,7 @@ class MemoryStore(Waits):
             if isinstance(record.state, Stopped):
                 self._note_stop(record, record.state.stopped)
 
-    # News, events, requests, secrets, retention
-
-    def _notified(self, op: base.Notified) -> None:
-        self._tell(op.conversation, op.kind, op.level, op.message, op.at, op.uid)
-
-    def _delivered(self, op: base.Delivered) -> None:
-        known = self._conversations.get(op.conversation)
-        if known is not None and known.news:
-            for number in [number for number in known.news if number <= op.upto]:
-                self._drop(known.news, number)
+    # Events, requests, secrets, retention
 
     def _emitted(self, op: base.Emitted) -> int:
         events = self._events.setdefault(op.process, {})

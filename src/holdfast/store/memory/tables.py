@@ -10,15 +10,19 @@ from holdfast.store.base import (
     TOMBSTONES,
     Entry,
     Expired,
-    News,
+    InquiryRow,
     OpenTurn,
     ProcessEvent,
     Record,
     Requested,
     WaitRow,
 )
+from holdfast.store.memory.queue import Queue
 
-_CHANGING = ("state", "owner", "fence", "attempt", "next_attempt_at", "parking", "cursor", "output", "id", "stateful")
+_CHANGING = (
+    "state", "owner", "fence", "attempt", "next_attempt_at", "parking", "cursor", "output", "id", "stateful",
+    "arguments",
+)  # fmt: skip
 _ABSENT: Any = object()
 
 
@@ -36,7 +40,7 @@ class Conversation:
         self.turn: OpenTurn | None = None
         self.names: dict[str, Record] = {}
         self.labels: dict[str, Record] = {}
-        self.news: dict[int, News] | None = None
+        self.news: Queue | None = None
         self.kept: list[Record] | None = None
         """Past their retention, kept because a turn is open."""
         self.tombs: dict[str, tuple[str | None, float]] | None = None
@@ -79,6 +83,10 @@ class Tables:
         self._in_order = True
         self._keeping: set[str] = set()
         """Conversations that have something in `kept`."""
+        self._inquiries: dict[str, list[InquiryRow]] = {}
+        """By conversation, oldest first."""
+        self._over: dict[tuple[str, str], float] = {}
+        """When a turn was over, by conversation and turn, of conversations with inquiries."""
         self._numbers = 0
         self._undo: list[tuple[Any, ...]] | None = None
         """How to take back what a commit of several operations has done so far."""
@@ -149,14 +157,16 @@ class Tables:
                 self._keeping.add(record.conversation)
         if gone < limit:
             self._forget_old(at)
+        self._forget_inquiries(before)
         return gone
 
     def _bury(self, record: Record, known: Conversation, at: float) -> None:
         uid = record.uid
         for table in (self._records, self._journals, self._events, self._held, self._holding):
             table.pop(uid, None)
-        for number in [number for number, news in (known.news or {}).items() if news.uid == uid]:
-            del known.news[number]  # type: ignore[union-attr]
+        if known.news:
+            for news in known.news.of(uid):
+                known.news.remove(news)
         if known.labels.get(record.call_id) is record:
             del known.labels[record.call_id]
         newest = known.names.get(record.id) is record
@@ -177,6 +187,15 @@ class Tables:
                 self._forget_oldest(known)
             if known.empty:
                 del self._conversations[conversation]
+
+    def _forget_inquiries(self, before: float) -> None:
+        over = {key for key, at in self._over.items() if at < before}
+        for conversation in {conversation for conversation, _ in over}:
+            rows = [row for row in self._inquiries.pop(conversation, ()) if (conversation, row.turn) not in over]
+            if rows:
+                self._inquiries[conversation] = rows
+        for key in over:
+            del self._over[key]
 
     def _forget_oldest(self, known: Conversation) -> None:
         assert known.tombs is not None

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from holdfast.errors import AlreadyStopped, HoldfastError
 from holdfast.handles.state import Ended, State, Stopped, describe, transition
 from holdfast.store import base
-from holdfast.store.base import News, Record, Resolving, WaitRow
-from holdfast.store.memory.reads import Reads
+from holdfast.store.base import Notice, Record, Resolving, WaitRow
+from holdfast.store.memory.news import Telling
 from holdfast.store.memory.tables import parked
 from holdfast.store.terminal import REVOKED, ended, news, resolution_of
 
@@ -19,7 +19,7 @@ def lost(uid: str) -> HoldfastError:
     )
 
 
-class Waits(Reads):
+class Waits(Telling):
     """The operations on waits, and the end of a call, which settles its own."""
 
     def __init__(self) -> None:
@@ -36,8 +36,8 @@ class Waits(Reads):
             raise AlreadyStopped(f"already stopped: {describe(record.state.outcome)}")
         return record
 
-    def _end(self, record: Record, state: Stopped) -> None:
-        """It has stopped, which settles what it waited for. Of a parked call that is news (D9)."""
+    def _end(self, record: Record, state: Stopped, told: Notice | None = None) -> None:
+        """It has stopped, which settles what it waited for. Of a parked call that is always news (D9)."""
         uid = record.uid
         was_parked = record.owner is None and record.parking is not None
         record.state, record.owner, record.next_attempt_at = state, None, None
@@ -46,8 +46,10 @@ class Waits(Reads):
             row = self._completion(uid)
             if row is not None and row.resolution is None and not row.revoked:
                 self._put(self._waits, row.key_id, replace(row, resolution=resolution_of(state.outcome)))
-        if was_parked:
-            self._tell(record.conversation, *news(record.id, record.tool, state), state.stopped, uid)
+        if told is None and was_parked:
+            told = Notice(*news(record.id, record.tool, state))
+        if told is not None:
+            self._tell(record.conversation, told, state.stopped, uid)
 
     def _wait_opened(self, op: base.WaitOpened) -> None:
         record = self._own(op.uid, op.fence)
@@ -134,10 +136,3 @@ class Waits(Reads):
                 self._put(self._settled, row.key_id, op.at)
                 others.append(row.key_id)
         return tuple(stopped), tuple(others)
-
-    def _tell(self, conversation: str, kind: str, level: str, message: str, at: float, uid: str | None) -> None:
-        self._numbers += 1
-        known = self._conversation(conversation)
-        if known.news is None:
-            known.news = {}
-        self._put(known.news, self._numbers, News(self._numbers, conversation, kind, level, message, at, uid))

@@ -1,4 +1,4 @@
-"""Wake-up calls between the processes of one store: a datagram says which rows have changed.
+"""Wake-up calls between the processes of one store: a datagram says which rows have changed, by what they are named.
 
 Rows are the truth and a ring is only a hint: a bell that nobody answers or that is full is passed over, and a sweep
 elsewhere mends it. Sockets live in the user's runtime directory, because a path beside the store can be too long for
@@ -21,12 +21,16 @@ from holdfast.store.sqlite.owners import Owners
 _LONGEST = 4096
 """Bytes of a datagram; what would be longer says only that something has changed."""
 _ANYTHING = b"*"
+_BETWEEN = "\0"
+"""Names of conversations may have spaces in them."""
 _SETTLED = 50_000_000
 """Nanoseconds. A directory that changed less long ago may change again without a newer time."""
 
 
 _PATH_BYTES = 107
 """How long the path of a socket may be."""
+STREAM = ".s"
+"""A process has a second socket, for its streams; it is called as its bell, and this."""
 
 
 def directory(name: str) -> Path:
@@ -51,7 +55,7 @@ class Bell:
 
     def __init__(self, store: Path, owners: Owners) -> None:
         name = f"{hashlib.sha256(os.fsencode(store)).hexdigest()[:16]}-{owners.me}"
-        self.path = str(directory(name) / name)
+        self.path = str(directory(name + STREAM) / name)
         self._owners, self._directory = owners, str(owners.directory)
         self._bells: list[str] = []
         self._listed_at = -1
@@ -95,7 +99,7 @@ class Bell:
             self._listed_at = changed_at if settled else -1
         if not self._bells:
             return
-        told = " ".join(changed).encode("utf-8", "replace")
+        told = _BETWEEN.join(changed).encode("utf-8", "replace")
         if len(told) > _LONGEST:
             told = _ANYTHING
         for bell in self._bells:
@@ -113,7 +117,7 @@ class Bell:
             except OSError:
                 break
             anything |= datagram == _ANYTHING
-            told.update(datagram.decode("utf-8", "replace").split())
+            told.update(datagram.decode("utf-8", "replace").split(_BETWEEN))
         if anything:
             self._heard(None)
         elif told:

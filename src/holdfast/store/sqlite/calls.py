@@ -7,6 +7,8 @@ from holdfast.handles.state import Ended, Running, State, Stopped, Waiting, name
 from holdfast.store import base
 from holdfast.store.base import Record
 from holdfast.store.sqlite.codec import decode_resolution, encode, record
+from holdfast.store.sqlite.ends import resolve_by_end, stop_parked
+from holdfast.store.sqlite.news import tell
 from holdfast.store.sqlite.sql import RECORDS, SQL
 from holdfast.store.sqlite.transaction import Call, Transaction, lease_lost
 from holdfast.store.terminal import REVOKED, ended
@@ -55,21 +57,32 @@ def _taken(tx: Transaction, uid: str | None, conversation: str, id: str) -> Hold
 
 
 def changed(tx: Transaction, op: base.Changed) -> None:
-    state = op.state
+    state, told = op.state, op.news
     if type(state) is not Stopped:
         tx.run(_CHANGE, (name(state), encode(state), op.uid, op.fence))
         if not tx.changes():
             tx.own(op.uid, op.fence)
+        if told is not None:
+            tell(tx, tx.rows(SQL["conversation"], (op.uid,))[0][0], told, op.event.at, op.uid)
     elif stopped := tx.rows(_STOP, (encode(state), state.stopped, op.uid, op.fence)):
-        if stopped[0][0]:
-            tx.resolve_by_end(op.uid, state)
+        keyed, conversation = stopped[0]
+        if keyed:
+            resolve_by_end(tx, op.uid, state)
+        if told is not None:
+            tell(tx, conversation, told, state.stopped, op.uid)
     else:
         call = tx.own(op.uid, op.fence)
         if state.ended_by == "timeout" and call.resolved:  # held: what was accepted is not undone by a late clock
             raise lease_lost(op.uid)
-        tx.stop_parked(call, state, hook=True)
+        stop_parked(tx, call, state, hook=True, told=told)
     if op.output is not None:
         tx.keep_output(op.uid, op.output)
+    tx.touched.add(op.uid)
+
+
+def rewritten(tx: Transaction, op: base.Rewritten) -> None:
+    call = tx.own(op.uid, op.fence)
+    tx.run(SQL["rewrite"], (encode(op.arguments), call.number))
     tx.touched.add(op.uid)
 
 
@@ -164,5 +177,5 @@ def _settle(tx: Transaction, call: Call, at: float | None) -> State:
         return state
     stopped = transition(state, end)
     assert isinstance(stopped, Stopped)
-    tx.stop_parked(call, stopped, hook=False)
+    stop_parked(tx, call, stopped, hook=False)
     return stopped

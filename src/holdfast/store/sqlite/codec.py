@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 
 from holdfast.handles.state import State
-from holdfast.store.base import Given, Kept, Parking, Record, Resolution, WaitRow
+from holdfast.store.base import CARRIERS, Carrier, Given, InquiryRow, Kept, News, Parking, Record, Resolution, WaitRow
+from holdfast.store.news import dropped
 
 Calls = tuple[tuple[str, str, dict[str, Any] | str, str | None], ...]
 Row = tuple[Any, ...]
@@ -20,6 +21,7 @@ decode_parking = msgspec.json.Decoder(Parking).decode
 decode_resolution = msgspec.json.Decoder(Resolution).decode
 decode_calls = msgspec.json.Decoder(Calls).decode
 decode_answers = msgspec.json.Decoder(tuple[Given, ...]).decode
+decode_news = msgspec.json.Decoder(tuple[News, ...]).decode
 decode = msgspec.json.Decoder().decode
 encode_kept = msgspec.msgpack.Encoder().encode
 
@@ -30,6 +32,20 @@ def encode(value: object) -> bytes:
         return _encoder.encode(value)
     except UnicodeEncodeError:
         return json.dumps(msgspec.to_builtins(value), ensure_ascii=False).encode("utf-8", "replace")
+
+
+def text(value: str) -> str:
+    """The text as SQLite takes it: half of a surrogate pair becomes a question mark here, too."""
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def carrier_bits(carriers: tuple[Carrier, ...]) -> int:
+    """The column `carriers`: a bit for each."""
+    return _BITS_OF_ALL if carriers is CARRIERS else sum({1 << CARRIERS.index(carrier) for carrier in carriers})
+
+
+_BITS_OF_ALL = (1 << len(CARRIERS)) - 1
+_CARRIERS = [tuple(c for bit, c in enumerate(CARRIERS) if bits & 1 << bit) for bits in range(_BITS_OF_ALL + 1)]
 
 
 def decode_state(state: bytes) -> State:
@@ -72,3 +88,21 @@ def wait_row(row: Row) -> WaitRow:
     key_id, uid, conversation, kind, name, secret_id, resolution, revoked = row
     resolved = None if resolution is None else decode_resolution(resolution)
     return WaitRow(key_id, uid, conversation, kind, name, secret_id, resolved, bool(revoked))
+
+
+def news_row(row: Row) -> News:
+    """A row of the queries `news` and `deliver`."""
+    number, conversation, kind, level, message, at, uid, bits = row
+    return News(number, conversation, kind, level, message, at, uid, _CARRIERS[bits])
+
+
+def dropped_row(row: Row) -> News:
+    """The row of the query `news` that counts what was dropped."""
+    _, conversation, _, _, count, at, *_ = row
+    return dropped(conversation, count, at)
+
+
+def inquiry_row(row: Row) -> InquiryRow:
+    """A row of the query `inquiries`."""
+    id, conversation, turn, uid, at, request, answer, error = row
+    return InquiryRow(id, conversation, turn, uid, at, decode(request), decode(answer), error)

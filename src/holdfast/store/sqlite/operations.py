@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast.store import base
 from holdfast.store.base import Journaled, Op
-from holdfast.store.sqlite import calls, retention, turns, waits
+from holdfast.store.sqlite import calls, news, retention, turns, waits
 from holdfast.store.sqlite.transaction import Transaction
 
 
@@ -19,6 +19,7 @@ _WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
     base.Opened: turns.opened,
     base.Registered: calls.registered,
     base.Changed: calls.changed,
+    base.Rewritten: calls.rewritten,
     base.Claimed: calls.claimed,
     base.Released: calls.released,
     base.Attempted: calls.attempted,
@@ -32,8 +33,10 @@ _WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
     base.Exposed: calls.exposed,
     base.Responded: turns.responded,
     base.HookCalled: turns.hook_called,
-    base.Notified: turns.notified,
-    base.Delivered: turns.delivered,
+    base.Notified: news.notified,
+    base.TakenBack: news.taken_back,
+    base.Delivered: news.delivered,
+    base.Inquired: turns.inquired,
     base.Requested: turns.requested,
     base.Replied: turns.replied,
     base.RequestClosed: turns.request_closed,

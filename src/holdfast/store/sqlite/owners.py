@@ -52,6 +52,10 @@ class Owners:
     def alive(self, owner: str) -> bool:
         return owner == self.me or _locked(self.directory / owner)
 
+    def bell(self, owner: str) -> str:
+        """Where an owner hears; empty if that is not known."""
+        return _bell(self.directory / owner)
+
     def bells(self) -> list[str]:
         """Where everyone whose file is there, but us, hears."""
         files = [file for file in self.directory.iterdir() if file.name != self.me and not file.name.startswith(_NEW)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import apsw
 
 from holdfast.store.sqlite import opening
-from holdfast.store.sqlite.bell import Bell
+from holdfast.store.sqlite.bell import STREAM, Bell
 from holdfast.store.sqlite.owners import Owners
 from holdfast.store.sqlite.sql import SQL
 from holdfast.store.sqlite.turnstile import Turnstile
@@ -52,6 +52,7 @@ class Place:
         connection.execute("COMMIT")
         for bell in filter(None, swept.values()):
             Path(bell).unlink(missing_ok=True)
+            Path(bell + STREAM).unlink(missing_ok=True)
 
     def reconnect(self) -> None:
         """Put a new connection in the place of the one that failed."""

@@ -45,7 +45,7 @@ ON CONFLICT (conversation, turn) DO UPDATE SET owner = excluded.owner, ended_at 
 -- name: open_batch
 -- All that is needed to answer a batch later.
 INSERT INTO batches (conversation, turn, batch, calls) VALUES (?, ?, ?, ?)
-ON CONFLICT (conversation, turn, batch) DO UPDATE SET calls = excluded.calls, responses = NULL;
+ON CONFLICT (conversation, turn, batch) DO UPDATE SET calls = excluded.calls, responses = NULL, news = NULL;
 
 -- name: count_batch
 -- The turn has had that many batches, and this one is open.
@@ -56,12 +56,12 @@ UPDATE turns SET batches = max(batches, ?1), open_batch = ?1 WHERE conversation 
 SELECT calls FROM batches WHERE conversation = ? AND turn = ? AND batch = ?;
 
 -- name: answers
--- What a batch was answered.
-SELECT responses FROM batches WHERE conversation = ? AND turn = ? AND batch = ?;
+-- What a batch was answered, and the news that rode on it.
+SELECT responses, news FROM batches WHERE conversation = ? AND turn = ? AND batch = ?;
 
 -- name: answer_batch
--- What a batch was answered.
-UPDATE batches SET responses = ? WHERE conversation = ? AND turn = ? AND batch = ?;
+-- What a batch was answered, and the news that rode on it.
+UPDATE batches SET responses = ?, news = ? WHERE conversation = ? AND turn = ? AND batch = ?;
 
 -- name: close_batch
 -- The batch is not open any more.
@@ -88,9 +88,11 @@ ON CONFLICT (handle) DO UPDATE SET kept = excluded.kept, file = excluded.file;
 UPDATE handles SET state_name = ?, state = ? WHERE uid = ? AND fence = ? AND stopped_at IS NULL;
 
 -- name: stop
--- The end of a call that is not parked: nobody owns it any more. Tells whether it has taken its completion key.
+-- The end of a call that is not parked: nobody owns it any more. Tells whether it has taken its completion key, and where
+-- news of it goes.
 UPDATE handles SET state_name = 'stopped', state = ?, stopped_at = ?, owner = NULL, next_attempt_at = NULL
-WHERE uid = ? AND fence = ? AND stopped_at IS NULL AND (owner IS NOT NULL OR parking IS NULL) RETURNING keyed;
+WHERE uid = ? AND fence = ? AND stopped_at IS NULL AND (owner IS NOT NULL OR parking IS NULL)
+RETURNING keyed, conversation;
 
 -- name: stop_parked
 -- The end of a parked call; somebody owns it on if its hook is due.
@@ -107,6 +109,14 @@ WHERE uid = ? AND kind = 'completion' AND resolution IS NULL AND NOT revoked;
 -- What decides about an operation on a call.
 SELECT number, uid, fence, owner, stopped_at, state, parking, keyed, resolved, hook_due, conversation, id, tool
 FROM handles WHERE uid = ?;
+
+-- name: conversation
+-- Where news of a handle goes.
+SELECT conversation FROM handles WHERE uid = ?;
+
+-- name: rewrite
+-- A person edited the arguments (P5).
+UPDATE handles SET arguments = ? WHERE number = ?;
 
 -- name: claim
 -- The call is ours. An attempt was cut short unless it had not started, or was between two.
@@ -179,15 +189,54 @@ UPDATE handles SET hook_due = 0, owner = NULL WHERE uid = ? AND hook_due;
 
 -- name: notify
 -- Queues news.
-INSERT INTO notifications (conversation, kind, level, message, at, uid) VALUES (?, ?, ?, ?, ?, ?);
+INSERT INTO notifications (conversation, kind, level, message, at, uid, carriers) VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: renew
+-- News of one kind of a handle, if some is queued, says something else now.
+UPDATE notifications SET message = ?, at = ? WHERE uid = ? AND kind = ? AND conversation = ?;
+
+-- name: waiting
+-- How much news waits in a conversation.
+SELECT waiting FROM queues WHERE conversation = ?;
+
+-- name: drop_oldest
+-- The oldest news of a level goes (N6).
+DELETE FROM notifications WHERE number IN (
+    SELECT number FROM notifications WHERE conversation = ? AND level = ? ORDER BY number LIMIT ?
+);
+
+-- name: count_dropped
+-- How much news went because too much waited, and when some last did.
+UPDATE queues SET dropped = dropped + ?, dropped_at = ? WHERE conversation = ?;
 
 -- name: take_back
 -- News of what was shown is no news (N3).
+DELETE FROM notifications WHERE uid = ? AND conversation = ?;
+
+-- name: take_back_kind
+-- The same for one kind of it.
+DELETE FROM notifications WHERE uid = ? AND kind = ? AND conversation = ?;
+
+-- name: remove_news
+-- News of a handle whose retention is over.
 DELETE FROM notifications WHERE uid = ?;
 
+-- name: queue
+-- Whether a conversation has news, and how much of it went.
+SELECT dropped, dropped_at FROM queues WHERE conversation = ?;
+
+-- name: tell_dropped
+-- It is being told how much went.
+UPDATE queues SET dropped = 0 WHERE conversation = ?;
+
 -- name: deliver
--- News that has been delivered.
-DELETE FROM notifications WHERE conversation = ? AND number <= ?;
+-- News that may ride on one of these carriers is delivered.
+DELETE FROM notifications WHERE conversation = ? AND carriers & ?
+RETURNING number, conversation, kind, level, message, at, uid, carriers;
+
+-- name: inquire
+-- An inquiry that is over.
+INSERT INTO inquiries (id, conversation, turn, uid, at, request, answer, error) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: request
 -- Something that only the owner of a handle can do.
@@ -269,6 +318,14 @@ DELETE FROM turns WHERE number IN (
 -- name: remove_batches
 -- The batches of such a turn.
 DELETE FROM batches WHERE conversation = ? AND turn = ?;
+
+-- name: remove_old_inquiries
+-- The inquiries of such a turn. A call that outlives its turn may have made some since: those are old enough later.
+DELETE FROM inquiries WHERE number IN (
+    SELECT number FROM inquiries i WHERE at < ?
+      AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.conversation = i.conversation AND t.turn = i.turn)
+    ORDER BY at LIMIT ?
+);
 
 -- name: records
 -- The columns of a handle, for all the queries that give handles; they add WHERE and ORDER BY.
@@ -360,9 +417,16 @@ SELECT process, sequence, type, payload, at FROM process_events WHERE process = 
 ORDER BY sequence LIMIT ?;
 
 -- name: news
--- What is queued for a conversation.
-SELECT number, conversation, kind, level, message, at, uid FROM notifications WHERE conversation = ?
-ORDER BY number LIMIT ?;
+-- What is queued for a conversation. Number 0 is the count of what was dropped.
+SELECT 0, conversation, NULL, NULL, dropped, dropped_at, NULL, NULL FROM queues WHERE conversation = ?1 AND dropped
+UNION ALL
+SELECT number, conversation, kind, level, message, at, uid, carriers FROM notifications WHERE conversation = ?1
+ORDER BY 1 LIMIT ?2;
+
+-- name: inquiries
+-- The inquiries of a conversation, or of one turn of it.
+SELECT id, conversation, turn, uid, at, request, answer, error FROM inquiries
+WHERE conversation = ?1 AND (?2 IS NULL OR turn = ?2) ORDER BY number LIMIT ?3;
 
 -- name: requests
 -- What others want of us.

@@ -7,9 +7,11 @@ import apsw
 
 from holdfast.errors import HoldfastError
 from holdfast.store.base import (
+    NEWS_LIMIT,
+    Answers,
     Entry,
     Expired,
-    Given,
+    InquiryRow,
     News,
     Opened,
     OpenTurn,
@@ -18,7 +20,18 @@ from holdfast.store.base import (
     Request,
     WaitRow,
 )
-from holdfast.store.sqlite.codec import Row, decode, decode_answers, decode_calls, record, wait_row
+from holdfast.store.sqlite.codec import (
+    Row,
+    decode,
+    decode_answers,
+    decode_calls,
+    decode_news,
+    dropped_row,
+    inquiry_row,
+    news_row,
+    record,
+    wait_row,
+)
 from holdfast.store.sqlite.sql import RECORDS, SQL
 
 _PARKED = "h.owner IS NULL AND h.parking IS NOT NULL AND h.stopped_at IS NULL"
@@ -132,9 +145,12 @@ class Reads:
         batch = None if calls is None else Opened(conversation, turn, number, decode_calls(calls[0]))
         return OpenTurn(turn, owner, batches, batch)
 
-    async def answers(self, conversation: str, turn: str, batch: int) -> tuple[Given, ...] | None:
+    async def answers(self, conversation: str, turn: str, batch: int) -> Answers | None:
         row = self._row(SQL["answers"], conversation, turn, batch)
-        return None if row is None or row[0] is None else decode_answers(row[0])
+        if row is None or row[0] is None:
+            return None
+        responses, news = row
+        return Answers(decode_answers(responses), () if news is None else decode_news(news))
 
     async def process_events(self, process: str, after: int = 0, limit: int = 1000) -> list[ProcessEvent]:
         return [
@@ -142,8 +158,12 @@ class Reads:
             for process_id, sequence, type, payload, at in self._rows(SQL["process_events"], (process, after, limit))
         ]
 
-    async def news(self, conversation: str, limit: int = 1000) -> list[News]:
-        return [News(*row) for row in self._rows(SQL["news"], (conversation, limit))]
+    async def news(self, conversation: str, limit: int = NEWS_LIMIT + 1) -> list[News]:
+        rows = self._rows(SQL["news"], (conversation, limit))
+        return [news_row(row) if row[0] else dropped_row(row) for row in rows]
+
+    async def inquiries(self, conversation: str, turn: str | None = None, limit: int = 1000) -> list[InquiryRow]:
+        return [inquiry_row(row) for row in self._rows(SQL["inquiries"], (conversation, turn, limit))]
 
     async def requests(self) -> list[Request]:
         return [Request(*row) for row in self._rows(SQL["requests"], (self.owner,))]

@@ -15,7 +15,7 @@ def collected(tx: Transaction, op: base.Collected) -> int:
         tx.run(SQL["remove_journal"], (number,))
         tx.run(SQL["remove_output"], (number,))
         tx.run(SQL["remove_process_events"], (uid,))
-        tx.run(SQL["take_back"], (uid,))
+        tx.run(SQL["remove_news"], (uid,))
         tx.run(SQL["remove_handle"], (number,))
         if file is not None:
             tx.run(SQL["add_litter"], (file,))
@@ -28,6 +28,7 @@ def collected(tx: Transaction, op: base.Collected) -> int:
         tx.run(SQL["remove_waits"], (uid,))
     for conversation, turn in tx.rows(SQL["remove_old_turns"], (op.before, op.limit)):
         tx.run(SQL["remove_batches"], (conversation, turn))
+    tx.run(SQL["remove_old_inquiries"], (op.before, op.limit))
     return len(expired)
 
 

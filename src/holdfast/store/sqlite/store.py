@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from holdfast.errors import HoldfastError
 from holdfast.store.base import Done, Failed, Heard, Op
+from holdfast.store.sqlite.bell import STREAM
 from holdfast.store.sqlite.place import Place
 from holdfast.store.sqlite.reads import Reads
 from holdfast.store.sqlite.writer import Commit, Fault, Writer
@@ -153,6 +154,11 @@ class SqliteStore(Reads):
 
     def alive(self, owner: str) -> bool:
         return self._place is not None and self._place.owners.alive(owner)
+
+    def stream(self, owner: str) -> str | None:
+        """Where the runtime of an owner listens for people; None if that is not known."""
+        bell = "" if self._place is None else self._place.owners.bell(owner)
+        return bell + STREAM if bell else None
 
 
 def _in_thread(loop: asyncio.AbstractEventLoop, work: Callable[[], T]) -> asyncio.Future[T]:

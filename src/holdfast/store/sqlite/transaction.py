@@ -8,9 +8,8 @@ import apsw
 from holdfast.errors import AlreadyStopped, HoldfastError
 from holdfast.handles.state import State, Stopped, describe
 from holdfast.store.base import Kept, Parking
-from holdfast.store.sqlite.codec import Row, decode_parking, decode_state, encode, encode_kept
+from holdfast.store.sqlite.codec import Row, decode_parking, decode_state, encode_kept
 from holdfast.store.sqlite.sql import SQL
-from holdfast.store.terminal import hook_is_due, news, resolution_of
 
 
 class Call(NamedTuple):
@@ -63,7 +62,7 @@ class Transaction:
         self.forgetful = False
         """Lines of journals were removed."""
         self.touched: set[str] = set()
-        """Uids and key ids that other processes may want to hear of."""
+        """Uids, key ids and conversations that other processes may want to hear of."""
         self.files: set[str] = set()
         """Output files that must be on the disk before the commit."""
         self.litter: list[str] = []
@@ -103,20 +102,6 @@ class Transaction:
         self.run(SQL["keep_output"], (uid, encode_kept(kept), kept.file))
         if kept.file is not None:
             self.files.add(kept.file)
-
-    def stop_parked(self, call: Call, state: Stopped, *, hook: bool) -> None:
-        """The end of a parked call settles its key and is news (D9). `hook`: if it is a cancel, that is due (D2)."""
-        parking = call.parking
-        assert parking is not None
-        due = hook and hook_is_due(parking, state.ended_by)
-        self.run(SQL["stop_parked"], (encode(state), state.stopped, self.owner if due else None, due, call.number))
-        self.resolve_by_end(call.uid, state)
-        told = news(call.id, call.tool, state)
-        self.run(SQL["notify"], (call.conversation, *told, state.stopped, call.uid))
-        self.touched.add(call.uid)
-
-    def resolve_by_end(self, uid: str, state: Stopped) -> None:
-        self.run(SQL["resolve_by_end"], (encode(resolution_of(state.outcome)), state.stopped, uid))
 
 
 def lease_lost(uid: str) -> HoldfastError:

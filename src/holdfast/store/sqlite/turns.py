@@ -1,8 +1,10 @@
-"""The operations on turns and batches, and on what goes from one to another: news, events, requests, secrets."""
+"""The operations on turns, their batches and inquiries, and on events, requests and secrets."""
 
 from holdfast.errors import HoldfastError
 from holdfast.store import base
-from holdfast.store.sqlite.codec import encode
+from holdfast.store.base import News
+from holdfast.store.sqlite.codec import encode, text
+from holdfast.store.sqlite.news import deliver, take_back
 from holdfast.store.sqlite.sql import SQL
 from holdfast.store.sqlite.transaction import Transaction
 
@@ -32,21 +34,20 @@ def opened(tx: Transaction, op: base.Opened) -> None:
         tx.run(SQL["open_batch"], (op.conversation, op.turn, op.batch, encode(op.calls)))
 
 
-def responded(tx: Transaction, op: base.Responded) -> None:
-    tx.run(SQL["answer_batch"], (encode(op.responses), op.conversation, op.turn, op.batch))
+def responded(tx: Transaction, op: base.Responded) -> tuple[News, ...]:
+    take_back(tx, op.conversation, op.shown)
+    news = deliver(tx, op.conversation, op.carry)
+    carried = encode(news) if news else None
+    tx.run(SQL["answer_batch"], (encode(op.responses), carried, op.conversation, op.turn, op.batch))
     tx.run(SQL["close_batch"], (op.conversation, op.turn, op.batch))
     for uid, cursor in op.cursors:
         tx.run(SQL["show_output"], (uid, cursor))
-    for uid in op.shown:
-        tx.run(SQL["take_back"], (uid,))
+    return news
 
 
-def notified(tx: Transaction, op: base.Notified) -> None:
-    tx.run(SQL["notify"], (op.conversation, op.kind, op.level, op.message, op.at, op.uid))
-
-
-def delivered(tx: Transaction, op: base.Delivered) -> None:
-    tx.run(SQL["deliver"], (op.conversation, op.upto))
+def inquired(tx: Transaction, op: base.Inquired) -> None:
+    request, answer, error = encode(op.request), encode(op.answer), None if op.error is None else text(op.error)
+    tx.run(SQL["inquire"], (op.id, op.conversation, op.turn, op.uid, op.at, request, answer, error))
 
 
 def emitted(tx: Transaction, op: base.Emitted) -> int:

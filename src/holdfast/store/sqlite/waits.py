@@ -4,6 +4,7 @@ from holdfast.handles.state import Ended, State, Stopped, transition
 from holdfast.store import base
 from holdfast.store.base import Resolving
 from holdfast.store.sqlite.codec import encode, wait_row
+from holdfast.store.sqlite.ends import stop_parked
 from holdfast.store.sqlite.sql import SQL
 from holdfast.store.sqlite.transaction import Call, Transaction
 from holdfast.store.terminal import REVOKED, ended
@@ -55,5 +56,5 @@ def _stop(tx: Transaction, call: Call, end: Ended) -> State:
     """End a parked call from outside. Its hook is not called: the outside said so itself."""
     state = transition(call.state, end)
     assert isinstance(state, Stopped)
-    tx.stop_parked(call, state, hook=False)
+    stop_parked(tx, call, state, hook=False)
     return state

@@ -28,6 +28,7 @@ from holdfast.store.base import (
     Registered,
     Released,
     Revoked,
+    Rewritten,
     Store,
     WaitOpened,
     Wrote,
@@ -153,6 +154,18 @@ class Fencing(Suite):
         await self.end(store, of)
         assert (await self.found(store, of)).output == kept, "an end that tells of no output takes none away"
 
+    async def check_P5_edited_arguments_are_what_is_recorded(self, store: Store) -> None:
+        of = await self.begin(store, 1, start=False)
+        other = await self.begin(store, 2)
+        for arguments in ({"env": "ü", "list": [1, None]}, {}):
+            await self.commit(store, Rewritten(of, 1, arguments))
+            assert (await self.found(store, of)).arguments == arguments
+        assert (await self.found(store, other)).arguments == {"env": "production"}
+        found = await store.named("main", "h1")
+        assert isinstance(found, Record) and found.arguments == {}
+        (claimed,) = await self.commit(store, Claimed(of, store.owner))
+        assert claimed.arguments == {}, "and what runs again after a crash"
+
     async def check_E2_the_journal_comes_back_in_order(self, store: Store) -> None:
         of = await self.begin(store, 1)
         other = await self.begin(store, 2)
@@ -185,6 +198,7 @@ def fenced(of: str, fence: int) -> list[Op]:
     return [
         Changed(of, fence, Ended(NOON, Ok("x")), Stopped(NOON, NOON, NOON, Ok("x"))),
         Changed(of, fence, Started(NOON), Running(NOON, NOON)),
+        Rewritten(of, fence, {"env": "elsewhere"}),
         Released(of, fence),
         Attempted(of, fence, 5, NOON),
         Journaled(of, fence, "step", "fenced", b"", b""),

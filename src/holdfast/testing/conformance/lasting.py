@@ -13,6 +13,7 @@ from holdfast.store.base import (
     Emitted,
     Expired,
     HookCalled,
+    Inquired,
     Journaled,
     Kept,
     Notified,
@@ -208,7 +209,8 @@ class Lasting(Suite):
             store,
             Journaled(uid(1), 1, "step", "a", b"\xff", b"1"),
             Emitted(uid(1), "t", {"a": 1}, NOON),
-            Notified("main", "k.n", "info", "hello", NOON),
+            Notified("main", "k.n", "info", "hello", NOON, None, ("message",)),
+            Inquired("a.q.1", "main", "t1", uid(1), NOON, {"ask": "ü"}, [1]),
         )
         before, old = await self.dump(store), store.owner
         later = await self.reopened(store)

@@ -2,11 +2,15 @@
 
 from holdfast.testing.conformance.commits import Commits
 from holdfast.testing.conformance.deferred import Deferred
+from holdfast.testing.conformance.delivery import Delivering
 from holdfast.testing.conformance.fencing import Fencing
 from holdfast.testing.conformance.handles import Handles
 from holdfast.testing.conformance.lasting import Lasting, Retention, Sharing
-from holdfast.testing.conformance.turns import News, Others, Turns
+from holdfast.testing.conformance.news import Telling
+from holdfast.testing.conformance.turns import Inquiries, Others, Turns
 
 
-class StoreConformance(Commits, Handles, Fencing, Deferred, Turns, News, Others, Retention, Lasting, Sharing):
+class StoreConformance(
+    Commits, Handles, Fencing, Deferred, Turns, Inquiries, Telling, Delivering, Others, Retention, Lasting, Sharing
+):
     """Every check there is. Say how a store is made (`make`, `again`), then `run` each of `checks()`."""

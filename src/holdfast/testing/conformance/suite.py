@@ -14,6 +14,7 @@ from holdfast.handles.state import Ended, EndedBy, Ok, Outcome, Pending, Started
 from holdfast.store.base import (
     Changed,
     Kept,
+    Notice,
     Op,
     Parked,
     Parking,
@@ -164,7 +165,8 @@ class Suite:
         found: dict[str, Any] = {}
         for conversation in CONVERSATIONS:
             found[f"turn of {conversation}"] = await store.turn(conversation)
-            found[f"news of {conversation}"] = await store.news(conversation)
+            found[f"news of {conversation}"] = await store.news(conversation, 10_000)
+            found[f"inquiries of {conversation}"] = await store.inquiries(conversation)
             for each in await store.handles(conversation=conversation, stateful=None, limit=100_000):
                 found[each.uid] = each
                 found[f"journal of {each.uid}"] = await store.journal(each.uid)
@@ -205,11 +207,12 @@ class Suite:
         ended_by: EndedBy = "self",
         at: float = NOON + 60,
         output: Kept | None = None,
+        news: Notice | None = None,
     ) -> Changed:
         """The operation that ends a handle."""
         now = await self.found(store, of)
         event = Ended(at, Ok("done") if outcome is None else outcome, ended_by)
-        return Changed(of, now.fence, event, transition(now.state, event), output)
+        return Changed(of, now.fence, event, transition(now.state, event), output, news)
 
     async def end(
         self,

@@ -1,13 +1,15 @@
-"""Checks of what is not a handle: turns and their batches, news, process events, requests, secrets."""
+"""Checks of what is not a handle: turns with their batches and inquiries, process events, requests, secrets."""
 
 # ruff: noqa: N802 - checks are named after the rules they prove
 
 from typing import Any
 
 from holdfast.store.base import (
-    Delivered,
+    Answers,
+    Collected,
     Emitted,
-    Notified,
+    Inquired,
+    InquiryRow,
     Opened,
     OpenTurn,
     ProcessEvent,
@@ -22,7 +24,7 @@ from holdfast.store.base import (
     TurnEnded,
 )
 from holdfast.testing.conformance.handles import NESTED
-from holdfast.testing.conformance.suite import NOON, Suite, uid
+from holdfast.testing.conformance.suite import DAY, NOON, Suite, uid
 
 
 class Turns(Suite):
@@ -61,7 +63,7 @@ class Turns(Suite):
         await self.commit(store, TurnBegan("main", "t1", NOON), Opened("main", "t1", 1, ()))
         assert await store.answers("main", "t1", 1) is None
         await self.commit(store, Responded("main", "t1", 1, given, ()))
-        assert await store.answers("main", "t1", 1) == (given if store.durable else None)
+        assert await store.answers("main", "t1", 1) == (Answers(given) if store.durable else None)
         assert await store.answers("main", "t1", 2) is None
 
     async def check_B9_the_open_batch_comes_back_exactly(self, store: Store) -> None:
@@ -120,50 +122,50 @@ class Turns(Suite):
         assert turn is not None and turn.batch is None, "it will never be answered"
 
 
-class News(Suite):
-    """What a conversation is to be told."""
+class Inquiries(Suite):
+    """What a model was asked in place of the person or the assistant, kept as long as its turn is (Q6)."""
 
-    async def check_N4_news_is_queued_in_order(self, store: Store) -> None:
-        for number in range(5):
-            await self.commit(
-                store,
-                Notified("main", "tool.waiting", "warning", f"ü{number}", NOON + number, uid(number)),
-                Notified("other", "custom.kind", "critical", "x", NOON),
-            )
-        queued = await store.news("main")
-        assert [news.message for news in queued] == [f"ü{number}" for number in range(5)]
-        assert [news.number for news in queued] == sorted({news.number for news in queued})
-        first = queued[0]
-        told = (first.conversation, first.kind, first.level, first.at, first.uid)
-        assert told == ("main", "tool.waiting", "warning", NOON, uid(0)), told
-        assert (await store.news("other"))[0].uid is None
-        assert await store.news("main", limit=2) == queued[:2]
+    async def inquire(self, store: Store, number: int, turn: str, at: float = NOON, **changes: Any) -> None:
+        fields: dict[str, Any] = {"conversation": "main", "uid": uid(number), "request": {"n": number}}
+        await self.commit(store, Inquired(id=f"c.q.{number}", turn=turn, at=at, **{**fields, **changes}))
 
-    async def check_N4_delivered_news_is_gone(self, store: Store) -> None:
-        for number in range(4):
-            await self.commit(store, Notified("main", "k.n", "info", str(number), NOON))
-        await self.commit(store, Notified("other", "k.n", "info", "other", NOON))
-        queued = await store.news("main")
-        await self.commit(store, Delivered("main", queued[1].number))
-        assert await store.news("main") == queued[2:]
-        await self.commit(store, Delivered("unheard of", queued[-1].number))
-        await self.commit(store, Notified("main", "k.n", "info", "4", NOON))
-        assert [news.message for news in await store.news("main")] == ["2", "3", "4"]
-        await self.commit(store, Delivered("main", (await store.news("main"))[-1].number))
-        assert await store.news("main") == []
-        assert len(await store.news("other")) == 1
-        await self.commit(store, Notified("main", "k.n", "info", "5", NOON))
-        (last,) = await store.news("main")
-        assert last.number > queued[-1].number, "a number is never used again"
+    async def check_Q6_inquiries_are_recorded(self, store: Store) -> None:
+        await self.inquire(store, 1, "t1", NOON + 5, request=NESTED, answer=NESTED)
+        await self.inquire(store, 2, "t2", NOON, uid=None, error="timed out: ü")
+        await self.inquire(store, 3, "t1", NOON + 1, answer=False)
+        await self.inquire(store, 4, "t1", conversation="other")
+        rows = await store.inquiries("main")
+        assert rows == [
+            InquiryRow("c.q.1", "main", "t1", uid(1), NOON + 5, NESTED, NESTED),
+            InquiryRow("c.q.2", "main", "t2", None, NOON, {"n": 2}, None, "timed out: ü"),
+            InquiryRow("c.q.3", "main", "t1", uid(3), NOON + 1, {"n": 3}, False),
+        ], rows
+        assert await store.inquiries("main", "t1") == [rows[0], rows[2]]
+        assert await store.inquiries("main", "t1", limit=1) == rows[:1]
+        assert await store.inquiries("main", limit=2) == rows[:2]
+        assert await store.inquiries("main", "t3") == [] == await store.inquiries("unheard of")
 
-    async def check_N3_a_response_takes_back_what_it_showed(self, store: Store) -> None:
-        for number in (1, 2, 1, 3):
-            await self.commit(store, Notified("main", "tool.stopped", "info", str(number), NOON, uid(number)))
-        await self.commit(store, Notified("main", "k.n", "info", "of nobody", NOON))
-        await self.commit(store, Responded("main", "t1", 1, (), (), (uid(1), uid(9))))
-        assert [news.message for news in await store.news("main")] == ["2", "3", "of nobody"]
-        await self.commit(store, Responded("main", "t1", 2, (), ((uid(2), 5),)))
-        assert len(await store.news("main")) == 3, "a cursor is not a state"
+    async def check_Q6_inquiries_go_with_their_turn(self, store: Store) -> None:
+        await self.commit(store, TurnBegan("main", "t1", NOON), TurnBegan("other", "t1", NOON))
+        await self.inquire(store, 1, "t1")
+        await self.inquire(store, 2, "t1", conversation="other")
+        await self.commit(store, TurnBegan("main", "t2", NOON + 10, "t1"))
+        await self.inquire(store, 3, "t2", NOON + 11)
+        await self.inquire(store, 4, "t1", NOON + 30)  # of a call that outlives its turn
+        await self.commit(store, TurnEnded("main", "t2", NOON + 20))
+        await self.commit(store, Collected(NOON + 10, NOON + DAY))
+        assert len(await store.inquiries("main")) == 3, "nothing is older than that"
+        await self.commit(store, Collected(NOON + 20, NOON + DAY))
+        assert [row.id for row in await store.inquiries("main", "t2")] == ["c.q.3"]
+        await self.commit(store, Collected(NOON + 30, NOON + DAY))
+        assert [row.id for row in await store.inquiries("main")][-1] == "c.q.4"
+        assert await store.inquiries("main", "t2") == []
+        await self.commit(store, Collected(NOON + DAY, NOON + DAY))
+        assert await store.inquiries("main") == []
+        assert len(await store.inquiries("other")) == 1, "its turn is open"
+        await self.commit(store, TurnEnded("other", "t1", NOON + DAY))
+        await self.commit(store, Collected(NOON + 2 * DAY, NOON + 2 * DAY))
+        assert await store.inquiries("other") == []
 
 
 class Others(Suite):

@@ -6,15 +6,18 @@ from dataclasses import replace
 from holdfast.handles.state import Reply
 from holdfast.handles.view import Waited
 from holdfast.tools.base import Tool
+from holdfast.tools.builtin.ask_user import ask_user_tool
 from holdfast.tools.builtin.await_ import await_tool
 from holdfast.tools.builtin.describe_tools import describe_tools_tool
 from holdfast.tools.builtin.read_output import read_output_tool
 
-NAMES = ("await", "read_output", "describe_tools")
+NAMES = ("await", "read_output", "describe_tools", "ask_user")
 
 
-def builtin_tools(tools: Sequence[Tool], show: Callable[[Waited], Reply]) -> list[Tool]:
+def builtin_tools(tools: Sequence[Tool], show: Callable[[Waited], Reply], *, person: bool = False) -> list[Tool]:
     """The built-ins that go with `tools`: what has nothing to work on is left out, or not offered (A1, B8).
+
+    `person`: somebody is there whom `ask_user` can ask (Q8).
 
     A one-shot call that is parked may become a handle (D10), so there is `await` also where no tool is stateful.
     """
@@ -24,4 +27,6 @@ def builtin_tools(tools: Sequence[Tool], show: Callable[[Waited], Reply]) -> lis
         offered.append(read_output_tool())
     if any(tool.examples or tool.summary for tool in tools):
         offered.append(describe_tools_tool(tools))
+    if person:
+        offered.append(ask_user_tool())
     return [replace(tool, source="builtin") for tool in offered]

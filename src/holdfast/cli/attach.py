@@ -1,0 +1,127 @@
+"""`holdfast attach`: a person at the terminal of a handle, whichever process runs it.
+
+What the program prints is shown as it is, and what is typed goes to it, until the person detaches or it ends. Exit code
+0 when they detached or it ended well, 1 when it failed or was ended.
+"""
+
+import asyncio
+import signal
+
+import click
+import msgspec
+
+from holdfast.cli.link import Link, find_running, linked
+from holdfast.cli.printing import one_line
+from holdfast.cli.raw import Key, RawTerminal, redraw
+from holdfast.cli.store import run, store_option
+from holdfast.handles.handle import HandleInfo
+from holdfast.handles.state import Error
+from holdfast.tools.base import Screen
+from holdfast.turn import frames
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _key(context: click.Context, parameter: click.Parameter, value: str) -> Key:
+    return Key.parse(value)
+
+
+@click.command()
+@click.argument("ID")
+@click.option("--read-only", is_flag=True, help="Watch, and leave the driving to others.")
+@click.option("--detach-key", metavar="KEY", default="C-]", callback=_key, help="The key that detaches; default: C-].")
+@click.option("--conversation", metavar="C", help="The conversation it is in, if several have one of that id.")
+@store_option
+@click.pass_context
+def attach(
+    context: click.Context, id: str, read_only: bool, detach_key: Key, conversation: str | None, store: str | None
+) -> None:
+    """Take over the terminal of the handle of an ID, or a uid. Ctrl-] detaches, and the program goes on."""
+    terminal = RawTerminal()
+    ended, stopped_by = run(_attach(terminal, store, id, conversation, detach_key, read_only=read_only))
+    if ended is not None:
+        failed = isinstance(ended.outcome, Error)
+        click.echo(_how(ended), err=True)
+        context.exit(int(failed))
+    click.echo(f"detached from {one_line(id)}, which goes on", err=True)
+    context.exit(128 + stopped_by if stopped_by else 0)
+
+
+async def _attach(
+    terminal: RawTerminal, url: str | None, id: str, conversation: str | None, key: Key, *, read_only: bool
+) -> tuple[HandleInfo | None, int]:
+    """How the handle ended, if it did, and the number of the signal that ended this, if one did."""
+    to = await find_running(url, id, conversation)
+    rows, cols = terminal.size()
+    watching = frames.Want(uid=to.record.uid, want="follow", screen=True)
+    driving = frames.Want(uid=to.record.uid, want="attach", rows=rows, cols=cols)
+    async with linked(to, watching if read_only else driving) as link:
+        first = await link.receive()  # refused while the terminal is still as it was
+        session = _Session(terminal, link, key, read_only=read_only)
+        return await session.run(first)
+
+
+class _Session:
+    """From the first screen to the last."""
+
+    def __init__(self, terminal: RawTerminal, link: Link, key: Key, *, read_only: bool) -> None:
+        self._terminal = terminal
+        self._link = link
+        self._key = key
+        self._read_only = read_only
+        self._hint = f" {'watching' if read_only else 'attached'}; {key.name} detaches "
+        self._left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def run(self, first: tuple[str, bytes]) -> tuple[HandleInfo | None, int]:
+        loop, terminal = asyncio.get_running_loop(), self._terminal
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._leave, number)
+        if not self._read_only:
+            loop.add_signal_handler(signal.SIGWINCH, self._resized)
+        with terminal:
+            showing = asyncio.create_task(self._show(first))
+            loop.add_reader(terminal.input, self._typed)
+            try:
+                await asyncio.wait((showing, self._left), return_when=asyncio.FIRST_COMPLETED)
+                if showing.done():
+                    return showing.result(), 0
+                self._link.send(frames.DETACH)
+                return None, self._left.result()
+            finally:
+                loop.remove_reader(terminal.input)
+                showing.cancel()
+                await asyncio.gather(showing, return_exceptions=True)
+
+    async def _show(self, received: tuple[str, bytes]) -> HandleInfo:
+        while True:
+            kind, payload = received
+            if kind == frames.SCREEN:
+                self._terminal.write(redraw(msgspec.json.decode(payload, type=Screen), self._hint))
+                self._hint = ""
+            elif kind == frames.OUTPUT:
+                self._terminal.write(payload)
+            elif kind == frames.END:
+                return msgspec.json.decode(payload, type=frames.Told).handle
+            received = await self._link.receive()
+
+    def _typed(self) -> None:
+        typed = self._terminal.read()
+        before = self._key.before(typed)
+        if not self._read_only:
+            self._link.send(frames.INPUT, typed if before is None else before)
+        if before is not None or not typed:
+            self._leave(0)
+
+    def _resized(self) -> None:
+        self._link.send(frames.RESIZE, frames.Size(*self._terminal.size()))
+
+    def _leave(self, number: int) -> None:
+        if not self._left.done():
+            self._left.set_result(number)
+
+
+def _how(ended: HandleInfo) -> str:
+    said = f"{one_line(ended.id)}: "
+    if isinstance(ended.outcome, Error):
+        return said + one_line(ended.outcome.message)
+    return f"{said}ok" if ended.exit_code is None else f"{said}ended with exit code {ended.exit_code}"

@@ -1,0 +1,96 @@
+"""What a tool printed, piece by piece, made into text that may be shown (K4). A piece may end anywhere: what cannot be
+understood without the next one is held back until it is there."""
+
+import codecs
+import re
+from typing import Protocol
+
+from holdfast.cli.printing import printable
+from holdfast.handles.text import SEQUENCE, SEQUENCE_SIZE, has_controls, strip_controls
+
+_LONGEST_LINE = 1 << 20
+"""Bytes of a terminal's line that are held back. A longer one is shown in parts."""
+_CONTEXT = SEQUENCE_SIZE
+_UNFINISHED = re.compile("\r+\\Z")
+
+
+class Readable(Protocol):
+    """Takes bytes, gives what is to be written."""
+
+    def feed(self, data: bytes) -> bytes: ...
+
+    def end(self) -> bytes:
+        """What is left; what is fed then begins anew."""
+
+
+class Raw:
+    """Everything as it was printed."""
+
+    def feed(self, data: bytes) -> bytes:
+        return data
+
+    def end(self) -> bytes:
+        return b""
+
+
+class Plain:
+    """Text without control sequences."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+
+    def feed(self, data: bytes) -> bytes:
+        text = self._held + self._decoder.decode(data)
+        place = _unfinished(text)
+        self._held = text[place:]
+        return _shown(text[:place])
+
+    def end(self) -> bytes:
+        text = self._held + self._decoder.decode(b"", final=True)
+        self.__init__()  # type: ignore[misc]
+        return _shown(text)
+
+
+class Rendered:
+    """The lines of a terminal as they were to be seen."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._before = b""
+
+    def feed(self, data: bytes) -> bytes:
+        self._held += data
+        end = self._held.rfind(b"\n") + 1
+        return self._render(end or (len(self._held) if len(self._held) > _LONGEST_LINE else 0))
+
+    def end(self) -> bytes:
+        rendered = self._render(len(self._held))
+        self._before = b""
+        return rendered
+
+    def _render(self, end: int) -> bytes:
+        from holdfast.handles.rendering import render
+
+        lines, self._held = self._held[:end], self._held[end:]
+        before, self._before = self._before, (self._before + lines)[-_CONTEXT:]
+        return printable(render(lines, before)).encode() if lines else b""
+
+
+def _shown(text: str) -> bytes:
+    clean = strip_controls(text)
+    return clean.encode(errors="replace") if clean.isascii() else printable(clean).encode(errors="replace")
+
+
+def _unfinished(text: str) -> int:
+    """Where something begins that may go on: a control sequence, or the return before a newline."""
+    start = max(0, len(text) - SEQUENCE_SIZE)
+    tail = text[start:]
+    if has_controls(tail):
+        for sequence in SEQUENCE.finditer(tail):
+            if sequence.end() == len(tail) and tail[sequence.start()] != "\r":
+                return start + sequence.start()
+        returns = _UNFINISHED.search(tail)
+        if returns is not None:
+            return start + returns.start()
+    return len(text)

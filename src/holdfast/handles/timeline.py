@@ -1,0 +1,147 @@
+"""When what was printed: the times behind an output, so that a session can be shown again as it went.
+
+A `Timeline` promises: noting is cheap enough to be done for every piece; at most `MARKS` are kept, however long the
+session; what was printed is never shown later than it was, and no earlier than `interval` seconds. That is 10 ms until
+there are too many marks. Then it is doubled, until half of them can be dropped: those of busy stretches, because marks
+further apart than the interval stay.
+
+It knows offsets and times, no bytes: those are the output's. A time of day that is set back counts as no time passed.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+MARKS = 4096
+"""How many marks and sizes are kept at most, together."""
+_INTERVAL = 0.01
+
+
+class Started(NamedTuple):
+    """The beginning of a session: a time of day, and the size of the terminal."""
+
+    at: float
+    rows: int
+    cols: int
+
+
+class Resized(NamedTuple):
+    """From the byte at `offset` on the terminal had another size, `after` seconds into the session."""
+
+    offset: int
+    after: float
+    rows: int
+    cols: int
+
+
+class Timeline:
+    """The times of one output."""
+
+    __slots__ = ("_at", "_behind", "_offsets", "_sizes", "_times", "_until", "interval", "started")
+
+    def __init__(self, started: float, rows: int, cols: int) -> None:
+        self.started = Started(started, rows, cols)
+        self.interval = _INTERVAL
+        """What was printed within so many seconds has one time, that of the first of it."""
+        # The bytes before `_offsets[i]`, and not before the one before it, were printed `_times[i]` seconds after start.
+        self._offsets: list[int] = []
+        self._times: list[float] = []
+        self._sizes: list[Resized] = []
+        self._behind = 0.0  # by how much the clock was set back, in all
+        self._at, self._until = math.inf, -math.inf  # the latest mark holds for notes between these times of day
+
+    def note(self, offset: int, at: float) -> None:
+        """All that had been printed at the time `at` ends at `offset`. Called after each piece."""
+        if self._at <= at < self._until:
+            self._offsets[-1] = offset
+        else:
+            self._mark(offset, at)
+
+    def resized(self, offset: int, at: float, rows: int, cols: int) -> None:
+        """What is printed from `offset` on is for a terminal of another size."""
+        after = self._after(at)
+        if self._sizes and after - self._sizes[-1].after < self.interval:
+            after = self._sizes.pop().after
+        self._sizes.append(Resized(offset, after, rows, cols))
+        self._make_room()
+
+    def marks(self) -> Iterator[tuple[int, float]]:
+        """Offsets up to which had been printed, and when, in seconds after the start; both rise."""
+        return zip(self._offsets, self._times, strict=True)
+
+    def sizes(self) -> Iterator[Resized]:
+        return iter(self._sizes)
+
+    def _mark(self, offset: int, at: float) -> None:
+        after = self._after(at)
+        if self._times and after - self._times[-1] < self.interval:  # the clock was set back, or this was loaded
+            self._offsets[-1] = offset
+        else:
+            self._offsets.append(offset)
+            self._times.append(after)
+            self._make_room()
+        self._at, self._until = at, at + self.interval
+
+    def _after(self, at: float) -> float:
+        """Seconds after the start: never less than last time."""
+        last = max(self._times[-1] if self._times else 0.0, self._sizes[-1].after if self._sizes else 0.0)
+        after = at - self.started.at + self._behind
+        if after < last:
+            self._behind += last - after
+            return last
+        return after
+
+    def _make_room(self) -> None:
+        if len(self._times) + len(self._sizes) < MARKS:
+            return
+        while len(self._times) + len(self._sizes) > MARKS // 2:
+            self.interval *= 2
+            self._thin()
+
+    def _thin(self) -> None:
+        """Make one of what is closer than the interval: marks keep the first time, sizes the last size."""
+        offsets, times = self._offsets, self._times
+        self._offsets, self._times = [], []
+        for offset, after in zip(offsets, times, strict=True):
+            if self._times and after - self._times[-1] < self.interval:
+                self._offsets[-1] = offset
+            else:
+                self._offsets.append(offset)
+                self._times.append(after)
+        sizes: list[Resized] = []
+        for size in self._sizes:
+            if sizes and size.after - sizes[-1].after < self.interval:
+                size = size._replace(after=sizes.pop().after)
+            sizes.append(size)
+        self._sizes = sizes
+
+    def dump(self) -> bytes:
+        """As bytes, for the store: times in milliseconds, everything as the difference to what is before it."""
+        times = [round(after * 1000) for after in self._times]
+        sizes = [(size.offset, round(size.after * 1000), size.rows, size.cols) for size in self._sizes]
+        return msgspec.msgpack.encode((self.started, self.interval, _steps(self._offsets), _steps(times), sizes))
+
+    @classmethod
+    def load(cls, data: bytes) -> "Timeline":
+        """The timeline that was dumped; it may go on."""
+        started, interval, offsets, times, sizes = msgspec.msgpack.decode(data, type=_Dumped)
+        timeline = cls(*started)
+        timeline.interval = interval
+        timeline._offsets = _sums(offsets)
+        timeline._times = [after / 1000 for after in _sums(times)]
+        timeline._sizes = [Resized(offset, after / 1000, rows, cols) for offset, after, rows, cols in sizes]
+        return timeline
+
+
+_Dumped = tuple[Started, float, list[int], list[int], list[tuple[int, int, int, int]]]
+
+
+def _steps(values: list[int]) -> list[int]:
+    return [value - before for value, before in zip(values, [0, *values], strict=False)]
+
+
+def _sums(steps: list[int]) -> list[int]:
+    return list(itertools.accumulate(steps))

@@ -1,0 +1,25 @@
+"""How the end of a call settles what it waited for, and what the end of a parked one does besides."""
+
+from holdfast.handles.state import Stopped
+from holdfast.store.base import Notice
+from holdfast.store.sqlite.codec import encode
+from holdfast.store.sqlite.news import tell
+from holdfast.store.sqlite.sql import SQL
+from holdfast.store.sqlite.transaction import Call, Transaction
+from holdfast.store.terminal import hook_is_due, news, resolution_of
+
+
+def stop_parked(tx: Transaction, call: Call, state: Stopped, *, hook: bool, told: Notice | None = None) -> None:
+    """The end of a parked call settles its key and is always news (D9). `hook`: if it is a cancel, that is due (D2)."""
+    parking = call.parking
+    assert parking is not None
+    due = hook and hook_is_due(parking, state.ended_by)
+    tx.run(SQL["stop_parked"], (encode(state), state.stopped, tx.owner if due else None, due, call.number))
+    resolve_by_end(tx, call.uid, state)
+    notice = Notice(*news(call.id, call.tool, state)) if told is None else told
+    tell(tx, call.conversation, notice, state.stopped, call.uid)
+    tx.touched.add(call.uid)
+
+
+def resolve_by_end(tx: Transaction, uid: str, state: Stopped) -> None:
+    tx.run(SQL["resolve_by_end"], (encode(resolution_of(state.outcome)), state.stopped, uid))

@@ -1,0 +1,75 @@
+"""How news comes to a conversation, and how it goes (N). The database itself counts what waits: see the schema."""
+
+from collections.abc import Iterable
+
+from holdfast.store import base
+from holdfast.store.base import NEWS_LIMIT, Carrier, News, Notice, Shown
+from holdfast.store.news import CONTENT, DROPS, TAKES, dropped, in_order
+from holdfast.store.sqlite.codec import carrier_bits, news_row, text
+from holdfast.store.sqlite.sql import SQL
+from holdfast.store.sqlite.transaction import Transaction
+
+_NOTIFY, _WAITING = SQL["notify"], SQL["waiting"]
+
+
+def tell(tx: Transaction, conversation: str, told: Notice | base.Notified, at: float, uid: str | None) -> None:
+    """Queue it. This is in the commit of every stop that is news: it must cost little, however much waits."""
+    tx.touched.add(conversation if uid is None else uid)
+    message = text(told.message)
+    if told.kind == CONTENT and uid is not None:
+        tx.run(SQL["renew"], (message, at, uid, CONTENT, conversation))
+        if tx.changes():
+            return
+    tx.run(_NOTIFY, (conversation, told.kind, told.level, message, at, uid, carrier_bits(told.carriers)))
+    row = tx.row(_WAITING, (conversation,))
+    assert row is not None
+    if row[0] > NEWS_LIMIT:
+        _drop(tx, conversation, row[0] - NEWS_LIMIT, at)
+
+
+def _drop(tx: Transaction, conversation: str, surplus: int, at: float) -> None:
+    """Let go of that many, or of all that may go. A store of version 0.1, which had no limit, may hold many more."""
+    gone = 0
+    for level in DROPS:
+        if gone < surplus:
+            tx.run(SQL["drop_oldest"], (conversation, level, surplus - gone))
+            gone += tx.changes()
+    if gone:
+        tx.run(SQL["count_dropped"], (gone, at, conversation))
+
+
+def take_back(tx: Transaction, conversation: str, shown: Iterable[tuple[str, Shown]]) -> None:
+    """News of what was shown is no news (N3)."""
+    for uid, state in shown:
+        kinds = TAKES[state]
+        if kinds is None:
+            tx.run(SQL["take_back"], (uid, conversation))
+        else:
+            for kind in kinds:
+                tx.run(SQL["take_back_kind"], (uid, kind, conversation))
+
+
+def deliver(tx: Transaction, conversation: str, carriers: tuple[Carrier, ...]) -> tuple[News, ...]:
+    """What may ride on one of them, in order. It is queued no more."""
+    queue = tx.row(SQL["queue"], (conversation,)) if carriers else None
+    if queue is None:
+        return ()
+    count, at = queue
+    found = []
+    if count:
+        found.append(dropped(conversation, count, at))
+        tx.run(SQL["tell_dropped"], (conversation,))
+    found += [news_row(row) for row in tx.rows(SQL["deliver"], (conversation, carrier_bits(carriers)))]
+    return in_order(found)
+
+
+def notified(tx: Transaction, op: base.Notified) -> None:
+    tell(tx, op.conversation, op, op.at, op.uid)
+
+
+def taken_back(tx: Transaction, op: base.TakenBack) -> None:
+    take_back(tx, op.conversation, op.shown)
+
+
+def delivered(tx: Transaction, op: base.Delivered) -> tuple[News, ...]:
+    return deliver(tx, op.conversation, (op.carrier,))

@@ -1,0 +1,1 @@
+"""Programs that run in a terminal of their own."""

@@ -1,0 +1,139 @@
+"""Asks the assistant through the inquiry seam (Q2, Q6, Q7): checks what it answers, asks once more, records it all.
+
+Nothing of an inquiry becomes part of the conversation: request and answer are rows of their own.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.handles.handle import Handle
+from holdfast.handles.question import Question, answer_fits, expected, select_options
+from holdfast.handles.registry import Registry
+from holdfast.handles.state import Error, Ok, Outcome
+from holdfast.handles.text import plain
+from holdfast.store.base import Inquired
+from holdfast.turn.inquiry import Inquire, Inquiry
+
+_log = logging.getLogger("holdfast.turn")
+
+ATTEMPTS = 2
+"""How often a model is asked one question (Q7)."""
+TIMEOUT_SECS = 120.0
+
+
+class InquiryFailed(Exception):
+    """The model gave no answer: it failed, took too long, or there is none."""
+
+
+class Inquiries:
+    """Asks by the runtime's inquiry function."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        inquire: Inquire | None,
+        *,
+        assistant: Mapping[str, Any] | None = None,
+        timeout: float = TIMEOUT_SECS,
+    ) -> None:
+        self._registry = registry
+        self._inquire = inquire
+        self._assistant = dict(assistant or {})
+        self._timeout = timeout
+
+    @property
+    def here(self) -> bool:
+        """Whether there is a model to ask."""
+        return self._inquire is not None
+
+    def ask(
+        self, handle: Handle, question: Question, assistant: Mapping[str, Any], then: Callable[[Outcome], None]
+    ) -> "asyncio.Task[None]":
+        """Have the model answer a tool's question. `then` gets the answer, or why there is none, unless cancelled."""
+
+        async def answer() -> None:
+            then(await self._answer(handle, question, assistant))
+
+        return asyncio.create_task(answer())
+
+    async def _answer(self, handle: Handle, question: Question, assistant: Mapping[str, Any]) -> Outcome:
+        problem = ""
+        for attempt in range(1, ATTEMPTS + 1):
+            inquiry = Inquiry(
+                id=f"{handle.call_id}.{question.id}.{attempt}",
+                purpose="question",
+                conversation=handle.conversation,
+                turn=handle.turn,
+                text=_text(handle, question) + problem,
+                schema=answer_schema(question),
+                tool=handle.tool.name,
+                assistant={**self._assistant, **assistant},
+            )
+            try:
+                given = await self.inquire(inquiry, uid=handle.uid)
+            except InquiryFailed as error:
+                return _failed(handle, question, str(error))
+            if isinstance(given, dict) and set(given) == {"answer"} and answer_fits(question, given["answer"]):
+                return Ok(given["answer"])
+            problem = f'\n\nYour last answer was not {{"answer": …}} with {expected(question)}.'
+        return _failed(handle, question, f"it did not answer with {expected(question)}")
+
+    async def inquire(self, inquiry: Inquiry, *, uid: str | None = None) -> Any:
+        """The model's answer as it is, recorded with the request (Q6). Raises `InquiryFailed` if there is none."""
+        if self._inquire is None:
+            raise InquiryFailed("there is no model to ask")
+        if self._assistant and not inquiry.assistant:
+            inquiry = msgspec.structs.replace(inquiry, assistant=self._assistant)
+        answer, error = None, None
+        try:
+            async with asyncio.timeout(self._timeout):
+                answer = plain(await self._inquire(inquiry))
+        except TimeoutError:
+            error = f"it did not answer within {self._timeout:g} s"
+        except Exception as failure:
+            _log.error("inquiry %s failed", inquiry.id, exc_info=failure)
+            error = f"{type(failure).__name__}: {failure}"
+        record = Inquired(
+            id=inquiry.id,
+            conversation=inquiry.conversation,
+            turn=inquiry.turn,
+            uid=uid,
+            at=self._registry.clock.now(),
+            request=plain(inquiry),
+            answer=answer,
+            error=error,
+        )
+        self._registry.store.commit((record,), lambda _: None, _not_recorded, keep=True)
+        if error is not None:
+            raise InquiryFailed(error)
+        return answer
+
+
+def _not_recorded(error: Exception) -> None:
+    _log.error("an inquiry could not be recorded: %s", error)
+
+
+def answer_schema(question: Question) -> dict[str, Any]:
+    """JSON Schema of `{"answer": …}` for a question (Q2)."""
+    options = select_options(question)
+    answer: dict[str, Any] = {"type": "boolean" if question.answer_type == "Boolean" else "string"}
+    if options is not None:
+        answer["enum"] = options
+    return {"type": "object", "properties": {"answer": answer}, "required": ["answer"], "additionalProperties": False}
+
+
+def _text(handle: Handle, question: Question) -> str:
+    asks = f"Tool `{handle.tool.name}` is paused and asks: {question.text}"
+    return f"{question.pre_amble}\n\n{asks}" if question.pre_amble else asks
+
+
+def _failed(handle: Handle, question: Question, why: str) -> Error:
+    return Error(
+        f'Tool `{handle.tool.name}` asked "{question.text}" (`{question.id}`). The question went to an assistant, and '
+        f"that failed: {why}. Call the tool again, or go on without it.",
+        "inquiry_failed",
+    )

@@ -1,0 +1,105 @@
+"""News for the assistant of what it did not ask about (N): who hears it, when, and in which form.
+
+Queued news lies in the store, written with the change it tells of. It is delivered once, in the commit of what carries
+it: the first response of a batch, a user's message, the start of a turn. What a response shows is no news any more.
+"""
+
+import asyncio
+import re
+from collections.abc import Iterable, Sequence
+from typing import get_args
+
+import msgspec
+
+from holdfast.errors import HoldfastError
+from holdfast.handles.registry import Registry
+from holdfast.store.base import Carrier, Delivered, News, Notified
+from holdfast.store.rows import Level
+
+_KIND = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)+")
+_MOST = 4000
+"""Characters of a message; what is longer is cut."""
+
+
+class Notification(msgspec.Struct, frozen=True):
+    """One piece of news (N1): `kind` is `source.name`, `level` one of info, warning, error, critical."""
+
+    kind: str
+    level: Level
+    message: str
+
+
+def notifications(news: Iterable[News]) -> tuple[Notification, ...]:
+    """News as it is delivered."""
+    return tuple(Notification(each.kind, each.level, each.message) for each in news)
+
+
+def notification_block(delivered: Sequence[Notification]) -> str:
+    """Notifications as one compact text for a model, which says that nobody wrote it. Empty without any."""
+    if not delivered:
+        return ""
+    lines = (f"- {each.level}: {each.message.strip()}".replace("\n", "\n  ") for each in delivered)
+    return "\n".join(("[Automatic notifications. They are not from the user and come once.]", *lines))
+
+
+class Notifications:
+    """The news of a runtime's conversations."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._urgent: dict[str, asyncio.Event] = {}
+
+    async def notify(self, kind: str, level: Level, message: str, conversation: str) -> None:
+        """Queue news from outside."""
+        if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+            raise HoldfastError(
+                f"{kind!r:.60} is not a kind of notification; write `source.name`, such as `deploy.finished`",
+                code="invalid_arguments",
+            )
+        if level not in get_args(Level):
+            raise HoldfastError(
+                f"{level!r:.60} is not a level; there are {', '.join(get_args(Level))}", code="invalid_arguments"
+            )
+        text = message if len(message) <= _MOST else f"{message[:_MOST]}…"
+        await self._registry.write((Notified(conversation, kind, level, text, self._registry.clock.now()),))
+        if level == "critical":
+            self._call(conversation)
+
+    async def take(self, conversation: str, carrier: Carrier) -> tuple[Notification, ...]:
+        """What may ride on this carrier, recorded as delivered."""
+        (news,) = await self._registry.write((Delivered(conversation, carrier),))
+        self._registry.told(news)
+        self.delivered(conversation)
+        return notifications(news)
+
+    # Critical news does not wait for a carrier: whoever streams is told (N4)
+
+    async def urgent(self, conversation: str) -> None:
+        """Until there is critical news for the conversation."""
+        event = self._urgent.setdefault(conversation, asyncio.Event())
+        await self._look(conversation)
+        await event.wait()
+
+    def heard(self, ids: Iterable[str] | None) -> None:
+        """Another process may have brought news to these conversations."""
+        for conversation in tuple(self._urgent) if ids is None else ids:
+            if conversation in self._urgent:
+                self._registry.run_soon(self._look(conversation))
+
+    async def _look(self, conversation: str) -> None:
+        if any(news.level == "critical" for news in await self._registry.store.news(conversation)):
+            self._call(conversation)
+
+    def _call(self, conversation: str) -> None:
+        if conversation in self._urgent:
+            self._urgent[conversation].set()
+
+    def delivered(self, conversation: str) -> None:
+        """All that waited was delivered."""
+        event = self._urgent.get(conversation)
+        if event is not None:
+            event.clear()
+
+    def forget(self, conversation: str) -> None:
+        """The turn is over."""
+        self._urgent.pop(conversation, None)

@@ -1,0 +1,104 @@
+"""The person who is there, if one is: prompts one at a time, first come first served (Q5).
+
+Everything else keeps running while a prompt is open. A prompt that nobody needs an answer to any more is withdrawn:
+one that waits is never shown, the one that is shown is cancelled.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from holdfast.turn.prompts import Cancelled, Decision, Prompt, Prompter
+
+_log = logging.getLogger("holdfast.turn")
+
+
+class Asking:
+    """A prompt that waits for its turn, or is shown."""
+
+    __slots__ = ("_people", "asked", "prompt", "task", "then")
+
+    def __init__(self, people: "People", prompt: Prompt, then: Callable[[Decision], None]) -> None:
+        self._people = people
+        self.prompt = prompt
+        self.asked = then
+        self.then: Callable[[Decision], None] | None = then
+        """None: it was answered or withdrawn."""
+        self.task: asyncio.Task[Decision] | None = None
+
+    def withdraw(self) -> None:
+        """Nobody needs the answer any more. After the answer, or twice, it is harmless."""
+        if self.then is not None:
+            self.then = None
+            self._people.withdrawn(self)
+
+
+class People:
+    """Asks by the runtime's prompter."""
+
+    def __init__(self, prompter: Prompter | None) -> None:
+        self._prompter = prompter
+        self._waiting: deque[Asking] = deque()
+        self._shown: Asking | None = None
+        self._closed = False
+
+    @property
+    def here(self) -> bool:
+        """Whether somebody can be asked."""
+        return self._prompter is not None and not self._closed
+
+    def ask(self, prompt: Prompt, then: Callable[[Decision], None]) -> Asking:
+        """Ask when those before are answered; `then` gets what was said, unless the prompt is withdrawn."""
+        asking = Asking(self, prompt, then)
+        self._waiting.append(asking)
+        self._next()
+        return asking
+
+    def ask_again(self, asking: Asking, prompt: Prompt) -> None:
+        """Ask the same thing in other words, before anything else: what was said could not be taken."""
+        asking.prompt = prompt
+        asking.then = asking.asked
+        self._waiting.appendleft(asking)
+
+    def withdrawn(self, asking: Asking) -> None:
+        if asking is self._shown:
+            assert asking.task is not None
+            asking.task.cancel()  # `_said` goes on with the next, when the terminal is free again
+        elif asking in self._waiting:
+            self._waiting.remove(asking)
+
+    def _next(self) -> None:
+        if self._shown is None and self._waiting and not self._closed:
+            self._shown = asking = self._waiting.popleft()
+            asking.task = asyncio.ensure_future(self._show(asking.prompt))
+            asking.task.add_done_callback(lambda _: self._said(asking))
+
+    async def _show(self, prompt: Prompt) -> Decision:
+        assert self._prompter is not None
+        try:
+            said: object = await self._prompter(prompt)
+        except Exception as error:
+            _log.error("the prompter failed", exc_info=error)
+            return Cancelled(f"{type(error).__name__}: {error}")
+        if isinstance(said, Decision):
+            return said
+        _log.error("the prompter returned %r, which is no decision", type(said).__name__)
+        return Cancelled(f"the prompter returned a {type(said).__name__}, which is no decision")
+
+    def _said(self, asking: Asking) -> None:
+        self._shown = None
+        then, asking.then = asking.then, None
+        assert asking.task is not None
+        if then is not None:
+            then(Cancelled() if asking.task.cancelled() else asking.task.result())
+        self._next()
+
+    async def close(self) -> None:
+        """Withdraw everything."""
+        self._closed = True
+        self._waiting.clear()
+        if self._shown is not None and self._shown.task is not None:
+            task = self._shown.task
+            self._shown.withdraw()
+            await asyncio.wait([task])
