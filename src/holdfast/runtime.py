@@ -86,6 +86,8 @@ class Runtime:
         self.limits = loaded.limits.policy() if loaded else Limits()
         self.batches: set[Batch] = set()
         """Those that are not answered yet."""
+        self.turns: set[Turn] = set()
+        """Those that are open."""
         self._guard = Guard()
         self._prompter = prompter
         self._opening: asyncio.Task[None] | None = None
@@ -120,7 +122,14 @@ class Runtime:
         self.recovery = Recovery(self.registry, self.toolbox, self.durability, self.admission)
         self.relay = Relay(self.registry)
         self.actions = Actions(
-            self.registry, self.durability, self.admission, self.permission, self.replies, self.relay, self.toolbox
+            self.registry,
+            self.durability,
+            self.admission,
+            self.permission,
+            self.replies,
+            self.relay,
+            self.toolbox,
+            self.limits,
         )
         self.relay.actions, self.relay.recovery = self.actions, self.recovery
         self._streams = Streams(self.registry, self.actions)
@@ -335,9 +344,12 @@ class Runtime:
         with contextlib.suppress(HoldfastError):
             await self.registry.write((), keep=False)  # what was resolved just before counts
         self.registry.closing = True
+        for turn in tuple(self.turns):
+            turn.leave()
         await self.people.close()
+        await self.inquiries.close()
         live = self.registry.live()
-        kept = [handle for handle in live if self._survives(handle) or await self._completed(handle)]
+        kept = dict.fromkeys([each for each in live if self._survives(each) or await self._completed(each)])
         ended = [handle for handle in live if handle not in kept]
         grace = max((handle.tool.spawn.abort_grace_ms for handle in ended), default=0) / 1000
         self.admission.end_all(ended, Error("Ended: the runtime was closed.", "aborted"), "shutdown")

@@ -22,12 +22,24 @@ async def test_N3_the_news_of_a_resolution_waits_until_a_reply_has_shown_it(cloc
         await rt.resolve(keys[0], ok("yes"))
         await rt.resolve(keys[1], FAILED)
         assert await news(rt) == [("tool.stopped", "info"), ("tool.failed", "error")]
-        await reply(turn, fetch("approve", "c"))  # shows neither
-        assert len(await news(rt)) == 2
-        await reply(turn, fetch("approve", "a"))
-        assert await news(rt) == [("tool.failed", "error")]
-        await reply(turn, wait_all("b"))
+        fetched = await only(turn, fetch("approve", "a"))  # shows one, and the news of the other rides on it
+        assert [each.kind for each in fetched.notifications] == ["tool.failed"]
         assert await news(rt) == []
+
+
+async def test_N4_the_news_of_a_resolution_rides_on_the_first_response_that_does_not_show_it(
+    clock: VirtualClock,
+) -> None:
+    keys: list[Key] = []
+    async with opened(clock, [approval(keys)]) as (rt, turn):
+        await turn.run([spawn("approve", "a"), spawn("approve", "b")])
+        await clock.advance(1)
+        await rt.resolve(keys[0], ok("yes"))
+        fetched = await only(turn, fetch("approve", "b"))
+        assert [(each.kind, each.message) for each in fetched.notifications] == [
+            ("tool.stopped", "`a` (approve) stopped.")
+        ]
+        assert (await only(turn, wait_all("a"))).notifications == ()
 
 
 async def test_N3_the_news_of_a_deadline_outlives_the_turn(clock: VirtualClock) -> None:

@@ -8,15 +8,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from tests.simulation.news_model import NewsModel
 
 from holdfast.errors import HoldfastError
 from holdfast.handles.state import Ended, Pending, Running, State, Stopped, Waiting, transition
 from holdfast.store import base
 from holdfast.store.base import (
+    Answers,
     Entry,
     Expired,
-    Given,
+    InquiryRow,
     News,
+    Notice,
     Opened,
     OpenTurn,
     ProcessEvent,
@@ -64,10 +67,9 @@ class Model:
         self.events: dict[str, list[ProcessEvent]] = {}
         self.turns: dict[str, OpenTurn] = {}
         self.batches: dict[tuple[str, str, int], Opened] = {}
-        self.answers: dict[tuple[str, str, int], tuple[Given, ...]] = {}
-        self.news: list[News] = []
-        self.told = 0
-        """News so far; a number is not used again."""
+        self.answers: dict[tuple[str, str, int], Answers] = {}
+        self.inquiries: list[InquiryRow] = []
+        self.news = NewsModel()
 
     def commit(self, owner: str, ops: Sequence[base.Op]) -> list[Any] | str:
         """The results, or the code it is refused with."""
@@ -110,14 +112,21 @@ class Model:
 
     def changed(self, op: base.Changed) -> None:
         call = self.own(op.uid, op.fence)
+        told = op.news
         if not isinstance(op.state, Stopped):
             call.record.state = op.state
         elif call.parked:
             if op.state.ended_by == "timeout" and call.resolved:
                 raise HoldfastError("", code="lease_lost")
-            self._end_parked(call, op.state, hook=True)
+            self._end_parked(call, op.state, hook=True, told=told)
+            return
         else:
             self._end(call, op.state)
+        if told is not None:
+            self.news.tell(call.record.conversation, told, op.event.at, op.uid)
+
+    def rewritten(self, op: base.Rewritten) -> None:
+        self.own(op.uid, op.fence).record.arguments = op.arguments
 
     def claimed(self, op: base.Claimed) -> Record | None:
         call = self.calls.get(op.uid)
@@ -223,11 +232,11 @@ class Model:
         self._end_parked(call, state, hook=False)
         return state
 
-    def _end_parked(self, call: Call, state: Stopped, *, hook: bool) -> None:
+    def _end_parked(self, call: Call, state: Stopped, *, hook: bool, told: Notice | None = None) -> None:
         record = call.record
         assert record.parking is not None
-        told = news(record.id, record.tool, state)
-        self._notify(record.conversation, *told, state.stopped, record.uid)
+        notice = told or Notice(*news(record.id, record.tool, state))
+        self.news.tell(record.conversation, notice, state.stopped, record.uid)
         self._end(call, state)
         if hook and record.parking.hook and record.parking.on_cancel != "ignore" and state.ended_by in CANCELS:
             call.hook_due, record.owner = True, self._owner
@@ -265,32 +274,41 @@ class Model:
             self.batches[op.conversation, op.turn, op.batch] = op
             self.answers.pop((op.conversation, op.turn, op.batch), None)
 
-    def responded(self, op: base.Responded) -> None:
+    def responded(self, op: base.Responded) -> tuple[News, ...]:
         batch, is_open = (op.conversation, op.turn, op.batch), self.turns.get(op.conversation)
+        self.news.take_back(op.conversation, op.shown)
+        carried = self.news.deliver(op.conversation, op.carry)
         if batch in self.batches:
-            self.answers[batch] = op.responses
+            self.answers[batch] = Answers(op.responses, carried)
         if is_open is not None and is_open.batch == self.batches.get(batch):
             self.turns[op.conversation] = msgspec.structs.replace(is_open, batch=None)
         for uid, cursor in op.cursors:
             self.calls[uid].record.cursor = max(self.calls[uid].record.cursor, cursor)
-        self.news = [each for each in self.news if each.uid not in op.shown]
+        return carried
 
     def emitted(self, op: base.Emitted) -> int:
         events = self.events.setdefault(op.process, [])
         events.append(ProcessEvent(op.process, len(events) + 1, op.type, op.payload, op.at))
         return len(events)
 
-    def delivered(self, op: base.Delivered) -> None:
-        self.news = [each for each in self.news if each.conversation != op.conversation or each.number > op.upto]
+    def inquired(self, op: base.Inquired) -> None:
+        row = InquiryRow(op.id, op.conversation, op.turn, op.uid, op.at, op.request, op.answer, op.error)
+        self.inquiries.append(row)
 
-    def _notify(self, conversation: str, kind: str, level: str, message: str, at: float, uid: str) -> None:
-        self.told += 1
-        self.news.append(News(self.told, conversation, kind, level, message, at, uid))
+    def notified(self, op: base.Notified) -> None:
+        self.news.tell(op.conversation, op, op.at, op.uid)
+
+    def taken_back(self, op: base.TakenBack) -> None:
+        self.news.take_back(op.conversation, op.shown)
+
+    def delivered(self, op: base.Delivered) -> tuple[News, ...]:
+        return self.news.deliver(op.conversation, (op.carrier,))
 
 
 WRITE: dict[type, Callable[[Model, Any], Any]] = {
     base.Registered: Model.registered,
     base.Changed: Model.changed,
+    base.Rewritten: Model.rewritten,
     base.Claimed: Model.claimed,
     base.Released: Model.released,
     base.Attempted: Model.attempted,
@@ -305,5 +323,8 @@ WRITE: dict[type, Callable[[Model, Any], Any]] = {
     Opened: Model.opened,
     base.Responded: Model.responded,
     base.Emitted: Model.emitted,
+    base.Inquired: Model.inquired,
+    base.Notified: Model.notified,
+    base.TakenBack: Model.taken_back,
     base.Delivered: Model.delivered,
 }

@@ -15,7 +15,21 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.simulation.journal_draws import (
+    CONVERSATIONS,
+    DEADLINES,
+    ENDS,
+    carries,
+    conversations,
+    kinds,
+    notices,
+    parkings,
+    resolutions,
+    shows,
+    stale,
+)
 from tests.simulation.journal_model import Call, Model
+from tests.simulation.news_model import LIMIT
 from tests.unit.sqlite_stores import NOON, give, record, uid
 
 from holdfast.errors import HoldfastError
@@ -27,7 +41,6 @@ from holdfast.handles.state import (
     EndedBy,
     Error,
     Event,
-    Ok,
     Outcome,
     Pending,
     Running,
@@ -37,14 +50,21 @@ from holdfast.handles.state import (
     transition,
 )
 from holdfast.store.base import (
+    CARRIERS,
+    NEWS_LIMIT,
     Attempted,
+    Carrier,
     Changed,
     Claimed,
     Delivered,
     Emitted,
     EntryKind,
     HookCalled,
+    Inquired,
     Journaled,
+    News,
+    Notice,
+    Notified,
     Op,
     Opened,
     Parked,
@@ -55,44 +75,18 @@ from holdfast.store.base import (
     Resolved,
     Responded,
     Revoked,
+    Rewritten,
+    Shown,
+    TakenBack,
     TurnBegan,
     TurnEnded,
     WaitOpened,
 )
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.terminal import TIMED_OUT
+from holdfast.store.sqlite import news as queues
 
 MEMORY = Path("/dev/shm")
 """Where a commit costs nothing: a power cut is a copy here, so nothing need be on a disk."""
-CONVERSATIONS = ("main", "other")
-DEADLINES = (None, NOON + 100, NOON + 200, NOON + 300)
-ENDS: tuple[tuple[Outcome, EndedBy], ...] = (
-    (Ok({"done": True}), "self"),
-    (Error("no"), "self"),
-    (Error("aborted by you", "aborted"), "abort"),
-    (TIMED_OUT, "timeout"),
-)
-
-conversations = st.sampled_from(CONVERSATIONS)
-parkings = st.builds(
-    Parking,
-    deadline=st.sampled_from(DEADLINES),
-    on_cancel=st.sampled_from(("cancel_external_work", "cancel_external_work", "ignore")),
-    hook=st.sampled_from((True, True, False)),
-    hold=st.sampled_from((False, False, True)),
-)
-resolutions = st.sampled_from(
-    (
-        Resolution("ok", {"yes": 1}),
-        Resolution("ok", None),
-        Resolution("err", {"code": "mine", "message": "no"}),
-        Resolution("timeout"),
-        Resolution("cancelled"),
-    )
-)
-kinds: st.SearchStrategy[EntryKind] = st.sampled_from(("step", "step", "step", "sleep", "event", "ask", "input"))
-stale = st.sampled_from((0,) * 10 + (-1, 1))
-"""What is added to the fencing number of a call: mostly nothing."""
 
 
 class JournalMachine(RuleBasedStateMachine):
@@ -101,6 +95,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        queues.NEWS_LIMIT = LIMIT  # type: ignore[attr-defined]
         self._runner = asyncio.Runner()
         self._place = Path(tempfile.mkdtemp(prefix="holdfast-journal-", dir=MEMORY if MEMORY.is_dir() else None))
         self._model = Model()
@@ -167,8 +162,8 @@ class JournalMachine(RuleBasedStateMachine):
         self._do(data, rest, *ops[: data.draw(st.sampled_from((1, 2, 4, 4)))])
 
     @precondition(lambda self: self._calls())
-    @rule(data=st.data(), off=stale, rest=st.booleans())
-    def go_on(self, data: st.DataObject, off: int, rest: bool) -> None:
+    @rule(data=st.data(), off=stale, told=st.none() | notices, rest=st.booleans())
+    def go_on(self, data: st.DataObject, off: int, told: Notice | None, rest: bool) -> None:
         """Start, ask, or get an answer."""
         of = self._one(data)
         event: Event
@@ -182,17 +177,24 @@ class JournalMachine(RuleBasedStateMachine):
             case _:
                 return
         state = transition(of.record.state, event)
-        self._do(data, rest, Changed(of.record.uid, of.record.fence + off, event, state))
+        self._do(data, rest, Changed(of.record.uid, of.record.fence + off, event, state, None, told))
 
     @precondition(lambda self: self._calls())
-    @rule(data=st.data(), end=st.sampled_from(ENDS), off=stale, rest=st.booleans())
-    def end(self, data: st.DataObject, end: tuple[Outcome, EndedBy], off: int, rest: bool) -> None:
+    @rule(data=st.data(), off=stale, number=st.integers(1, 9), rest=st.booleans())
+    def edit(self, data: st.DataObject, off: int, number: int, rest: bool) -> None:
+        """Other arguments than those it came with."""
+        of = self._one(data).record
+        self._do(data, rest, Rewritten(of.uid, of.fence + off, {"number": number}))
+
+    @precondition(lambda self: self._calls())
+    @rule(data=st.data(), end=st.sampled_from(ENDS), off=stale, told=st.none() | notices, rest=st.booleans())
+    def end(self, data: st.DataObject, end: tuple[Outcome, EndedBy], off: int, told: Notice | None, rest: bool) -> None:
         """The end of a call that may have one already: then somebody comes late (S2)."""
         of = self._one(data, stopped=True)
         event, before = Ended(self._tick(), *end), of.record.state
         late = Stopped(NOON, None, event.at, event.outcome, event.ended_by)
         state = late if isinstance(before, Stopped) else transition(before, event)
-        self._do(data, rest, Changed(of.record.uid, of.record.fence + off, event, state))
+        self._do(data, rest, Changed(of.record.uid, of.record.fence + off, event, state, None, told))
 
     @precondition(lambda self: self._calls())
     @rule(data=st.data(), kind=kinds, names=st.sets(st.integers(1, 5), min_size=1, max_size=3), ok=st.booleans(),
@@ -301,10 +303,10 @@ class JournalMachine(RuleBasedStateMachine):
             )
         elif what == "answer":
             uids = [uid for uid, call in self._model.calls.items() if call.record.conversation == conversation]
-            shown = tuple(data.draw(st.sets(st.sampled_from(uids))) if uids else ())
+            shown = tuple((of, data.draw(shows)) for of in uids if data.draw(st.booleans()))
             cursors = tuple((of, data.draw(st.integers(0, 9))) for of in uids)
             given = (("c", "result", "model", False, None),)
-            self._do(data, rest, Responded(conversation, turn.turn, number, given, cursors, shown))
+            self._do(data, rest, Responded(conversation, turn.turn, number, given, cursors, shown, data.draw(carries)))
         else:
             self._do(data, rest, TurnEnded(conversation, turn.turn, self._tick()))
 
@@ -312,11 +314,23 @@ class JournalMachine(RuleBasedStateMachine):
     def emit(self, data: st.DataObject, count: int, rest: bool) -> None:
         self._do(data, rest, *(Emitted("process", "t", {"n": n}, self._tick()) for n in range(count)))
 
-    @precondition(lambda self: self._model.news)
-    @rule(data=st.data(), rest=st.booleans())
-    def deliver(self, data: st.DataObject, rest: bool) -> None:
-        upto = data.draw(st.sampled_from(self._model.news))
-        self._do(data, rest, Delivered(upto.conversation, upto.number))
+    @rule(data=st.data(), where=conversations, told=st.lists(notices, min_size=1, max_size=4), rest=st.booleans())
+    def tell(self, data: st.DataObject, where: str, told: list[Notice], rest: bool) -> None:
+        of = data.draw(st.sampled_from([None, *self._model.calls]))
+        at = self._tick()
+        self._do(data, rest, *(Notified(where, t.kind, t.level, t.message, at, of, t.carriers) for t in told))
+
+    @precondition(lambda self: self._model.news.queued)
+    @rule(data=st.data(), shown=shows, carrier=st.sampled_from(CARRIERS), take=st.booleans(), rest=st.booleans())
+    def deliver(self, data: st.DataObject, shown: Shown, carrier: Carrier, take: bool, rest: bool) -> None:
+        """Or take back: the handle was shown."""
+        news = data.draw(st.sampled_from(self._model.news.queued))
+        back = TakenBack(news.conversation, ((news.uid or "", shown),))
+        self._do(data, rest, back if take else Delivered(news.conversation, carrier))
+
+    @rule(data=st.data(), conversation=conversations, turn=st.sampled_from("12"), rest=st.booleans())
+    def inquire(self, data: st.DataObject, conversation: str, turn: str, rest: bool) -> None:
+        self._do(data, rest, Inquired("c.q.1", conversation, turn, None, self._tick(), {"ask": turn}, [turn]))
 
     # How commits are made
 
@@ -370,7 +384,8 @@ class JournalMachine(RuleBasedStateMachine):
             self._check_call(each)
         for name in CONVERSATIONS:
             assert await store.turn(name) == model.turns.get(name)
-            assert await store.news(name) == [news for news in model.news if news.conversation == name]
+            assert await store.news(name) == model.news.of(name)
+            assert await store.inquiries(name) == [row for row in model.inquiries if row.conversation == name]
         for batch in model.batches:
             assert await store.answers(*batch) == model.answers.get(batch)
         assert await store.process_events("process") == model.events.get("process", [])
@@ -427,6 +442,7 @@ class JournalMachine(RuleBasedStateMachine):
                 self._write()
                 self.what_can_be_read_is_what_the_model_says()
         finally:
+            queues.NEWS_LIMIT = NEWS_LIMIT  # type: ignore[attr-defined]
             self._close()
             self._runner.close()
             shutil.rmtree(self._place)
@@ -448,7 +464,11 @@ def _plain(results: Any) -> Any:
         raise results
     if isinstance(results, str):
         return results
-    return [tuple(map(sorted, each)) if isinstance(each, tuple) else each for each in results]
+    return [tuple(map(sorted, each)) if _revoked(each) else each for each in results]
+
+
+def _revoked(result: Any) -> bool:
+    return isinstance(result, tuple) and not any(isinstance(each, News) for each in result)
 
 
 JournalMachine.TestCase.settings = settings(

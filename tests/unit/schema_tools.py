@@ -1,11 +1,13 @@
 """The tools that the tests of dialects show to every provider."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from holdfast.schema.dialects import DIALECTS
 from holdfast.tools.base import ACTIONS, Action, Invocation, Live, Sink, Tool
 from holdfast.tools.builtin.await_ import DESCRIPTION, PARAMETERS
+from holdfast.tools.terminal.make import ACTION_PARAMETERS
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 WIRE = [dialect for dialect in DIALECTS if dialect != "canonical"]
@@ -92,4 +94,14 @@ SEARCH = tool(
     description="Search the map.",
 )
 AWAIT = tool("await", PARAMETERS, description=DESCRIPTION)
-TOOLS = [GIT, CARGO_CHECK, SEARCH, AWAIT]
+EDITOR = replace(
+    tool(
+        "editor",
+        {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+        *ACTIONS,
+        description="Edit a file in a terminal.",
+    ),
+    source="terminal",
+    action_parameters=ACTION_PARAMETERS,
+)
+TOOLS = [GIT, CARGO_CHECK, SEARCH, AWAIT, EDITOR]

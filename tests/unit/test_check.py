@@ -162,10 +162,31 @@ def test_F1_the_resources_of_a_function_name_its_parameters() -> None:
 
 
 def test_L1_settings_without_effect_are_notes_and_no_problems() -> None:
-    result = run(LOCAL + "command = 'sh'\nspawn.notifications.on_content = true\n")
+    result = run(LOCAL + "command = 'sh'\noutput.history.limit = 3\nspawn.notifications.on_content = true\n")
     assert result.exit_code == 0
-    assert "note: holdfast.toml:4: conversation.tools.t.spawn.notifications: not acted on yet" in result.output
+    assert "note: holdfast.toml:4: conversation.tools.t.output.history: not acted on yet" in result.output
+    assert "notifications" not in result.output
     assert report("")["notes"] == ["the configuration has no tools; a tool is a table [conversation.tools.<name>]"]
+
+
+TERMINAL = "[conversation.tools.py]\nsource = 'terminal'\ncommand = ['sh', '-i']\nrun = 'unattended'\n"
+
+
+def test_L1_the_program_of_a_terminal_is_looked_for() -> None:
+    (tool,) = report(TERMINAL)["tools"]
+    assert (tool["source"], tool["program"], tool["found"]) == ("terminal", "sh", True)
+    assert tool["actions"] == ["spawn", "fetch", "apply", "abort"]
+    (problem,) = report(TERMINAL.replace("'sh'", "'no-such-program'"))["problems"]
+    assert problem.startswith("holdfast.toml:3: conversation.tools.py.command: program `no-such-program` is not in")
+
+
+def test_L1_a_missing_emulator_is_a_note_for_those_who_have_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert report(TERMINAL)["notes"] == []
+    monkeypatch.setitem(sys.modules, "pyghostty", None)  # it cannot be imported
+    (note,) = report(TERMINAL)["notes"]
+    assert note.startswith("no terminal emulator is installed, so `py` will be in line mode")
+    assert note.endswith("`pip install 'holdfast[terminal]'` adds it")
+    assert report(LOCAL + "command = 'sh'\nrun = 'unattended'\n")["notes"] == []
 
 
 def test_L1_no_configuration_at_all_is_a_problem() -> None:

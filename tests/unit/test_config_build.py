@@ -14,10 +14,11 @@ from holdfast.durable.deferred import Pending
 from holdfast.errors import ConfigError
 from holdfast.handles.question import Question
 from holdfast.handles.state import Outcome, Printed
-from holdfast.tools.base import Invocation, OutputPolicy, SpawnPolicy, Tool, View
+from holdfast.tools.base import Invocation, NotificationPolicy, OutputPolicy, SpawnPolicy, Tool, View
 from holdfast.tools.guard import Guard
 
 MODULE = '''
+from holdfast.tools.base import NotificationPolicy
 from holdfast.tools.function import tool
 
 @tool(actions=("spawn", "fetch", "apply", "abort"), scheduling="serial", priority=7, on_turn_end="keep")
@@ -31,6 +32,9 @@ def count(text: str) -> int:
 
 def taken(id: str) -> str:
     return id
+
+@tool(assistant={"model": "small"}, notifications=NotificationPolicy(on_success=False, deliver=("turn",)))
+def loud() -> None: ...
 
 NUMBER = 3
 '''
@@ -92,6 +96,16 @@ def test_F_what_the_file_says_goes_over_the_code(build: Build) -> None:
     assert tool.output.dispatch == View(limit=5)
     assert tool.questions["sure"].answered
     assert tool.spawn == SpawnPolicy(settle_ms=1, priority=7, on_turn_end="abort")
+
+
+def test_F_what_is_news_goes_setting_by_setting_over_the_code(build: Build) -> None:
+    more = "spawn = { notifications.on_content = true, lifecycle.timeout_secs = 5 }"
+    assert build(python("seaside:loud", more)).spawn == SpawnPolicy(
+        turn_end_timeout_secs=5,
+        assistant={"model": "small"},
+        notifications=NotificationPolicy(on_success=False, on_content=True, deliver=("turn",)),
+    )
+    assert build(python("seaside:loud", "spawn.lifecycle.assistant = {}")).spawn.assistant == {}
 
 
 @pytest.mark.parametrize(
@@ -163,6 +177,8 @@ class Recorder:
     def ask(self, question: Question, then: Callable[[Outcome], None], record: object = None) -> None: ...
 
     def withdraw(self) -> None: ...
+
+    def resized(self, rows: int, cols: int) -> None: ...
 
     def stop(self, outcome: Outcome, *, exit_code: int | None = None, signal: int | None = None) -> None:
         self.outcome = outcome

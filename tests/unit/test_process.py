@@ -241,7 +241,7 @@ async def test_F3_a_young_command_without_a_rest_usually_ends_without_a_search(m
 
 async def test_F3_a_command_that_ran_long_is_searched_for_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pids may have gone round: what it left may have a smaller one than its own."""
-    monkeypatch.setattr("holdfast.tools.process._YOUNG", 0.0)
+    monkeypatch.setattr("holdfast.tools.session._YOUNG", 0.0)
     monkeypatch.setattr(marks, "last_pid", lambda: pytest.fail("trusted the order of pids"))
     run = Run("sh", "-c", f'setsid sh -c "{STUBBORN}" & true')
     await run.ended()
@@ -258,7 +258,7 @@ async def test_F3_when_pids_went_round_they_are_not_trusted(monkeypatch: pytest.
 async def test_F3_a_search_among_many_processes_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     crowd = [*marks.pids(), *range(5_000_000, 5_010_000)]
     monkeypatch.setattr(marks, "pids", lambda: crowd)
-    monkeypatch.setattr("holdfast.tools.process._YOUNG", 0.0)
+    monkeypatch.setattr("holdfast.tools.session._YOUNG", 0.0)
     run = Run("true")
     os.waitid(os.P_PID, run.process.pid, os.WEXITED | os.WNOWAIT)
     turns = 0

@@ -1,6 +1,7 @@
 """Arguments that fit pass untouched; those that do not are told what was wrong and what would be right (C9, C10)."""
 
 import timeit
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -372,6 +373,52 @@ def test_C10_the_nulls_of_other_actions_go_also_where_anything_is_taken() -> Non
         "id": "h",
         "x": None,
     }
+
+
+TERMINAL = replace(
+    GIT,
+    action_parameters={
+        "fetch": {"view": {"enum": ["auto", "screen"]}},
+        "apply": {"keys": {"type": "array", "items": {"type": "string"}}, "size": {"type": "object"}},
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("sent", "clean"),
+    [
+        ({"input": "x", "keys": None, "size": None}, {"input": "x"}),
+        ({"input": None, "keys": ["UP"], "size": None}, {"keys": ["UP"]}),
+        ({"input": None, "keys": None, "size": {"rows": 1}}, {"size": {"rows": 1}}),
+        ({"input": None, "keys": ["UP"]}, {"keys": ["UP"]}),
+        ({"input": None, "keys": None, "size": None}, {"input": None}),
+        ({"input": None}, {"input": None}),
+        ({"keys": ["UP"]}, {"keys": ["UP"]}),
+        ({"input": "", "keys": ["UP"]}, {"input": "", "keys": ["UP"]}),
+        ({}, {}),
+    ],
+)
+def test_C10_null_input_ends_it_unless_apply_says_something_else(sent: Schema, clean: Schema) -> None:
+    everything = {"action": "apply", "id": "h", "view": None, "command": None, **sent}
+    assert check_for(TERMINAL, "apply")(everything) == {"action": "apply", "id": "h", **clean}
+
+
+def test_C10_what_an_action_adds_is_optional_and_checked() -> None:
+    fetch = check_for(TERMINAL, "fetch")
+    assert fetch({"action": "fetch", "id": "h", "view": None}) == {"action": "fetch", "id": "h"}
+    assert fetch({"action": "fetch", "id": "h", "view": "screen"})["view"] == "screen"
+    assert refusal(fetch, {"action": "fetch", "id": "h", "view": "sreen"}).endswith(
+        '`view` must be one of "auto", "screen", not "sreen"'
+    )
+    assert refusal(fetch, {"action": "fetch", "id": "h", "keys": ["UP"]}) == (
+        "Invalid arguments for `git fetch`: `keys` goes with another `action`; `git fetch` takes `action`, `id`, `view`"
+    )
+    apply = check_for(TERMINAL, "apply")
+    assert refusal(apply, {"action": "apply", "id": "h", "keys": "UP"}).endswith('`keys` must be an array, not "UP"')
+    assert refusal(check_for(TERMINAL, "spawn"), {"action": "spawn", "id": "h", "command": "stage", "size": {}}) == (
+        "Invalid arguments for `git spawn`: `size` goes with another `action`; "
+        "`git spawn` takes `action`, `id`, `command`, `args`"
+    )
 
 
 def test_C2_spawn_without_id_says_so() -> None:

@@ -1,5 +1,6 @@
 """The canonical schema of a tool is the one its protocol describes, and parameters that would break it are refused."""
 
+from dataclasses import replace
 from typing import Any
 
 import jsonschema_rs
@@ -69,6 +70,46 @@ def test_C1_cargo_check_takes_no_input_and_so_has_no_apply() -> None:
             {"properties": {"action": {"const": "abort"}, "id": {"type": "string"}}, "required": ["action", "id"]},
         ],
     }
+
+
+FURTHER = {"fetch": {"view": {"type": "string"}}, "apply": {"keys": {"type": "array"}}}
+
+
+def test_C1_fetch_and_apply_take_what_the_tool_adds_to_them_and_input_is_then_optional() -> None:
+    own = replace(tool(CARGO_CHECK, *ACTIONS), action_parameters=FURTHER)
+    assert variant(own, "fetch") == {
+        "properties": {"action": {"const": "fetch"}, "id": {"type": "string"}, "view": {"type": "string"}},
+        "required": ["action", "id"],
+    }
+    assert variant(own, "apply") == {
+        "properties": {
+            "action": {"const": "apply"},
+            "id": {"type": "string"},
+            "input": {},
+            "keys": {"type": "array"},
+        },
+        "required": ["action", "id"],
+    }
+    plain = tool(CARGO_CHECK, *ACTIONS)
+    assert [variant(own, action) for action in ("spawn", "abort")] == [
+        variant(plain, action) for action in ("spawn", "abort")
+    ]
+    variant(own, "apply")["properties"]["keys"]["type"] = "changed"
+    assert FURTHER["apply"]["keys"] == {"type": "array"}
+    assert variant(replace(own, action_parameters={"fetch": FURTHER["fetch"]}), "apply")["required"][-1] == "input"
+
+
+def test_C1_a_parameter_cannot_have_the_name_of_what_fetch_or_apply_take() -> None:
+    own = {"type": "object", "properties": {"keys": {}, "view": {}, "free": {}}}
+    check_parameters("vim", own, (), FURTHER)
+    check_parameters("vim", own, SPAWN)
+    with pytest.raises(ConfigError) as caught:
+        check_parameters("vim", own, SPAWN, FURTHER)
+    assert caught.value.problems == tuple(
+        f"tool `vim`: parameter `{name}` has a name that a tool of this kind uses for itself (view, keys); "
+        "rename it, or declare no actions"
+        for name in ("keys", "view")
+    )
 
 
 def test_C2_variants_come_in_one_order_whatever_order_was_declared() -> None:

@@ -8,7 +8,7 @@ import json
 import os
 
 import pytest
-from tests.unit.schema_tools import AWAIT, GIT, GOLDEN, LOOSE, TOOLS, WIRE, Schema, tool
+from tests.unit.schema_tools import AWAIT, EDITOR, GIT, GOLDEN, LOOSE, TOOLS, WIRE, Schema, tool
 from tests.unit.test_schema_refusals import assert_taken_by_openai_strict, nodes
 
 from holdfast.schema.canonical import canonical
@@ -30,7 +30,7 @@ def test_G3_the_canonical_dialect_is_the_canonical_schema() -> None:
 
 def test_B8_a_summary_stands_in_for_the_description_and_order_is_kept() -> None:
     listed = tool_list(TOOLS, "generic")
-    assert [entry["name"] for entry in listed] == ["git", "cargo_check", "search", "await"]
+    assert [entry["name"] for entry in listed] == ["git", "cargo_check", "search", "await", "editor"]
     assert listed[1]["description"] == "Type-check a package."
     assert listed[2]["description"] == "Search the map."
 
@@ -70,6 +70,30 @@ def test_G3_input_is_untyped_where_that_can_be_said_and_else_a_string() -> None:
     assert shown["gemini"]["type"] == "string"
     assert shown["openai-strict"]["anyOf"] == [{"type": "string"}, {"type": "null"}]
     assert "an answer that is not text is its JSON" in shown["gemini"]["description"]
+
+
+@pytest.mark.parametrize("dialect", WIRE)
+def test_G3_what_fetch_and_apply_of_a_terminal_take_is_shown_with_its_action(dialect: Dialect) -> None:
+    shown = wire_schema(canonical(EDITOR), dialect)["properties"]
+    assert list(shown) == ["action", "id", "path", "view", "input", "keys", "size"]
+    assert shown["view"]["description"].startswith("(fetch) What to show")
+    assert shown["keys"]["description"].startswith("(apply) Named keys pressed after the text")
+    assert shown["size"]["description"].startswith("(apply) The new size of the terminal.")
+    assert shown["input"]["description"].startswith("(apply) Input for the handle")
+    assert shown["input"]["description"].endswith("Beside another property of apply, null leaves it out.")
+    if dialect != "openai-strict":
+        assert shown["view"]["enum"] == ["auto", "stream", "screen"]
+        assert shown["keys"]["items"] == {"type": "string"}
+        assert shown["size"]["required"] == ["rows", "cols"]
+        assert shown["size"]["properties"]["cols"] == {"type": "integer", "minimum": 1, "maximum": 1000}
+
+
+def test_G3_a_strict_dialect_lets_a_model_leave_out_what_apply_may_take() -> None:
+    shown = wire_schema(canonical(EDITOR), "openai-strict")
+    assert shown["required"] == list(shown["properties"])
+    for name, kind in (("view", "string"), ("keys", "array"), ("size", "object"), ("input", "string")):
+        first, null = shown["properties"][name]["anyOf"]
+        assert (first["type"], null) == (kind, {"type": "null"})
 
 
 @pytest.mark.parametrize("dialect", WIRE)

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.cli.link import Link, find_running, linked
 from holdfast.cli.printing import one_line
-from holdfast.cli.raw import Key, RawTerminal, redraw
+from holdfast.cli.raw import Key, RawTerminal, over, redraw
 from holdfast.cli.store import run, store_option
 from holdfast.handles.handle import HandleInfo
 from holdfast.handles.state import Error
@@ -20,6 +20,8 @@ from holdfast.tools.base import Screen
 from holdfast.turn import frames
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_QUIET_SECS = 0.3
+"""After this time without output a program has drawn what it had to."""
 
 
 def _key(context: click.Context, parameter: click.Parameter, value: str) -> Key:
@@ -70,6 +72,8 @@ class _Session:
         self._key = key
         self._read_only = read_only
         self._hint = f" {'watching' if read_only else 'attached'}; {key.name} detaches "
+        self._again = b""
+        self._later: asyncio.TimerHandle | None = None
         self._left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self, first: tuple[str, bytes]) -> tuple[HandleInfo | None, int]:
@@ -89,6 +93,7 @@ class _Session:
                 return None, self._left.result()
             finally:
                 loop.remove_reader(terminal.input)
+                self._again = b""
                 showing.cancel()
                 await asyncio.gather(showing, return_exceptions=True)
 
@@ -96,13 +101,33 @@ class _Session:
         while True:
             kind, payload = received
             if kind == frames.SCREEN:
-                self._terminal.write(redraw(msgspec.json.decode(payload, type=Screen), self._hint))
-                self._hint = ""
+                screen = msgspec.json.decode(payload, type=Screen)
+                self._terminal.write(redraw(screen))
+                self._say_how(screen)
             elif kind == frames.OUTPUT:
                 self._terminal.write(payload)
+                self._say_later()
             elif kind == frames.END:
                 return msgspec.json.decode(payload, type=frames.Told).handle
             received = await self._link.receive()
+
+    def _say_how(self, screen: Screen) -> None:
+        """Once, how to detach. A full-screen program draws over it when it hears of another size: then once again."""
+        if self._hint:
+            drawn = over(screen, self._hint)
+            self._terminal.write(drawn)
+            self._hint, self._again = "", drawn if screen.alternate else b""
+            self._say_later()
+
+    def _say_later(self) -> None:
+        if self._again:
+            if self._later is not None:
+                self._later.cancel()
+            self._later = asyncio.get_running_loop().call_later(_QUIET_SECS, self._say_again)
+
+    def _say_again(self) -> None:
+        self._terminal.write(self._again)
+        self._again = b""
 
     def _typed(self) -> None:
         typed = self._terminal.read()

@@ -1,4 +1,4 @@
-"""The person's terminal: taken while a prompt is open, lent to their editor, and put back however the prompt ends.
+"""The person's terminal: keys and lines typed there; lent to their editor; put back however the prompt ends.
 
 It is `/dev/tty`, because standard input and output carry batches and answers. While it is taken every key comes at
 once and unechoed, and Ctrl-C is a key like any other. Keys come in through the event loop and text that the terminal
@@ -150,13 +150,14 @@ class Tty:
             os.close(self._fd)
             self._fd = -1
 
-    def _take(self) -> None:
+    def _take(self, modes: list[Any] | None = None) -> None:
+        """Take it; what is put back is these modes, or those it has."""
         if self._gone:
             return
         self._loop = asyncio.get_running_loop()
         try:
             # A job that was sent to the background since is stopped here, until somebody brings it back.
-            modes = termios.tcgetattr(self._fd)
+            modes = modes or termios.tcgetattr(self._fd)
             termios.tcsetattr(self._fd, termios.TCSANOW, _raw(modes))
         except termios.error:
             self._lose()
@@ -235,6 +236,8 @@ class Tty:
 
     async def show(self, text: str) -> None:
         """Write a prompt. What was typed before it was there to be read is thrown away: nobody approves by accident."""
+        if self._gone:
+            raise Gone
         self._discard_typed()
         self.write(text)
         if self._unsent:
@@ -283,11 +286,12 @@ class Tty:
         is withdrawn it is ended. Raises `OSError` if the program cannot be started.
         """
         await self._sent()
+        modes = self._modes
         self._put_back()
         try:
             return await self._run(argv)
         finally:
-            self._take()
+            self._take(modes)  # whatever modes the program left
 
     async def _run(self, argv: Sequence[str]) -> int:
         child = _started(argv)
@@ -310,6 +314,73 @@ class Tty:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+class Line:
+    """A line that is being typed, and where in it the cursor is."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+
+    def press(self, key: Key) -> None:
+        """Change it as this key says; one that means nothing here is ignored."""
+        before, after = self.text[: self.at], self.text[self.at :]
+        match key.name:
+            case "text" | "paste":
+                before += key.text
+            case "backspace":
+                before = before[:-1]
+            case "delete" | "C-d":
+                after = after[1:]
+            case "C-u":
+                before = ""
+            case "C-w":
+                kept = before.rstrip()
+                before = kept[: max(map(kept.rfind, " \t\n")) + 1]
+            case "left":
+                before, after = before[:-1], before[-1:] + after
+            case "right":
+                before, after = before + after[:1], after[1:]
+            case "home":
+                before, after = "", before + after
+            case "end":
+                before, after = before + after, ""
+        self.text, self.at = before + after, len(before)
+
+
+class Row:
+    """The last row of a prompt, drawn again at every key.
+
+    Only carriage returns and backspaces are used, and no more is drawn than fits: that works in every terminal, and
+    however its size changes.
+    """
+
+    def __init__(self, tty: Tty, *, secret: bool) -> None:
+        self._tty = tty
+        self._secret = secret
+        self._width: int | None = None  # of what is drawn; None: nothing yet
+
+    def draw(self, text: str, at: int | None = None) -> None:
+        """The text, or as much of it as there is room for around the cursor. Of a secret, nothing ever."""
+        from rich.cells import cell_len
+
+        if self._secret:
+            if self._width is None:
+                self._tty.write("> ")
+            self._width = 0
+            return
+        at = len(text) if at is None else at
+        room = max(self._tty.columns - 3, 1)
+        before, after = _seen(text[max(at - room, 0) : at]), _seen(text[at : at + room])
+        while cell_len(before) > room - min(cell_len(after), room // 4):
+            before = before[1:]
+        while cell_len(before) + cell_len(after) > room:
+            after = after[:-1]
+        width = cell_len(before) + cell_len(after)
+        blank = max(min(self._width or 0, room) - width, 0)
+        self._tty.write(f"\r> {before}{after}{' ' * blank}" + "\b" * (cell_len(after) + blank))
+        self._width = width
+
+
 def open_tty() -> Tty | None:
     """The terminal of this process. None if it has none, or is a background job, whose keys go to somebody else."""
     try:
@@ -324,6 +395,11 @@ def open_tty() -> Tty | None:
         os.close(fd)
         return None
     return Tty(fd)
+
+
+def _seen(text: str) -> str:
+    """A part of a line as it looks in a row."""
+    return "".join(each for each in text.replace("\n", "⏎").replace("\t", " ") if each.isprintable())
 
 
 def _raw(modes: list[Any]) -> list[Any]:

@@ -6,7 +6,7 @@ gives the bytes. What was not kept is told on stderr.
 
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 import click
 import msgspec
@@ -15,6 +15,8 @@ from holdfast.cli.link import Running, gone, linked, running
 from holdfast.cli.readable import Plain, Raw, Readable, Rendered
 from holdfast.cli.records import find, owner_of
 from holdfast.cli.store import reading, run, store_option
+from holdfast.errors import HoldfastError
+from holdfast.handles.asciicast import asciicast
 from holdfast.handles.output import Output
 from holdfast.handles.spool import Spool
 from holdfast.store.base import Record, Store
@@ -48,10 +50,8 @@ def logs(
         raise click.UsageError("--cast takes the whole session; leave --follow, --raw and --since out", context)
     if cast is None:
         run(_print(store, id, conversation, _Printer(raw=raw), follow=follow, since=since))
-    elif str(cast) == "-":
-        run(_record(store, id, conversation, sys.stdout.buffer))
     else:
-        with cast.open("wb") as file:
+        with _File(cast) as file:
             run(_record(store, id, conversation, file))
 
 
@@ -62,10 +62,10 @@ class _Printer:
         self._readable: Readable = Raw() if raw else Plain()
         self._raw = raw
 
-    def terminal(self) -> None:
-        """It comes from a terminal."""
-        if not self._raw and not isinstance(self._readable, Rendered):
-            self._readable = Rendered()
+    def terminal(self, cols: int) -> None:
+        """It comes from a terminal of that width; 0: it does not."""
+        if cols and not self._raw and not isinstance(self._readable, Rendered):
+            self._readable = Rendered(cols)
 
     def data(self, data: bytes) -> None:
         self._write(self._readable.feed(data))
@@ -101,8 +101,7 @@ def _print_stored(store: Store, record: Record, printer: _Printer, since: int) -
     output = _stored(store, record)
     if output is None:
         return
-    if output.terminal:
-        printer.terminal()
+    printer.terminal(0 if output.timeline is None else output.timeline.started.cols)
     while since < output.total:
         piece = output.read(since, since + _CHUNK)
         if piece.missing:
@@ -127,12 +126,60 @@ async def _print_running(to: Running, printer: _Printer, *, follow: bool, since:
                 printer.data(payload)
             elif kind == frames.GAP:
                 printer.gap(msgspec.json.decode(payload, type=frames.Gap).missing)
-            elif kind == frames.STATE and msgspec.json.decode(payload, type=frames.Told).terminal:
-                printer.terminal()
+            elif kind == frames.STATE:
+                printer.terminal(msgspec.json.decode(payload, type=frames.Told).cols)
             elif kind == frames.END:
                 printer.end()
                 return
 
 
-async def _record(url: str | None, id: str, conversation: str | None, file: BinaryIO) -> None:
-    raise NotImplementedError
+# Casts
+
+
+class _File:
+    """Where a cast goes. It is made when there is something to write: what is refused leaves no file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._open: BinaryIO | None = sys.stdout.buffer if str(path) == "-" else None
+
+    def write(self, data: bytes) -> None:
+        if self._open is None:
+            self._open = self._path.open("wb")
+        self._open.write(data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._open is sys.stdout.buffer:
+            self._open.flush()
+        elif self._open is not None:
+            self._open.close()
+
+
+async def _record(url: str | None, id: str, conversation: str | None, file: _File) -> None:
+    async with reading(url) as store:
+        (record,) = await find(store, (id,), conversation)
+        to = running(store, record)
+        if to is None:
+            _record_stored(store, record, file)
+            return
+    async with linked(to, frames.Want(uid=record.uid, want="cast")) as link:
+        while True:
+            kind, payload = await link.receive()
+            if kind == frames.OUTPUT:
+                file.write(payload)
+            elif kind == frames.END:
+                return
+
+
+def _record_stored(store: Store, record: Record, file: _File) -> None:
+    output = _stored(store, record)
+    if output is None or output.timeline is None:
+        raise HoldfastError(
+            f"Handle `{record.id}` is no terminal, or nothing is stored of its session", code="invalid_arguments"
+        )
+    for line in asciicast(output.timeline, output):
+        file.write(f"{line}\n".encode())
+    output.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, NoReturn
 
-from holdfast.cli.keyboard import Gone, Key, Tty, open_tty
+from holdfast.cli.keyboard import Gone, Key, Line, Row, Tty, open_tty
 from holdfast.cli.printing import one_line, printable
 from holdfast.handles.question import Question, select_options
 from holdfast.handles.text import to_utf8
@@ -113,7 +113,7 @@ class TerminalPrompter:
         if prompt.edit and (problem is None or await self._edit_again(problem)):
             arguments, problem = await self._edit_arguments(arguments)
         while True:
-            edited = _as_json(arguments) != _as_json(prompt.arguments)
+            edited = not _same(arguments, prompt.arguments)
             shown = self._problem(problem) + self._call(prompt, arguments)
             if edited:
                 key = await self._choose(shown, "Run it with these arguments?", _RUN_EDITED)
@@ -125,7 +125,8 @@ class TerminalPrompter:
                 case "n" | "N":
                     return Denied(remember=key == "N")
                 case "r":
-                    return Denied(await self._type("Why not?\n") or None)
+                    self._tty.write("Why not?\n")  # and what is typed already belongs to the reason
+                    return Denied(await self._type() or None)
             arguments, problem = await self._edit_arguments(arguments)
 
     async def _deliver_result(self, prompt: DeliverResult) -> Decision:
@@ -154,7 +155,7 @@ class TerminalPrompter:
         panel = self._panel(f"{_named(prompt.tool, prompt.id)} asks", *parts)
         shown = self._problem(prompt.problem) + panel
         if question.answer_type == "Boolean":
-            default = {True: "y", False: "n"}.get(question.default) if isinstance(question.default, bool) else None
+            default = ("y" if question.default else "n") if isinstance(question.default, bool) else None
             choices = _ANSWER if prompt.may_remember else _YES_OR_NO
             key = await self._choose(shown, "Yes or no?", choices, default=default, secret=question.secret)
             return Said(key in "yY", remember=key in "YN")
@@ -167,7 +168,8 @@ class TerminalPrompter:
             shown += "Enter alone gives the default.\n"
         elif default:
             shown += f"Enter alone gives: {one_line(default, _WIDEST)}\n"
-        return await self._type(shown, secret=question.secret) or default
+        await self._tty.show(shown)
+        return await self._type(secret=question.secret) or default
 
     # Parts of a prompt
 
@@ -238,7 +240,7 @@ class TerminalPrompter:
         assert options is not None
         listed = "".join(f"  {number}  {one_line(option)}\n" for number, option in enumerate(options, start=1))
         chosen = _Option(options.index(question.default) + 1 if question.default in options else 0)
-        row = _Row(self._tty, secret=question.secret)
+        row = Row(self._tty, secret=question.secret)
         await self._tty.show(f"{shown}{listed}A number or the arrow keys, then Enter.\n")
         while True:
             at = chosen.number
@@ -249,10 +251,9 @@ class TerminalPrompter:
                 return options[at - 1]
             chosen = chosen.after(key, len(options))
 
-    async def _type(self, shown: str, *, secret: bool = False) -> str:
+    async def _type(self, *, secret: bool = False) -> str:
         """A line. A secret one is not shown, not even its length."""
-        line, row = _Line(), _Row(self._tty, secret=secret)
-        await self._tty.show(shown)
+        line, row = Line(), Row(self._tty, secret=secret)
         while True:
             row.draw(line.text, line.at)
             key = await (self._tty.key() if line.text else self._key())
@@ -349,72 +350,6 @@ class _Option(NamedTuple):
         return self
 
 
-class _Line:
-    """A line that is being typed, and where in it the cursor is."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.at = 0
-
-    def press(self, key: Key) -> None:
-        before, after = self.text[: self.at], self.text[self.at :]
-        match key.name:
-            case "text" | "paste":
-                before += key.text
-            case "backspace":
-                before = before[:-1]
-            case "delete" | "C-d":
-                after = after[1:]
-            case "C-u":
-                before = ""
-            case "C-w":
-                kept = before.rstrip()
-                before = kept[: max(map(kept.rfind, " \t\n")) + 1]
-            case "left":
-                before, after = before[:-1], before[-1:] + after
-            case "right":
-                before, after = before + after[:1], after[1:]
-            case "home":
-                before, after = "", before + after
-            case "end":
-                before, after = before + after, ""
-        self.text, self.at = before + after, len(before)
-
-
-class _Row:
-    """The last row of a prompt, drawn again at every key.
-
-    Only carriage returns and backspaces are used, and no more is drawn than fits: that works in every terminal, and
-    however its size changes.
-    """
-
-    def __init__(self, tty: Tty, *, secret: bool) -> None:
-        self._tty = tty
-        self._secret = secret
-        self._width: int | None = None  # of what is drawn; None: nothing yet
-
-    def draw(self, text: str, at: int | None = None) -> None:
-        """The text, or as much of it as there is room for around the cursor. Of a secret, nothing ever."""
-        from rich.cells import cell_len
-
-        if self._secret:
-            if self._width is None:
-                self._tty.write("> ")
-            self._width = 0
-            return
-        at = len(text) if at is None else at
-        room = max(self._tty.columns - 3, 1)
-        before, after = _seen(text[max(at - room, 0) : at]), _seen(text[at : at + room])
-        while cell_len(before) > room - min(cell_len(after), room // 4):
-            before = before[1:]
-        while cell_len(before) + cell_len(after) > room:
-            after = after[:-1]
-        width = cell_len(before) + cell_len(after)
-        blank = max(min(self._width or 0, room) - width, 0)
-        self._tty.write(f"\r> {before}{after}{' ' * blank}" + "\b" * (cell_len(after) + blank))
-        self._width = width
-
-
 def open_prompter() -> TerminalPrompter | None:
     """A prompter at this process' terminal. None where no person can be asked: there is no terminal, standard error
     goes elsewhere, so that nobody may be looking, or this is a background job."""
@@ -428,15 +363,15 @@ def _named(tool: str, id: str | None) -> str:
     return one_line(tool if id is None else f"{tool} {id}")
 
 
-def _seen(text: str) -> str:
-    """A part of a line as it looks in a row."""
-    return "".join(each for each in text.replace("\n", "⏎").replace("\t", " ") if each.isprintable())
-
-
 def _as_json(value: Any) -> str:
     """JSON to read and to edit: what cannot be printed is escaped, so that nothing is hidden and nothing acts."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are one in JSON. Python alone takes `true` and `1` for the same."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def _arguments(text: str) -> dict[str, Any]:

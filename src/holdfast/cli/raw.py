@@ -58,10 +58,10 @@ class RawTerminal:
         self.input, self._output = sys.stdin.fileno(), sys.stdout.fileno()
 
     def __enter__(self) -> Self:
-        self._before = termios.tcgetattr(self.input)
-        tty.setraw(self.input, termios.TCSADRAIN)
         # What is on the screen goes where it can be scrolled back to.
         self.write(b"\x1b[%d;1H" % self.rows + b"\n" * self.rows)
+        self._before = termios.tcgetattr(self.input)
+        tty.setraw(self.input, termios.TCSADRAIN)
         return self
 
     def __exit__(
@@ -93,13 +93,16 @@ class RawTerminal:
             view = view[os.write(self._output, view) :]
 
 
-def redraw(screen: Screen, hint: str = "") -> bytes:
-    """What makes a terminal show that screen; the hint over a line of it, the last one if that is free."""
+def redraw(screen: Screen) -> bytes:
+    """What makes a terminal show that screen."""
     drawn = [b"\x1b[?1049h" if screen.alternate else b"\x1b[?1049l", b"\x1b[0m\x1b[r\x1b[H\x1b[2J"]
     for row, line in enumerate(screen.lines, start=1):
         drawn.append(b"\x1b[%d;1H" % row + strip_controls(line).encode(errors="replace"))
-    if hint:
-        row = 1 if any(screen.lines[screen.rows - 1 :]) else screen.rows
-        drawn.append(b"\x1b[%d;1H\x1b[7m%s\x1b[0m" % (row, hint[: screen.cols - 1].encode()))
     drawn.append(b"\x1b[%d;%dH" % screen.cursor)
     return b"".join(drawn)
+
+
+def over(screen: Screen, text: str) -> bytes:
+    """What writes a text over a line of that screen: the last one if it is free."""
+    row = 1 if screen.alternate or any(screen.lines[screen.rows - 1 :]) else screen.rows
+    return b"\x1b7\x1b[%d;1H\x1b[7m%s\x1b[0m\x1b8" % (row, text[: screen.cols - 1].encode())

@@ -6,11 +6,12 @@ import re
 from typing import Protocol
 
 from holdfast.cli.printing import printable
+from holdfast.handles.rendering import on_alternate, render
 from holdfast.handles.text import SEQUENCE, SEQUENCE_SIZE, has_controls, strip_controls
 
 _LONGEST_LINE = 1 << 20
 """Bytes of a terminal's line that are held back. A longer one is shown in parts."""
-_CONTEXT = SEQUENCE_SIZE
+_ALTERNATE = b"\x1b[?1049h"
 _UNFINISHED = re.compile("\r+\\Z")
 
 
@@ -53,11 +54,13 @@ class Plain:
 
 
 class Rendered:
-    """The lines of a terminal as they were to be seen."""
+    """The lines of a terminal as they were to be seen. One that the alternate screen interrupts counts as two."""
 
-    def __init__(self) -> None:
+    def __init__(self, cols: int) -> None:
+        self._cols = cols
         self._held = b""
         self._before = b""
+        """The end of what was rendered, after what it takes to be on the same screen."""
 
     def feed(self, data: bytes) -> bytes:
         self._held += data
@@ -70,11 +73,12 @@ class Rendered:
         return rendered
 
     def _render(self, end: int) -> bytes:
-        from holdfast.handles.rendering import render
-
-        lines, self._held = self._held[:end], self._held[end:]
-        before, self._before = self._before, (self._before + lines)[-_CONTEXT:]
-        return printable(render(lines, before)).encode() if lines else b""
+        if end == 0:
+            return b""
+        lines, self._held, before = self._held[:end], self._held[end:], self._before
+        alternate = on_alternate(before + lines)
+        self._before = (_ALTERNATE if alternate else b"") + (before + lines)[-SEQUENCE_SIZE:]
+        return printable(render(lines, before, self._cols)).encode(errors="replace")
 
 
 def _shown(text: str) -> bytes:

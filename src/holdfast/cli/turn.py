@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
+from holdfast.cli.prompter import open_prompter
 from holdfast.cli.store import store_of, store_option
 from holdfast.config import load_config, the_config
 from holdfast.runtime import Runtime
@@ -42,7 +43,8 @@ class _Batch(msgspec.Struct, forbid_unknown_fields=True):
 @store_option
 @click.option("--conversation", help="The conversation to run the turn in. Default: a new one.")
 @click.option("--resume", is_flag=True, help="Go on with the conversation's turn that its process did not end.")
-def turn(config: Path | None, store: str | None, conversation: str | None, resume: bool) -> None:
+@click.option("--detached", is_flag=True, help="Ask nobody, also if a terminal is there; `detached` decides instead.")
+def turn(config: Path | None, store: str | None, conversation: str | None, resume: bool, detached: bool) -> None:
     """Run one turn: read a batch of tool calls a line, answer each with a line.
 
     \b
@@ -51,16 +53,25 @@ def turn(config: Path | None, store: str | None, conversation: str | None, resum
     Out:  {"responses":[{"id":"1","result":"…"},{"id":"2","result":"…"}],"notifications":[]}
 
     The end of the input ends the turn: handles that still run are ended, awaited or kept as their tools say.
+
+    What a person has to permit or to answer is asked on the terminal the command was started from, unless the batches
+    are typed there.
     """
     if resume and conversation is None:
         raise click.UsageError("--resume needs --conversation: which one is to go on?")
     loaded = load_config(the_config(config))
-    runtime = Runtime(store=store or store_of(loaded), config=loaded)
+    # Batches that are typed and answers to prompts would be read from one terminal, each by the other's reader.
+    prompter = None if detached or sys.stdin.isatty() else open_prompter()
+    runtime = Runtime(store=store or store_of(loaded), config=loaded, prompter=prompter)
     if sys.stdin.isatty():
         click.echo(f"One batch a line, for example {_EXAMPLE}; Ctrl-D ends the turn.", err=True)
     # Not sys.stdin.buffer: the interpreter, when it ends, would want the lock that the reading thread still holds.
     source = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
-    sys.exit(asyncio.run(_run(runtime, conversation, source, resume=resume)))
+    try:
+        sys.exit(asyncio.run(_run(runtime, conversation, source, resume=resume)))
+    finally:
+        if prompter is not None:
+            prompter.close()
 
 
 async def _run(runtime: Runtime, conversation: str | None, source: BinaryIO, *, resume: bool) -> int:

@@ -39,7 +39,7 @@ def build_tools(config: Config, guard: Guard) -> list[Tool]:
             elif settings.source == "terminal":
                 tools.append(_terminal_tool(config, name, guard))
             elif settings.source == "python":
-                tools.append(python_tool(config, name))
+                tools.append(_guarded(python_tool(config, name), guard))
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -54,6 +54,12 @@ def configure_builtin(tool: Tool, config: Config) -> Tool:
         return tool
     written: dict[str, Any] = {"run": settings.run, "result": settings.result, "output": settings.output.policy("head")}
     return replace(tool, **{key: value for key, value in written.items() if key in settings.model_fields_set})
+
+
+def _guarded(tool: Tool, guard: Guard) -> Tool:
+    """The tool, with this guard if it starts processes: one made in Python has none yet."""
+    guarded = getattr(tool.runtime, "guarded", None)
+    return tool if guarded is None else replace(tool, runtime=guarded(guard))
 
 
 def python_tool(config: Config, name: str) -> Tool:

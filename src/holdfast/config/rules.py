@@ -38,6 +38,8 @@ _NOT_FOR: dict[str, dict[KeyPath, str]] = {
         ("wire",): 'what a terminal gets is for people to read; the wire form is for source = "local"',
         ("spawn", "stdin"): 'the terminal is the input, which `apply` types into; `stdin` is for source = "local"',
         ("env", "TERM"): "the terminal is of the kind `term` in the table `terminal` of this tool",
+        ("env", "LINES"): "the terminal tells its size itself; it is `rows` in the table `terminal` of this tool",
+        ("env", "COLUMNS"): "the terminal tells its size itself; it is `cols` in the table `terminal` of this tool",
     },
     "python": {
         ("command",): 'a function is named by `function = "module:name"`; commands are for source = "local"',

@@ -53,12 +53,7 @@ class DurableCall:
         tool = self._invocation.tool
         if tool.on_crash != "external":
             return None
-        return parking(
-            Pending(tool.deadline_secs),
-            self._registry.clock.now(),
-            hook=tool.has_cancel_hook,
-            hold=tool.result != "unattended",
-        )
+        return parking(Pending(tool.deadline_secs), self._registry.clock.now(), tool)
 
     def effects(self) -> CallEffects:
         """The durable effects of the call (E1)."""

@@ -3,13 +3,16 @@
 import math
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from holdfast.errors import ToolError
 from holdfast.handles.text import as_text, has_no_number
 from holdfast.store.base import Parking, Resolution
+
+if TYPE_CHECKING:
+    from holdfast.tools.base import Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +39,18 @@ class Pending:
             raise ValueError(f'on_cancel is "cancel_external_work" or "ignore", not {self.on_cancel!r}')
 
 
-def parking(pending: Pending, now: float, *, hook: bool, hold: bool) -> Parking:
-    """The terms, with the deadline as a time of day (D7)."""
+def parking(pending: Pending, now: float, tool: "Tool") -> Parking:
+    """The terms on which a call of the tool waits, with the deadline as a time of day (D7)."""
     deadline = pending.deadline
     at = deadline.timestamp() if isinstance(deadline, datetime) else None if deadline is None else now + deadline
-    return Parking(at, pending.on_timeout, pending.on_cancel, hook, hold)
+    return Parking(
+        at,
+        pending.on_timeout,
+        pending.on_cancel,
+        hook=tool.has_cancel_hook,
+        hold=tool.result != "unattended",
+        carriers=tool.spawn.notifications.deliver,
+    )
 
 
 class ResolveOutcome(msgspec.Struct, frozen=True):

@@ -124,6 +124,11 @@ class Handle:
         """Waits for its completion from outside: nobody runs it (D9)."""
         return self.parking is not None and self.owner is None and not isinstance(self.state, Stopped)
 
+    @property
+    def withheld(self) -> bool:
+        """It has ended, and whether its result may be seen is being asked: until then nothing new of it is (P5)."""
+        return self.run is not None and self.run.delivering
+
     def watch(self, watcher: Watcher) -> None:
         """Tell it when this stops: now, if it has."""
         if not self.active:
@@ -168,10 +173,9 @@ class Handle:
         state, secs = self.state, self.tool.timeout_secs
         if self.parked and self.parking is not None:
             return self.parking.deadline
-        if secs is None or isinstance(state, Pending | Stopped):
-            return None
-        waited = 0.0 if self.run is None else self.run.waited_for_people
-        return None if waited is None else state.started + secs + waited
+        if self.run is not None:
+            return self.run.deadline
+        return None if secs is None or isinstance(state, Pending | Stopped) else state.started + secs
 
     def info(self) -> "HandleInfo":
         """A snapshot of what is visible now."""

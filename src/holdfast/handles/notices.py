@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.handles.state import Error, State, Stopped, Waiting
 from holdfast.store.rows import Notice
-from holdfast.store.terminal import news
+from holdfast.store.terminal import clip, news
 
 if TYPE_CHECKING:
     from holdfast.tools.base import Tool
@@ -14,11 +14,12 @@ def notice(id: str, tool: "Tool", state: State) -> Notice | None:
     """The news that a handle is in this state now, if its tool's settings want it told."""
     policy = tool.spawn.notifications
     if isinstance(state, Stopped):
-        failed = isinstance(state.outcome, Error) and state.outcome.code not in ("aborted", "cancelled")
+        failed = isinstance(state.outcome, Error) and not state.deliberate
         if policy.on_failure if failed else policy.on_success:
             return Notice(*news(id, tool.name, state), policy.deliver)
     elif isinstance(state, Waiting) and policy.on_waiting:
-        return Notice("tool.waiting", "warning", f"`{id}` ({tool.name}) asks: {state.question.text}", policy.deliver)
+        message = clip(f"`{id}` ({tool.name}) asks: {state.question.text}")
+        return Notice("tool.waiting", "warning", message, policy.deliver)
     return None
 
 

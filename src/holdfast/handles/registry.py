@@ -26,6 +26,7 @@ from holdfast.handles.state import (
     Started,
     State,
     Stopped,
+    Waiting,
     transition,
 )
 from holdfast.store.base import (
@@ -41,6 +42,7 @@ from holdfast.store.base import (
     Registered,
     Responded,
     Shown,
+    TakenBack,
 )
 from holdfast.store.terminal import hook_is_due
 
@@ -148,7 +150,10 @@ class Registry(Cache):
 
         What of it is news goes into the same commit (N3), unless it is to pass in silence.
         """
-        state = handle.decided = transition(handle.decided, event)
+        before = handle.decided
+        state = handle.decided = transition(before, event)
+        if isinstance(before, Waiting) and handle.stateful:
+            also = (*also, TakenBack(handle.conversation, ((handle.uid, "answered"),)))  # that it asks is old news
         output = self._kept(handle) if handle.output is not None and isinstance(state, Stopped) else None
         news = notice(handle.id, handle.tool, state) if handle.stateful and not quiet else None
         change = Changed(handle.uid, handle.fence, event, state, output, news)
@@ -256,11 +261,14 @@ class Registry(Cache):
 
     def told(self, news: Sequence[News], shown: Sequence[tuple[str, Shown]] = ()) -> None:
         """News was delivered, or what it was about shown: what these handles print next is news again (N6)."""
-        uids = [each.uid for each in news if each.kind == "tool.content"]
-        for uid in (*uids, *(uid for uid, _ in shown)):
-            handle = self._by_uid.get(uid or "")
+        for each in news:
+            handle = self._by_uid.get(each.uid or "") if each.kind == "tool.content" else None
             if handle is not None and handle.run is not None:
                 handle.run.content_was_told()
+        for uid, _ in shown:
+            handle = self._by_uid.get(uid)
+            if handle is not None and handle.run is not None:
+                handle.run.content_was_shown()
 
     def output_of(self, handle: Handle) -> Output:
         """The handle's output, made when it first has some."""

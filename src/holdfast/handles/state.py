@@ -43,8 +43,8 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
     """Of an error, its stable code."""
     cursors: tuple[tuple[str, int], ...] = ()
     """By uid: up to where it showed a handle's output (C5)."""
-    showed: tuple[tuple[str, Literal["running", "waiting", "stopped"]], ...] = ()
-    """By uid: as what it showed a handle (N3)."""
+    showed: tuple[tuple[str, Literal["running", "waiting", "stopped"], int], ...] = ()
+    """By uid: as what it showed a handle, and of a waiting one the number of its question (N3)."""
 
 
 Outcome = Ok | Printed | Error | Reply
@@ -80,6 +80,12 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
     ended_by: EndedBy = "self"
     exit_code: int | None = None
     signal: int | None = None
+
+    @property
+    def deliberate(self) -> bool:
+        """Whether somebody wanted this end: then it is never shown as a failure of the tool (S3)."""
+        outcome = self.outcome
+        return isinstance(outcome, Error) and self.ended_by != "self" and outcome.code in ("aborted", "cancelled")
 
 
 State = Pending | Running | Waiting | Stopped

@@ -46,7 +46,7 @@ class Timeline:
         self.started = Started(started, rows, cols)
         self.interval = _INTERVAL
         """What was printed within so many seconds has one time, that of the first of it."""
-        # The bytes before `_offsets[i]`, and not before the one before it, were printed `_times[i]` seconds after start.
+        # The bytes from `_offsets[i - 1]` to `_offsets[i]` were printed `_times[i]` seconds after the start.
         self._offsets: list[int] = []
         self._times: list[float] = []
         self._sizes: list[Resized] = []
@@ -73,7 +73,17 @@ class Timeline:
         return zip(self._offsets, self._times, strict=True)
 
     def sizes(self) -> Iterator[Resized]:
+        """What sizes the terminal had after its first one."""
         return iter(self._sizes)
+
+    def cols(self, offset: int) -> int:
+        """How wide the terminal was when the byte at `offset` was printed."""
+        cols = self.started.cols
+        for size in self._sizes:
+            if size.offset > offset:
+                break
+            cols = size.cols
+        return cols
 
     def _mark(self, offset: int, at: float) -> None:
         after = self._after(at)

@@ -73,10 +73,13 @@ class Handles:
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
         wait = Wait(groups, lambda _: None if over.done() else over.set_result(None), spare=self._spare)
-        for handle in handles:
-            if handle.run is not None:
-                handle.run.awaited()  # first: what an inquiry answers is not blocked on the caller (Q3)
         wait.begin()
+        if wait.reason != "satisfied" and (timeout is None or timeout > 0):
+            for handle in handles:
+                if handle.run is not None:
+                    handle.run.awaited()
+            if over.done() and wait.goes_on():  # what an inquiry answers is not blocked on the caller (Q3)
+                over = loop.create_future()
         if over.done():
             wait.cancel()
             return Waited(handles, needs_input=wait.reason == "needs_input")

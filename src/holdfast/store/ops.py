@@ -228,7 +228,7 @@ class Notified(msgspec.Struct, frozen=True):
 
 class TakenBack(msgspec.Struct, frozen=True):
     """News of what was shown is no news (N3). By uid, as what a handle was shown: `stopped` takes back all news of it,
-    `waiting` its `tool.waiting` and `tool.content`, `running` its `tool.content`."""
+    `waiting` its `tool.waiting` and `tool.content`, `running` its `tool.content`, `answered` its `tool.waiting`."""
 
     conversation: str
     shown: tuple[tuple[str, Shown], ...]

@@ -14,8 +14,8 @@ Level = Literal["info", "warning", "error", "critical"]
 Carrier = Literal["response", "message", "turn"]
 """What news may ride on (N4): a tool response, a user's message in the turn, the start of the next turn."""
 CARRIERS: tuple[Carrier, ...] = ("response", "message", "turn")
-Shown = Literal["running", "waiting", "stopped"]
-"""As what a reply showed a handle (N3)."""
+Shown = Literal["running", "waiting", "answered", "stopped"]
+"""As what a reply showed a handle (N3); `answered`: nobody saw its question, which is not open any more."""
 
 
 class Parking(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -29,6 +29,8 @@ class Parking(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tool has a hook that must be called when the call is cancelled."""
     hold: bool = False
     """Its outcome must pass a runtime that has the tool before anyone sees it (P1's `result`)."""
+    carriers: tuple[Carrier, ...] = CARRIERS
+    """What the news of its end may ride on (D9, N4)."""
 
 
 class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -162,7 +164,7 @@ NEWS_LIMIT = 1000
 """How much news waits in a conversation (N6)."""
 
 
-class Notice(msgspec.Struct, frozen=True):
+class Notice(msgspec.Struct, frozen=True, gc=False):
     """News that comes with a change of a handle (N1)."""
 
     kind: str
@@ -171,7 +173,7 @@ class Notice(msgspec.Struct, frozen=True):
     carriers: tuple[Carrier, ...] = CARRIERS
 
 
-class News(msgspec.Struct, frozen=True):
+class News(msgspec.Struct, frozen=True, gc=False):
     """A queued notification. The line that says how many were dropped has number 0, so that it comes first (N6)."""
 
     number: int

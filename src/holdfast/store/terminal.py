@@ -14,6 +14,10 @@ CANCELS: tuple[EndedBy, ...] = ("abort", "cancel", "turn_end", "shutdown")
 """Ends of a parked call that cancel it."""
 
 
+NEWS_CHARACTERS = 4000
+"""How long the message of a notification may be."""
+
+
 def hook_is_due(parking: Parking, ended_by: EndedBy) -> bool:
     """Whether the end of a parked call is a cancel that its hook must hear of (D2)."""
     return parking.hook and parking.on_cancel == "cancel_external_work" and ended_by in CANCELS
@@ -31,12 +35,18 @@ def resolution_of(outcome: Outcome) -> Resolution:
 
 
 def news(id: str, tool: str, state: Stopped) -> tuple[str, Literal["info", "error"], str]:
-    """Kind, level and message of the news that a parked call has stopped (D9). A cancel is no failure of it (S3)."""
+    """Kind, level and message of the news that a handle has stopped. A deliberate end is no failure of it (S3)."""
     outcome = state.outcome
-    if isinstance(outcome, Error) and outcome.code not in ("aborted", "cancelled"):
-        return "tool.failed", "error", f"`{id}` ({tool}) failed: {outcome.message}"
+    if isinstance(outcome, Error) and not state.deliberate:
+        return "tool.failed", "error", clip(f"`{id}` ({tool}) failed: {outcome.message}")
     what = f"stopped: {outcome.message}" if isinstance(outcome, Error) else "stopped."
-    return "tool.stopped", "info", f"`{id}` ({tool}) {what}"
+    return "tool.stopped", "info", clip(f"`{id}` ({tool}) {what}")
+
+
+def clip(message: str) -> str:
+    """A message that is no longer than news may be (O2)."""
+    over = len(message) - NEWS_CHARACTERS
+    return message if over <= 0 else f"{message[:NEWS_CHARACTERS]} ...{over} characters truncated..."
 
 
 def ended(resolution: Resolution, at: float) -> Ended:

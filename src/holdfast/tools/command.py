@@ -9,15 +9,9 @@ failed or was killed.
 """
 
 import asyncio
-import contextlib
-import json
-import os
-import signal
-import tempfile
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.errors import ToolError
@@ -25,6 +19,7 @@ from holdfast.handles.question import Question
 from holdfast.handles.state import Error, Ok, Outcome, Printed, error_of
 from holdfast.handles.text import strip_controls
 from holdfast.tools.base import Invocation, Sink
+from holdfast.tools.child import as_json, as_text, ending, environment, remove
 from holdfast.tools.guard import Guard
 from holdfast.tools.marks import call_mark
 from holdfast.tools.process import Exit, Process
@@ -37,8 +32,6 @@ ROUNDS = 8
 """Times that a one-shot command may ask (C8)."""
 OPEN_QUESTIONS = 64
 """Questions that a live command may have asked and not been answered (K6)."""
-CALL_LIMIT = 64 * 1024
-"""Bytes of a call that still go into `HOLDFAST_CALL` (F1)."""
 STOPS_ITSELF = 0.2
 """Seconds that a process has to exit after it said `stopped`, before it is ended."""
 
@@ -109,7 +102,7 @@ class _Call:
         self._whole = None if invocation.stateful else Whole(self._sink.output)
         text = self._sink.output if self._whole is None else self._whole.feed
         self._lines = Lines(text, self._heard) if command.wire else None
-        self._call_file, env = _environment(command, invocation.uid, values)
+        self._call_file, env = environment(command.env, command.guard, invocation.uid, values)
         try:
             self._process = Process(
                 argv,
@@ -124,17 +117,12 @@ class _Call:
                 grace=invocation.tool.spawn.abort_grace_ms / 1000,
             )
         except ToolError:
-            self._remove_call_file()
+            remove(self._call_file)
             raise
-
-    def _remove_call_file(self) -> None:
-        if self._call_file is not None:
-            with contextlib.suppress(OSError):  # whatever the command did to it, the call goes on
-                self._call_file.unlink()
 
     def _exited(self, how: Exit) -> None:
         self._process = None
-        self._remove_call_file()
+        remove(self._call_file)
         if self._lines is not None:
             self._lines.close()
         if self._stopping is not None:
@@ -177,8 +165,8 @@ class _Call:
 
     def _failed(self, how: Exit, said: str = "") -> Error:
         """The end in words, and the tail of a stderr that was kept apart. What is in the output is shown from there."""
-        ending, stderr = f"The command {said}{_ending(how)}.", self._stderr.text()
-        return Error(f"{ending}\n{stderr}" if stderr else ending, "command_failed")
+        message, stderr = f"The command {said}{ending(how)}.", self._stderr.text()
+        return Error(f"{message}\n{stderr}" if stderr else message, "command_failed")
 
     def _stop(self, outcome: Outcome, how: Exit = _UNTOLD) -> None:
         self._over = True
@@ -310,47 +298,8 @@ class Tail:
         return "\n".join(lines)
 
 
-def _environment(command: Command, uid: str, values: dict[str, Any]) -> tuple[Path | None, dict[str, str]]:
-    """The whole environment of a process, and the file that holds the call if it is too large for that (F1)."""
-    env = {**os.environ, **command.env, **command.guard.environ(uid)}
-    env.pop("HOLDFAST_CALL", None)  # of a runtime around us
-    env.pop("HOLDFAST_CALL_FILE", None)
-    call = json.dumps(values, separators=(",", ":"))  # ASCII: no locale of the program can garble it
-    if len(call) <= CALL_LIMIT:
-        return None, env | {"HOLDFAST_CALL": call}
-    try:
-        number, name = tempfile.mkstemp(prefix="holdfast-call-", suffix=".json")
-        file = Path(name)
-        try:
-            with os.fdopen(number, "w") as opened:
-                opened.write(call)
-        except OSError:
-            file.unlink()
-            raise
-    except OSError as error:
-        raise ToolError(
-            f"The command was not started: its call could not be written to a file ({error}). Make room in "
-            f"{tempfile.gettempdir()}, or set TMPDIR to another directory.",
-            code="command_not_started",
-        ) from error
-    return file, env | {"HOLDFAST_CALL_FILE": name}
-
-
 def _as_input(data: Any, mode: Literal["line", "raw"]) -> bytes:
     """What `apply` sends, as bytes (C6)."""
     if not isinstance(data, str):
-        return json.dumps(data, separators=(",", ":")).encode() + b"\n"
-    text = data + "\n" if mode == "line" and not data.endswith("\n") else data
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        message = "the input has half of a surrogate pair, which is no text; send whole characters"
-        raise ToolError(message, code="invalid_arguments") from error
-
-
-def _ending(how: Exit) -> str:
-    if how.signal is None:
-        return f"ended with exit code {how.code}"
-    with contextlib.suppress(ValueError):
-        return f"was killed by {signal.Signals(how.signal).name}"
-    return f"was killed by signal {how.signal}"
+        return as_json(data) + b"\n"
+    return as_text(data + "\n" if mode == "line" and not data.endswith("\n") else data)

@@ -58,8 +58,8 @@ class Run(Attempts):
     """One call from its start to the last trace of it."""
 
     __slots__ = (
-        "_answer_to", "_around", "_delivering", "_gone", "_last_output", "_open", "_parking", "_patience",
-        "_probe_timer", "_record", "_released", "_tells_content", "listeners",
+        "_answer_to", "_around", "_began", "_gone", "_last_output", "_open", "_parking", "_patience",
+        "_probe_timer", "_record", "_released", "_tells_content", "delivering", "listeners", "questions",
     )  # fmt: skip
 
     def __init__(self, registry: Registry, handle: Handle, around: Surroundings) -> None:
@@ -72,12 +72,15 @@ class Run(Attempts):
         self._record: Callable[[Any, bytes], Op] | None = None
         self._open: Open | None = None
         """Who may answer the open question."""
-        self._delivering = False
+        self.questions = 0
+        """How many it has asked that were open."""
+        self.delivering = False
         """The tool has ended; whether its result may be seen is being asked (P1)."""
         self._released = False
         """Nothing of the tool runs any more, and that is told when its result is delivered."""
         self._patience: Patience | None = None
         """The timeout of this attempt."""
+        self._began = 0.0
         self._tells_content = handle.stateful and handle.tool.spawn.notifications.on_content
         """Its next output is news (N2)."""
         self._probe_timer: asyncio.TimerHandle | None = None
@@ -104,14 +107,17 @@ class Run(Attempts):
         if isinstance(handle.decided, Stopped) or self._parking is not None or self.letting_go:
             return  # ended, or let go, while its start was being written
         assert self._invocation is not None
+        if tool.timeout_secs is not None:
+            self._began = self.registry.clock.now()
+            self._patience = Patience(tool.timeout_secs, self._timed_out)
+            if handle.driver is not None:
+                self._patience.pause()
         try:
             self.live = tool.runtime.start(self._invocation, self)
         except Exception as error:
             self._not_started(error)
             return
         self._probe = getattr(self.live, "probe", None)  # SupportsProbe
-        if tool.timeout_secs is not None and not isinstance(handle.decided, Stopped):
-            self._patience = Patience(tool.timeout_secs, self._timed_out)
         if handle.watchers:
             self.probe_when_quiet()  # who has waited for it since it was queued wants to know, too
 
@@ -167,7 +173,7 @@ class Run(Attempts):
         self, question: Question, then: Callable[[Outcome], None], record: Callable[[Any, bytes], Op] | None = None
     ) -> None:
         handle = self.handle
-        if isinstance(handle.decided, Stopped) or self._ending is not None:
+        if isinstance(handle.decided, Stopped) or self._ending is not None or self._parking is not None:
             return
         if self._probe is not None:
             handle.reading = False  # what it reads next is the answer
@@ -175,6 +181,7 @@ class Run(Attempts):
         registry, now = self.registry, self.registry.clock.now()
         if isinstance(route, Open):
             self._answer_to, self._record, self._open = then, record, route
+            self.questions += 1
             registry.conversation(handle.conversation).open_questions += 1
             handle.asks_caller = route.caller and not route.person
             if route.person and self._patience is not None:
@@ -198,13 +205,13 @@ class Run(Attempts):
 
     def stop(self, outcome: Outcome, *, exit_code: int | None = None, signal: int | None = None) -> None:
         handle = self.handle
-        if isinstance(handle.decided, Stopped) or self._delivering:
+        if isinstance(handle.decided, Stopped) or self.delivering:
             return
         ended_by: EndedBy = "self"
         if self._ending is not None:
             error, ended_by = self._ending
             own = not isinstance(outcome, Error) or outcome.code not in ("cancelled", "command_failed")
-            if ended_by == "cancel" and own:
+            if ended_by == "cancel" and own and handle.tool.result == "unattended":
                 ended_by = "self"  # B7: a tool that is cancelled may still return its own result
             else:
                 outcome = error
@@ -216,18 +223,20 @@ class Run(Attempts):
             return  # what it says when it is let go is not its end; if it was, a replay says it again (R6)
         if isinstance(outcome, Error) and outcome.transient and self._again():
             return
-        # The others are told in our words.
-        if ended_by == "self" and handle.tool.result != "unattended" and self._ending is None:
-            self._delivering = True
+        if handle.tool.result == "unattended":
+            self.registry.end(handle, outcome, ended_by, exit_code, signal)
+        elif self._ending is None:
+            self.delivering = True
             self._around.deliver(handle, outcome, partial(self._delivered, outcome, exit_code, signal))
-        else:
+        else:  # it was ended: that is told in our words, and what it printed was never approved
+            self.registry.withhold(handle)
             self.registry.end(handle, outcome, ended_by, exit_code, signal)
 
     def _delivered(self, outcome: Outcome, exit_code: int | None, signal: int | None, shown: Outcome) -> None:
         """P1: this may be seen of the outcome."""
-        if not self._delivering:
+        if not self.delivering:
             return
-        self._delivering = False
+        self.delivering = False
         if shown is not outcome:
             self.registry.withhold(self.handle)
         self.registry.end(self.handle, shown, "self", exit_code, signal)
@@ -239,9 +248,9 @@ class Run(Attempts):
         if isinstance(handle.decided, Stopped):
             self.released()
             return
+        self.withdraw()  # whoever asked has returned
         self._cancel_timers()
-        hold = tool.result != "unattended"
-        self._parking = parking(pending, self.registry.clock.now(), hook=tool.has_cancel_hook, hold=hold)
+        self._parking = parking(pending, self.registry.clock.now(), tool)
         self.registry.park(handle, self._parking, self._parked)
 
     def _parked(self) -> None:
@@ -256,7 +265,7 @@ class Run(Attempts):
             self._force.cancel()
         if handle.run is not self or self._between:
             return
-        if self._delivering:
+        if self.delivering:
             self._released = True
             return
         handle.run = None
@@ -297,7 +306,7 @@ class Run(Attempts):
         self._ending = (error, ended_by)
         if self._parking is not None:
             return  # it has returned; `_parked` sees to it
-        if self._delivering:  # it has ended; what nobody was shown yet, nobody is shown
+        if self.delivering:  # it has ended; what nobody was shown yet, nobody is shown
             self._around.closed(self.handle)
             self._undelivered(error, ended_by)
             return
@@ -313,7 +322,7 @@ class Run(Attempts):
         self.live.end(grace)
 
     def _undelivered(self, error: Error, ended_by: EndedBy) -> None:
-        self._delivering = False
+        self.delivering = False
         self.registry.withhold(self.handle)
         self.registry.end(self.handle, error, ended_by)
         if self._released:
@@ -323,8 +332,8 @@ class Run(Attempts):
         """The runtime is closing: stop working on it and record no end; the next runtime takes it up (R6)."""
         self.letting_go = True
         self._cancel_timers()
-        if self._delivering:
-            self._delivering = False
+        if self.delivering:
+            self.delivering = False
             self._around.closed(self.handle)
             if self._released:
                 self.released()
@@ -356,6 +365,11 @@ class Run(Attempts):
     def open_to_caller(self) -> bool:
         """Whether the caller may answer the open question."""
         return self._open is not None and self._open.caller
+
+    @property
+    def typing(self) -> bool:
+        """Whether part of what was sent is still to be typed."""
+        return bool(getattr(self.live, "typing", False))
 
     @property
     def ending(self) -> bool:
@@ -436,11 +450,12 @@ class Run(Attempts):
         self.registry.touch(handle)
 
     @property
-    def waited_for_people(self) -> float | None:
-        """Seconds of this attempt that its timeout does not count; None: a person is waited for right now (P4)."""
-        if self._patience is None:
-            return 0.0
-        return None if self._patience.paused else self._patience.waited
+    def deadline(self) -> float | None:
+        """When the timeout of this attempt ends it; None if nothing does, or a person is waited for (P4)."""
+        secs, patience = self.handle.tool.timeout_secs, self._patience
+        if secs is None or patience is None or patience.paused:
+            return None
+        return self._began + secs + patience.waited
 
     def awaited(self) -> None:
         """An `await` watches it."""
@@ -465,11 +480,15 @@ class Run(Attempts):
         self.registry.store.commit((op,), lambda _: None, lambda _: None, keep=True)
 
     def content_was_told(self) -> None:
-        """What it printed was shown, or the news of it delivered: more is news again."""
-        handle, output = self.handle, self.handle.output
-        self._tells_content = handle.tool.spawn.notifications.on_content
-        if self._tells_content and output is not None and output.total > handle.cursor:
-            self._tell_content()  # it came after what was shown
+        """The news of it was delivered: more is news again."""
+        self._tells_content = self.handle.tool.spawn.notifications.on_content
+
+    def content_was_shown(self) -> None:
+        """What it printed was shown, up to the cursor: more is news again, also what has come since."""
+        self.content_was_told()
+        output = self.handle.output
+        if self._tells_content and output is not None and output.total > self.handle.cursor:
+            self._tell_content()
 
 
 def _is_closing(outcome: Outcome) -> bool:

@@ -124,7 +124,7 @@ class Session:
         self._signal_groups(signal.SIGKILL)
 
     def _is_ours(self, group: int) -> bool:
-        """Whether a group is one of this session. Nobody can tell when its first process is gone: then the mark will."""
+        """Whether a group is one of this session. When its first process is gone nobody can tell; its mark will."""
         try:
             return os.getsid(group) == self.pid
         except OSError:

@@ -13,6 +13,7 @@ from holdfast.handles.question import answer_fits, expected
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import Error, Outcome, Pending, Reply, Running, Stopped, Waiting, name
 from holdfast.handles.view import Handles
+from holdfast.limits import Limits
 from holdfast.schema.arguments import decode_input
 from holdfast.store.base import Rewritten
 from holdfast.tools.base import Invocation, Tool
@@ -20,7 +21,7 @@ from holdfast.tools.toolbox import Toolbox
 from holdfast.turn.admission import Admission
 from holdfast.turn.permission import ASK, Permission, Verdict, require
 from holdfast.turn.relay import Relay
-from holdfast.turn.replies import CANCELLED, Replies, error_reply
+from holdfast.turn.replies import CANCELLED, Replies, error_reply, failed_reply
 from holdfast.turn.settle import Settle, printed
 from holdfast.turn.slot import Slot, checked_again
 
@@ -39,8 +40,10 @@ class Actions:
         replies: Replies,
         relay: Relay,
         toolbox: Toolbox,
+        limits: Limits,
     ) -> None:
         self._registry = registry
+        self._limits = limits
         self._toolbox = toolbox
         self._durability = durability
         self._relay = relay
@@ -70,6 +73,7 @@ class Actions:
         verdict = None if slot.by == "person" else self._permission.to_run(tool, slot.action, handle.conversation)
         if verdict == ASK:
             self._ask(slot, tool, handle.conversation, lambda said: self._act_or_refuse(slot, handle, said, answer))
+            handle.watch(OnStop(lambda _: self._ended_meanwhile(slot, handle, answer)))
         else:
             self._act(slot, handle, verdict, answer)
 
@@ -84,17 +88,23 @@ class Actions:
         else:
             self._abort(handle, slot.by, answer)
 
+    def _ended_meanwhile(self, slot: Slot, handle: Handle, answer: Answer) -> None:
+        if slot.asking is not None:  # P5: a prompt is withdrawn when its handle ends
+            slot.withdraw()
+            why = f"Handle `{handle.id}` has stopped while the person was asked to permit this; call again"
+            answer(error_reply(ToolError(why, code="not_running")))
+
     def _act_or_refuse(self, slot: Slot, handle: Handle, verdict: Outcome | None, answer: Answer) -> None:
         try:
             self._act(slot, handle, verdict, answer)
-        except ToolError as error:
-            answer(error_reply(error))
+        except Exception as error:
+            answer(failed_reply(slot.call.id, error))
 
     def _ask(self, slot: Slot, tool: Tool, conversation: str, then: Callable[[Outcome | None], None]) -> None:
         """Ask the person; `then` gets None to go on, with the arguments that the person let pass in the slot."""
 
-        def check(arguments: dict[str, Any]) -> dict[str, Any]:
-            return checked_again(slot, tool, arguments, self._toolbox)
+        def check(edited: Any) -> dict[str, Any]:
+            return checked_again(slot, tool, edited, self._toolbox, self._limits)
 
         def said(verdict: Outcome | dict[str, Any]) -> None:
             slot.asking = None
@@ -123,9 +133,8 @@ class Actions:
         handle = slot.handle
         assert handle is not None and slot.tool is not None
         verdict = self.verdict(slot, handle.conversation)
-        if isinstance(handle.decided, Stopped):  # ended before its turn had come: the runtime is being closed
-            verdict = handle.decided.outcome
-        if verdict != ASK:
+        if verdict != ASK or isinstance(handle.decided, Stopped):
+            verdict = None if verdict == ASK else verdict
             self._start_allowed(slot, handle, verdict, handles, spare, answer, parked)
             return
         given = slot.arguments
@@ -158,6 +167,9 @@ class Actions:
         answer: Answer,
         parked: Callable[[], None],
     ) -> None:
+        if isinstance(handle.decided, Stopped):  # ended while the person was asked
+            self._registry.when_visible(lambda: answer(self._shown(handle)))
+            return
         if refusal is not None:
             self.stop_unstarted(slot, refusal, answer)
             return
@@ -273,8 +285,10 @@ class Actions:
             raise ToolError(
                 f"Handle `{handle.id}` waits for its completion from outside and takes no input", code="not_running"
             )
-        if run is None or run.ending or not isinstance(state, Running | Waiting):
-            what = "being ended" if handle.active and run is not None and run.ending else name(state)
+        if run is None or run.ending or run.delivering or not isinstance(state, Running | Waiting):
+            what = name(state)
+            if handle.active and run is not None and (run.ending or run.delivering):
+                what = "being ended" if run.ending else "over"
             raise ToolError(
                 f"Handle `{handle.id}` is {what}; only a running or waiting one takes input", code="not_running"
             )

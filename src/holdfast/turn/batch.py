@@ -6,7 +6,6 @@ a call costs a task only if its tool is one.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from holdfast.errors import HoldfastError, ToolError
@@ -19,10 +18,8 @@ from holdfast.store.base import Opened, Record
 from holdfast.turn.actions import Actions
 from holdfast.turn.lanes import Lanes
 from holdfast.turn.recovery import waits_for_resume
-from holdfast.turn.replies import cancelled_reply, error_reply
+from holdfast.turn.replies import cancelled_reply, error_reply, failed_reply
 from holdfast.turn.slot import Slot
-
-_log = logging.getLogger("holdfast.turn")
 
 Claim = Callable[[Record], Awaitable[Record | None]]
 """Makes a call of a dead process ours; None if somebody else was first."""
@@ -251,12 +248,8 @@ class Batch:
                 self._actions.follow(slot, self._named, answer, parked)
             else:
                 self._actions.start(slot, self._handles, self._named, answer, parked)
-        except ToolError as error:
-            self._answer(slot, error_reply(error))
         except Exception as error:  # of a tool's runtime; it must not leave the call without its answer (C9)
-            _log.error("call %s failed", slot.call.id, exc_info=error)
-            why = f"The call failed: {type(error).__name__}: {error}"
-            self._answer(slot, error_reply(ToolError(why)))
+            self._answer(slot, failed_reply(slot.call.id, error))
 
     def _answer(self, slot: Slot, reply: Reply) -> None:
         if self._replies[slot.position] is not None:
@@ -317,6 +310,8 @@ class Batch:
             return
         self._cancelled = True
         open_slots = [slot for slot in self._slots if self._replies[slot.position] is None]
+        for slot in open_slots:
+            slot.withdraw()
         calls = [slot.handle for slot in open_slots if slot.handle is not None and not slot.handle.stateful]
         self._actions.cancel(calls)
         asyncio.get_running_loop().call_later(CANCEL_GRACE_SECS, self._answer_the_rest)

@@ -7,7 +7,7 @@ how to read the rest, come on top of the caps.
 A command's output may be gigabytes: only what the window needs is read. Bytes that were not kept (O5) count as cut; a
 window does not reach across them. Bytes that are not UTF-8 are shown as replacement characters, control sequences are
 not shown (K4). Both happen after the cut, so the marker counts bytes as the tool printed them. A carriage return
-counts, and is shown, as the end of a line.
+counts, and is shown, as the end of a line; in what a terminal was sent it is what it is there (`rendering.py`).
 
 A value that is not a string is shown as compact JSON. If it is too big, its strings are cut and its structure stays:
 they share what the structure leaves of the cap, markers included. `max_lines` holds for each string, the hint stands in
@@ -22,6 +22,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from holdfast.handles.output import Span, unfinished
+from holdfast.handles.rendering import render_piece
 from holdfast.handles.text import SEQUENCE, SEQUENCE_SIZE, has_controls, strip_controls, to_json, to_utf8
 from holdfast.tools.base import View, Window
 
@@ -132,10 +133,12 @@ class _Printed:
         return self._output.read(start, stop).data
 
     def line_ends(self, data: bytes) -> Iterator[re.Match[bytes]]:
-        return (_LINE_END if b"\r" in data else _NEWLINE).finditer(data)
+        return (_LINE_END if b"\r" in data and not self._output.terminal else _NEWLINE).finditer(data)
 
     def show(self, data: bytes, start: int) -> str:
         """The bytes from `start` as text, without control sequences and without the rest of one that began before."""
+        if self._output.terminal:
+            return render_piece(self._output, data, start)
         text = data.decode("utf-8", "replace")
         before = self._output.before(start, SEQUENCE_SIZE).decode("utf-8", "replace") if text else ""
         if has_controls(before):

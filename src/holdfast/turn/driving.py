@@ -21,10 +21,9 @@ _LARGEST = Size(500, 1000)
 class Driving:
     """Entered when the person takes over, left when they go."""
 
-    def __init__(self, run: Run, live: SupportsScreen, size: Size) -> None:
+    def __init__(self, run: Run, live: SupportsScreen) -> None:
         self._run = run
         self._live = live
-        self._size = size
         self._unread = bytearray()
         self._again: asyncio.TimerHandle | None = None
         screen = live.screen()
@@ -32,15 +31,15 @@ class Driving:
 
     def __enter__(self) -> "Driving":
         self._run.drive(True)
-        self.resize(self._size)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._again is not None:
             self._again.cancel()
-        if self._run.handle.active:
+        try:
             self.resize(self._before)
-        self._run.drive(False)
+        finally:
+            self._run.drive(False)
 
     def resize(self, size: Size) -> None:
         """Give the terminal this size; 0 is none."""

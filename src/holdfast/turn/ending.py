@@ -9,6 +9,7 @@ again; otherwise they are queued as news.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -54,6 +55,8 @@ class Ender:
         self._inquiries = inquiries
         self._rounds = 0
         self._asking: asyncio.Task[dict[str, str]] | None = None
+        self._cut_short = False
+        """The turn was cancelled while it ended."""
         self.over: list[Handle] = []
         """Those that the last round has seen stop."""
 
@@ -76,16 +79,18 @@ class Ender:
         )
         at_once = [handle for handle in every if handle not in kept and handle not in waited and handle not in asked]
         self._end(at_once, "cancel" if cancelled else "turn_end")
-        self.over = [handle for handle in live if handle not in kept]
+        over = [handle for handle in live if handle not in kept]
         try:
             why, chosen = await self._wait_and_ask(conversation, turn, list(waited), list(asked))
         except asyncio.CancelledError:  # T5: from now on nobody is waited for
-            self._end([*waited, *asked], "cancel")
+            if not self._registry.closing:  # else whoever closes ends them, or lets go of them (R6)
+                self._end([*waited, *asked], "cancel")
             raise
-        await all_stopped(at_once)
+        await _all_over(at_once)
+        self.over = [handle for handle in over if not handle.active]  # one that has parked meanwhile stays (T4)
         results = self._replies.entries(self.over, "dispatch")
         model = self._replies.entries(self.over, "model")
-        again = may_speak and bool(chosen) and self._rounds < ROUNDS
+        again = may_speak and bool(chosen) and self._rounds < ROUNDS and not self._cut_short
         return Ending(
             results=tuple(results),
             kept=tuple(self._replies.entries(list(kept), "dispatch")),
@@ -110,7 +115,7 @@ class Ender:
 
     async def _ask(self, conversation: str, turn: str, asked: Sequence[Handle]) -> tuple[str, list[Handle]]:
         self._asking = asyncio.ensure_future(self._inquire(conversation, turn, asked))
-        why, actions = "", dict[str, str]()
+        why, actions = "the assistant's answer did not name them", dict[str, str]()
         try:
             actions = await asyncio.shield(self._asking)
         except InquiryFailed as error:
@@ -123,13 +128,11 @@ class Ender:
         finally:
             self._asking = None
         unsaid = [handle for handle in asked if handle.active and handle.id not in actions]
-        if unsaid and not why and actions:
-            why = "the assistant's answer did not name them"
         chosen = [handle for handle in asked if actions.get(handle.id) == "wait"]
-        aborted = [handle for handle in asked if handle.active and handle not in chosen]
+        aborted = [handle for handle in asked if handle.active and actions.get(handle.id) != "wait"]
         self._end(aborted, "turn_end")
         await asyncio.gather(*(self._wait(handle) for handle in chosen))
-        await all_stopped(aborted)
+        await _all_over(aborted)
         if why and unsaid:
             ids = ", ".join(f"`{handle.id}`" for handle in unsaid)
             return f"Aborted at the end of the turn: {ids}; {why}.", chosen
@@ -138,6 +141,7 @@ class Ender:
     async def _inquire(self, conversation: str, turn: str, asked: Sequence[Handle]) -> dict[str, str]:
         """What the assistant wants of each, by id. Raises `InquiryFailed` for an answer that is none."""
         assistant: Mapping[str, Any] = next((h.tool.spawn.assistant for h in asked if h.tool.spawn.assistant), {})
+        listed = self._listed(asked)
         inquiry = Inquiry(
             id=f"{turn}.end.{self._rounds}",
             purpose="turn_end",
@@ -145,10 +149,10 @@ class Ender:
             turn=turn,
             text=(
                 "You have finished your answer while these tools still run. Say for each whether to wait for its "
-                "result, which you will be given, or to abort it.\n" + encode({"handles": self._listed(asked)})
+                "result, which you will be given, or to abort it.\n" + encode({"handles": listed})
             ),
             schema=_SCHEMA,
-            handles=tuple(self._listed(asked)),
+            handles=tuple(listed),
             assistant=assistant,
         )
         answer = await self._inquiries.inquire(inquiry)
@@ -171,19 +175,12 @@ class Ender:
 
     async def _wait(self, handle: Handle) -> None:
         """T3: wait for one, but not for one that waits for an assistant who has stopped talking (A6)."""
-        over = asyncio.Event()
-        wait = Wait([all_of([handle])], lambda _: over.set())
-        wait.begin()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(handle.tool.spawn.turn_end_timeout_secs):
-                await over.wait()
-        except TimeoutError:
-            pass
-        finally:
-            wait.cancel()
-        if handle.active:
+                await _over(handle, or_blocked=True)
+        if handle.active and not handle.parked:
             self._end([handle], "turn_end")
-            await all_stopped([handle])
+            await _over(handle)
 
     async def _cancel_parked(self, conversation: str, turn: str) -> None:
         after: str | None = None
@@ -197,6 +194,7 @@ class Ender:
 
     def wait_no_longer(self, conversation: str) -> None:
         """T5: the turn is cancelled while it ends. What is waited for or asked about is ended, and `round` goes on."""
+        self._cut_short = True
         live = self._registry.live(conversation)
         self._end([handle for handle in live if handle.stateful and not _kept(handle)], "cancel")
         if self._asking is not None:
@@ -232,9 +230,10 @@ def _read(answer: Any, ids: set[str]) -> dict[str, str]:
         raise InquiryFailed("its answer was not a list of handles")
     chosen: dict[str, str] = {}
     for each in listed:
-        if not isinstance(each, dict) or each.get("id") not in ids or each.get("action") not in ("wait", "abort"):
+        id, action = (each.get("id"), each.get("action")) if isinstance(each, dict) else (None, None)
+        if not isinstance(id, str) or id not in ids or action not in ("wait", "abort"):
             raise InquiryFailed(f"its answer had {encode(each):.80}, which is none of the handles with an action")
-        chosen[each["id"]] = each["action"]
+        chosen[id] = action
     return chosen
 
 
@@ -264,6 +263,43 @@ def _kept(handle: Handle) -> bool:
 def _since(handle: Handle) -> float:
     state = handle.state
     return state.created if isinstance(state, Pending) or state.started is None else state.started
+
+
+async def _all_over(handles: Sequence[Handle]) -> None:
+    """Until each has stopped, or has parked while it was told to end: then it stays (T4)."""
+    for handle in handles:
+        await _over(handle)
+
+
+async def _over(handle: Handle, *, or_blocked: bool = False) -> None:
+    """Until it has stopped or parked, or, if that is asked for, waits for a caller who has stopped talking (A6)."""
+    watcher = _Over(or_blocked)
+    handle.watch(watcher)
+    watcher.touched(handle)
+    if handle.parked:
+        watcher.parked(handle)
+    try:
+        await watcher.event.wait()
+    finally:
+        handle.unwatch(watcher)
+
+
+class _Over:
+    """Watches one handle at the end of its turn."""
+
+    def __init__(self, or_blocked: bool) -> None:
+        self.event = asyncio.Event()
+        self._or_blocked = or_blocked
+
+    def stopped(self, handle: Handle) -> None:
+        self.event.set()
+
+    def parked(self, handle: Handle) -> None:
+        self.event.set()
+
+    def touched(self, handle: Handle) -> None:
+        if self._or_blocked and handle.blocked_on_caller():
+            self.event.set()
 
 
 async def all_stopped(handles: Sequence[Handle]) -> None:

@@ -31,7 +31,8 @@ _LOOK_SECS = 0.1
 
 def told(handle: Handle, offset: int) -> frames.Told:
     """How the handle is."""
-    return frames.Told(handle.info(), handle.tool.source == "terminal", offset)
+    timeline = None if handle.output is None else handle.output.timeline
+    return frames.Told(handle.info(), 0 if timeline is None else timeline.started.cols, offset)
 
 
 class Following:
@@ -128,7 +129,7 @@ class Following:
             end = output.total if stop is None else min(stop, output.total)
             if self._offset >= end:
                 return
-            if self._screen is not None and end - self._offset > _FAR and self._handle.active:
+            if self._screen is not None and end - self._offset > _FAR:
                 await self._send_screen(self._screen)
                 continue
             piece = output.read(self._offset, min(self._offset + CHUNK, end))

@@ -73,7 +73,8 @@ class Told(msgspec.Struct, frozen=True):
     """How the handle is: at the beginning, when its state has changed (`STATE`), and at last (`END`)."""
 
     handle: HandleInfo
-    terminal: bool
+    cols: int
+    """How wide its terminal was at the beginning; 0: it has none."""
     offset: int
     """Where the output that follows begins."""
 
@@ -92,10 +93,6 @@ class SupportsStreams(Protocol):
         """The path of the socket of an owner's runtime. None: nowhere."""
 
 
-class NotAFrame(HoldfastError):
-    """The other side does not speak this language."""
-
-
 def frame(kind: Kind, payload: bytes | msgspec.Struct) -> bytes:
     """The bytes of a frame."""
     data = to_json(payload) if isinstance(payload, msgspec.Struct) else payload
@@ -103,12 +100,12 @@ def frame(kind: Kind, payload: bytes | msgspec.Struct) -> bytes:
 
 
 async def receive(reader: asyncio.StreamReader, longest: int | None = None) -> tuple[str, bytes] | None:
-    """The next frame; None at the end. Raises `NotAFrame` for one that is longer than it may be."""
+    """The next frame; None at the end. Raises `HoldfastError` for one that is longer than it may be."""
     try:
         head = await reader.readexactly(_HEAD)
         size = int.from_bytes(head[1:])
         if longest is not None and size > longest:
-            raise NotAFrame(f"a frame of {size} bytes; at most {longest} are taken", code="limit_exceeded")
+            raise HoldfastError(f"a frame of {size} bytes; at most {longest} are taken", code="limit_exceeded")
         return chr(head[0]), await reader.readexactly(size)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.errors import HoldfastError
 from holdfast.handles.handle import Handle
 from holdfast.handles.question import Question, answer_fits, expected, select_options
 from holdfast.handles.registry import Registry
@@ -23,6 +24,9 @@ _log = logging.getLogger("holdfast.turn")
 ATTEMPTS = 2
 """How often a model is asked one question (Q7)."""
 TIMEOUT_SECS = 120.0
+_ALL = 1_000_000
+_CLOSE_SECS = 1.0
+"""How long closing waits for inquiries that tidy up."""
 
 
 class InquiryFailed(Exception):
@@ -44,6 +48,7 @@ class Inquiries:
         self._inquire = inquire
         self._assistant = dict(assistant or {})
         self._timeout = timeout
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def here(self) -> bool:
@@ -58,11 +63,15 @@ class Inquiries:
         async def answer() -> None:
             then(await self._answer(handle, question, assistant))
 
-        return asyncio.create_task(answer())
+        task = asyncio.create_task(answer())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _answer(self, handle: Handle, question: Question, assistant: Mapping[str, Any]) -> Outcome:
+        asked = await self._asked_before(handle, question)
         problem = ""
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(asked + 1, asked + ATTEMPTS + 1):
             inquiry = Inquiry(
                 id=f"{handle.call_id}.{question.id}.{attempt}",
                 purpose="question",
@@ -82,21 +91,47 @@ class Inquiries:
             problem = f'\n\nYour last answer was not {{"answer": …}} with {expected(question)}.'
         return _failed(handle, question, f"it did not answer with {expected(question)}")
 
+    async def _asked_before(self, handle: Handle, question: Question) -> int:
+        """How often a model was asked this of the call, also before a restart: ids are used once (Q6)."""
+        rows = await self._registry.store.inquiries(handle.conversation, handle.turn, _ALL)
+        return sum(row.uid == handle.uid and row.id.startswith(f"{handle.call_id}.{question.id}.") for row in rows)
+
     async def inquire(self, inquiry: Inquiry, *, uid: str | None = None) -> Any:
         """The model's answer as it is, recorded with the request (Q6). Raises `InquiryFailed` if there is none."""
         if self._inquire is None:
             raise InquiryFailed("there is no model to ask")
         if self._assistant and not inquiry.assistant:
             inquiry = msgspec.structs.replace(inquiry, assistant=self._assistant)
+        asking = asyncio.ensure_future(self._called(self._inquire, inquiry))
         answer, error = None, None
         try:
-            async with asyncio.timeout(self._timeout):
-                answer = plain(await self._inquire(inquiry))
-        except TimeoutError:
-            error = f"it did not answer within {self._timeout:g} s"
+            done, _ = await asyncio.wait([asking], timeout=self._timeout)
+            if not done:
+                error = f"it did not answer within {self._timeout:g} s"
+                asking.cancel()
+            elif asking.cancelled():  # by the function itself
+                error = "the inquiry was cancelled"
+            else:
+                answer, error = asking.result()
+        except asyncio.CancelledError:
+            error = "cancelled: nobody needs the answer any more"
+            asking.cancel()
+            await asyncio.wait([asking])
+            raise
+        finally:
+            await self._record(inquiry, uid, answer, error)
+        if error is not None:
+            raise InquiryFailed(error)
+        return answer
+
+    async def _called(self, inquire: Inquire, inquiry: Inquiry) -> tuple[Any, str | None]:
+        try:
+            return plain(await inquire(inquiry)), None
         except Exception as failure:
             _log.error("inquiry %s failed", inquiry.id, exc_info=failure)
-            error = f"{type(failure).__name__}: {failure}"
+            return None, f"{type(failure).__name__}: {failure}"
+
+    async def _record(self, inquiry: Inquiry, uid: str | None, answer: Any, error: str | None) -> None:
         record = Inquired(
             id=inquiry.id,
             conversation=inquiry.conversation,
@@ -107,14 +142,17 @@ class Inquiries:
             answer=answer,
             error=error,
         )
-        self._registry.store.commit((record,), lambda _: None, _not_recorded, keep=True)
-        if error is not None:
-            raise InquiryFailed(error)
-        return answer
+        try:
+            await self._registry.write((record,))
+        except HoldfastError as failure:
+            _log.error("inquiry %s could not be recorded: %s", inquiry.id, failure)
 
-
-def _not_recorded(error: Exception) -> None:
-    _log.error("an inquiry could not be recorded: %s", error)
+    async def close(self) -> None:
+        """Nobody needs an answer any more."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_SECS)
 
 
 def answer_schema(question: Question) -> dict[str, Any]:

@@ -15,10 +15,9 @@ from holdfast.errors import HoldfastError
 from holdfast.handles.registry import Registry
 from holdfast.store.base import Carrier, Delivered, News, Notified
 from holdfast.store.rows import Level
+from holdfast.store.terminal import clip
 
 _KIND = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)+")
-_MOST = 4000
-"""Characters of a message; what is longer is cut."""
 
 
 class Notification(msgspec.Struct, frozen=True):
@@ -60,8 +59,8 @@ class Notifications:
             raise HoldfastError(
                 f"{level!r:.60} is not a level; there are {', '.join(get_args(Level))}", code="invalid_arguments"
             )
-        text = message if len(message) <= _MOST else f"{message[:_MOST]}…"
-        await self._registry.write((Notified(conversation, kind, level, text, self._registry.clock.now()),))
+        now = self._registry.clock.now()
+        await self._registry.write((Notified(conversation, kind, level, clip(message), now),))
         if level == "critical":
             self._call(conversation)
 
@@ -75,7 +74,7 @@ class Notifications:
     # Critical news does not wait for a carrier: whoever streams is told (N4)
 
     async def urgent(self, conversation: str) -> None:
-        """Until there is critical news for the conversation."""
+        """Until there is critical news for the conversation, or its turn is over."""
         event = self._urgent.setdefault(conversation, asyncio.Event())
         await self._look(conversation)
         await event.wait()
@@ -101,5 +100,7 @@ class Notifications:
             event.clear()
 
     def forget(self, conversation: str) -> None:
-        """The turn is over."""
-        self._urgent.pop(conversation, None)
+        """The turn is over: whoever waits is let go."""
+        event = self._urgent.pop(conversation, None)
+        if event is not None:
+            event.set()

@@ -8,20 +8,43 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
-from holdfast.turn.prompts import Cancelled, Decision, Prompt, Prompter
+from holdfast.turn.prompts import (
+    Approved,
+    AskQuestion,
+    Cancelled,
+    Decision,
+    DeliverResult,
+    Denied,
+    Edited,
+    Prompt,
+    Prompter,
+    RunTool,
+    Said,
+)
 
 _log = logging.getLogger("holdfast.turn")
+
+_DECISIONS: dict[type[Prompt], tuple[type[Decision], ...]] = {
+    RunTool: (Approved, Denied, Edited, Cancelled),
+    DeliverResult: (Approved, Denied, Edited, Cancelled),
+    AskQuestion: (Said, Cancelled),
+}
+"""What may be said to each kind of prompt."""
 
 
 class Asking:
     """A prompt that waits for its turn, or is shown."""
 
-    __slots__ = ("_people", "asked", "prompt", "task", "then")
+    __slots__ = ("_people", "asked", "needless", "prompt", "task", "then")
 
-    def __init__(self, people: "People", prompt: Prompt, then: Callable[[Decision], None]) -> None:
+    def __init__(
+        self, people: "People", prompt: Prompt, then: Callable[[Decision], None], needless: Callable[[], bool]
+    ) -> None:
         self._people = people
         self.prompt = prompt
+        self.needless = needless
         self.asked = then
         self.then: Callable[[Decision], None] | None = then
         """None: it was answered or withdrawn."""
@@ -45,12 +68,17 @@ class People:
 
     @property
     def here(self) -> bool:
-        """Whether somebody can be asked."""
-        return self._prompter is not None and not self._closed
+        """Whether there is somebody to ask; also while the runtime closes, when nothing is asked and nothing decided."""
+        return self._prompter is not None
 
-    def ask(self, prompt: Prompt, then: Callable[[Decision], None]) -> Asking:
-        """Ask when those before are answered; `then` gets what was said, unless the prompt is withdrawn."""
-        asking = Asking(self, prompt, then)
+    def ask(
+        self, prompt: Prompt, then: Callable[[Decision], None], needless: Callable[[], bool] = lambda: False
+    ) -> Asking:
+        """Ask when those before are answered; `then` gets what was said, unless the prompt is withdrawn.
+
+        `needless` is called when its turn has come: True if what was said to those before has settled it.
+        """
+        asking = Asking(self, prompt, then, needless)
         self._waiting.append(asking)
         self._next()
         return asking
@@ -69,10 +97,14 @@ class People:
             self._waiting.remove(asking)
 
     def _next(self) -> None:
-        if self._shown is None and self._waiting and not self._closed:
-            self._shown = asking = self._waiting.popleft()
+        while self._shown is None and self._waiting and not self._closed:
+            asking = self._waiting.popleft()
+            if asking.needless():
+                asking.then = None
+                continue
+            self._shown = asking
             asking.task = asyncio.ensure_future(self._show(asking.prompt))
-            asking.task.add_done_callback(lambda _: self._said(asking))
+            asking.task.add_done_callback(partial(self._said, asking))
 
     async def _show(self, prompt: Prompt) -> Decision:
         assert self._prompter is not None
@@ -81,18 +113,22 @@ class People:
         except Exception as error:
             _log.error("the prompter failed", exc_info=error)
             return Cancelled(f"{type(error).__name__}: {error}")
-        if isinstance(said, Decision):
-            return said
-        _log.error("the prompter returned %r, which is no decision", type(said).__name__)
-        return Cancelled(f"the prompter returned a {type(said).__name__}, which is no decision")
+        for kind in _DECISIONS[type(prompt)]:
+            if isinstance(said, kind):
+                return said
+        right = ", ".join(kind.__name__ for kind in _DECISIONS[type(prompt)])
+        why = f"the prompter returned a {type(said).__name__}, which is no decision here; this prompt takes {right}"
+        _log.error("%s", why)
+        return Cancelled(why)
 
-    def _said(self, asking: Asking) -> None:
+    def _said(self, asking: Asking, task: "asyncio.Task[Decision]") -> None:
         self._shown = None
         then, asking.then = asking.then, None
-        assert asking.task is not None
-        if then is not None:
-            then(Cancelled() if asking.task.cancelled() else asking.task.result())
-        self._next()
+        try:
+            if then is not None:
+                then(Cancelled() if task.cancelled() else task.result())
+        finally:
+            self._next()
 
     async def close(self) -> None:
         """Withdraw everything."""

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.state import Error, Ok, Outcome
-from holdfast.handles.text import to_json
+from holdfast.handles.text import plain, to_json
 from holdfast.tools.base import Action, RunMode, Tool
 from holdfast.turn.people import Asking, People
 from holdfast.turn.prompts import Approved, Cancelled, Decision, DeliverResult, Denied, Edited, RunTool
@@ -31,8 +31,8 @@ ASK: Literal["ask"] = "ask"
 Verdict = Outcome | Literal["ask"] | None
 """None: go ahead. An outcome: how the call ends without running. `ASK`: a person has to say."""
 
-Check = Callable[[dict[str, Any]], dict[str, Any]]
-"""The arguments as the tool takes them, or `ToolError`."""
+Check = Callable[[Any], dict[str, Any]]
+"""What a person made of the arguments, as the tool takes them, or `ToolError`."""
 
 
 class Permission:
@@ -108,17 +108,18 @@ class Permission:
             shown = asking.prompt
             assert isinstance(shown, RunTool)
             match decision:
-                case Approved(remember) if shown.problem is None:
+                case Approved(remember):
                     if digest(shown.tool, shown.action, shown.id, shown.arguments) != shown.digest:
                         again("the arguments have changed since you were asked", shown.arguments)
                         return
                     if remember:
                         self._remembered.decided(prompt.conversation, tool.name, True)
-                    then(shown.arguments)
-                case Approved():
-                    self._edited(shown.arguments, check, then, again)
+                    if shown.problem is None:
+                        then(shown.arguments)
+                    else:
+                        self._edited(shown, shown.arguments, check, then, again)
                 case Edited(value):
-                    self._edited(value, check, then, again)
+                    self._edited(shown, value, check, then, again)
                 case Denied(reason, remember):
                     if remember:
                         self._remembered.decided(prompt.conversation, tool.name, False)
@@ -128,22 +129,33 @@ class Permission:
                 case _:
                     then(Ok(SKIPPED))
 
-        asking = self._people.ask(prompt, said)
+        def said_meanwhile() -> bool:
+            known = self._remembered.may_run(prompt.conversation, tool.name)
+            if known is not None:
+                then(prompt.arguments if known else Ok(SKIPPED_REMEMBERED))
+            return known is not None
+
+        asking = self._people.ask(prompt, said, said_meanwhile)
         return asking
 
     def _edited(
         self,
+        shown: RunTool,
         value: Any,
         check: Check,
         then: Callable[[Outcome | dict[str, Any]], None],
         again: Callable[[str, dict[str, Any]], None],
     ) -> None:
         try:
-            if not isinstance(value, dict):
-                raise ToolError("the arguments must be a JSON object", code="invalid_arguments")
-            then(check(value))
+            arguments = check(value)
         except ToolError as error:
-            again(error.message, value if isinstance(value, dict) else {})
+            try:
+                other = plain(value)
+            except (TypeError, ValueError, NotImplementedError):
+                other = None
+            again(error.message, other if isinstance(other, dict) else shown.arguments)
+            return
+        then(arguments)
 
     # To deliver
 

@@ -20,7 +20,7 @@ from holdfast.tools.base import QuestionPolicy
 from holdfast.turn.inquiries import Inquiries
 from holdfast.turn.people import Asking, People
 from holdfast.turn.permission import Detached
-from holdfast.turn.prompts import AskQuestion, Decision, Said
+from holdfast.turn.prompts import AskQuestion, Cancelled, Decision, Said
 from holdfast.turn.remembered import Remembered
 
 _NO_POLICY = QuestionPolicy()
@@ -61,9 +61,9 @@ class Questions:
     def route(self, handle: Handle, question: Question) -> Outcome | Open:
         """The answer, or why there is none, or for whom the question is open."""
         policy = handle.tool.questions.get(question.id, _NO_POLICY)
-        known, answer = self._remembered.answer(handle.conversation, handle.tool.name, question.id)
-        if known and answer_fits(question, answer):
-            return Ok(answer)
+        recalled = self._recall(handle, question)
+        if recalled is not None:
+            return recalled
         if policy.answered and not question.secret:
             return _checked(question, policy.answer, f"the fixed answer {policy.answer!r} of question `{question.id}`")
         who = self._who(handle, question, policy)
@@ -84,8 +84,8 @@ class Questions:
         if policy.exclusive or question.secret:  # Q4: never a model, on any path
             return Open(caller=False, person=self._people.here, assistant=False)
         for_user = policy.target == "user"
-        person = self._people.here and (for_user or not self._inquiries.here)
         caller = handle.stateful and "apply" in handle.tool.actions
+        person = self._people.here and (for_user or not (caller or self._inquiries.here))
         # A question that is meant for a person goes to the assistant only if no person is there and the assistant may
         # stand in: it is the caller anyway, or `detached` says so.
         stands_in = not for_user or (not person and (caller or self._detached == "auto"))
@@ -126,22 +126,35 @@ class Questions:
             # Not of `ask_user`: its next question is another one.
             may_remember=asked.question.answer_type == "Boolean" and handle.tool.source != "builtin",
         )
-        asked.prompt = self._people.ask(prompt, lambda said: self._said(handle, asked, said))
+        asked.prompt = self._people.ask(
+            prompt, lambda said: self._said(handle, asked, said), lambda: self._answered_meanwhile(handle, asked)
+        )
+
+    def _answered_meanwhile(self, handle: Handle, asked: _Asked) -> bool:
+        """Whether an answer was remembered while this prompt waited for its turn; then that is the answer (Q2)."""
+        answer = self._recall(handle, asked.question)
+        if answer is not None:
+            self._answer(handle, answer.value)
+        return answer is not None
+
+    def _recall(self, handle: Handle, question: Question) -> Ok | None:
+        known, answer = self._remembered.answer(handle.conversation, handle.tool.name, question.id)
+        return Ok(answer) if known and answer_fits(question, answer) else None
 
     def _said(self, handle: Handle, asked: _Asked, said: Decision) -> None:
         question, prompt = asked.question, asked.prompt
-        if not isinstance(said, Said):
-            reason = getattr(said, "reason", None)
-            why = f"the prompt failed: {reason}" if reason else "the person cancelled the prompt"
-            self._end(handle, Error(f"Question `{question.id}` was not answered: {why}.", "input_cancelled"))
-        elif not answer_fits(question, said.value):
-            assert prompt is not None
-            problem = f"the answer must be {expected(question)}"
-            self._people.ask_again(prompt, msgspec.structs.replace(prompt.prompt, problem=problem))
-        else:
-            if said.remember and not question.secret:
-                self._remembered.answered(handle.conversation, handle.tool.name, question.id, said.value)
-            self._answer(handle, said.value)
+        assert prompt is not None and isinstance(prompt.prompt, AskQuestion)
+        match said:
+            case Said(value) if not answer_fits(question, value):
+                problem = f"the answer must be {expected(question)}"
+                self._people.ask_again(prompt, msgspec.structs.replace(prompt.prompt, problem=problem))
+            case Said(value, remember):
+                if remember and prompt.prompt.may_remember:
+                    self._remembered.answered(handle.conversation, handle.tool.name, question.id, value)
+                self._answer(handle, value)
+            case Cancelled(reason):
+                why = f"the prompt failed: {reason}" if reason else "the person cancelled the prompt"
+                self._end(handle, Error(f"Question `{question.id}` was not answered: {why}.", "input_cancelled"))
 
     # The assistant
 
@@ -154,6 +167,8 @@ class Questions:
 
     def _inquired(self, handle: Handle, asked: _Asked, outcome: Outcome) -> None:
         asked.inquiry = None  # it has said what it had to say: it is not to be cancelled
+        if self._asked.get(handle.uid) is not asked:
+            return  # it was cancelled and answered nevertheless: another question may be open by now
         if isinstance(outcome, Ok):
             self._answer(handle, outcome.value)
         else:

@@ -38,7 +38,8 @@ class _Wanted(msgspec.Struct):
 
     action: Action
     cursor: int
-    input: Any = None
+    arguments: dict[str, Any] = {}
+    """What else the call says: of `apply` its input, of a terminal's also keys, a size, a view."""
     cause: str = ""
 
 
@@ -66,7 +67,7 @@ class Relay:
         assert slot.action is not None
         try:
             reply = await self._request(
-                handle, _Wanted(slot.action, handle.cursor, slot.arguments.get("input"), slot.cause.decode())
+                handle, _Wanted(slot.action, handle.cursor, slot.arguments, slot.cause.decode())
             )
             if reply is not None:
                 answer(reply)
@@ -136,7 +137,7 @@ class Relay:
         handle.cursor = max(handle.cursor, wanted.cursor)
         slot = Slot(ToolCall(handle.call_id, handle.tool.name), 0)
         slot.tool, slot.action, slot.handle_id = handle.tool, wanted.action, handle.id
-        slot.arguments, slot.cause = {"input": wanted.input}, wanted.cause.encode()
+        slot.arguments, slot.cause = wanted.arguments, wanted.cause.encode()
         try:
             self.actions.act(slot, handle, answer)
         except ToolError as error:

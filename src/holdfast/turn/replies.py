@@ -16,7 +16,6 @@ from holdfast.handles.output import Output
 from holdfast.handles.state import Error, Ok, Outcome, Pending, Printed, Reply, Stopped, Waiting, name
 from holdfast.handles.text import to_json
 from holdfast.handles.view import Waited
-from holdfast.store.base import Shown
 from holdfast.tools.base import Screen, SupportsScreen, View, ViewName
 from holdfast.turn.budget import Projector, ProjectorProtocol, shares, size_of
 from holdfast.turn.settle import Because
@@ -30,6 +29,14 @@ def error_reply(error: ToolError) -> Reply:
     """C9: the call itself was wrong. What it quotes of the call may be long, and is cut like a result (O3)."""
     text = Projector().text(error.message, View(), "")
     return Reply(text, text, True, error.code)
+
+
+def failed_reply(call_id: str, error: Exception) -> Reply:
+    """A call that could not be done: in the tool's own words, or in ours where it is a bug of its runtime (C9)."""
+    if isinstance(error, ToolError):
+        return error_reply(error)
+    _log.error("call %s failed", call_id, exc_info=error)
+    return error_reply(ToolError(f"The call failed: {type(error).__name__}: {error}"))
 
 
 def cancelled_reply() -> Reply:
@@ -58,7 +65,7 @@ class Replies:
         return self._both(
             [handle],
             lambda view: self._result(handle, state.outcome, view, hint),
-            is_error=error is not None and not _deliberate(state, error),
+            is_error=error is not None and not state.deliberate,
             code=error.code if error is not None else None,
             shown=[handle] if handle.parking is not None else (),  # its end was news (D9)
         )
@@ -99,11 +106,17 @@ class Replies:
         if handle.output is None:
             return ""
         view = View(limit=4 * size, max_lines=size, window="tail")
-        return self._projector.text(handle.output.span(max(0, handle.output.total - 4 * size)), view, "")[-size:]
+        try:
+            return self._projector.text(handle.output.span(max(0, handle.output.total - 4 * size)), view, "")[-size:]
+        except Exception as error:
+            return _not_shown(error)
 
     def preview(self, handle: Handle, outcome: Outcome) -> str:
         """A result that is not visible yet, for the person who says whether it may be (P1)."""
-        return self._result(handle, outcome, "dispatch", "")
+        try:
+            return self._result(handle, outcome, "dispatch", "")
+        except Exception as error:
+            return _not_shown(error)
 
     def waited(self, waited: Waited) -> Reply:
         """What an `await` found (A3)."""
@@ -177,7 +190,7 @@ class Replies:
                 _add_error(entry, state, state.outcome, handle)
         elif not isinstance(state, Pending):
             entry |= _parked(handle)
-            if output is not None and _end(handle, output) > handle.cursor:
+            if output is not None and _end(handle, output) > handle.cursor and not handle.withheld:
                 span = output.span(handle.cursor, _end(handle, output))
                 entry["content"] = self._projector.text(span, _view(handle, view, limit), hint)
             if isinstance(state, Waiting):
@@ -235,17 +248,18 @@ class Replies:
         except Exception as error:
             why = _not_shown(error)
             return Reply(why, why, True, "tool_error")
-        cursors = tuple((handle.uid, _end(handle, handle.output)) for handle in shown if handle.output is not None)
-        showed = tuple(
-            (handle.uid, _shown_as(handle)) for handle in (*shown, *asked) if not isinstance(handle.state, Pending)
-        )
+        cursors = tuple((h.uid, _end(h, h.output)) for h in shown if h.output is not None and not h.withheld)
+        showed = tuple(_shown(handle) for handle in (*shown, *asked) if not isinstance(handle.state, Pending))
         return Reply(dispatch, model, is_error, code, cursors, showed)
 
 
-def _shown_as(handle: Handle) -> Shown:
-    if isinstance(handle.state, Stopped):
-        return "stopped"
-    return "waiting" if isinstance(handle.state, Waiting) else "running"
+def _shown(handle: Handle) -> tuple[str, Literal["running", "waiting", "stopped"], int]:
+    match handle.state:
+        case Stopped():
+            return handle.uid, "stopped", 0
+        case Waiting():
+            return handle.uid, "waiting", 0 if handle.run is None else handle.run.questions
+    return handle.uid, "running", 0
 
 
 def _screen(handle: Handle, view: str | None) -> Screen | None:
@@ -282,13 +296,8 @@ def _not_shown(error: Exception) -> str:
     return f"The result could not be shown: {type(error).__name__}: {error}"
 
 
-def _deliberate(state: Stopped, error: Error) -> bool:
-    """Whether somebody wanted this end: then it is never shown as a failure of the tool (S3)."""
-    return state.ended_by != "self" and error.code in ("aborted", "cancelled")
-
-
 def _add_error(entry: dict[str, Any], state: Stopped, error: Error, handle: Handle) -> None:
-    if _deliberate(state, error):
+    if state.deliberate:
         entry["ended_by"] = state.ended_by
         return
     entry["is_error"] = True

@@ -52,6 +52,8 @@ class Settle:
             self._finish("waiting_for_input" if self._handle.active else "exited")
 
     def _output(self) -> None:
+        if self._handle.run is not None and self._handle.run.typing:
+            return  # the echo of the first half: what it says to the whole is still to come
         self._heard = self._loop.time()
         if self._quiet is None and self._done is not None:
             self._quiet = self._loop.call_later(self._quiet_secs, self._maybe_quiet)

@@ -83,10 +83,13 @@ class Slot:
             self.asking = None
 
 
-def checked_again(slot: Slot, tool: Tool, arguments: dict[str, Any], toolbox: Toolbox) -> dict[str, Any]:
+def checked_again(slot: Slot, tool: Tool, edited: Any, toolbox: Toolbox, limits: Limits) -> dict[str, Any]:
     """Arguments that a person edited, checked like the assistant's own (P5). Raises `ToolError`."""
+    if not isinstance(edited, dict):
+        raise ToolError("the arguments must be a JSON object", code="invalid_arguments")
+    arguments, _ = _read_arguments(ToolCall(slot.call.id, slot.call.name, edited), limits)
     if slot.action is None:
-        return toolbox.check(tool, None)(dict(arguments))
+        return toolbox.check(tool, None)(arguments)
     changed = [name for name in ("action", "id") if name in arguments]
     if changed:
         raise ToolError(f"`{changed[0]}` cannot be changed; leave it out", code="invalid_arguments")

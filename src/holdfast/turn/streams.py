@@ -9,6 +9,7 @@ a client goes, its terminal is handed back.
 """
 
 import asyncio
+import logging
 import socket
 from pathlib import Path
 from typing import cast
@@ -16,6 +17,7 @@ from typing import cast
 import msgspec
 
 from holdfast.errors import HoldfastError, ToolError
+from holdfast.handles.asciicast import asciicast
 from holdfast.handles.handle import Handle
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import Waiting
@@ -28,6 +30,8 @@ from holdfast.turn.following import CHUNK, Following, told
 from holdfast.turn.frames import Size, Want
 from holdfast.turn.replies import time_of_day
 from holdfast.turn.settle import printed
+
+_log = logging.getLogger("holdfast.turn")
 
 _LAST_SECS = 1.0
 """How long closing waits for clients to take what was still to be told."""
@@ -75,7 +79,12 @@ class Streams:
         client = _Client(self, reader, writer)
         task = asyncio.get_running_loop().create_task(client.serve())
         self._clients[task] = client
-        task.add_done_callback(self._clients.pop)
+        task.add_done_callback(self._gone)
+
+    def _gone(self, task: "asyncio.Task[None]") -> None:
+        del self._clients[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a connection was cut short", exc_info=error)
 
     def handle(self, uid: str) -> Handle:
         """The handle that this runtime runs, or has just run."""
@@ -120,6 +129,8 @@ class _Client:
             want = msgspec.json.decode(payload, type=Want)
         except msgspec.DecodeError as error:
             raise ToolError(f"the first frame does not say what is wanted: {error}", code="invalid_arguments") from None
+        if kind != frames.WANT:
+            raise ToolError(f"the first frame must be of kind `{frames.WANT}`, not {kind!r}", code="invalid_arguments")
         handle = self._streams.handle(want.uid)
         match want.want:
             case "read":
@@ -155,13 +166,14 @@ class _Client:
         since = streams.drivers.get(handle.uid)
         if since is not None:
             raise ToolError(
-                f"somebody drives terminal `{handle.id}` since {time_of_day(since)}; one can at a time. "
+                f"somebody has been driving terminal `{handle.id}` since {time_of_day(since)}, and only one can; "
                 f"`holdfast attach --read-only {handle.id}` watches",
                 code="driven_by_person",
             )
         streams.drivers[handle.uid] = streams.registry.clock.now()
         try:
-            with Driving(run, live, size) as driving:
+            with Driving(run, live) as driving:
+                driving.resize(size)
                 await self._follow(Following(handle, self._writer, screen=live), driving)
         finally:
             del streams.drivers[handle.uid]
@@ -192,7 +204,17 @@ class _Client:
                     return
 
     async def _cast(self, handle: Handle) -> None:
-        raise NotImplementedError
+        """The session up to now, as the lines of an asciicast."""
+        output = handle.output
+        if output is None or output.timeline is None:
+            raise ToolError(
+                f"handle `{handle.id}` is no terminal, so there is no session to show", code="invalid_arguments"
+            )
+        self._say(frames.STATE, told(handle, 0))
+        for line in asciicast(output.timeline, output):
+            self._say(frames.OUTPUT, f"{line}\n".encode())
+            await self._writer.drain()
+        self._say(frames.END, told(handle, 0))
 
 
 def _bound(path: str) -> socket.socket:

@@ -18,6 +18,7 @@ from holdfast.store.base import (
     Opened,
     OpenTurn,
     Responded,
+    Shown,
     TakenBack,
     TurnBegan,
     TurnEnded,
@@ -79,6 +80,8 @@ class Turn:
         self._batch: Batch | None = None
         self._batches = 0
         self._cancelled = False
+        self._nobody_takes = False
+        """Whoever asked for the ending is gone."""
 
     async def __aenter__(self) -> Self:
         self._check_not_ended()
@@ -117,6 +120,8 @@ class Turn:
         except HoldfastError as error:
             raise self._open_elsewhere() if error.code == "turn_open" else error from None
         registry.turn_began(self.conversation, self.id)
+        self._runtime.turns.add(self)
+        self._runtime.remembered.forget(self.conversation)  # what was said between turns was said to no turn
         if before is not None and before.batch is not None and not self._resume:
             await self._runtime.recovery.abandon(before.batch)
 
@@ -217,8 +222,8 @@ class Turn:
         return await self._runtime.notifications.take(self.conversation, carrier)
 
     async def urgent(self) -> None:
-        """Until there is critical news for the assistant: whoever streams its answer stops, keeps what has come, and
-        sends `notifications()` at once (N4)."""
+        """Until there is critical news for the assistant, or the turn is over. Whoever streams its answer stops then,
+        keeps what has come, and sends `notifications()` at once (N4)."""
         self._check_not_ended()
         self._check_entered()
         await self._runtime.notifications.urgent(self.conversation)
@@ -250,7 +255,9 @@ class Turn:
         """The responses, written before they are given (durable before visible), and the news they carry."""
         responses = tuple((c.id, r.result, r.model, r.is_error, r.code) for c, r in zip(calls, replies, strict=True))
         cursors = tuple(cursor for reply in replies for cursor in reply.cursors)
-        shown = tuple(each for reply in replies for each in reply.showed)
+        shown = tuple(
+            (uid, as_) for reply in replies for uid, as_, asked in reply.showed if self._still(uid, as_, asked)
+        )
         carry: tuple[Carrier, ...] = ("response",) if self._started else ("response", "turn")
         op = Responded(self.conversation, self.id, number, responses, cursors, shown, carry if calls else ())
         news = await self._runtime.registry.responded(op)
@@ -258,6 +265,11 @@ class Turn:
             self._started = True
             self._runtime.notifications.delivered(self.conversation)
         return notifications(news)
+
+    def _still(self, uid: str, shown: Shown, question: int) -> bool:
+        """Whether the question that was shown is the one that is open: the next one is news (N3)."""
+        handle = self._runtime.registry.loaded(uid) if shown == "waiting" else None
+        return handle is None or handle.run is None or handle.run.questions == question
 
     def cancel(self) -> None:
         """Cancel the turn (B7): its open batch is answered soon, its handles are ended when it ends (T5)."""
@@ -281,12 +293,25 @@ class Turn:
             if self._batch is not None:
                 self._batch.cancel()  # nothing of a turn runs on when it has ended (T4)
             self._ending = asyncio.create_task(self._end(may_speak))
+        ending = self._ending
         try:
-            return await asyncio.shield(self._ending)
+            return await asyncio.shield(ending)
         except asyncio.CancelledError:
+            if ending.cancelled():
+                raise HoldfastError(
+                    "the runtime was closed before the turn had ended; it is in the store, and "
+                    "`rt.turn(conversation, resume=True)` takes it up again",
+                    code="runtime_closed",
+                ) from None
+            self._nobody_takes = True
             self.cancel()
-            await asyncio.wait([self._ending])  # not for long: nobody is waited for any more
+            await asyncio.wait([ending])  # not for long: nobody is waited for any more
             raise
+
+    def leave(self) -> None:
+        """The runtime is closing: what is unfinished stays in the store (R6)."""
+        if self._ending is not None:
+            self._ending.cancel()
 
     async def _end(self, may_speak: bool) -> Ending:
         runtime, registry = self._runtime, self._runtime.registry
@@ -294,24 +319,25 @@ class Turn:
         try:
             ending = await self._ender.round(self.conversation, self.id, cancelled=self._cancelled, may_speak=may_speak)
             over = not ending.again or self._cancelled
-            await registry.write(self._last_words(ending, may_speak, over))
+            await registry.write(self._last_words(ending, may_speak and not self._nobody_takes, over))
             if over:
                 self.ending = ending
             else:
                 self._ending = None
         finally:
             if over:
+                runtime.turns.discard(self)
                 registry.turn_ended(self.conversation)
                 runtime.remembered.forget(self.conversation)
                 runtime.notifications.forget(self.conversation)
         return ending
 
-    def _last_words(self, ending: Ending, may_speak: bool, over: bool) -> list[Op]:
+    def _last_words(self, ending: Ending, taken: bool, over: bool) -> list[Op]:
         """What the end of the turn writes. Results are with whoever ends it or, if nobody takes them, they are news,
         whatever the settings of notifications say (T3)."""
         now, handles = self._runtime.registry.clock.now(), self._ender.over
         ops: list[Op] = [TakenBack(self.conversation, tuple((handle.uid, "stopped") for handle in handles))]
-        if not may_speak:
+        if not taken:
             for handle, result in zip(handles, ending.model, strict=False):
                 ops.append(_result_news(handle, result, now))
         if ending.aborted:

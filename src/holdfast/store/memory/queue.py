@@ -1,70 +1,137 @@
-"""The news that waits in one conversation (N6): found by handle, and by level, oldest first."""
+"""The news that waits in one conversation of the memory store (N6).
 
+A stop tells its news in the commit that somebody waits for. So that is only noted there, and sorted in when somebody
+asks what is queued: nobody can see the difference.
+"""
+
+from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
-from holdfast.store.base import Level, News
+from msgspec.structs import replace
+
+from holdfast.store.base import NEWS_LIMIT, Level, News, Notice, Notified
 from holdfast.store.news import CONTENT, DROPS, dropped
+
+_AT_ONCE = 100
+"""How many are sorted in at once, at most: that takes 0.1 ms."""
+Undo = list[tuple[Any, ...]]
+"""How to take back what a commit has done so far."""
 
 
 class Queue:
-    """In each level by number. Adding and taking cost the same however much waits."""
+    """By number, and by the handle it is of. Adding and taking cost the same however much waits."""
 
-    __slots__ = ("_levels", "_of", "dropped", "dropped_at")
+    __slots__ = ("_dropped", "_dropped_at", "_lines", "_of", "_rows", "_told", "conversation")
 
-    def __init__(self) -> None:
-        self._levels: dict[Level, dict[int, News]] = {}
-        self._of: dict[str, dict[int, News]] = {}
-        self.dropped = 0
+    def __init__(self, conversation: str) -> None:
+        self.conversation = conversation
+        self._told: list[tuple[int, Notice | Notified, float, str | None]] = []
+        """Not sorted in yet."""
+        self._rows: dict[int, News] = {}
+        """In the order of the numbers."""
+        self._of: dict[str, dict[int, None]] = {}
+        """By uid the numbers."""
+        self._lines: dict[Level, deque[int]] = {level: deque() for level in DROPS}
+        """In what order they would go. May name some that have gone."""
+        self._dropped = 0
         """How many went because too much waited."""
-        self.dropped_at = 0.0
+        self._dropped_at = 0.0
 
     def __bool__(self) -> bool:
-        return self.dropped > 0 or self.waiting > 0
+        return bool(self._told or self._rows or self._dropped)
 
-    @property
-    def waiting(self) -> int:
-        return sum(map(len, self._levels.values()))
-
-    def add(self, news: News) -> None:
-        """Of the highest number so far, or in the place of the one that had its number."""
-        level = self._levels.get(news.level)
-        if level is None:
-            level = self._levels[news.level] = {}
-        level[news.number] = news
-        if news.uid is not None:
-            of = self._of.get(news.uid)
-            if of is None:
-                self._of[news.uid] = {news.number: news}
-            else:
-                of[news.number] = news
-
-    def remove(self, news: News) -> None:
-        del self._levels[news.level][news.number]
-        if news.uid is not None:
-            of = self._of[news.uid]
-            del of[news.number]
-            if not of:
-                del self._of[news.uid]
-
-    def put_back(self, removed: Iterable[News]) -> None:
-        """Where it was before it was removed."""
-        for news in removed:
-            self.add(news)
-        self._levels = {name: dict(sorted(level.items())) for name, level in self._levels.items()}
-
-    def content(self, uid: str) -> News | None:
-        """The one news of what a handle printed."""
-        return next((news for news in self._of.get(uid, {}).values() if news.kind == CONTENT), None)
+    def tell(self, number: int, told: Notice | Notified, at: float, uid: str | None, undo: Undo | None) -> None:
+        """Queue news; `number` is the highest so far."""
+        if undo is None:
+            self._told.append((number, told, at, uid))
+            if len(self._told) >= _AT_ONCE:
+                self._sort_in()
+        else:
+            self._sort_in()
+            self._add(number, told, at, uid, undo)
 
     def of(self, uid: str, kinds: Iterable[str] | None = None) -> list[News]:
         """The news of a handle, of those kinds or all."""
-        return [news for news in self._of.get(uid, {}).values() if kinds is None or news.kind in kinds]
+        self._sort_in()
+        found = [self._rows[number] for number in self._of.get(uid, ())]
+        return found if kinds is None else [news for news in found if news.kind in kinds]
 
-    def first_to_go(self) -> News | None:
-        return next((next(iter(level.values())) for name in DROPS if (level := self._levels.get(name))), None)
+    def all(self) -> list[News]:
+        """By number, after the line that says how many went."""
+        self._sort_in()
+        line = [dropped(self.conversation, self._dropped, self._dropped_at)] if self._dropped else []
+        return [*line, *self._rows.values()]
 
-    def all(self, conversation: str) -> list[News]:
-        """By number, what went first."""
-        found = [(number, news) for level in self._levels.values() for number, news in level.items()]
-        line = [dropped(conversation, self.dropped, self.dropped_at)] if self.dropped else []
-        return [*line, *(news for _, news in sorted(found))]
+    def take(self, taken: list[News], undo: Undo | None) -> None:
+        """Remove some of `of` or `all`."""
+        if undo is not None:
+            undo.append((self._put_back, taken, self._dropped, self._dropped_at))
+        for news in taken:
+            if news.number:
+                self._remove(news)
+            else:
+                self._dropped = 0
+
+    def _sort_in(self) -> None:
+        if self._told:
+            for each in self._told:
+                self._add(*each, None)
+            self._told.clear()
+
+    def _add(self, number: int, told: Notice | Notified, at: float, uid: str | None, undo: Undo | None) -> None:
+        if told.kind == CONTENT and uid is not None:
+            for each in self._of.get(uid, ()):
+                if (before := self._rows[each]).kind == CONTENT:
+                    self._renew(replace(before, message=told.message, at=at))
+                    if undo is not None:
+                        undo.append((self._renew, before))
+                    return
+        news = News(number, self.conversation, told.kind, told.level, told.message, at, uid, told.carriers)
+        self._enter(news)
+        if undo is not None:
+            undo.append((self._remove, news))
+        if len(self._rows) > NEWS_LIMIT and (oldest := self._first_to_go()) is not None:
+            if undo is not None:
+                undo.append((self._put_back, [oldest], self._dropped, self._dropped_at))
+            self._remove(oldest)
+            self._dropped, self._dropped_at = self._dropped + 1, at
+
+    def _enter(self, news: News) -> None:
+        number, uid = news.number, news.uid
+        self._rows[number] = news
+        if uid is not None:
+            self._of.setdefault(uid, {})[number] = None
+        line = self._lines.get(news.level)
+        if line is not None:
+            line.append(number)
+            if len(line) > 2 * NEWS_LIMIT:
+                self._lines[news.level] = deque(each for each in line if each in self._rows)
+
+    def _renew(self, news: News) -> None:
+        """In the place of the one that had its number."""
+        self._rows[news.number] = news
+
+    def _remove(self, news: News) -> None:
+        del self._rows[news.number]
+        if news.uid is not None:
+            numbers = self._of[news.uid]
+            del numbers[news.number]
+            if not numbers:
+                del self._of[news.uid]
+
+    def _first_to_go(self) -> News | None:
+        for line in self._lines.values():
+            while line:
+                if (news := self._rows.get(line[0])) is not None:
+                    return news
+                line.popleft()
+        return None
+
+    def _put_back(self, removed: Iterable[News], count: int, at: float) -> None:
+        """As if they had not been removed, and the count were what it was."""
+        self._dropped, self._dropped_at = count, at
+        rows = sorted((*self._rows.values(), *(news for news in removed if news.number)), key=lambda news: news.number)
+        self._rows, self._of, self._lines = {}, {}, {level: deque() for level in DROPS}
+        for news in rows:
+            self._enter(news)

@@ -176,7 +176,7 @@ class Reads(Tables):
         known = self._conversations.get(conversation)
         if known is None or not known.news:
             return []
-        return known.news.all(conversation)[:limit]
+        return known.news.all()[:limit]
 
     async def inquiries(self, conversation: str, turn: str | None = None, limit: int = 1000) -> list[InquiryRow]:
         rows = self._inquiries.get(conversation, ())

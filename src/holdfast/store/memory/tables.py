@@ -165,8 +165,7 @@ class Tables:
         for table in (self._records, self._journals, self._events, self._held, self._holding):
             table.pop(uid, None)
         if known.news:
-            for news in known.news.of(uid):
-                known.news.remove(news)
+            known.news.take(known.news.of(uid), None)
         if known.labels.get(record.call_id) is record:
             del known.labels[record.call_id]
         newest = known.names.get(record.id) is record

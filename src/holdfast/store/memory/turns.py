@@ -59,7 +59,7 @@ class Turns(Waits):
         if turn is not None and turn.turn == op.turn and turn.batch is not None and turn.batch.batch == op.batch:
             self._set_turn(known, OpenTurn(turn.turn, turn.owner, turn.batches))
         self._take_back(known, op.shown)
-        return self._deliver(op.conversation, op.carry)
+        return self._deliver(known, op.carry)
 
     def _inquired(self, op: base.Inquired) -> None:
         row = InquiryRow(op.id, op.conversation, op.turn, op.uid, op.at, op.request, op.answer, op.error)

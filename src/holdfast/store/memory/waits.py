@@ -39,15 +39,15 @@ class Waits(Telling):
     def _end(self, record: Record, state: Stopped, told: Notice | None = None) -> None:
         """It has stopped, which settles what it waited for. Of a parked call that is always news (D9)."""
         uid = record.uid
-        was_parked = record.owner is None and record.parking is not None
+        parking = record.parking if record.owner is None else None
         record.state, record.owner, record.next_attempt_at = state, None, None
         self._note_stop(record, state.stopped)
         if uid in self._keys:
             row = self._completion(uid)
             if row is not None and row.resolution is None and not row.revoked:
                 self._put(self._waits, row.key_id, replace(row, resolution=resolution_of(state.outcome)))
-        if told is None and was_parked:
-            told = Notice(*news(record.id, record.tool, state))
+        if told is None and parking is not None:
+            told = Notice(*news(record.id, record.tool, state), parking.carriers)
         if told is not None:
             self._tell(record.conversation, told, state.stopped, uid)
 

@@ -16,7 +16,7 @@ def stop_parked(tx: Transaction, call: Call, state: Stopped, *, hook: bool, told
     due = hook and hook_is_due(parking, state.ended_by)
     tx.run(SQL["stop_parked"], (encode(state), state.stopped, tx.owner if due else None, due, call.number))
     resolve_by_end(tx, call.uid, state)
-    notice = Notice(*news(call.id, call.tool, state)) if told is None else told
+    notice = Notice(*news(call.id, call.tool, state), parking.carriers) if told is None else told
     tell(tx, call.conversation, notice, state.stopped, call.uid)
     tx.touched.add(call.uid)
 

@@ -44,7 +44,7 @@ OUTCOMES: list[Outcome] = [
     Printed(),
     Error("it broke"),
     Error("it broke", "command_failed", ("line 1", "line 2"), True),
-    Reply('{"id":"x"}', "cut", True, "unknown_tool", ((uid(1), 5), (uid(2), 0)), ((uid(1), "stopped"),)),
+    Reply('{"id":"x"}', "cut", True, "unknown_tool", ((uid(1), 5), (uid(2), 0)), ((uid(1), "waiting", 3),)),
     Reply("", ""),
 ]
 

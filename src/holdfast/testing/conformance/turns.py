@@ -146,26 +146,37 @@ class Inquiries(Suite):
         assert await store.inquiries("main", "t3") == [] == await store.inquiries("unheard of")
 
     async def check_Q6_inquiries_go_with_their_turn(self, store: Store) -> None:
-        await self.commit(store, TurnBegan("main", "t1", NOON), TurnBegan("other", "t1", NOON))
+        await self.commit(store, TurnBegan("main", "t1", NOON))
         await self.inquire(store, 1, "t1")
-        await self.inquire(store, 2, "t1", conversation="other")
         await self.commit(store, TurnBegan("main", "t2", NOON + 10, "t1"))
-        await self.inquire(store, 3, "t2", NOON + 11)
-        await self.inquire(store, 4, "t1", NOON + 30)  # of a call that outlives its turn
+        await self.inquire(store, 2, "t2", NOON + 11)
         await self.commit(store, TurnEnded("main", "t2", NOON + 20))
-        await self.commit(store, Collected(NOON + 10, NOON + DAY))
-        assert len(await store.inquiries("main")) == 3, "nothing is older than that"
-        await self.commit(store, Collected(NOON + 20, NOON + DAY))
-        assert [row.id for row in await store.inquiries("main", "t2")] == ["c.q.3"]
-        await self.commit(store, Collected(NOON + 30, NOON + DAY))
-        assert [row.id for row in await store.inquiries("main")][-1] == "c.q.4"
-        assert await store.inquiries("main", "t2") == []
+        for before, left in ((10, ["c.q.1", "c.q.2"]), (20, ["c.q.2"]), (21, [])):
+            await self.commit(store, Collected(NOON + before, NOON + DAY))
+            assert [row.id for row in await store.inquiries("main")] == left, before
+
+    async def check_Q6_a_turn_that_goes_on_keeps_its_inquiries(self, store: Store) -> None:
+        await self.commit(store, TurnBegan("main", "t1", NOON))
+        await self.inquire(store, 1, "t1")
+        await self.commit(store, TurnEnded("main", "t1", NOON + 10))
+        await self.commit(store, TurnBegan("main", "t1", NOON + 20))
         await self.commit(store, Collected(NOON + DAY, NOON + DAY))
-        assert await store.inquiries("main") == []
-        assert len(await store.inquiries("other")) == 1, "its turn is open"
-        await self.commit(store, TurnEnded("other", "t1", NOON + DAY))
+        assert len(await store.inquiries("main")) == 1
+        await self.commit(store, TurnEnded("main", "t1", NOON + DAY))
         await self.commit(store, Collected(NOON + 2 * DAY, NOON + 2 * DAY))
-        assert await store.inquiries("other") == []
+        assert await store.inquiries("main") == []
+
+    async def check_Q6_a_call_that_outlives_its_turn_may_inquire(self, store: Store) -> None:
+        """What is asked then is kept as long as if its turn had ended with it."""
+        await self.commit(store, TurnBegan("main", "t1", NOON))
+        await self.inquire(store, 0, "t1")
+        await self.commit(store, TurnEnded("main", "t1", NOON + 10))
+        await self.inquire(store, 1, "t1", NOON + 30)
+        await self.inquire(store, 2, "never begun", NOON + 30)
+        await self.commit(store, Collected(NOON + 30, NOON + DAY))
+        assert [row.id for row in await store.inquiries("main")][-2:] == ["c.q.1", "c.q.2"]
+        await self.commit(store, Collected(NOON + 31, NOON + DAY))
+        assert await store.inquiries("main") == []
 
 
 class Others(Suite):

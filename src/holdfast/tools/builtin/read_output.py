@@ -2,9 +2,13 @@
 
 What is kept is everything the call emitted and, once it has stopped, its result after that; of a command the two are
 one. Offsets are bytes of that whole. A piece never holds more than a reply may.
+
+What a terminal was sent is shown as text (`rendering.py`). A pattern is looked for in the bytes; if what it was found
+in was overwritten, its line is shown as it was printed.
 """
 
 import asyncio
+import re
 from typing import Any
 
 import msgspec
@@ -12,6 +16,7 @@ import msgspec
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.output import Output, Piece, unfinished
+from holdfast.handles.rendering import render_piece
 from holdfast.handles.state import Error, Ok, Reply, Stopped
 from holdfast.handles.text import strip_controls, to_json, to_utf8
 from holdfast.tools.base import Tool
@@ -77,8 +82,8 @@ class Kept:
     """What a call left to read: its output, then the result its output does not hold already."""
 
     def __init__(self, handle: Handle) -> None:
-        self._output: Output | None = handle.output
-        self._printed = 0 if handle.output is None else handle.output.total
+        self._output: Output | None = None if handle.withheld else handle.output
+        self._printed = 0 if self._output is None else self._output.total
         self._result = _result(handle)
         self.total = self._printed + len(self._result)
 
@@ -91,6 +96,22 @@ class Kept:
             return Piece(data, start, start + len(data))
         data = self._result[start - self._printed : stop - self._printed]
         return Piece(data, start, start + len(data))
+
+    def show(self, data: bytes, start: int) -> str:
+        """Bytes that were read from `start` as text."""
+        if self._output is None or not self._output.terminal:
+            return _plain(data)
+        printed = max(0, self._printed - start)
+        return render_piece(self._output, data[:printed], start) + _plain(data[printed:])
+
+    def lines(self, data: bytes) -> list[bytes]:
+        """The bytes line by line: in a terminal a carriage return ends none."""
+        terminal = self._output is not None and self._output.terminal
+        return re.findall(rb"[^\n]*\n|[^\n]+", data) if terminal else data.splitlines(keepends=True)
+
+
+def _plain(data: bytes) -> str:
+    return strip_controls(data.decode(errors="replace"))
 
 
 def _result(handle: Handle) -> bytes:
@@ -130,14 +151,13 @@ def _piece(kept: Kept, start: int, size: int, max_lines: int, *, last: bool) -> 
             "missing": piece.missing,
             "content": f"{piece.missing} bytes from offset {start} were not kept; output goes on at {piece.end}.",
         }
-    lines = piece.data.splitlines(keepends=True)
+    lines = kept.lines(piece.data)
     data = b"".join(lines[-max_lines:] if last else lines[:max_lines])
     if last:
         start = piece.end - len(data)
     if start + len(data) < kept.total and len(data) > 4:
         data = data[: len(data) - unfinished(data)]
-    content = strip_controls(data.decode(errors="replace"))
-    return {"offset": start, "end": start + len(data), "total": kept.total, "content": content}
+    return {"offset": start, "end": start + len(data), "total": kept.total, "content": kept.show(data, start)}
 
 
 async def _matches(kept: Kept, pattern: bytes, start: int, size: int) -> dict[str, Any]:
@@ -154,7 +174,9 @@ async def _matches(kept: Kept, pattern: bytes, start: int, size: int) -> dict[st
             if matches and (size < 0 or len(matches) == _MAX_MATCHES):
                 size = -1
                 break
-            matches.append({"offset": piece.start + found, "line": strip_controls(line.decode(errors="replace"))})
+            shown = kept.show(line, end - len(line))
+            shown = shown if pattern.decode() in shown else _plain(line)
+            matches.append({"offset": piece.start + found, "line": shown})
             at = end
         else:
             # The pattern may begin at the end of this piece; the next one begins there.

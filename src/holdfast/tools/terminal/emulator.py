@@ -1,20 +1,24 @@
 """What a terminal shows: the emulator behind a screen.
 
-An emulator is fed what a program printed and can tell what a person would see. It promises: no input makes it raise, it
-keeps at most `SCROLLBACK` lines above the screen, and it does nothing unless it is called: no thread, no timer.
+An emulator is fed what a program printed and can tell what a person would see. It promises: nothing it is fed makes it
+raise, its memory is bounded, and it does nothing unless it is called: no thread, no timer.
 
-`open_emulator` gives Ghostty's, where `holdfast[terminal]` is installed. Otherwise it gives the one of `lines.py`, which
+`open_emulator` gives Ghostty's, where `holdfast[terminal]` is installed. Otherwise it gives that of `lines.py`, which
 knows lines and no screen, and says so.
 """
 
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
+from holdfast.handles.text import has_controls, strip_controls
 from holdfast.tools.base import Screen
-from holdfast.tools.terminal.lines import LineEmulator
 
 SCROLLBACK = 10_000
-"""How many lines above the screen are kept."""
+"""How many lines above the screen can be had, at most."""
+_SCROLLBACK_BYTES = 16 << 20
+"""What they may take, enough for all of them in 200 columns. Fewer are kept where they need more."""
+_NO_LIMIT = 1 << 31
+_AS_BLANKS = dict.fromkeys((*range(0x20), *range(0x7F, 0xA0)), " ")
 
 Kind = Literal["auto", "ghostty", "line"]
 
@@ -23,11 +27,16 @@ class Emulator(Protocol):
     """A terminal without a window. Of one thread."""
 
     def feed(self, data: bytes) -> None:
-        """What the program printed; a piece may end anywhere. Replies leave before this returns."""
+        """What the program printed; it may be cut anywhere. Feeding much at once is cheaper than feeding it in pieces.
 
-    def resize(self, rows: int, cols: int) -> None: ...
+        What the terminal has to reply is replied before this returns.
+        """
 
-    def screen(self) -> Screen: ...
+    def resize(self, rows: int, cols: int) -> None:
+        """Lines that were too long for their row are wrapped anew. Both are 1 or more."""
+
+    def screen(self) -> Screen:
+        """What is shown now."""
 
     def scrollback(self, count: int) -> tuple[str, ...]:
         """The last so many lines above the screen, oldest first."""
@@ -41,34 +50,41 @@ class Emulator(Protocol):
         """Whether cursor keys are to be sent in their application form (DECCKM)."""
 
     def close(self) -> None:
-        """Free it; nothing may be asked of it afterwards. Twice is harmless."""
+        """Free it: nothing else may be asked of it afterwards. Twice is harmless."""
 
 
 def open_emulator(rows: int, cols: int, reply: Callable[[bytes], None], *, kind: Kind = "auto") -> Emulator:
-    """An emulator of that size. `reply` gets what a terminal answers when a program asks it something.
+    """An emulator of that size. `reply` gets what a terminal answers to a program that asks it something.
 
-    `auto`: Ghostty's if it can be imported. Raises `ImportError` if `ghostty` is asked for and cannot.
+    `auto`: Ghostty's if it can be imported. Raises `ImportError` or `OSError` if `ghostty` is asked for and it cannot.
     """
+    from holdfast.tools.terminal.lines import LineEmulator
+
     if kind != "line":
         try:
-            return GhosttyEmulator(rows, cols, reply)
-        except (ImportError, OSError):  # OSError: the package is there, its library is not for this machine
+            return _Ghostty(rows, cols, reply)
+        except (ImportError, OSError):  # OSError: the package is there, its library is not one for this machine
             if kind == "ghostty":
                 raise
     return LineEmulator(rows, cols, reply)
 
 
-class GhosttyEmulator:
+class _Ghostty:
     """Ghostty's terminal, by way of `pyghostty`."""
+
+    __slots__ = ("_replies", "_reply", "_terminal")
 
     def __init__(self, rows: int, cols: int, reply: Callable[[bytes], None]) -> None:
         import pyghostty
 
-        self._reply = reply
+        # Not limited by lines: keeping to such a limit makes short lines seven times slower.
+        self._terminal: Any = pyghostty.Terminal(cols=cols, rows=rows, scrollback=_NO_LIMIT)
+        self._limit_scrollback(cols)
+        self._set("KITTY_IMAGE_STORAGE_LIMIT", "uint64_t *", 0)  # nobody sees images here
+        # The terminal must not be called from within itself, so what it replies waits until it has been fed.
         self._replies: list[bytes] = []
-        self._terminal: Any = pyghostty.Terminal(cols=cols, rows=rows, scrollback=SCROLLBACK)
+        self._reply = reply
         self._terminal.on_reply(self._replies.append)
-        self._rows, self._cols = rows, cols
 
     def feed(self, data: bytes) -> None:
         self._terminal.feed(data)
@@ -79,22 +95,25 @@ class GhosttyEmulator:
 
     def resize(self, rows: int, cols: int) -> None:
         self._terminal.resize(cols, rows)
-        self._rows, self._cols = rows, cols
+        self._limit_scrollback(cols)
 
     def screen(self) -> Screen:
         column, row = self._terminal.cursor
-        lines = self._terminal.text().split("\n")
-        lines += [""] * (self._rows - len(lines))
+        cols, rows = self._terminal.size  # a program may have asked for another width (DECCOLM)
         return Screen(
-            lines=tuple(lines),
-            rows=self._rows,
-            cols=self._cols,
+            lines=self._lines("active", 0, rows),
+            rows=rows,
+            cols=cols,
             cursor=(row + 1, column + 1),
+            title=self._title(),
             alternate=self.alternate,
+            emulator="ghostty",
+            scrollback=self._above(),
         )
 
     def scrollback(self, count: int) -> tuple[str, ...]:
-        return ()
+        rows = self._terminal.get("scrollback_rows", "size_t")
+        return self._lines("history", rows - max(0, min(count, self._above())), rows)
 
     @property
     def alternate(self) -> bool:
@@ -105,4 +124,58 @@ class GhosttyEmulator:
         return bool(self._terminal.mode(1))
 
     def close(self) -> None:
-        self._terminal.close()
+        if self._terminal is not None:
+            self._terminal.on_reply(None)
+            self._terminal.close()
+            self._terminal = None
+
+    def _limit_scrollback(self, cols: int) -> None:
+        needed = SCROLLBACK * (cols * 8 + 100)  # a cell has 8 bytes, and a plain line some more
+        self._set("SCROLLBACK_MAX_BYTES", "size_t *", min(needed, _SCROLLBACK_BYTES))
+
+    def _above(self) -> int:
+        """How many lines can be had. There may be more: Ghostty estimates, and drops some hundred at a time."""
+        rows: int = self._terminal.get("scrollback_rows", "size_t")
+        return min(rows, SCROLLBACK)
+
+    def _title(self) -> str:
+        from pyghostty import ffi
+
+        title = self._terminal.get("title", "GhosttyString")
+        return strip_controls(ffi.buffer(title.ptr, title.len)[:].decode("utf-8", "replace")) if title.len else ""
+
+    def _lines(self, area: Literal["active", "history"], start: int, stop: int) -> tuple[str, ...]:
+        """Rows of the screen, or of what is above it, without the blanks at their ends."""
+        if start == stop:
+            return ()
+        from pyghostty import ffi, lib
+        from pyghostty.core import init_sized
+
+        selection = init_sized("GhosttySelection")
+        selection.start = self._terminal.ref(0, start, area)[0]
+        selection.end = self._terminal.ref(self._terminal.size[0] - 1, stop - 1, area)[0]
+        options = init_sized("GhosttyTerminalSelectionFormatOptions")
+        options.emit, options.trim, options.selection = lib.GHOSTTY_FORMATTER_FORMAT_PLAIN, True, selection
+        text = _read(ffi, lambda *buffer: lib.ghostty_terminal_selection_format_buf(self._native, options[0], *buffer))
+        lines = text.split("\n")
+        if has_controls(text):  # Ghostty has a glyph for DEL
+            lines = [line.translate(_AS_BLANKS).rstrip(" ") for line in lines]
+        return (*lines, *[""] * (stop - start - len(lines)))  # blank rows at the end are not in the text
+
+    def _set(self, option: str, kind: str, value: int) -> None:
+        from pyghostty import ffi, lib
+
+        lib.ghostty_terminal_set(self._native, getattr(lib, f"GHOSTTY_TERMINAL_OPT_{option}"), ffi.new(kind, value))
+
+    @property
+    def _native(self) -> Any:
+        return self._terminal._t[0]  # `Terminal` covers only a part of what the library can do
+
+
+def _read(ffi: Any, fill: Callable[..., int]) -> str:
+    """The text that `fill(buffer, size, written)` gives: it is asked for the size first."""
+    size = ffi.new("size_t *")
+    fill(ffi.NULL, 0, size)
+    buffer = ffi.new("uint8_t[]", max(1, size[0]))
+    fill(buffer, len(buffer), size)
+    return bytes(ffi.buffer(buffer, size[0])).decode("utf-8", "replace")

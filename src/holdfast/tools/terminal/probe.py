@@ -70,7 +70,7 @@ def look(master: int, slave: int, leader: int) -> Look:
             call, _, rest = marks.read(f"{thread}/syscall").partition(b" ")
             if call in calls.read and _is_terminal(pid, int(rest.split(b" ", 1)[0], 16), device):
                 return Look(_state_of_reader(flags), thread)
-            waits |= call.strip() in calls.wait
+            waits |= call in calls.wait
         except PermissionError:
             unsure = True
         except OSError:
@@ -78,6 +78,14 @@ def look(master: int, slave: int, leader: int) -> Look:
     if waits and not flags & termios.ICANON:
         return Look("raw")
     return UNKNOWN if unsure else BUSY
+
+
+def may_come_back(reader: str) -> bool:
+    """Whether one that does not read may only have been disturbed, as by the end of a child: it runs right now."""
+    try:
+        return marks.read(f"{reader}/syscall").startswith(b"running")
+    except OSError:
+        return False
 
 
 def has_input(slave: int) -> bool:

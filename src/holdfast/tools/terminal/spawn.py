@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 _SIGNALS = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 _SHIM = ("/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh")
@@ -24,11 +25,11 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, terminal
         program = _find(argv[0], env, "")
     else:
         program = _SHIM[0]
-        _check(_find(argv[0], env, cwd), argv[0])
-        argv = (*_SHIM, os.path.abspath(cwd), *argv)  # noqa: PTH100 (not resolved: $PWD is to be what was asked for)
+        _check(Path(_find(argv[0], env, cwd)), argv[0])
+        argv = (*_SHIM, str(Path(cwd).absolute()), *argv)
     return os.posix_spawn(
         program,
-        argv,
+        tuple(argv),
         env,
         file_actions=[
             *((os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable()),
@@ -43,12 +44,9 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, terminal
 
 
 def _is_here(cwd: str) -> bool:
-    """Whether a directory is the one we are in; raises if it cannot be entered."""
+    """Whether a directory is the one we are in; raises if there is none, or it may not be entered."""
     try:
-        if not os.access(f"{cwd}/.", os.X_OK):
-            os.stat(f"{cwd}/.")  # noqa: PTH116 (says why not)
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), cwd)
-        return os.path.samefile(cwd, ".")
+        return os.path.samestat(os.stat(f"{cwd}/."), os.stat("."))  # noqa: PTH116 (a Path would drop the dot)
     except OSError as error:
         raise OSError(error.errno, error.strerror, cwd) from error
 
@@ -56,29 +54,34 @@ def _is_here(cwd: str) -> bool:
 def _find(program: str, env: Mapping[str, str], cwd: str) -> str:
     """The file that a program's name means: what is in PATH, or a path from the working directory on."""
     if "/" in program:
-        return os.path.join(cwd, program)  # noqa: PTH118
+        return str(Path(cwd, program)) if cwd else program
     reason = errno.ENOENT
     for directory in os.get_exec_path(env):
-        path = os.path.join(cwd, directory, program)  # noqa: PTH118
-        if os.path.isfile(path):  # noqa: PTH113
+        path = Path(cwd, directory, program)
+        if path.is_file():
             if os.access(path, os.X_OK):
-                return path
+                return str(path)
             reason = errno.EACCES
     raise OSError(reason, os.strerror(reason), program)
 
 
-def _check(path: str, program: str) -> None:
+def _check(path: Path, program: str) -> None:
     """Raise what executing the file would raise: a shell would print it, or run whatever is in the file as a script."""
-    with open(path, "rb") as file:  # noqa: PTH123
-        start = file.read(256)
-    if not os.access(path, os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), program)
-    if start.startswith(b"#!"):
+    reason = 0
+    if not path.exists():
+        reason = errno.ENOENT
+    elif not path.is_file() or not os.access(path, os.X_OK):
+        reason = errno.EACCES
+    elif os.access(path, os.R_OK):  # one may execute what one may not read
+        with path.open("rb") as file:
+            start = file.read(256)
         interpreter = start[2:].split(b"\n")[0].split()
-        if interpreter and not os.path.exists(interpreter[0]):  # noqa: PTH110
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
-    elif not start.startswith(b"\x7fELF"):
-        raise OSError(errno.ENOEXEC, os.strerror(errno.ENOEXEC), program)
+        if not start.startswith((b"#!", b"\x7fELF")):
+            reason = errno.ENOEXEC
+        elif start.startswith(b"#!") and interpreter and not Path(os.fsdecode(interpreter[0])).exists():
+            reason = errno.ENOENT
+    if reason:
+        raise OSError(reason, os.strerror(reason), program)
 
 
 def _inheritable() -> list[int]:

@@ -1,0 +1,107 @@
+"""`holdfast send`: a person sends something to a handle that another process runs (C6, Q4, L)."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e.agent import Agent
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    with Agent(tmp_path) as agent:
+        yield agent
+
+
+def test_C6_a_text_is_sent_and_the_handles_state_is_shown(agent: Agent) -> None:
+    agent.spawn("talk", "t")
+    said = agent.holdfast("send", "t", "Ada")
+    assert (said.code, said.out, said.err) == (0, "t: running\nyou said Ada\n", "")
+
+
+def test_C6_a_text_may_come_from_stdin_and_json_is_for_scripts(agent: Agent) -> None:
+    agent.spawn("talk", "t")
+    said = agent.holdfast("send", "t", "-", "--json", stdin="bye")
+    assert (said.code, said.json) == (0, {"id": "t", "state": "stopped", "result": "it was nice"})
+
+
+def test_Q4_a_question_for_a_person_is_answered_by_number(agent: Agent) -> None:
+    agent.spawn("choose", "c")
+    assert agent.apply("choose", "c", "red")[1] == "question_exclusive"
+    refused = agent.holdfast("send", "c", "3")
+    assert (refused.code, refused.out) == (1, "")
+    assert '"red", "green"' in refused.err
+    assert agent.holdfast("send", "c", "2").out == "c: stopped\npainted green\n"
+
+
+def test_K5_a_secret_is_read_and_not_given_as_an_argument(agent: Agent) -> None:
+    agent.spawn("log_in", "l")
+    refused = agent.holdfast("send", "l", "open-sesame")
+    assert refused.code == 1
+    assert "--password" in refused.err
+    said = agent.holdfast("send", "l", "--password", stdin="open-sesame\n")
+    assert (said.code, said.out) == (0, "l: stopped\n11 characters\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["t"], "nothing to send"),
+        (["t", "text", "--password"], "leave TEXT out"),
+        (["nobody", "text"], "`nobody` not found"),
+    ],
+)
+def test_L3_wrong_usage_has_exit_code_2(agent: Agent, arguments: list[str], why: str) -> None:
+    agent.spawn("talk", "t")
+    said = agent.holdfast("send", *arguments)
+    assert said.code == 2
+    assert why in said.err
+
+
+def test_L3_what_a_handle_does_not_take_has_exit_code_1(agent: Agent) -> None:
+    agent.spawn("talk", "t")
+    keys = agent.holdfast("send", "t", "--key", "ENTER")
+    assert keys.code == 1
+    assert "takes no keys" in keys.err
+    agent.holdfast("send", "t", "bye")
+    stopped = agent.holdfast("send", "t", "more")
+    assert stopped.code == 1
+    assert "`t` is stopped" in stopped.err
+
+
+def test_a_handle_whose_process_is_gone_takes_nothing(agent: Agent) -> None:
+    agent.spawn("talk", "t")
+    agent.kill()
+    said = agent.holdfast("send", "t", "Ada")
+    assert said.code == 1
+    assert "is gone" in said.err
+
+
+def test_what_a_person_sends_is_for_the_assistant_to_see(agent: Agent) -> None:
+    agent.spawn("talk", "t")
+    agent.holdfast("send", "t", "Ada")
+    ((shown, _),) = agent.run(("talk", {"action": "fetch", "id": "t"}))
+    assert json.loads(shown)["content"] == "you said Ada\n"
+
+
+def test_C6_keys_are_sent_to_a_terminal(agent: Agent) -> None:
+    agent.spawn("shell", "sh")
+    agent.holdfast("send", "sh", "echo sent: $((5 * 5))")
+    said = agent.holdfast("send", "sh", "--key", "ENTER")
+    assert (said.code, said.err) == (0, "")
+    assert "sent: 25" in said.out
+    wrong = agent.holdfast("send", "sh", "--key", "ENTRE")
+    assert wrong.code == 1
+    assert "ENTER" in wrong.err
+
+
+def test_K5_a_password_is_given_to_the_program_that_reads_it_and_is_not_seen(agent: Agent) -> None:
+    agent.spawn("shell", "sh")
+    asked, _ = agent.apply("shell", "sh", "read -s word; echo ${#word} characters\r")
+    assert json.loads(asked)["question"]["secret"]
+    assert agent.holdfast("send", "sh", "open-sesame").code == 1
+    said = agent.holdfast("send", "sh", "--password", stdin="open-sesame\n")
+    assert (said.code, said.err) == (0, "")
+    assert "11 characters" in said.out
+    assert "open-sesame" not in agent.holdfast("logs", "sh", "--raw").out

@@ -1,0 +1,102 @@
+"""Who answers a tool's questions, what of it is news, and what becomes of it at the end of a turn, as the file says."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.config import Config, build_tools, load_config
+from holdfast.errors import ConfigError
+from holdfast.tools.base import NotificationPolicy, QuestionPolicy, SpawnPolicy, Tool
+from holdfast.tools.guard import Guard
+
+LOCAL = '[conversation.tools.t]\nsource = "local"\ncommand = ["true"]\n'
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def load(text: str) -> Config:
+    path = Path("holdfast.toml")
+    path.write_text(text)
+    return load_config(path)
+
+
+def problem(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    (only,) = caught.value.problems
+    return only
+
+
+def build(text: str) -> Tool:
+    (tool,) = build_tools(load(text), Guard())
+    return tool
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("target = 'user'", QuestionPolicy()),
+        ("answer = false", QuestionPolicy(answered=True, answer=False)),
+        ("answer = 'no'", QuestionPolicy(answered=True, answer="no")),
+        ("target = 'assistant'", QuestionPolicy(target="assistant")),
+        ("target = { model = 'small' }", QuestionPolicy(target="assistant", assistant={"model": "small"})),
+        ("exclusive = true", QuestionPolicy(exclusive=True)),
+    ],
+)
+def test_Q2_a_question_is_answered_as_the_file_says(settings: str, expected: QuestionPolicy) -> None:
+    assert build(LOCAL + f"questions.q = {{ {settings} }}\n").questions == {"q": expected}
+
+
+def test_T1_lifecycle_and_settling_reach_the_tool() -> None:
+    spawn = "settle_ms = 1, settle_max_ms = 2, abort_grace_ms = 3, priority = 4"
+    lifecycle = "{ on_turn_end = 'keep', timeout_secs = 5, assistant.model = 'small' }"
+    assert build(LOCAL + f"spawn = {{ {spawn}, lifecycle = {lifecycle} }}\n").spawn == SpawnPolicy(
+        settle_ms=1,
+        settle_max_ms=2,
+        abort_grace_ms=3,
+        priority=4,
+        on_turn_end="keep",
+        turn_end_timeout_secs=5,
+        assistant={"model": "small"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("", NotificationPolicy()),
+        ("on_success = false, on_waiting = false", NotificationPolicy(on_success=False, on_waiting=False)),
+        ("on_failure = false, on_content = true", NotificationPolicy(on_failure=False, on_content=True)),
+        ("deliver = ['turn']", NotificationPolicy(deliver=("turn",))),
+    ],
+)
+def test_N2_N4_what_is_news_and_what_carries_it_reach_the_tool(settings: str, expected: NotificationPolicy) -> None:
+    assert build(LOCAL + f"spawn.notifications = {{ {settings} }}\n").spawn.notifications == expected
+
+
+def test_Q7_inquiries_have_two_minutes_unless_the_file_says_otherwise() -> None:
+    assert Config().conversation.inquiry.timeout_secs == 120
+    inquiry = load("[conversation.inquiry]\ntimeout_secs = 2.5\nassistant.model = 'm'\n").conversation.inquiry
+    assert (inquiry.timeout_secs, inquiry.assistant) == (2.5, {"model": "m"})
+    found = problem("[conversation.inquiry]\ntimeout_secs = 0\n")
+    assert found == "holdfast.toml:2: conversation.inquiry.timeout_secs: must be at least 1, not 0"
+
+
+def test_F_settings_without_effect_are_named() -> None:
+    text = LOCAL + "output.history.limit = 5\nquestions.q.target = 'assistant'\n"
+    text += (
+        "spawn = { lifecycle = { on_turn_end = 'inquire', assistant.model = 'm' }, notifications.on_content = true }\n"
+    )
+    found = load(text + "[conversation]\ndetached = 'auto'\ninquiry.assistant.model = 'm'\n").not_acted_on()
+    assert [line.split(": ")[1] for line in found] == [
+        "conversation.tools.t.output.history",
+        "conversation.tools.t.questions.q.target",
+        "conversation.tools.t.spawn.lifecycle.on_turn_end",
+        "conversation.detached",
+    ]
+    assert found[0].endswith("not acted on yet: no history is stored")
+    assert all("`holdfast turn` has no model to ask" in line for line in found[1:])
+    assert load(LOCAL + 'retry.policy = "safe"\non_crash = "replay"\n').not_acted_on() == []
