@@ -22,6 +22,7 @@ from bench import (
     fanout,
     memory,
     startup,
+    terminal,
     throughput,
     wake,
 )
@@ -47,6 +48,7 @@ TABLES: dict[str, dict[str, ModuleType]] = {
         "durable-parked": durable_parked,
         "dbos": dbos_peer,
     },
+    "Terminals": {"terminal": terminal},
 }
 BENCHMARKS = {name: module for benchmarks in TABLES.values() for name, module in benchmarks.items()}
 HEAD = ("what", "against", "holdfast", "result (min–max)", "bar", "met")

@@ -17,21 +17,42 @@ if TYPE_CHECKING:
     from holdfast.handles.state import Error, Ok, Printed
     from holdfast.runtime import Runtime
     from holdfast.store.rows import ProcessEvent
-    from holdfast.tools.base import NotificationPolicy, OutputPolicy, QuestionPolicy, RetryPolicy, Tool, View
+    from holdfast.tools.base import (
+        NotificationPolicy,
+        OutputPolicy,
+        QuestionPolicy,
+        RetryPolicy,
+        SpawnPolicy,
+        Tool,
+        View,
+    )
     from holdfast.tools.call import Call
     from holdfast.tools.function import tool
     from holdfast.tools.terminal.make import terminal
+    from holdfast.turn.ending import Ending
+    from holdfast.turn.inquiry import Inquiry
+    from holdfast.turn.notifications import Notification, notification_block
+    from holdfast.turn.prompts import Approved, AskQuestion, Cancelled, DeliverResult, Denied, Edited, RunTool, Said
     from holdfast.turn.slot import ToolCall
     from holdfast.turn.turn import OpenBatch, Response, Turn
 
 __all__ = [
+    "Approved",
+    "AskQuestion",
     "Call",
+    "Cancelled",
     "ConfigError",
+    "DeliverResult",
+    "Denied",
+    "Edited",
     "Effects",
+    "Ending",
     "Error",
     "HandleInfo",
     "HoldfastError",
+    "Inquiry",
     "Key",
+    "Notification",
     "NotificationPolicy",
     "Ok",
     "OpenBatch",
@@ -44,25 +65,38 @@ __all__ = [
     "ResolveOutcome",
     "Response",
     "RetryPolicy",
+    "RunTool",
     "Runtime",
+    "Said",
+    "SpawnPolicy",
     "Tool",
     "ToolCall",
     "ToolError",
     "Turn",
     "TurnFailed",
     "View",
+    "notification_block",
     "terminal",
     "tool",
 ]
 
 _HOMES = {
+    "Approved": "holdfast.turn.prompts",
+    "AskQuestion": "holdfast.turn.prompts",
     "Call": "holdfast.tools.call",
+    "Cancelled": "holdfast.turn.prompts",
     "ConfigError": "holdfast.errors",
+    "DeliverResult": "holdfast.turn.prompts",
+    "Denied": "holdfast.turn.prompts",
+    "Edited": "holdfast.turn.prompts",
     "Effects": "holdfast.durable.effects",
+    "Ending": "holdfast.turn.ending",
     "Error": "holdfast.handles.state",
     "HandleInfo": "holdfast.handles.handle",
     "HoldfastError": "holdfast.errors",
+    "Inquiry": "holdfast.turn.inquiry",
     "Key": "holdfast.durable.keys",
+    "Notification": "holdfast.turn.notifications",
     "NotificationPolicy": "holdfast.tools.base",
     "Ok": "holdfast.handles.state",
     "OpenBatch": "holdfast.turn.turn",
@@ -75,13 +109,17 @@ _HOMES = {
     "ResolveOutcome": "holdfast.durable.deferred",
     "Response": "holdfast.turn.turn",
     "RetryPolicy": "holdfast.tools.base",
+    "RunTool": "holdfast.turn.prompts",
     "Runtime": "holdfast.runtime",
+    "Said": "holdfast.turn.prompts",
+    "SpawnPolicy": "holdfast.tools.base",
     "Tool": "holdfast.tools.base",
     "ToolCall": "holdfast.turn.slot",
     "ToolError": "holdfast.errors",
     "Turn": "holdfast.turn.turn",
     "TurnFailed": "holdfast.errors",
     "View": "holdfast.tools.base",
+    "notification_block": "holdfast.turn.notifications",
     "terminal": "holdfast.tools.terminal.make",
     "tool": "holdfast.tools.function",
 }

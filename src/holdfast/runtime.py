@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,8 @@ class Runtime:
 
     async def _open(self) -> None:
         store = self.registry.store
+        if any(tool.source == "terminal" for tool in self.toolbox):
+            _warm_up()
         await store.open(self._heard)
         if not store.durable:
             return
@@ -400,6 +403,13 @@ class Runtime:
             return True
         anew = isinstance(handle.decided, Pending) or tool.source == "builtin"
         return anew and any(batch.waits_for(handle) for batch in self.batches)
+
+
+def _warm_up() -> None:
+    """The emulator takes a third of a second to be ready. That passes here, before the first terminal needs it."""
+    from holdfast.tools.terminal.emulator import preload
+
+    threading.Thread(target=preload, daemon=True, name="emulator").start()
 
 
 def _load(config: "str | Path | Config | None") -> "Config | None":

@@ -98,11 +98,12 @@ async def test_N3_a_crash_loses_no_news(tmp_path: Path) -> None:
         store = power_cut(store)
     async with Runtime(tools, store=store, clock=clock) as rt, rt.turn("main") as turn:
         assert await news(rt) == [("tool.failed", "error")] * 2
-        await reply(turn, fetch("approve", "a"))
-        assert len(await news(rt)) == 1
+        fetched = await only(turn, fetch("approve", "a"))
+        assert [each.message.split()[0] for each in fetched.notifications] == ["`b`"], "of the one it did not show"
         store = power_cut(store)
-    async with Runtime(tools, store=store, clock=clock) as rt:
-        assert len(await news(rt)) == 1
+    async with Runtime(tools, store=store, clock=clock) as rt, rt.turn("main", resume=True) as turn:
+        assert turn.answered is not None and turn.answered[0].notifications == fetched.notifications
+        assert await news(rt) == []
 
 
 @pytest.mark.parametrize("ending", ["close", "crash"])

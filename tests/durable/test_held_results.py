@@ -7,13 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import HandClock, approval, news, ok, only, parked, parsed, power_cut, stopped, stored_in, until
+from tests.durable.lives import (
+    HandClock,
+    approval,
+    news,
+    ok,
+    only,
+    parked,
+    parsed,
+    power_cut,
+    stopped,
+    stored_in,
+    until,
+)
 from tests.turn.calls import STATEFUL, abort, call, fetch, reply, spawn, wait_all
 from tests.turn.people import Person
 
 import holdfast
 from holdfast import Call, Error, Key, Ok, Pending, Runtime, Tool, Turn
-from holdfast.turn.prompts import Approved, Cancelled, Denied, DeliverResult, Edited
+from holdfast.turn.prompts import Approved, Cancelled, DeliverResult, Denied, Edited
 
 STORES = ("memory", "sqlite")
 

@@ -1,9 +1,8 @@
 """A person's terminal: a pane of a tmux that belongs to the test, with a shell in it."""
 
-import itertools
-import os
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -13,14 +12,13 @@ from tests.e2e.driver import until
 
 PROMPT = "me> "
 
-_numbers = itertools.count(1)
-
 
 class Pane:
     """One window of one pane. `rows` and `cols` are what its shell has."""
 
     def __init__(self, directory: Path, environment: Mapping[str, str], rows: int = 15, cols: int = 60) -> None:
-        self._tmux = ["tmux", "-L", f"holdfast-{os.getpid()}-{next(_numbers)}", "-f", "/dev/null"]
+        self._private = tempfile.TemporaryDirectory(prefix="holdfast-tmux-")
+        self._tmux = ["tmux", "-S", f"{self._private.name}/socket", "-f", "/dev/null"]
         shell = ["env", f"PS1={PROMPT}", "HISTFILE=", "bash", "--norc", "--noprofile"]
         self._run(
             *["new-session", "-d", "-x", str(cols), "-y", str(rows), "-c", str(directory), shlex.join(shell), ";"],
@@ -37,6 +35,7 @@ class Pane:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._run("kill-server")
+        self._private.cleanup()
 
     def _run(self, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
         done = subprocess.run(

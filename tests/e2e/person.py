@@ -36,7 +36,7 @@ CANCELLED = {"type": "cancelled", "reason": None}
 class Person:
     """The terminal's other end, and both pipes."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], shell: str) -> None:
         self.master, slave = os.openpty()
         name = os.ttyname(slave)
         os.close(slave)
@@ -44,9 +44,9 @@ class Person:
         inner_in, self._orders = os.pipe()
         self._answers, inner_out = os.pipe()
         keep = {key: value for key, value in os.environ.items() if key not in ("VISUAL", "EDITOR", "PAGER", "NO_COLOR")}
-        self.pid = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-W", "error", str(_PROGRAM)],
+        self._leader = os.posix_spawn(
+            "/bin/sh",
+            ["sh", "-c", shell, "sh", sys.executable, "-W", "error", str(_PROGRAM)],
             {**keep, "TERM": "xterm", "NO_COLOR": "1", **environment},
             setsid=True,
             file_actions=[
@@ -62,7 +62,9 @@ class Person:
         """Everything the terminal got."""
         self._read = 0
         self._said = b""
-        assert self.hears() == {"here": True}, self.text
+        told = self.hears()
+        assert told["here"], self.text
+        self.pid = told["pid"]
 
     # The program
 
@@ -182,26 +184,27 @@ class Person:
         self._orders = -1
         limit = time.monotonic() + PATIENCE
         while True:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            pid, status = os.waitpid(self._leader, os.WNOHANG)
             if pid:
-                self.pid = 0
+                self._leader = 0
                 return os.waitstatus_to_exitcode(status)
             assert time.monotonic() < limit, "the program does not end"
             self._pump()
 
     def close(self) -> None:
-        if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+        if self._leader:
+            for pid in {self.pid, self._leader}:
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(self._leader, 0)
         for fd in (self.master, self._orders, self._answers):
             if fd >= 0:
                 os.close(fd)
 
 
 @contextmanager
-def person(**environment: str) -> Iterator[Person]:
-    """A person at a terminal, gone at the end of the block."""
-    somebody = Person(environment)
+def person(*, shell: str = 'exec "$@"', **environment: str) -> Iterator[Person]:
+    """A person at a terminal, gone at the end of the block. The shell script starts the program, `"$@"`."""
+    somebody = Person(environment, shell)
     try:
         yield somebody
     finally:

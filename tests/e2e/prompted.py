@@ -49,7 +49,7 @@ async def main() -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     ticking = asyncio.create_task(tick())
     prompter = open_prompter()
-    say(here=prompter is not None)
+    say(here=prompter is not None, pid=os.getpid())
     shown: asyncio.Task[Decision] | None = None
     async for line in lines:
         order = msgspec.json.decode(line, type=Order)

@@ -69,7 +69,7 @@ def test_P5_no_other_key_does(somebody: Person) -> None:
     """Not Enter, not what is pasted, not a key with Alt, not the letters that an arrow key sends."""
     somebody.asked(run())
     somebody.sees("Run it?")
-    somebody.types(f"{ENTER} x\t\x1b[200~yes\r\x1b[201~\x1by\x1b[1;5y{UP}\x1bOy\x1b]11;rgb:y\x07\x00")
+    somebody.types(f"{ENTER} x\t\x1b[200~y\x1b[201~\x1by\x1b[1;5y{UP}\x1bOy\x1b]11;rgb:y\x07\x00")
     somebody.types("?")
     assert "N  no, and to this tool for the rest of the turn" in somebody.sees("Run it?")
     somebody.types("n")

@@ -179,6 +179,8 @@ def test_Q1_a_line_longer_than_the_terminal_moves_sideways(somebody: Person) -> 
     somebody.sees("> ")
     somebody.types(digits)
     somebody.sees_row("> " + digits[-77:], 80)
+    somebody.types(LEFT * 10)
+    somebody.sees_row("> " + digits[-77:], 70)  # what follows the cursor stays in sight
     somebody.types(HOME)
     somebody.sees_row("> " + digits[:77], 3)
     somebody.types(END + BACKSPACE + "漢" * 100)

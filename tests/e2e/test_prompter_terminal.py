@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import termios
@@ -124,6 +125,21 @@ def test_Q5_closing_in_the_middle_puts_the_terminal_back() -> None:
         assert somebody.decides() == GONE
         somebody.order(prompt=run())
         assert somebody.decides() == GONE
+        assert somebody.leaves() == 0
+
+
+def test_Q5_a_prompt_of_a_job_in_the_background_is_withdrawn_without_its_terminal() -> None:
+    """The shell has it. Whoever set its modes from there would be stopped for it, and spoil what the shell has set."""
+    with person(shell='set -m; "$@"; stty -echo </dev/tty; echo MINE >&2; bg >&2; wait') as somebody:
+        somebody.asked(run())
+        somebody.sees("Run it?")
+        os.kill(somebody.pid, signal.SIGSTOP)
+        somebody.sees("MINE")
+        goes_on(somebody)
+        taken = somebody.modes
+        somebody.order(withdraw=True)
+        assert somebody.hears() == {"withdrawn": True}
+        assert somebody.modes == taken
         assert somebody.leaves() == 0
 
 
@@ -276,8 +292,8 @@ def test_P5_keys_of_job_control_reach_the_editor_alone(tmp_path: Path) -> None:
         assert somebody.leaves() == 0
 
 
-def test_P5_a_program_that_sets_modes_right_away_is_not_left_stopped(tmp_path: Path) -> None:
-    """It may do so before it is the foreground job, and is stopped for it."""
+def test_P5_the_editor_may_do_as_it_likes_from_its_first_moment(tmp_path: Path) -> None:
+    """A program that sets modes is stopped for it unless it is the foreground job. Those it leaves do not stay."""
     with person(EDITOR=editor(tmp_path, "stty -echo; echo QUIET; stty raw; exit 0")) as somebody:
         before = somebody.modes
         for _ in range(5):

@@ -9,9 +9,10 @@ from tests.turn.people import Model, Person, attended
 import holdfast
 from holdfast import QuestionPolicy
 from holdfast.testing import VirtualClock
+from holdfast.tools.base import Action
 from holdfast.turn.prompts import Approved, AskQuestion, Prompt, RunTool, Said
 
-ACTIONS = ("spawn", "fetch", "apply", "abort")
+ACTIONS: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
 
 
 @holdfast.tool(actions=ACTIONS)

@@ -11,7 +11,7 @@ from tests.turn.calls import abort, apply, call, fetch, reply, settings, spawn, 
 from tests.turn.people import Model, Person, attended
 
 import holdfast
-from holdfast.turn.prompts import Approved, AskQuestion, Cancelled, Denied, DeliverResult, Edited, RunTool, Said
+from holdfast.turn.prompts import Approved, AskQuestion, Cancelled, DeliverResult, Denied, Edited, RunTool, Said
 
 ONE_SHOT = """
 import json, os, sys
@@ -25,7 +25,8 @@ print(json.dumps(given["answers"], sort_keys=True))
 LIVE = """
 import json, signal, sys, time
 def ask(id):
-    print(json.dumps({"type": "waiting", "question": {"id": id, "text": id + "?", "answer_type": "Boolean"}}), flush=True)
+    question = {"id": id, "text": id + "?", "answer_type": "Boolean"}
+    print(json.dumps({"type": "waiting", "question": question}), flush=True)
 def ended(*_):
     open("ended", "w").write("by SIGTERM")
     sys.exit(0)

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.simulation.stores import HeldStore
 from tests.turn.calls import call
 from tests.turn.puppets import STORES, Puppets, heard, lines, nothing, over, start, store_url, told
 
 from holdfast import HoldfastError, NotificationPolicy, Runtime, Turn
+from holdfast.store.base import Delivered, Responded
 from holdfast.store.rows import CARRIERS, Carrier
 from holdfast.testing import VirtualClock
 
 both = pytest.mark.parametrize("store", STORES)
-bug = pytest.mark.xfail(reason="bug")
 DONE = ("tool.stopped", "`a` (work) stopped.")
 
 
@@ -201,7 +202,6 @@ async def test_N4_what_was_critical_and_is_delivered_wakes_nobody_again(clock: V
             await stream
 
 
-@bug
 async def test_N4_whoever_streams_is_let_go_when_the_turn_is_over(clock: VirtualClock) -> None:
     async with Runtime([nothing], clock=clock) as rt:
         async with rt.turn("main") as turn:
@@ -256,3 +256,26 @@ async def test_N4_a_cancelled_turn_still_tells(puppets: Puppets, tmp_path: Path,
         responses = await turn.run([call("nothing")])
         assert responses[0].result == "Tool execution cancelled."
         assert told(responses) == [DONE]
+
+
+@pytest.mark.parametrize("carrier", ["message", "response"])
+async def test_N3_whoever_is_cancelled_while_news_is_on_its_way_loses_none(clock: VirtualClock, carrier: str) -> None:
+    """The commit that delivers it is being written, and then nobody takes it."""
+    store = HeldStore()
+    async with Runtime([nothing], clock=clock, store=store) as rt, rt.turn("main") as turn:
+        await rt.notify("a.b", "info", "x", conversation="main")
+        store.on_hold = True
+        taking = asyncio.create_task(_take(turn, carrier))
+        while not any(isinstance(op, Delivered | Responded) for ops, _ in store.held for op in ops):
+            store.release(1)
+            await asyncio.sleep(0)
+        taking.cancel()
+        await asyncio.sleep(0)
+        store.on_hold = False
+        store.release()
+        await asyncio.gather(taking, return_exceptions=True)
+        assert [*await message(turn), *await heard(turn)] == [("a.b", "x")]
+
+
+async def _take(turn: Turn, carrier: str) -> None:
+    await (message(turn) if carrier == "message" else heard(turn))

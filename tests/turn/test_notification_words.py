@@ -12,6 +12,7 @@ from holdfast import HoldfastError, NotificationPolicy, Question, Runtime, ToolE
 from holdfast.turn.notifications import Notification, notification_block
 
 both = pytest.mark.parametrize("store", STORES)
+bug = pytest.mark.xfail(reason="bug")
 FAILED = ("tool.failed", "`a` (work) failed: no luck")
 
 
@@ -123,3 +124,32 @@ async def test_N1_a_program_tells_what_it_likes_and_a_long_message_is_cut(tmp_pa
         (notification,) = response.notifications
         assert (notification.kind, notification.level) == ("deploy.finished", "warning")
         assert notification.message.startswith("ééé") and len(notification.message) < 4100
+
+
+@bug
+@pytest.mark.parametrize("message", [None, 3, b"x", ["x"]])
+async def test_N1_a_message_is_text(message: object) -> None:
+    async with Runtime([]) as rt:
+        with pytest.raises(HoldfastError) as caught:
+            await rt.notify("a.b", "info", message, conversation="main")  # type: ignore[arg-type]
+        assert caught.value.code == "invalid_arguments"
+
+
+@bug
+@both
+@pytest.mark.parametrize("end", ["fails", "asks"])
+async def test_K4_what_a_tool_says_is_told_as_text(puppets: Puppets, tmp_path: Path, store: str, end: str) -> None:
+    """As a reply would show it: no control sequences, and nothing that cannot be sent."""
+    wild = "\x1b[31mred\x1b[0m \x07\ud800"
+    work = puppets.tool(actions=TALKING)
+    async with Runtime([work, nothing], store=store_url(store, tmp_path)) as rt, rt.turn("main") as turn:
+        await heard(turn, start("a"))
+        if end == "fails":
+            puppets.fails("a", ToolError(wild))
+            await over(rt, "a")
+        else:
+            puppets.asks("a", Question(id="wild", text=wild))
+            await in_state(rt, "a", "waiting")
+        ((_, message),) = await heard(turn)
+        assert "red" in message and "\x1b" not in message and "\x07" not in message
+        message.encode()

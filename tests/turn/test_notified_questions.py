@@ -11,7 +11,6 @@ from holdfast import Error, Question, QuestionPolicy, Runtime
 from holdfast.turn.notifications import Notification
 
 both = pytest.mark.parametrize("store", STORES)
-bug = pytest.mark.xfail(reason="bug")
 DONE = ("tool.stopped", "`a` (work) stopped.")
 
 
@@ -80,7 +79,7 @@ async def test_N3_a_question_shown_takes_back_only_the_question(puppets: Puppets
 
 
 @both
-@pytest.mark.parametrize("id", ["really", pytest.param("sure", marks=bug)])
+@pytest.mark.parametrize("id", ["really", "sure"])
 async def test_N3_the_next_question_is_news_although_the_one_before_was_shown(
     puppets: Puppets, tmp_path: Path, store: str, id: str
 ) -> None:

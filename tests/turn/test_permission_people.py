@@ -173,7 +173,6 @@ async def test_P3_what_is_not_approved_never_runs(
     assert ran == []
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_P3_a_decision_that_is_none_of_permission_is_no_skip_by_the_user(clock: VirtualClock) -> None:
     async with attended(clock, [work], person=Person(Said(True))) as (_, turn):
         (response,) = await turn.run([call("work")])
@@ -204,7 +203,6 @@ async def test_P5_what_is_remembered_covers_the_tool_until_the_turn_ends(clock: 
         assert len(person.seen) == 3
 
 
-@pytest.mark.xfail(reason="bug")
 @pytest.mark.parametrize("yes", [True, False])
 async def test_P5_a_remembered_decision_is_that_of_prompts_that_wait_for_their_turn(
     clock: VirtualClock, yes: bool
@@ -220,7 +218,6 @@ async def test_P5_a_remembered_decision_is_that_of_prompts_that_wait_for_their_t
         )
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_P5_a_yes_after_a_mistake_is_remembered_too(clock: VirtualClock) -> None:
     person = Person()
     async with attended(clock, [work], person=person) as (_, turn):
@@ -235,6 +232,15 @@ async def test_P5_a_yes_after_a_mistake_is_remembered_too(clock: VirtualClock) -
         assert await texts(turn, call("work")) == ["did a"]
 
 
+@pytest.mark.xfail(reason="bug")
+async def test_P5_a_yes_to_what_cannot_run_is_not_a_yes_to_what_the_assistant_wanted(clock: VirtualClock) -> None:
+    """The person has edited wrongly and says yes to that, for the whole turn: the call they changed must not run."""
+    person = Person(Edited({"path": 5}), Approved(remember=True), Denied("never mind"))
+    async with attended(clock, [work], person=person) as (_, turn):
+        assert await texts(turn, call("work", path="theirs")) == ["Tool skipped by user: never mind"]
+    assert ran == [] and len(person.seen) == 3
+
+
 # Editing (P5)
 
 
@@ -242,7 +248,7 @@ async def test_P5_a_yes_after_a_mistake_is_remembered_too(clock: VirtualClock) -
 async def test_P5_edited_arguments_are_what_runs_and_what_is_recorded(clock: VirtualClock, mode: Any) -> None:
     person = Person(Edited({"path": "mine"}), Edited({"path": "mine too", "n": 3}))
     async with attended(clock, [replace(work, run=mode)], person=person) as (rt, turn):
-        one_shot, spawned = await turn.run([holdfast.ToolCall("c1", "work", {"path": "x"}), spawn("work", "w", n=9)])
+        one_shot, _ = await turn.run([holdfast.ToolCall("c1", "work", {"path": "x"}), spawn("work", "w", n=9)])
         assert one_shot.result == "did mine"
         await reply(turn, wait_all("w"))
         assert ran == ["mine", "mine too"]
@@ -272,7 +278,7 @@ async def test_P5_edited_arguments_are_checked_like_the_assistants_own(
     clock: VirtualClock, stateful: bool, edited: Any, problem: str
 ) -> None:
     person = Person(Edited(edited), Edited({"path": "right"}))
-    async with attended(clock, [work], person=person) as (rt, turn):
+    async with attended(clock, [work], person=person) as (_, turn):
         await turn.run([spawn("work", "w") if stateful else call("work"), *([wait_all("w")] if stateful else [])])
         assert ran == ["right"]
         first, second = person.seen
@@ -308,8 +314,7 @@ async def test_P5_after_a_mistake_the_person_may_say_anything(clock: VirtualCloc
         assert await texts(turn, call("work", path="x")) == [then]
 
 
-@pytest.mark.xfail(reason="bug")
-@pytest.mark.parametrize("edited", [{"path": object()}, {"n": {1, 2}}, {1: "x", "path": "y"}, {"path": b"\xff"}])
+@pytest.mark.parametrize("edited", [{"path": object()}, {1: "x", "path": "y"}, {"n": [{"deep": object()}]}])
 async def test_P5_what_is_edited_and_is_not_json_is_asked_again(clock: VirtualClock, edited: Any) -> None:
     """Nothing a prompter returns may leave the call without its answer."""
 
@@ -327,7 +332,6 @@ async def test_P5_what_is_edited_and_is_not_json_is_asked_again(clock: VirtualCl
         assert response.result == "took it" and len(person.seen) == 2
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_P5_K6_edited_arguments_are_held_to_the_same_limits(clock: VirtualClock) -> None:
     person = Person(Edited({"path": "x" * 2**20}), Edited({"path": "short"}))
     async with attended(clock, [work], person=person) as (_, turn):
@@ -343,7 +347,6 @@ async def test_P5_an_edited_apply_is_what_is_sent(clock: VirtualClock) -> None:
         assert isinstance(prompt, RunTool) and prompt.edit and prompt.arguments == {"input": "worse"}
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_P5_an_edited_apply_that_cannot_be_sent_is_answered(clock: VirtualClock) -> None:
     person = Person(Approved(), Edited({"input": object()}), Edited({"input": "x"}))
     async with attended(clock, [replace(work, run_actions={"apply": "edit"})], person=person) as (_, turn):
@@ -359,7 +362,7 @@ async def test_P5_an_edited_apply_that_cannot_be_sent_is_answered(clock: Virtual
 async def test_P5_an_approval_is_for_these_arguments(clock: VirtualClock) -> None:
     """They change under the prompt: the person is shown what they are now."""
     person = Person()
-    async with attended(clock, [work], person=person) as (rt, turn):
+    async with attended(clock, [work], person=person) as (_, turn):
         batch = asyncio.create_task(turn.run([holdfast.ToolCall("c1", "work", {"path": "x"})]))
         prompt = await person.sees()
         prompt.arguments["path"] = "/etc/passwd"

@@ -1,4 +1,4 @@
-"""Prompts: one at a time, first come first served; what is said to them, remembered, withdrawn, or wrong (Q5, Q7, Q8)."""
+"""Prompts: one at a time, first come first served; what is said to them, remembered, withdrawn, wrong (Q5, Q7)."""
 
 import asyncio
 import logging
@@ -229,7 +229,6 @@ async def test_Q7_a_prompter_that_fails_ends_the_handle_and_says_why(
             assert second.result == "b=True"  # the next prompt is shown all the same
 
 
-@pytest.mark.xfail(reason="bug")
 @pytest.mark.parametrize("said", [Approved(), Denied("no"), Denied(), Edited({"value": True})])
 async def test_Q7_a_decision_that_is_no_answer_is_not_called_what_it_was_not(clock: VirtualClock, said: Any) -> None:
     """A person who was asked a question and "denied" it has not cancelled it, nor has the prompt failed with `no`."""
@@ -293,7 +292,6 @@ async def test_Q5_a_remembered_answer_that_does_not_fit_another_question_of_that
         assert await texts(turn, call("asks", kind="Text")) == ["q=words"]
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_Q5_Q2_a_remembered_answer_is_given_to_those_who_wait_for_their_prompt(clock: VirtualClock) -> None:
     """Three ask the same and the person says: yes, from now on."""
     person = Person()
@@ -305,7 +303,6 @@ async def test_Q5_Q2_a_remembered_answer_is_given_to_those_who_wait_for_their_pr
         assert [response.result for response in await batch] == ["q=True"] * 3
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_Q5_only_a_boolean_is_remembered(clock: VirtualClock) -> None:
     """A prompter that remembers what it was told not to: `may_remember` was false."""
     person = Person(Said("first", remember=True), Said("second"))
@@ -315,7 +312,6 @@ async def test_Q5_only_a_boolean_is_remembered(clock: VirtualClock) -> None:
         assert await texts(turn, call("asks", kind="Text")) == ["q=second"]
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_Q5_what_is_said_after_the_turn_is_not_remembered_for_the_next(clock: VirtualClock) -> None:
     """The question of a handle that is kept: its prompt is answered between two turns."""
     person = Person()
@@ -347,84 +343,6 @@ async def test_Q4_a_secret_is_asked_of_a_person_only_and_every_time(clock: Virtu
         assert (await reply(turn, wait_all("a")))["completed"][0]["result"] == "q=hush2"
         assert model.seen == []
         assert all(isinstance(prompt, AskQuestion) and not prompt.may_remember for prompt in person.seen)
-
-
-# ask_user (Q8)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "answer_type", "default", "said", "result"),
-    [
-        ({}, "Text", None, "Ann", "Ann"),
-        ({"answer_type": "text", "default": "Bob"}, "Text", "Bob", "Ann", "Ann"),
-        ({"answer_type": "boolean", "default": True}, "Boolean", True, False, "false"),
-        ({"answer_type": "select", "options": ["a", "b"], "default": "b"}, {"Select": {"options": ["a", "b"]}}, "b", "a", "a"),
-        ({"options": ["a", "b"]}, {"Select": {"options": ["a", "b"]}}, None, "b", "b"),
-    ],
-)  # fmt: skip
-async def test_Q8_ask_user_asks_the_person(
-    clock: VirtualClock, arguments: dict[str, Any], answer_type: Any, default: Any, said: Any, result: str
-) -> None:
-    person = Person(Said(said))
-    async with attended(clock, [asks], person=person, model=Model()) as (rt, turn):
-        assert "ask_user" in [tool["name"] for tool in rt.tools()]
-        (response,) = await turn.run([call("ask_user", question="Who?", context="Because.", **arguments)])
-        assert response.result == result
-        (prompt,) = person.seen
-        assert isinstance(prompt, AskQuestion) and not prompt.may_remember
-        asked = prompt.question
-        assert (asked.text, asked.pre_amble, asked.answer_type, asked.default) == (
-            "Who?",
-            "Because.",
-            answer_type,
-            default,
-        )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"answer_type": "select"}, "`options`"),
-        ({"answer_type": "boolean", "options": ["a"]}, "`options`"),
-        ({"answer_type": "boolean", "default": "yes"}, "`default`"),
-        ({"options": ["a"], "default": "b"}, "`default`"),
-        ({"default": True}, "`default`"),
-        ({"options": []}, "options"),
-        ({"question": ""}, "question"),
-        ({"answer_type": "number"}, "answer_type"),
-    ],
-)
-async def test_Q8_a_wrong_question_is_refused_and_nobody_is_asked(
-    clock: VirtualClock, arguments: dict[str, Any], named: str
-) -> None:
-    person = Person()
-    async with attended(clock, [asks], person=person) as (_, turn):
-        (response,) = await turn.run([call("ask_user", **{"question": "Who?", **arguments})])
-        assert response.code == "invalid_arguments" and named in response.result
-        assert person.seen == []
-
-
-async def test_Q8_without_a_person_there_is_no_ask_user(clock: VirtualClock) -> None:
-    async with attended(clock, [asks], model=Model()) as (rt, turn):
-        assert "ask_user" not in [tool["name"] for tool in rt.tools()]
-        assert (await turn.run([call("ask_user", question="Who?")]))[0].code == "unknown_tool"
-
-
-async def test_Q8_every_question_of_ask_user_is_another_one(clock: VirtualClock) -> None:
-    person = Person(Said(True), Said(False))
-    async with attended(clock, [asks], person=person) as (_, turn):
-        ask = {"answer_type": "boolean"}
-        assert await texts(turn, call("ask_user", question="Red?", **ask)) == ["true"]
-        assert await texts(turn, call("ask_user", question="Green?", **ask)) == ["false"]
-
-
-@pytest.mark.xfail(reason="bug")
-async def test_Q8_nothing_is_remembered_of_ask_user_whatever_the_prompter_says(clock: VirtualClock) -> None:
-    person = Person(Said(True, remember=True), Said(False))
-    async with attended(clock, [asks], person=person) as (_, turn):
-        ask = {"answer_type": "boolean"}
-        assert await texts(turn, call("ask_user", question="Delete a?", **ask)) == ["true"]
-        assert await texts(turn, call("ask_user", question="Delete b?", **ask)) == ["false"]
 
 
 # How many (K6)

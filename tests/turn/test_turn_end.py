@@ -231,7 +231,6 @@ async def test_A6_one_that_comes_to_wait_for_the_caller_is_awaited_no_longer(clo
         assert entry["ended_by"] == "turn_end" and clock.now() - begun < 20
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_T4_the_end_of_a_turn_compares_no_handle_with_every_other_when_it_asks(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

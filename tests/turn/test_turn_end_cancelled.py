@@ -19,7 +19,6 @@ from holdfast.tools.base import OnTurnEnd
 from holdfast.turn.inquiry import Inquiry
 
 both = pytest.mark.parametrize("store", STORES)
-bug = pytest.mark.xfail(reason="bug")
 
 
 @pytest.fixture
@@ -99,7 +98,6 @@ async def test_T5_cancelled_while_it_waits(clock: VirtualClock) -> None:
         assert [each["result"] for each in ending.results] == ["done", "Aborted: the turn was cancelled."]
 
 
-@bug
 async def test_T5_cancelled_while_it_waits_for_what_the_assistant_chose(clock: VirtualClock) -> None:
     """Nobody speaks again in a cancelled turn."""
     async with Runtime([work, nothing], clock=clock, inquiry=Assistant("wait")) as rt, rt.turn("main") as turn:
@@ -111,6 +109,24 @@ async def test_T5_cancelled_while_it_waits_for_what_the_assistant_chose(clock: V
         assert ending.results[0]["ended_by"] == "cancel"
         assert not ending.again and ending.message == ""
         assert turn.ending == ending
+
+
+@pytest.mark.parametrize("when", ["before", pytest.param("during", marks=pytest.mark.xfail(reason="bug"))])
+async def test_T5_parked_calls_of_a_cancelled_turn_are_cancelled_whenever_that_was(
+    clock: VirtualClock, when: str
+) -> None:
+    async with Runtime([policy("await"), approval([])], clock=clock) as rt:
+        async with rt.turn("main") as turn:
+            await turn.run([spawn("awaits", "w"), spawn("approve", "a")])
+            await clock.advance(1)
+            assert (await rt.handle("a", conversation="main")).parked
+            if when == "before":
+                turn.cancel()
+            ends = asyncio.create_task(turn.end())
+            await clock.advance(10)
+            turn.cancel()
+            await ends
+        assert await fates(rt) == {"w": "cancel", "a": "cancel"}
 
 
 async def test_T5_cancelled_after_it_may_speak_again_the_next_end_asks_nobody(clock: VirtualClock) -> None:
@@ -173,7 +189,6 @@ async def test_T5_leaving_the_block_is_cancelled(puppets: Puppets, tmp_path: Pat
             pass
 
 
-@bug
 @both
 async def test_T3_results_are_news_if_whoever_ends_the_turn_is_cancelled(
     puppets: Puppets, tmp_path: Path, store: str
@@ -246,7 +261,6 @@ async def test_T5_a_turn_that_was_never_entered_ends_without_a_word(clock: Virtu
 # Closing the runtime while a turn ends
 
 
-@bug
 @both
 @pytest.mark.parametrize("when", ["asked", "awaited"])
 async def test_R6_closing_the_runtime_ends_the_end(puppets: Puppets, tmp_path: Path, store: str, when: str) -> None:

@@ -54,7 +54,6 @@ async def test_T1_a_replay_call_that_works_is_not_kept(clock: VirtualClock) -> N
         assert await ended(rt) == {"t": ("stopped", "turn_end")}
 
 
-@pytest.mark.xfail(reason="bug")
 @pytest.mark.parametrize("policy", ["await", "inquire"])
 async def test_T4_a_call_that_parks_while_its_turn_ends_stays(clock: VirtualClock, policy: OnTurnEnd) -> None:
     """Parked calls are not live. Nobody has to wait for this one any more, and nobody may end it."""

@@ -16,7 +16,6 @@ from holdfast import Key, NotificationPolicy, Pending, Runtime, Tool, ToolError
 from holdfast.store.rows import Carrier
 
 both = pytest.mark.parametrize("store", STORES)
-bug = pytest.mark.xfail(reason="bug")
 SILENT = NotificationPolicy(on_success=False, on_failure=False, on_waiting=False)
 
 
@@ -77,10 +76,27 @@ async def test_T2_what_the_assistant_chose_to_wait_for_is_told_as_well(
 
 
 @both
-async def test_T2_whoever_ends_the_turn_has_the_results_and_they_are_no_news(
+async def test_T2_what_the_next_word_answers_is_no_news(puppets: Puppets, tmp_path: Path, store: str) -> None:
+    """The message holds it, and the assistant speaks again."""
+    url, assistant = store_url(store, tmp_path), Assistant("wait")
+    async with Runtime([puppets.tool(), nothing], store=url, inquiry=assistant) as rt:
+        async with rt.turn("main") as turn:
+            await heard(turn, start("a"))
+            ends = asyncio.create_task(turn.end())
+            await waited_for(rt, "a")
+            puppets.ends("a", "the end")
+            ending = await ends
+            assert ending.again and "the end" in ending.message
+            assert await heard(turn) == []
+            assert not (await turn.end()).again
+        assert await next_turn(rt) == []
+
+
+@both
+async def test_T3_without_another_word_results_are_news_also_if_the_program_has_them(
     puppets: Puppets, tmp_path: Path, store: str
 ) -> None:
-    work = puppets.tool(on_turn_end="await")
+    work = puppets.tool(on_turn_end="await", notifications=SILENT)
     async with Runtime([work, nothing], store=store_url(store, tmp_path)) as rt:
         async with rt.turn("main") as turn:
             await heard(turn, start("a"), start("b"))
@@ -88,8 +104,27 @@ async def test_T2_whoever_ends_the_turn_has_the_results_and_they_are_no_news(
             await waited_for(rt, "a", "b")
             puppets.ends("a")
             puppets.fails("b")
-            assert [each["result"] for each in (await ends).results] == ["done", "no luck"]
-        assert await next_turn(rt) == []
+            ending = await ends
+            assert [each["result"] for each in ending.results] == ["done", "no luck"] and not ending.again
+        assert await next_turn(rt) == [
+            ("tool.stopped", "`a` (work) stopped: done"),
+            ("tool.failed", "`b` (work) failed: no luck"),
+        ]
+
+
+@both
+async def test_T2_the_results_of_the_last_round_are_news(puppets: Puppets, tmp_path: Path, store: str) -> None:
+    """Three times it chose to wait; the third time it may not speak again."""
+    url, assistant = store_url(store, tmp_path), Assistant("wait")
+    async with Runtime([puppets.tool(notifications=SILENT), nothing], store=url, inquiry=assistant) as rt:
+        async with rt.turn("main") as turn:
+            for who in ("a", "b", "c"):
+                assert await heard(turn, start(who)) == []
+                ends = asyncio.create_task(turn.end())
+                await waited_for(rt, who)
+                puppets.ends(who)
+                assert (await ends).again == (who != "c")
+        assert await next_turn(rt) == [("tool.stopped", "`c` (work) stopped: done")]
 
 
 @both
@@ -105,7 +140,10 @@ async def test_N3_what_stopped_before_the_end_of_its_turn_stays_news(
             await over(rt, "a")
             ending = await turn.end()
             assert [each["id"] for each in ending.results] == ["b"]
-        assert await next_turn(rt) == [("tool.stopped", "`a` (work) stopped.")]
+        assert await next_turn(rt) == [
+            ("tool.stopped", "`a` (work) stopped."),
+            ("tool.stopped", "`b` (work) stopped: Aborted at the end of the turn."),
+        ]
 
 
 @both
@@ -131,6 +169,17 @@ async def test_T3_what_was_aborted_is_told_once(puppets: Puppets, tmp_path: Path
     async with Runtime([work, nothing], store=store_url(store, tmp_path)) as rt:
         await left(rt, "a")
         assert await next_turn(rt) == [("tool.stopped", "`a` (work) stopped: Aborted at the end of the turn.")]
+        assert await next_turn(rt) == []
+
+
+@both
+async def test_N2_what_was_aborted_by_its_policy_is_told_only_if_its_tool_wants_that(
+    puppets: Puppets, tmp_path: Path, store: str
+) -> None:
+    """Nothing is owed for it: nobody has waited."""
+    work = puppets.tool(on_turn_end="abort", notifications=SILENT)
+    async with Runtime([work, nothing], store=store_url(store, tmp_path)) as rt:
+        await left(rt, "a")
         assert await next_turn(rt) == []
 
 
@@ -160,12 +209,11 @@ async def test_O2_a_long_result_is_cut_to_the_models_view(puppets: Puppets) -> N
         assert all(len(message) < 20_000 for _, message in told)
 
 
-async def test_T2_why_handles_were_aborted_is_told_beside_the_results(puppets: Puppets) -> None:
+async def test_T2_that_nobody_could_be_asked_is_told_in_place_of_the_ends(puppets: Puppets) -> None:
     async with Runtime([puppets.tool(), nothing]) as rt:
-        await left(rt, "a")
-        told = await next_turn(rt)
-        assert [kind for kind, _ in told] == ["tool.stopped", "turn.aborted"]
-        assert "`a`" in told[1][1] and "no model to ask" in told[1][1]
+        await left(rt, "a", "b")
+        ((kind, message),) = await next_turn(rt)
+        assert kind == "turn.aborted" and "`a`, `b`" in message and "to ask" in message
 
 
 # Parked calls
@@ -214,7 +262,6 @@ async def test_D9_a_parked_call_of_a_tool_that_wants_news_is_one_line_as_well(tm
         assert await next_turn(rt) == []
 
 
-@bug
 @both
 async def test_N4_a_parked_call_rides_only_on_what_its_tool_allows(tmp_path: Path, store: str) -> None:
     keys: list[Key] = []

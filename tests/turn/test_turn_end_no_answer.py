@@ -6,20 +6,12 @@ from typing import Any
 import pytest
 from tests.turn.assistant import Assistant, saying, silent, work
 from tests.turn.calls import spawn
-from tests.turn.puppets import STORES, Puppets, heard, nothing
+from tests.turn.puppets import heard, nothing
 
 from holdfast import Runtime, View
 from holdfast.testing import VirtualClock
 from holdfast.turn.budget import Projector
 from holdfast.turn.inquiry import Inquiry
-
-both = pytest.mark.parametrize("store", STORES)
-bug = pytest.mark.xfail(reason="bug")
-
-
-@pytest.fixture
-def puppets() -> Puppets:
-    return Puppets()
 
 
 def told_of(inquiry: Inquiry, **changed: Any) -> dict[str, Any]:
@@ -58,7 +50,6 @@ NONSENSE: dict[str, Any] = {
     "an error": _raises,
     "a cancellation of its own": _cancels,
 }
-BUGS = ("an id that is a list", "an id that is an object", "an empty list", "a cancellation of its own")
 
 
 def _endless() -> list[Any]:
@@ -67,7 +58,7 @@ def _endless() -> list[Any]:
     return loop
 
 
-@pytest.mark.parametrize("what", [pytest.param(what, marks=[bug] if what in BUGS else []) for what in NONSENSE])
+@pytest.mark.parametrize("what", NONSENSE)
 async def test_T2_nonsense_counts_as_abort_with_a_notification(clock: VirtualClock, what: str) -> None:
     async with Runtime([work, nothing], clock=clock, inquiry=saying(NONSENSE[what])) as rt:
         async with rt.turn("main") as turn:
@@ -121,7 +112,6 @@ async def test_T2_nobody_to_ask_counts_as_abort_with_a_notification(clock: Virtu
             assert [kind for kind, _ in await heard(turn)] == ["turn.aborted"]
 
 
-@bug
 async def test_T2_a_projector_that_cannot_show_the_output_does_not_keep_the_turn_from_ending(
     clock: VirtualClock,
 ) -> None:

@@ -37,7 +37,7 @@ def report(text: str) -> dict[str, Any]:
 def test_L1_a_good_configuration_is_ok_and_each_tool_has_a_line() -> None:
     result = run(LOCAL + "command = ['sh', '-c', 'true']\nspawn.stateful = true\n")
     config, tool, note, ok = result.output.splitlines()
-    assert "every call of `t` will be refused" in note
+    assert "every call of `t` needs permission, and is refused where no person is there" in note
     assert result.exit_code == 0
     assert (config, ok) == (str(Path.cwd() / "holdfast.toml"), "ok")
     assert tool.split()[:5] == ["t", "spawn", "fetch", "abort", "ask"]

@@ -108,7 +108,10 @@ def test_C6_text_is_sent_as_it_is_to_a_terminal_and_as_a_line_to_a_command() -> 
         ("spawn.stdin = true", 'spawn.stdin: has no meaning for source = "terminal": the terminal is the input'),
         ("function = 'a:b'", 'function: has no meaning for source = "terminal": '),
         ("env.TERM = 'dumb'", 'env.TERM: has no meaning for source = "terminal": the terminal is of the kind `term`'),
-        ("env.COLUMNS = '9'", 'env.COLUMNS: has no meaning for source = "terminal": the terminal tells its size itself'),
+        (
+            "env.COLUMNS = '9'",
+            'env.COLUMNS: has no meaning for source = "terminal": the terminal tells its size itself',
+        ),
         ("on_crash = 'external'", "on_crash: a command takes no completion key"),
         ("terminal.rows = 0", "terminal.rows: must be at least 1, not 0"),
         ("terminal.rows = 501", "terminal.rows: must be at most 500, not 501"),

@@ -62,14 +62,14 @@ def examine(path: Path | None) -> dict[str, Any]:
 
 
 def _refused(config: "Config", names: list[str]) -> list[str]:
-    """Tools that would ask for permission, of which nobody can give any yet (P2)."""
+    """Tools that ask for permission, which only a person can give (P2)."""
     tools = config.conversation.tools
     asking = [name for name in names if tools[name].run in ("ask", "edit") and tools[name].source != "builtin"]
     if not asking or config.conversation.detached == "auto":
         return []
     return [
-        f"every call of {', '.join(f'`{name}`' for name in asking)} will be refused: it needs permission and this "
-        'version asks nobody; set `run = "unattended"` for tools that may run'
+        f"every call of {', '.join(f'`{name}`' for name in asking)} needs permission, and is refused where no person "
+        'is there to be asked; set `run = "unattended"` for tools that may run'
     ]
 
 

@@ -9,8 +9,10 @@ does not take yet goes out through it: nothing here blocks, and no thread is nee
 import asyncio
 import codecs
 import contextlib
+import errno
 import os
 import re
+import shutil
 import signal
 import subprocess
 import termios
@@ -27,6 +29,8 @@ END_GRACE = 2.0
 """Seconds that a borrower has to end when the prompt is withdrawn."""
 
 _DEVICE = "/dev/tty"
+# The terminal is opened anew: our own descriptor does not block, which would surprise a program.
+_GATE = f'read -r _ && exec "$@" <{_DEVICE} >{_DEVICE} 2>&1'
 _PASTE, _PASTE_END = "\x1b[200~", "\x1b[201~"
 _PASTES_ON, _PASTES_OFF = "\x1b[?2004h", "\x1b[?2004l"
 _PLAIN_SCREEN = "\x1b[?1049l\x1b[?25h\x1b[0m"  # not the alternate one, with a cursor, without colours
@@ -297,6 +301,7 @@ class Tty:
         child = _started(argv)
         try:
             self._to_foreground(child.pid)
+            _let_go(child)
             with _never_stopped(child.pid):
                 await _ended(child)
         finally:
@@ -413,19 +418,24 @@ def _raw(modes: list[Any]) -> list[Any]:
 
 
 def _started(argv: Sequence[str]) -> "subprocess.Popen[bytes]":
-    theirs = os.open(_DEVICE, os.O_RDWR | os.O_NOCTTY)  # not ours, which does not block: that surprises programs
-    try:
-        return subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, process_group=0)
-    finally:
-        os.close(theirs)
+    """A program in a process group of its own. It begins when it is let go: once it is the foreground job."""
+    if shutil.which(argv[0]) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+    return subprocess.Popen(
+        ["/bin/sh", "-c", _GATE, "sh", *argv],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, bufsize=0, process_group=0,
+    )  # fmt: skip
+
+
+def _let_go(child: "subprocess.Popen[bytes]") -> None:
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError), child.stdin:
+        child.stdin.write(b"\n")
 
 
 @contextlib.contextmanager
 def _never_stopped(pid: int) -> Iterator[None]:
-    """Let a child go on whenever it is stopped: there is no shell that would continue it.
-
-    That happens by Ctrl-Z, and if it used the terminal before it was made the foreground job.
-    """
+    """Let a child go on whenever it is stopped, by Ctrl-Z say: there is no shell that would continue it."""
 
     def look() -> None:
         with contextlib.suppress(ChildProcessError):

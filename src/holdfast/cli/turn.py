@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
-from holdfast.cli.prompter import open_prompter
+from holdfast.cli.prompter import TerminalPrompter, open_prompter
 from holdfast.cli.store import store_of, store_option
 from holdfast.config import load_config, the_config
 from holdfast.runtime import Runtime
@@ -68,13 +68,15 @@ def turn(config: Path | None, store: str | None, conversation: str | None, resum
     # Not sys.stdin.buffer: the interpreter, when it ends, would want the lock that the reading thread still holds.
     source = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
     try:
-        sys.exit(asyncio.run(_run(runtime, conversation, source, resume=resume)))
+        sys.exit(asyncio.run(_run(runtime, conversation, source, prompter, resume=resume)))
     finally:
         if prompter is not None:
             prompter.close()
 
 
-async def _run(runtime: Runtime, conversation: str | None, source: BinaryIO, *, resume: bool) -> int:
+async def _run(
+    runtime: Runtime, conversation: str | None, source: BinaryIO, prompter: TerminalPrompter | None, *, resume: bool
+) -> int:
     loop = asyncio.get_running_loop()
     lines = _Lines(source, runtime.limits.line_bytes)
     stopped: list[int] = []
@@ -87,6 +89,8 @@ async def _run(runtime: Runtime, conversation: str | None, source: BinaryIO, *, 
                 turn.cancel()
                 lines.end()
             else:  # nobody is waited for: the guard ends what is left
+                if prompter is not None:
+                    prompter.close()  # the terminal is left as it was found
                 os._exit(128 + number)
 
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -62,7 +62,15 @@ def answer_fits(question: Question, answer: Any) -> bool:
     """Whether the answer is of the question's type. Nothing is converted: `"yes"` is not `true`."""
     if question.answer_type == "Boolean":
         return isinstance(answer, bool)
-    if not isinstance(answer, str):
+    if not isinstance(answer, str) or not _is_text(answer):
         return False
     options = select_options(question)
     return options is None or answer in options
+
+
+def _is_text(answer: str) -> bool:
+    try:
+        answer.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: no store keeps it, no program reads it
+        return False
+    return True

@@ -291,6 +291,7 @@ class Registry(Cache):
         if handle.output is not None:
             handle.output.discard()
             handle.output = None
+            self.output_of(handle)  # an empty one, which takes the place of what may be stored already
 
     def released(self, handle: Handle) -> None:
         """Nothing of a lingering handle runs any more."""

@@ -2,7 +2,7 @@
 
 `render` promises: it never raises; it takes time in proportion to the data, whatever is in it; of the characters that
 control something only newlines and tabs remain; and the text is no longer than the data (a bad byte counts as the three
-of its replacement).
+of its replacement), for which blanks that a moving cursor leaves may have to be fewer.
 
 On paper there is no way up. The cursor moves within its row: what is printed over something replaces it, what is erased
 is gone, so a progress bar ends as its last state and an edited command line as it was sent. Whatever else a sequence
@@ -41,11 +41,11 @@ def render(data: bytes, before: bytes = b"", cols: int = WIDTH) -> str:
 
     `before` is what was printed before: a sequence may have begun there, or the alternate screen.
     """
-    text = data.decode("utf-8", "replace")
-    text = text.replace("\r\n", "\n")
+    text = data.decode("utf-8", "replace").replace("\r\n", "\n")
     if "\r\n" in text:
         text = _LINE_END.sub("\n", text)
-    start, hidden = _begun(before, text), on_alternate(before)
+    start = _begun(before, text)
+    hidden = on_alternate(before + data[:start] if start else before)
     if start == 0 and not hidden and not has_controls(text):
         return text
     return _Paper(max(1, min(cols, WIDTH))).print(text, start, hidden)

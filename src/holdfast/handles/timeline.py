@@ -1,9 +1,9 @@
 """When what was printed: the times behind an output, so that a session can be shown again as it went.
 
 A `Timeline` promises: noting is cheap enough to be done for every piece; at most `MARKS` are kept, however long the
-session; what was printed is never shown later than it was, and no earlier than `interval` seconds. That is 10 ms until
-there are too many marks. Then it is doubled, until half of them can be dropped: those of busy stretches, because marks
-further apart than the interval stay.
+session; what was printed is never shown later than it was, nor earlier by more than twice the `interval`. That is 10 ms
+until there are too many marks. Then it is doubled, until half of them can be dropped: those of busy stretches, because
+marks further apart than the interval stay.
 
 It knows offsets and times, no bytes: those are the output's. A time of day that is set back counts as no time passed.
 """

@@ -29,7 +29,8 @@ class TurnBegan(msgspec.Struct, frozen=True):
     """A conversation has a turn of ours. Refused with `turn_open` unless its open turn is `was` (None: there is none)
     and, where it is given, that of `was_owner`: of two who resume a turn at once, one is first.
 
-    If `was` is not this very turn, it is over: its open batch will never be answered.
+    If `was` is not this very turn, it is over: its open batch will never be answered. News that it was handed last,
+    with nothing since to show that it arrived, is queued again (N3), unless `answers` gives it to whoever resumes it.
     """
 
     conversation: str
@@ -69,11 +70,12 @@ class Changed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rewritten(msgspec.Struct, frozen=True):
-    """A person edited what runs (P5): these are the call's arguments from now on."""
+    """A person edited what runs (P5): these are the call's arguments, and what they need, from now on."""
 
     uid: str
     fence: int
     arguments: dict[str, Any]
+    resources: tuple[str, ...] = ()
 
 
 class Claimed(msgspec.Struct, frozen=True):

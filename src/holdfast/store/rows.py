@@ -136,6 +136,19 @@ class Opened(msgspec.Struct, frozen=True):
     """Of each call its id, its tool's name, its arguments as given, and the uid of the handle it makes, if any."""
 
 
+class News(msgspec.Struct, frozen=True, gc=False):
+    """A queued notification. The line that says how many were dropped has number 0, so that it comes first (N6)."""
+
+    number: int
+    conversation: str
+    kind: str
+    level: Level
+    message: str
+    at: float
+    uid: str | None = None
+    carriers: tuple[Carrier, ...] = CARRIERS
+
+
 class OpenTurn(msgspec.Struct, frozen=True):
     """A turn that has not ended, and its unanswered batch, if it has one."""
 
@@ -144,6 +157,9 @@ class OpenTurn(msgspec.Struct, frozen=True):
     batches: int
     """How many it has had."""
     batch: Opened | None = None
+    carried: tuple[News, ...] = ()
+    """News that was handed out last, with nothing since to show that it arrived (N3)."""
+    carried_by: Carrier | None = None
 
     def waits_for(self, record: Record) -> bool:
         """Whether the call is of the batch that was never answered (B9)."""
@@ -170,19 +186,6 @@ class Notice(msgspec.Struct, frozen=True, gc=False):
     kind: str
     level: Level
     message: str
-    carriers: tuple[Carrier, ...] = CARRIERS
-
-
-class News(msgspec.Struct, frozen=True, gc=False):
-    """A queued notification. The line that says how many were dropped has number 0, so that it comes first (N6)."""
-
-    number: int
-    conversation: str
-    kind: str
-    level: Level
-    message: str
-    at: float
-    uid: str | None = None
     carriers: tuple[Carrier, ...] = CARRIERS
 
 

@@ -6,6 +6,7 @@ is how everyone else ends a call: `end` says why, the runtime does it, and the e
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ from holdfast.tools.patience import Patience
 
 _log = logging.getLogger("holdfast.tools")
 
+_CONTENT_SECS = 1.0
 FORCE_SECS = 3.0
 """How long after its grace a call may still take to end before it is left to linger."""
 
@@ -58,8 +60,8 @@ class Run(Attempts):
     """One call from its start to the last trace of it."""
 
     __slots__ = (
-        "_answer_to", "_around", "_began", "_gone", "_last_output", "_open", "_parking", "_patience",
-        "_probe_timer", "_record", "_released", "_tells_content", "delivering", "listeners", "questions",
+        "_answer_to", "_around", "_began", "_content_from", "_gone", "_last_output", "_open", "_parking",
+        "_patience", "_probe_timer", "_record", "_released", "delivering", "listeners", "questions",
     )  # fmt: skip
 
     def __init__(self, registry: Registry, handle: Handle, around: Surroundings) -> None:
@@ -81,8 +83,8 @@ class Run(Attempts):
         self._patience: Patience | None = None
         """The timeout of this attempt."""
         self._began = 0.0
-        self._tells_content = handle.stateful and handle.tool.spawn.notifications.on_content
-        """Its next output is news (N2)."""
+        self._content_from = 0.0 if handle.stateful and handle.tool.spawn.notifications.on_content else math.inf
+        """From this time of day on its next output is news (N2)."""
         self._probe_timer: asyncio.TimerHandle | None = None
         self._last_output = 0.0
         self.listeners: list[Callable[[], None]] = []
@@ -145,7 +147,7 @@ class Run(Attempts):
         output.append(data)
         if output.timeline is not None:
             output.timeline.note(output.total, self.registry.clock.now())
-        if self._tells_content:
+        if self._content_from != math.inf:
             self._tell_content()
         for listener in tuple(self.listeners):
             listener()
@@ -464,30 +466,26 @@ class Run(Attempts):
         self.probe_when_quiet()
 
     def _tell_content(self) -> None:
-        """N6: one line until it is shown or delivered, however much comes."""
-        self._tells_content = False
-        handle = self.handle
+        """N6: one line until it is shown or delivered, however much comes. The store keeps one for each handle; after a
+        second it is told again, as another process may have shown or delivered it."""
+        handle, now = self.handle, self.registry.clock.now()
+        if now < self._content_from:
+            return
+        self._content_from = now + _CONTENT_SECS
         news = content_notice(handle.id, handle.tool)
-        op = Notified(
-            handle.conversation,
-            news.kind,
-            news.level,
-            news.message,
-            self.registry.clock.now(),
-            handle.uid,
-            news.carriers,
-        )
+        op = Notified(handle.conversation, news.kind, news.level, news.message, now, handle.uid, news.carriers)
         self.registry.store.commit((op,), lambda _: None, lambda _: None, keep=True)
 
     def content_was_told(self) -> None:
         """The news of it was delivered: more is news again."""
-        self._tells_content = self.handle.tool.spawn.notifications.on_content
+        if self._content_from != math.inf:
+            self._content_from = 0.0
 
     def content_was_shown(self) -> None:
         """What it printed was shown, up to the cursor: more is news again, also what has come since."""
         self.content_was_told()
         output = self.handle.output
-        if self._tells_content and output is not None and output.total > self.handle.cursor:
+        if self._content_from != math.inf and output is not None and output.total > self.handle.cursor:
             self._tell_content()
 
 

@@ -71,7 +71,7 @@ class Session:
         self._on_leader_end = on_leader_end
         self._asks = asks
         self._others = others
-        self._groups = {pid}  # those of its process groups that were asked to end, or may be, and may have members
+        self._groups = {pid}  # the process groups that an end is asked of, as long as they may have members
         self._force: asyncio.TimerHandle | None = None  # set by the first `end`
         self._forced = False
         self._then: Callable[[], None] | None = None

@@ -36,7 +36,7 @@ class Toolbox:
             wrong_name = name_problem(tool.name)
             if wrong_name:
                 raise ConfigError([f"tool `{tool.name[:100]}`: {wrong_name}"])
-            check_parameters(tool.name, tool.parameters, tool.actions)
+            check_parameters(tool.name, tool.parameters, tool.actions, tool.action_parameters)
             self._tools[tool.name] = tool
             if tool.resources:
                 where = f"resources of tool `{tool.name}`"

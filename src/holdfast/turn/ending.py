@@ -11,6 +11,7 @@ again; otherwise they are queued as news.
 import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -45,6 +46,22 @@ class Ending(msgspec.Struct, frozen=True):
     """Why handles were aborted that the assistant should have been asked about, in a sentence."""
 
 
+@dataclass
+class _Answer:
+    """What the assistant said of the handles it was asked about."""
+
+    wait: list[Handle] = field(default_factory=list)
+    abort: list[Handle] = field(default_factory=list)
+    unsaid: list[Handle] = field(default_factory=list)
+    """It said nothing usable of these, so they were aborted."""
+    why: str = ""
+
+    def sentence(self) -> str:
+        """Why handles were aborted that the assistant should have decided about; empty if none were."""
+        ids = ", ".join(f"`{handle.id}`" for handle in self.unsaid)
+        return f"Aborted at the end of the turn: {ids}; {self.why}." if ids else ""
+
+
 class Ender:
     """Ends one turn, in one round or several."""
 
@@ -59,6 +76,10 @@ class Ender:
         """The turn was cancelled while it ended."""
         self.over: list[Handle] = []
         """Those that the last round has seen stop."""
+        self.told: list[Handle] = []
+        """Those whose abort the assistant knows of: it chose that, or `Ending.aborted` names them."""
+        self.owed: dict[Handle, dict[str, Any]] = {}
+        """Those of them that it has waited for, and what a model is shown of each (T3)."""
 
     async def round(self, conversation: str, turn: str, *, cancelled: bool, may_speak: bool) -> Ending:
         """Apply each live handle's policy and wait until what must end has ended, one-shot calls included (T4).
@@ -77,11 +98,14 @@ class Ender:
         asked = dict.fromkeys(
             h for h in live if not cancelled and h not in kept and _policy(h) == "inquire" and not h.blocked_on_caller()
         )
+        unasked = list(asked) if not self._inquiries.here else []
+        if unasked:
+            asked = {}
         at_once = [handle for handle in every if handle not in kept and handle not in waited and handle not in asked]
         self._end(at_once, "cancel" if cancelled else "turn_end")
         over = [handle for handle in live if handle not in kept]
         try:
-            why, chosen = await self._wait_and_ask(conversation, turn, list(waited), list(asked))
+            answer = await self._wait_and_ask(conversation, turn, list(waited), list(asked))
         except asyncio.CancelledError:  # T5: from now on nobody is waited for
             if not self._registry.closing:  # else whoever closes ends them, or lets go of them (R6)
                 self._end([*waited, *asked], "cancel")
@@ -90,30 +114,34 @@ class Ender:
         self.over = [handle for handle in over if not handle.active]  # one that has parked meanwhile stays (T4)
         results = self._replies.entries(self.over, "dispatch")
         model = self._replies.entries(self.over, "model")
-        again = may_speak and bool(chosen) and self._rounds < ROUNDS and not self._cut_short
+        if unasked:
+            answer = _Answer(unsaid=unasked, why="there is no assistant to ask about them")
+        awaited = {*waited, *answer.wait}
+        self.owed = {handle: shown for handle, shown in zip(self.over, model, strict=True) if handle in awaited}
+        self.told = [*answer.abort, *answer.unsaid]
+        again = may_speak and bool(answer.wait) and self._rounds < ROUNDS and not self._cut_short
         return Ending(
             results=tuple(results),
             kept=tuple(self._replies.entries(list(kept), "dispatch")),
             model=(*model, *self._replies.entries(list(kept), "model")),
             again=again,
             message=_message(model) if again else "",
-            aborted=why,
+            aborted=answer.sentence(),
         )
 
     async def _wait_and_ask(
         self, conversation: str, turn: str, waited: Sequence[Handle], asked: Sequence[Handle]
-    ) -> tuple[str, list[Handle]]:
-        """T3: what is awaited is waited for while the one inquiry runs. Why handles were aborted that should have been
-        asked about, if they were, and those that the assistant chose to wait for."""
+    ) -> "_Answer":
+        """T3: what is awaited is waited for while the one inquiry runs."""
         async with asyncio.TaskGroup() as group:
             for handle in waited:
                 group.create_task(self._wait(handle))
             answer = group.create_task(self._ask(conversation, turn, asked)) if asked else None
-        return answer.result() if answer is not None else ("", [])
+        return answer.result() if answer is not None else _Answer()
 
     # Asking the assistant (T2)
 
-    async def _ask(self, conversation: str, turn: str, asked: Sequence[Handle]) -> tuple[str, list[Handle]]:
+    async def _ask(self, conversation: str, turn: str, asked: Sequence[Handle]) -> "_Answer":
         self._asking = asyncio.ensure_future(self._inquire(conversation, turn, asked))
         why, actions = "the assistant's answer did not name them", dict[str, str]()
         try:
@@ -124,19 +152,20 @@ class Ender:
             if not self._asking.cancelled():
                 self._asking.cancel()
                 raise
-            why = ""  # the turn was cancelled meanwhile: they are being ended
+            return _Answer()  # the turn was cancelled meanwhile: they are being ended
         finally:
             self._asking = None
-        unsaid = [handle for handle in asked if handle.active and handle.id not in actions]
-        chosen = [handle for handle in asked if actions.get(handle.id) == "wait"]
-        aborted = [handle for handle in asked if handle.active and actions.get(handle.id) != "wait"]
-        self._end(aborted, "turn_end")
-        await asyncio.gather(*(self._wait(handle) for handle in chosen))
-        await _all_over(aborted)
-        if why and unsaid:
-            ids = ", ".join(f"`{handle.id}`" for handle in unsaid)
-            return f"Aborted at the end of the turn: {ids}; {why}.", chosen
-        return "", chosen
+        answer = _Answer(why=why)
+        for handle in asked:
+            choice = actions.get(handle.id)
+            if choice == "wait":
+                answer.wait.append(handle)
+            elif handle.active:  # else it has finished meanwhile
+                (answer.unsaid if choice is None else answer.abort).append(handle)
+        self._end([*answer.abort, *answer.unsaid], "turn_end")
+        await asyncio.gather(*(self._wait(handle) for handle in answer.wait))
+        await _all_over([*answer.abort, *answer.unsaid])
+        return answer
 
     async def _inquire(self, conversation: str, turn: str, asked: Sequence[Handle]) -> dict[str, str]:
         """What the assistant wants of each, by id. Raises `InquiryFailed` for an answer that is none."""
@@ -165,7 +194,7 @@ class Ender:
                 "id": handle.id,
                 "tool": handle.tool.name,
                 "state": name(handle.state),
-                "elapsed_secs": int(now - _since(handle)),
+                "elapsed_secs": round(now - _since(handle), 1),
                 "output_preview": self._replies.tail(handle, PREVIEW),
             }
             for handle in asked

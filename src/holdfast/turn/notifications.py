@@ -6,8 +6,8 @@ it: the first response of a batch, a user's message, the start of a turn. What a
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence
-from typing import get_args
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, get_args
 
 import msgspec
 
@@ -66,10 +66,32 @@ class Notifications:
 
     async def take(self, conversation: str, carrier: Carrier) -> tuple[Notification, ...]:
         """What may ride on this carrier, recorded as delivered."""
-        (news,) = await self._registry.write((Delivered(conversation, carrier),))
-        self._registry.told(news)
+        news = await self.carried(self._deliver(conversation, carrier))
         self.delivered(conversation)
         return notifications(news)
+
+    async def _deliver(self, conversation: str, carrier: Carrier) -> tuple[News, ...]:
+        (news,) = await self._registry.write((Delivered(conversation, carrier),))
+        self._registry.told(news)
+        return tuple(news)
+
+    async def carried(self, delivering: Coroutine[Any, Any, tuple[News, ...]]) -> tuple[News, ...]:
+        """The news that a commit delivers. If whoever wants it is cancelled meanwhile, it is queued again (N3)."""
+        writing = asyncio.ensure_future(delivering)
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            writing.add_done_callback(self._queue_again)
+            raise
+
+    def _queue_again(self, writing: "asyncio.Future[tuple[News, ...]]") -> None:
+        if writing.cancelled() or writing.exception() is not None:
+            return
+        again = [
+            Notified(each.conversation, each.kind, each.level, each.message, each.at, each.uid, each.carriers)
+            for each in writing.result()
+        ]
+        self._registry.store.commit(again, lambda _: None, lambda _: None, keep=True)
 
     # Critical news does not wait for a carrier: whoever streams is told (N4)
 

@@ -68,7 +68,7 @@ class People:
 
     @property
     def here(self) -> bool:
-        """Whether there is somebody to ask; also while the runtime closes, when nothing is asked and nothing decided."""
+        """Whether there is somebody to ask. While the runtime closes, too: then nothing is asked or decided."""
         return self._prompter is not None
 
     def ask(

@@ -20,13 +20,12 @@ from holdfast.store.base import (
     Changed,
     Claimed,
     HookCalled,
-    Kept,
     Opened,
     OpenTurn,
     Record,
     Released,
     Resolution,
-    Wrote,
+    TakenBack,
 )
 from holdfast.store.terminal import ended
 from holdfast.tools import marks
@@ -91,7 +90,7 @@ class Recovery:
 
     def _is_command(self, record: Record) -> bool:
         tool = self._toolbox.get(record.tool)
-        return tool is not None and tool.source == "local"
+        return tool is not None and tool.source in ("local", "terminal")
 
     async def _is_open(self, record: Record, turns: dict[str, OpenTurn | None]) -> bool:
         """Whether the batch of the call was never answered."""
@@ -114,7 +113,8 @@ class Recovery:
 
     async def claim(self, record: Record) -> Record | None:
         """Make a dead owner's call ours; None if somebody else was first, or it has stopped."""
-        (claimed,) = await self._registry.write((Claimed(record.uid, record.owner),))
+        asked = TakenBack(record.conversation, ((record.uid, "answered"),))  # its question goes with its process
+        claimed, _ = await self._registry.write((Claimed(record.uid, record.owner), asked))
         assert claimed is None or isinstance(claimed, Record)
         return claimed
 
@@ -211,13 +211,9 @@ class Recovery:
     def _deliver(self, handle: Handle, end: Ended, shown: Outcome) -> None:
         """This much of a held completion may be seen (P1)."""
         if handle.active:
-            self._registry.run_soon(self._end_held(handle, end, shown))
-
-    async def _end_held(self, handle: Handle, end: Ended, shown: Outcome) -> None:
-        if shown is not end.outcome and handle.output is not None:  # nor what it printed before it parked
-            await self._registry.write((Wrote(handle.uid, handle.fence, Kept(0, 0, 0)),))
-            self._registry.withhold(handle)
-        self._registry.end(handle, shown, end.ended_by)
+            if shown is not end.outcome:
+                self._registry.withhold(handle)  # nor what it printed before it parked
+            self._registry.end(handle, shown, end.ended_by)
 
     def cancelled(self, uid: str) -> None:
         """A parked call of this runtime was cancelled."""

@@ -98,7 +98,7 @@ class Turn:
                 await runtime.recovery.take(before.owner)
             if self._resume:
                 self.id, self._batches = before.turn, before.batches
-                self._started = before.batches > 0
+                self._started = before.batches > (0 if before.batch is None else 1)
                 self.unfinished = _open_batch(before.batch)
                 if before.batch is None:
                     given = await registry.store.answers(self.conversation, self.id, before.batches)
@@ -260,7 +260,7 @@ class Turn:
         )
         carry: tuple[Carrier, ...] = ("response",) if self._started else ("response", "turn")
         op = Responded(self.conversation, self.id, number, responses, cursors, shown, carry if calls else ())
-        news = await self._runtime.registry.responded(op)
+        news = await self._runtime.notifications.carried(self._runtime.registry.responded(op))
         if calls:
             self._started = True
             self._runtime.notifications.delivered(self.conversation)
@@ -333,13 +333,14 @@ class Turn:
         return ending
 
     def _last_words(self, ending: Ending, taken: bool, over: bool) -> list[Op]:
-        """What the end of the turn writes. Results are with whoever ends it or, if nobody takes them, they are news,
-        whatever the settings of notifications say (T3)."""
-        now, handles = self._runtime.registry.clock.now(), self._ender.over
-        ops: list[Op] = [TakenBack(self.conversation, tuple((handle.uid, "stopped") for handle in handles))]
-        if not taken:
-            for handle, result in zip(handles, ending.model, strict=False):
-                ops.append(_result_news(handle, result, now))
+        """What the end of the turn writes. What was waited for is told to the assistant: by the message it answers with
+        another word or, without one, as news, whatever the settings of notifications say (T3). What was aborted is news
+        if those settings say so."""
+        now, owed = self._runtime.registry.clock.now(), self._ender.owed
+        told = self._ender.over if ending.again and taken else [*owed, *self._ender.told]
+        ops: list[Op] = [TakenBack(self.conversation, tuple((handle.uid, "stopped") for handle in told))]
+        if not (ending.again and taken):
+            ops += [_result_news(handle, result, now) for handle, result in owed.items()]
         if ending.aborted:
             ops.append(Notified(self.conversation, "turn.aborted", "warning", ending.aborted, now))
         if over:

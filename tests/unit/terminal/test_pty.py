@@ -200,6 +200,20 @@ async def test_a_program_that_closes_its_terminal_and_opens_it_again_is_heard() 
 # The end
 
 
+async def test_F3_output_of_others_is_still_read_after_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment only; a longer one here, so that the other is sure to be heard."""
+    monkeypatch.setattr("holdfast.tools.terminal.pty.LAST_OUTPUT", 60.0)
+    run = Run("sh", "-c", "trap '' HUP; (while kill -0 $$; do :; done 2>/dev/null; echo late) & echo first")
+    assert await run.ended() == Exit(code=0, signal=None)
+    assert run.output == b"first\r\nlate\r\n"
+
+
+async def test_F3_others_are_not_read_for_ever() -> None:
+    run = Run("sh", "-c", "trap '' HUP; (while :; do echo late; done) & true", grace=0.1)
+    assert await run.ended() == Exit(code=0, signal=None)
+    assert run.left() == []
+
+
 async def test_F3_what_the_leader_leaves_is_ended() -> None:
     run = Run("sh", "-c", f'(setsid sh -c "{STUBBORN}" &) ; ({STUBBORN}) & sleep 0.3; echo over', grace=0.1)
     assert await run.ended() == Exit(code=0, signal=None)

@@ -1,5 +1,7 @@
 """How news comes to a conversation of the memory store, and how it goes (N)."""
 
+from msgspec.structs import replace
+
 from holdfast.store import base
 from holdfast.store.base import Carrier, News, Notice, Shown
 from holdfast.store.memory.queue import Queue
@@ -11,7 +13,7 @@ from holdfast.store.news import TAKES, in_order
 class Telling(Reads):
     """The operations on news."""
 
-    def _tell(self, conversation: str, told: Notice | base.Notified, at: float, uid: str | None) -> None:
+    def _tell(self, conversation: str, told: Notice | base.Notified | News, at: float, uid: str | None) -> None:
         known = self._conversations.get(conversation) or self._conversation(conversation)
         queue = known.news
         if queue is None:
@@ -44,4 +46,9 @@ class Telling(Reads):
 
     def _delivered(self, op: base.Delivered) -> tuple[News, ...]:
         known = self._conversations.get(op.conversation)
-        return () if known is None else self._deliver(known, (op.carrier,))
+        if known is None:
+            return ()
+        news, turn = self._deliver(known, (op.carrier,)), known.turn
+        if turn is not None:
+            self._set_turn(known, replace(turn, carried=news, carried_by=op.carrier if news else None))
+        return news

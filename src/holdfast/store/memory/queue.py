@@ -26,7 +26,7 @@ class Queue:
 
     def __init__(self, conversation: str) -> None:
         self.conversation = conversation
-        self._told: list[tuple[int, Notice | Notified, float, str | None]] = []
+        self._told: list[tuple[int, Notice | Notified | News, float, str | None]] = []
         """Not sorted in yet."""
         self._rows: dict[int, News] = {}
         """In the order of the numbers."""
@@ -41,7 +41,7 @@ class Queue:
     def __bool__(self) -> bool:
         return bool(self._told or self._rows or self._dropped)
 
-    def tell(self, number: int, told: Notice | Notified, at: float, uid: str | None, undo: Undo | None) -> None:
+    def tell(self, number: int, told: Notice | Notified | News, at: float, uid: str | None, undo: Undo | None) -> None:
         """Queue news; `number` is the highest so far."""
         if undo is None:
             self._told.append((number, told, at, uid))
@@ -79,7 +79,7 @@ class Queue:
                 self._add(*each, None)
             self._told.clear()
 
-    def _add(self, number: int, told: Notice | Notified, at: float, uid: str | None, undo: Undo | None) -> None:
+    def _add(self, number: int, told: Notice | Notified | News, at: float, uid: str | None, undo: Undo | None) -> None:
         if told.kind == CONTENT and uid is not None:
             for each in self._of.get(uid, ()):
                 if (before := self._rows[each]).kind == CONTENT:

@@ -168,7 +168,7 @@ class MemoryStore(Turns):
     def _rewritten(self, op: base.Rewritten) -> None:
         record = self._own(op.uid, op.fence)
         self._save(record)
-        record.arguments = op.arguments
+        record.arguments, record.resources = op.arguments, op.resources
 
     def _claimed(self, op: base.Claimed) -> Record | None:
         record = self._records.get(op.uid)

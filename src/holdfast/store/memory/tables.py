@@ -21,7 +21,7 @@ from holdfast.store.memory.queue import Queue
 
 _CHANGING = (
     "state", "owner", "fence", "attempt", "next_attempt_at", "parking", "cursor", "output", "id", "stateful",
-    "arguments",
+    "arguments", "resources",
 )  # fmt: skip
 _ABSENT: Any = object()
 

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import HoldfastError
 from holdfast.store import base
-from holdfast.store.base import InquiryRow, News, OpenTurn
+from holdfast.store.base import Carrier, InquiryRow, News, OpenTurn
 from holdfast.store.memory.tables import Conversation
 from holdfast.store.memory.waits import Waits
 
@@ -23,8 +23,12 @@ class Turns(Waits):
                 else f"turn `{op.was}` of conversation `{op.conversation}` is not open any more; begin a new one",
                 code="turn_open",
             )
-        if open_turn is not None and op.turn == op.was:
-            self._set_turn(known, replace(open_turn, owner=self.owner))
+        resumed = op.turn == op.was
+        if open_turn is not None and not (resumed and open_turn.carried_by == "response"):
+            for each in open_turn.carried:
+                self._tell(op.conversation, each, each.at, each.uid)
+        if open_turn is not None and resumed:
+            self._set_turn(known, replace(open_turn, owner=self.owner, carried=(), carried_by=None))
         else:
             if open_turn is not None:
                 self._note_over(op.conversation, open_turn.turn, op.at)
@@ -56,10 +60,12 @@ class Turns(Waits):
         if known is None:
             return ()
         turn = known.turn
-        if turn is not None and turn.turn == op.turn and turn.batch is not None and turn.batch.batch == op.batch:
-            self._set_turn(known, OpenTurn(turn.turn, turn.owner, turn.batches))
         self._take_back(known, op.shown)
-        return self._deliver(known, op.carry)
+        news = self._deliver(known, op.carry)
+        if turn is not None and turn.turn == op.turn and turn.batch is not None and turn.batch.batch == op.batch:
+            by: Carrier | None = "response" if news else None
+            self._set_turn(known, OpenTurn(turn.turn, turn.owner, turn.batches, carried=news, carried_by=by))
+        return news
 
     def _inquired(self, op: base.Inquired) -> None:
         row = InquiryRow(op.id, op.conversation, op.turn, op.uid, op.at, op.request, op.answer, op.error)

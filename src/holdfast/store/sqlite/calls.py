@@ -82,7 +82,7 @@ def changed(tx: Transaction, op: base.Changed) -> None:
 
 def rewritten(tx: Transaction, op: base.Rewritten) -> None:
     call = tx.own(op.uid, op.fence)
-    tx.run(SQL["rewrite"], (encode(op.arguments), call.number))
+    tx.run(SQL["rewrite"], (encode(op.arguments), encode(op.resources) if op.resources else None, call.number))
     tx.touched.add(op.uid)
 
 

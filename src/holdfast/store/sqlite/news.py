@@ -5,14 +5,14 @@ from collections.abc import Iterable
 from holdfast.store import base
 from holdfast.store.base import NEWS_LIMIT, Carrier, News, Notice, Shown
 from holdfast.store.news import CONTENT, DROPS, TAKES, dropped, in_order
-from holdfast.store.sqlite.codec import carrier_bits, news_row, text
+from holdfast.store.sqlite.codec import carrier_bits, decode_news, encode, news_row, text
 from holdfast.store.sqlite.sql import SQL
 from holdfast.store.sqlite.transaction import Transaction
 
 _NOTIFY, _WAITING = SQL["notify"], SQL["waiting"]
 
 
-def tell(tx: Transaction, conversation: str, told: Notice | base.Notified, at: float, uid: str | None) -> None:
+def tell(tx: Transaction, conversation: str, told: Notice | base.Notified | News, at: float, uid: str | None) -> None:
     """Queue it. This is in the commit of every stop that is news: it must cost little, however much waits."""
     tx.touched.add(conversation if uid is None else uid)
     message = text(told.message)
@@ -63,6 +63,15 @@ def deliver(tx: Transaction, conversation: str, carriers: tuple[Carrier, ...]) -
     return in_order(found)
 
 
+def queue_again(tx: Transaction, conversation: str, *, resumed: bool) -> None:
+    """What the open turn was handed last may not have arrived: its process is dead (N3)."""
+    row = tx.row(SQL["carried"], (conversation,))
+    if row is None or (resumed and row[1] == "response"):
+        return
+    for each in decode_news(row[0]):
+        tell(tx, conversation, each, each.at, each.uid)
+
+
 def notified(tx: Transaction, op: base.Notified) -> None:
     tell(tx, op.conversation, op, op.at, op.uid)
 
@@ -72,4 +81,6 @@ def taken_back(tx: Transaction, op: base.TakenBack) -> None:
 
 
 def delivered(tx: Transaction, op: base.Delivered) -> tuple[News, ...]:
-    return deliver(tx, op.conversation, (op.carrier,))
+    news = deliver(tx, op.conversation, (op.carrier,))
+    tx.run(SQL["carry"], (encode(news) if news else None, op.carrier, op.conversation))
+    return news

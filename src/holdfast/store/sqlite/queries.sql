@@ -35,12 +35,20 @@ SELECT turn, owner, batches, open_batch FROM turns WHERE conversation = ? AND en
 
 -- name: end_turn
 -- The turn is over, and with it its open batch.
-UPDATE turns SET ended_at = ?, open_batch = NULL WHERE conversation = ? AND turn = ? AND ended_at IS NULL;
+UPDATE turns SET ended_at = ?, open_batch = NULL, carried = NULL WHERE conversation = ? AND turn = ? AND ended_at IS NULL;
 
 -- name: begin_turn
 -- The turn is open and ours.
 INSERT INTO turns (conversation, turn, owner, began_at) VALUES (?, ?, ?, ?)
-ON CONFLICT (conversation, turn) DO UPDATE SET owner = excluded.owner, ended_at = NULL;
+ON CONFLICT (conversation, turn) DO UPDATE SET owner = excluded.owner, ended_at = NULL, carried = NULL;
+
+-- name: carry
+-- This news was handed out; nothing shows yet that it arrived.
+UPDATE turns SET carried = ?, carried_by = ? WHERE conversation = ? AND ended_at IS NULL;
+
+-- name: carried
+-- The news that the open turn was handed last, and what carried it.
+SELECT carried, carried_by FROM turns WHERE conversation = ? AND ended_at IS NULL AND carried IS NOT NULL;
 
 -- name: open_batch
 -- All that is needed to answer a batch later.
@@ -48,8 +56,9 @@ INSERT INTO batches (conversation, turn, batch, calls) VALUES (?, ?, ?, ?)
 ON CONFLICT (conversation, turn, batch) DO UPDATE SET calls = excluded.calls, responses = NULL, news = NULL;
 
 -- name: count_batch
--- The turn has had that many batches, and this one is open.
-UPDATE turns SET batches = max(batches, ?1), open_batch = ?1 WHERE conversation = ?2 AND turn = ?3 AND ended_at IS NULL;
+-- The turn has had that many batches, and this one is open: what was handed out before has arrived.
+UPDATE turns SET batches = max(batches, ?1), open_batch = ?1, carried = NULL
+WHERE conversation = ?2 AND turn = ?3 AND ended_at IS NULL;
 
 -- name: batch
 -- The calls of a batch.
@@ -116,7 +125,7 @@ SELECT conversation FROM handles WHERE uid = ?;
 
 -- name: rewrite
 -- A person edited the arguments (P5).
-UPDATE handles SET arguments = ? WHERE number = ?;
+UPDATE handles SET arguments = ?, resources = ? WHERE number = ?;
 
 -- name: claim
 -- The call is ours. An attempt was cut short unless it had not started, or was between two.

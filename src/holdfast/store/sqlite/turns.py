@@ -4,7 +4,7 @@ from holdfast.errors import HoldfastError
 from holdfast.store import base
 from holdfast.store.base import News
 from holdfast.store.sqlite.codec import encode, text
-from holdfast.store.sqlite.news import deliver, take_back
+from holdfast.store.sqlite.news import deliver, queue_again, take_back
 from holdfast.store.sqlite.sql import SQL
 from holdfast.store.sqlite.transaction import Transaction
 
@@ -19,6 +19,8 @@ def turn_began(tx: Transaction, op: base.TurnBegan) -> None:
             else f"conversation `{op.conversation}` has an open turn, `{is_open}`; end or resume that one first",
             code="turn_open",
         )
+    if op.was is not None:
+        queue_again(tx, op.conversation, resumed=op.was == op.turn)
     if op.was is not None and op.was != op.turn:
         tx.run(SQL["end_turn"], (op.at, op.conversation, op.was))
     tx.run(SQL["begin_turn"], (op.conversation, op.turn, tx.owner, op.at))
@@ -40,6 +42,8 @@ def responded(tx: Transaction, op: base.Responded) -> tuple[News, ...]:
     carried = encode(news) if news else None
     tx.run(SQL["answer_batch"], (encode(op.responses), carried, op.conversation, op.turn, op.batch))
     tx.run(SQL["close_batch"], (op.conversation, op.turn, op.batch))
+    if news:
+        tx.run(SQL["carry"], (carried, "response", op.conversation))
     for uid, cursor in op.cursors:
         tx.run(SQL["show_output"], (uid, cursor))
     return news

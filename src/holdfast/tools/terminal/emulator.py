@@ -7,11 +7,14 @@ raise, its memory is bounded, and it does nothing unless it is called: no thread
 knows lines and no screen, and says so.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from holdfast.handles.text import has_controls, strip_controls
 from holdfast.tools.base import Screen
+
+_log = logging.getLogger("holdfast.tools")
 
 SCROLLBACK = 10_000
 """How many lines above the screen can be had, at most."""
@@ -56,17 +59,27 @@ class Emulator(Protocol):
 def open_emulator(rows: int, cols: int, reply: Callable[[bytes], None], *, kind: Kind = "auto") -> Emulator:
     """An emulator of that size. `reply` gets what a terminal answers to a program that asks it something.
 
-    `auto`: Ghostty's if it can be imported. Raises `ImportError` or `OSError` if `ghostty` is asked for and it cannot.
+    `auto`: Ghostty's if it can be had. If `ghostty` is asked for and cannot be had, raises what stands in the way.
     """
-    from holdfast.tools.terminal.lines import LineEmulator
-
     if kind != "line":
         try:
             return _Ghostty(rows, cols, reply)
-        except (ImportError, OSError):  # OSError: the package is there, its library is not one for this machine
+        except Exception as error:  # not installed, not for this machine, or broken: a terminal must start nevertheless
             if kind == "ghostty":
                 raise
+            if not isinstance(error, ImportError):
+                _log.warning("the terminal emulator cannot be used; screens are lines only", exc_info=error)
+    from holdfast.tools.terminal.lines import LineEmulator
+
     return LineEmulator(rows, cols, reply)
+
+
+def preload() -> None:
+    """Do what takes a third of a second, once in a process: in another thread, that is, while nobody waits for it."""
+    emulator = open_emulator(1, 1, lambda _: None)
+    emulator.feed(b"\r\n")
+    _ = emulator.screen(), emulator.scrollback(1), emulator.application_keys
+    emulator.close()
 
 
 class _Ghostty:
@@ -80,7 +93,7 @@ class _Ghostty:
         # Not limited by lines: keeping to such a limit makes short lines seven times slower.
         self._terminal: Any = pyghostty.Terminal(cols=cols, rows=rows, scrollback=_NO_LIMIT)
         self._limit_scrollback(cols)
-        self._set("KITTY_IMAGE_STORAGE_LIMIT", "uint64_t *", 0)  # nobody sees images here
+        self._set("KITTY_IMAGE_STORAGE_LIMIT", "uint64_t*", 0)  # nobody sees images here
         # The terminal must not be called from within itself, so what it replies waits until it has been fed.
         self._replies: list[bytes] = []
         self._reply = reply
@@ -131,7 +144,7 @@ class _Ghostty:
 
     def _limit_scrollback(self, cols: int) -> None:
         needed = SCROLLBACK * (cols * 8 + 100)  # a cell has 8 bytes, and a plain line some more
-        self._set("SCROLLBACK_MAX_BYTES", "size_t *", min(needed, _SCROLLBACK_BYTES))
+        self._set("SCROLLBACK_MAX_BYTES", "size_t*", min(needed, _SCROLLBACK_BYTES))
 
     def _above(self) -> int:
         """How many lines can be had. There may be more: Ghostty estimates, and drops some hundred at a time."""
@@ -174,7 +187,7 @@ class _Ghostty:
 
 def _read(ffi: Any, fill: Callable[..., int]) -> str:
     """The text that `fill(buffer, size, written)` gives: it is asked for the size first."""
-    size = ffi.new("size_t *")
+    size = ffi.new("size_t*")
     fill(ffi.NULL, 0, size)
     buffer = ffi.new("uint8_t[]", max(1, size[0]))
     fill(buffer, len(buffer), size)

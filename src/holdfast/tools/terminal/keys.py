@@ -1,6 +1,7 @@
 """Named keys, as the bytes that a terminal sends for them: those of xterm.
 
-Names are case-insensitive: `ENTER`, `UP`, `F5`, `C-c` (control), `M-x` (alt), `S-TAB`.
+Names are case-insensitive: `ENTER`, `UP`, `F5`, `C-c` (control), `M-x` (alt), `S-TAB`. A single character is the key
+that types it.
 """
 
 import difflib
@@ -31,7 +32,8 @@ _KEYS = {
 }
 _KNOWN = (
     "ENTER, TAB, S-TAB, ESC, SPACE, BACKSPACE, DELETE, INSERT, UP, DOWN, LEFT, RIGHT, HOME, END, PAGEUP, PAGEDOWN, "
-    "F1 to F12, C-a to C-z, C-[, C-\\, C-], C-^, C-_, C-SPACE, and M- before a character or a key, such as M-x"
+    "F1 to F12, C-a to C-z, C-[, C-\\, C-], C-^, C-_, C-SPACE, single characters, and M- before a character or a key, "
+    "such as M-x"
 )
 
 
@@ -53,6 +55,8 @@ def _key(name: str, application: bool) -> bytes:
         return (b"\x1bO" if application else b"\x1b[") + _CURSOR[upper]
     if upper in _KEYS:
         return _KEYS[upper]
+    if len(name) == 1 and name.isprintable():
+        return name.encode(errors="replace")
     if upper.startswith("M-") and len(name) > 2:
         rest = name[2:]
         if len(rest) == 1 and rest.isprintable():

@@ -109,12 +109,8 @@ class _Call:
         self._quiet: asyncio.TimerHandle | None = None
         self._last: Screen | None = None
         """What it showed when it ended."""
-        self._emulator = open_emulator(terminal.rows, terminal.cols, self._reply)
-        try:
-            self._pty: Pty | None = self._start(terminal, invocation)
-        except BaseException:
-            self._emulator.close()
-            raise
+        self._pty: Pty | None = self._start(terminal, invocation)
+        self._emulator = open_emulator(terminal.rows, terminal.cols, self._reply)  # while the program gets going
         sink.resized(terminal.rows, terminal.cols)
         if not invocation.stateful:
             self._quiet = self._loop.call_later(QUIET, self._look_once, QUIET)
@@ -174,8 +170,11 @@ class _Call:
             self._sink.output(data)
 
     def _reply(self, data: bytes) -> None:
-        """What a terminal answers a program that asks it something. If that does not read it, it did not need it."""
-        if self._pty is not None:
+        """What a terminal answers a program that asks it something. If that does not read it, it did not need it.
+
+        While a person drives, their own terminal answers.
+        """
+        if self._pty is not None and not self._driven:
             with contextlib.suppress(ToolError):
                 self._pty.write(data)
 

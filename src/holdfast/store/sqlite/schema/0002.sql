@@ -2,6 +2,9 @@
 -- Inquiries are recorded (Q6).
 
 ALTER TABLE batches ADD COLUMN news BLOB;
+-- News that was handed out last, with nothing since to show that it arrived, and what carried it (N3).
+ALTER TABLE turns ADD COLUMN carried BLOB;
+ALTER TABLE turns ADD COLUMN carried_by TEXT;
 
 ALTER TABLE notifications ADD COLUMN carriers INTEGER NOT NULL DEFAULT 7;  -- 1: response, 2: message, 4: turn
 -- With the level in it: whatever goes first when too much waits is found in one step.

@@ -1,0 +1,92 @@
+"""Questions and permission of a handle that another runtime on the same store runs (Q4, A6, P1)."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.durable.lives import in_state, only, stored_in, until
+from tests.turn.calls import TALKING, apply, reply, spawn, wait_all
+from tests.turn.people import Person
+
+import holdfast
+from holdfast import Call, Question, QuestionPolicy, Runtime, Tool, Turn
+from holdfast.tools.base import SpawnPolicy
+from holdfast.turn.prompts import Approved, Denied, RunTool, Said
+
+KEPT = SpawnPolicy(on_turn_end="keep", settle_max_ms=100)
+
+
+@holdfast.tool(actions=TALKING)
+async def asks(call: Call, secret: bool = False) -> str:
+    asked = Question(id="q", text="?", answer_type="Text", secret=secret)
+    return "answered" if await call.ask(asked) == "yes" else "wrong"
+
+
+@asynccontextmanager
+async def another(
+    directory: Path, tool: Tool, person: Person | None, **arguments: bool
+) -> AsyncIterator[tuple[Runtime, Turn]]:
+    """The second runtime and its turn; the first runs handle `a` of that tool, with that person before it."""
+    tools, store = [replace(tool, spawn=KEPT)], stored_in(directory)
+    async with Runtime(tools, store=store, prompter=person) as first:
+        async with first.turn("main") as turn:
+            await reply(turn, spawn(tool.name, "a", **arguments))
+        async with Runtime(tools, store=store) as second, second.turn("main") as turn:
+            yield second, turn
+
+
+async def test_Q4_an_exclusive_question_is_refused_across_processes(tmp_path: Path) -> None:
+    person = Person()
+    tool = replace(asks, questions={"q": QuestionPolicy(exclusive=True)})
+    async with another(tmp_path, tool, person) as (second, turn):
+        await person.sees()
+        refused = await only(turn, apply("asks", "a", "yes"))
+        assert refused.code == "question_exclusive" and await in_state(second, "a", "waiting")
+        await person.says(Said("yes"))
+        assert (await reply(turn, wait_all("a")))["completed"][0]["result"] == "answered"
+
+
+async def test_C6_the_callers_answer_from_another_process_withdraws_the_prompt(tmp_path: Path) -> None:
+    person = Person()
+    async with another(tmp_path, asks, person) as (_, turn):
+        prompt = await person.sees()
+        assert (await reply(turn, apply("asks", "a", "yes")))["result"] == "answered"
+        await person.sees_nothing()
+        assert person.withdrawn == [prompt]
+
+
+@pytest.mark.parametrize(
+    ("policy", "secret"),
+    [
+        (QuestionPolicy(exclusive=True), False),
+        pytest.param(QuestionPolicy(), True, marks=pytest.mark.xfail(reason="bug")),
+    ],
+    ids=["exclusive", "secret"],
+)
+async def test_A6_what_the_caller_may_not_answer_is_not_the_callers_in_another_process_either(
+    tmp_path: Path, policy: QuestionPolicy, secret: bool
+) -> None:
+    person = Person()
+    async with another(tmp_path, replace(asks, questions={"q": policy}), person, secret=secret) as (second, _):
+        await person.sees()
+        await until(lambda: in_state(second, "a", "waiting"))
+        waited = await second.wait(all=["a"], timeout=0.2, conversation="main")
+        assert waited.get("timed_out") and not waited.get("needs_input")
+
+
+@pytest.mark.parametrize(("said", "result"), [(Approved(), '"heard x"'), (Denied("no"), "skipped by user: no")])
+async def test_P1_the_person_at_the_handles_own_runtime_is_asked(
+    tmp_path: Path, said: Approved | Denied, result: str
+) -> None:
+    @holdfast.tool(actions=TALKING, run_actions={"apply": "ask"})
+    async def listens(call: Call) -> str:
+        return f"heard {await call.input()}"
+
+    person = Person(said)
+    async with another(tmp_path, listens, person) as (_, turn):
+        response = await only(turn, apply("listens", "a", "x"))
+        assert result in response.result and not response.is_error
+        (prompt,) = person.seen
+        assert isinstance(prompt, RunTool) and (prompt.action, prompt.id) == ("apply", "a")
