@@ -4,6 +4,7 @@ An HTML comment directly above a block says what is to be done with it:
 
 - `<!-- file: NAME -->`: it is the file of that name, for the blocks below it. A comment that goes on after the name
   holds the file itself, which then is there for the tests and not shown.
+- `<!-- terminal: SEEN | TYPED -->`: the session is run in a terminal, and so is typed when that is seen (`typed.py`).
 - `<!-- fragment -->`: the TOML is lines of a tool's table, not a file.
 - `<!-- signatures -->`: the Python is how public names are declared; `test_reference.py` compares it with the source.
 - `<!-- handles -->`: the same for what a call sees of handles.

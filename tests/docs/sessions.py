@@ -41,19 +41,24 @@ def steps(session: str) -> list[Step]:
     return found
 
 
-def run(command: list[str], directory: Path) -> str:
-    """What a program prints, stderr included, with this Python's programs in front of the PATH."""
+def environment(directory: Path) -> dict[str, str]:
+    """What commands are run with: this Python's programs in front of the PATH."""
     # Nothing of whoever runs the tests: not their stores, their pytest options, nor the make they may run under.
     theirs = ("HOLDFAST_", "PYTEST_", "MAKE", "MFLAGS")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(theirs)}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
-    environment["LC_ALL"] = "C.UTF-8"
-    environment["XDG_STATE_HOME"] = str(directory / "state")  # where the store of commands is that name none
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    ours = {key: value for key, value in os.environ.items() if not key.startswith(theirs)}
+    ours["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{ours.get('PATH', '')}"
+    ours["LC_ALL"] = "C.UTF-8"
+    ours["XDG_STATE_HOME"] = str(directory / "state")  # where the store of commands is that name none
+    ours["PYTHONDONTWRITEBYTECODE"] = "1"
+    return ours
+
+
+def run(command: list[str], directory: Path) -> str:
+    """What a program prints, stderr included."""
     done = subprocess.run(
         command,
         cwd=directory,
-        env=environment,
+        env=environment(directory),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, links, name
 from tests.docs.sessions import Step, matches, run, steps
+from tests.docs.typed import run_typed, typing
 
 from holdfast import HoldfastError
 from holdfast.config import load_config
@@ -40,7 +41,10 @@ def show(block: Block, directory: Path) -> None:
             run([sys.executable, "-W", "error", str(script)], directory)
     elif block.language == "console":
         for step in steps(block.text):
-            printed = run(["sh", "-c", step.command], directory)
+            if block.mark.startswith("terminal: "):
+                printed = run_typed(step.command, directory, typing(block.mark))
+            else:
+                printed = run(["sh", "-c", step.command], directory)
             if not matches(step.shown, printed):
                 raise AssertionError(f"`{step.command}` printed\n{printed}\nand is shown with\n{step.shown}")
     elif block.language == "json":
@@ -156,6 +160,8 @@ def test_a_page_is_read_block_by_block(tmp_path: Path) -> None:
         ("python", "raise SystemExit(1)\n", "", "exit code 1"),
         ("python", "def\n", "signatures", "invalid syntax"),
         ("console", "$ echo a\nb\n", "", "`echo a` printed\na\n"),
+        ("console", "$ read x && echo $x\nyes\nno\n", "terminal:  | yes\\r", "printed\nyes\nyes\n"),
+        ("console", "$ true\n", "terminal: Sure? | y", "'Sure?' was not shown"),
         ("toml", "[conversation.tools.a]\n", "", "source: missing"),
         ("toml", "wrong = true\n", "fragment", "unknown key"),
         ("json", "{\n", "", "Expecting property name"),

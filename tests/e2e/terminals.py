@@ -169,9 +169,9 @@ def python(script: str, name: str = "program", **settings: Any) -> Tool:
     return terminal([sys.executable, "-I", "-S", "-c", "import os, sys, time\n" + script], name=name, **settings)
 
 
-def patient(tool: Tool) -> Tool:
+def patient(tool: Tool, settle_ms: int = 10_000) -> Tool:
     """The same, whose replies come when it is known to wait or has ended, however slow the machine is."""
-    return replace(tool, spawn=replace(tool.spawn, settle_ms=10_000, settle_max_ms=20_000))
+    return replace(tool, spawn=replace(tool.spawn, settle_ms=settle_ms, settle_max_ms=20_000))
 
 
 def picture(said: Said) -> str:

@@ -96,8 +96,9 @@ async def test_Q2_a_table_of_settings_is_a_target(clock: VirtualClock, tmp_path:
         source = "local"
         run = "unattended"
         command = [
-            "sh", "-c", 'case "$HOLDFAST_CALL" in *\\"answers\\":{}*) echo "$1"; exit; esac; echo "$HOLDFAST_CALL"', "sh",
-            '{"type":"waiting","question":{"id":"q","text":"Well?","answer_type":"Text"}}',
+            "sh", "-c",
+            'case "$HOLDFAST_CALL" in *\\"answers\\":{}*) echo "$1"; exit; esac; echo "$HOLDFAST_CALL"',
+            "sh", '{"type":"waiting","question":{"id":"q","text":"Well?","answer_type":"Text"}}',
         ]
         [conversation.tools.tell.questions.q]
         target = { model = "other" }

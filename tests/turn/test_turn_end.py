@@ -64,7 +64,7 @@ async def test_T3_await_waits_and_then_aborts_the_rest(clock: VirtualClock) -> N
         assert clock.now() - begun == 30
         assert [(entry["id"], entry["result"]) for entry in ending.results] == [
             ("soon", "done"),
-            ("late", "Aborted at the end of the turn."),
+            ("late", "Aborted at the end of the turn: it was waited for for 30 s."),
         ]
         assert await ended(rt) == {"soon": ("stopped", "self"), "late": ("stopped", "turn_end")}
 

@@ -111,7 +111,7 @@ async def test_T5_cancelled_while_it_waits_for_what_the_assistant_chose(clock: V
         assert turn.ending == ending
 
 
-@pytest.mark.parametrize("when", ["before", pytest.param("during", marks=pytest.mark.xfail(reason="bug"))])
+@pytest.mark.parametrize("when", ["before", "during"])
 async def test_T5_parked_calls_of_a_cancelled_turn_are_cancelled_whenever_that_was(
     clock: VirtualClock, when: str
 ) -> None:

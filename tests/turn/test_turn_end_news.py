@@ -14,6 +14,7 @@ from tests.turn.puppets import STORES, Puppets, heard, lines, nothing, over, sta
 
 from holdfast import Key, NotificationPolicy, Pending, Runtime, Tool, ToolError
 from holdfast.store.rows import Carrier
+from holdfast.turn.inquiry import Inquiry
 
 both = pytest.mark.parametrize("store", STORES)
 SILENT = NotificationPolicy(on_success=False, on_failure=False, on_waiting=False)
@@ -214,6 +215,20 @@ async def test_T2_that_nobody_could_be_asked_is_told_in_place_of_the_ends(puppet
         await left(rt, "a", "b")
         ((kind, message),) = await next_turn(rt)
         assert kind == "turn.aborted" and "`a`, `b`" in message and "to ask" in message
+
+
+@pytest.mark.parametrize("answer", ["abort", "nonsense"])
+async def test_T2_one_that_finished_before_it_could_be_aborted_is_news(puppets: Puppets, answer: str) -> None:
+    """The assistant takes it for aborted, or was not understood; but it has a result."""
+
+    async def finish(inquiry: Inquiry) -> None:
+        puppets.ends("a")
+        await over(rt, "a")
+
+    async with Runtime([puppets.tool(), nothing], inquiry=Assistant(answer, finish)) as rt:
+        await left(rt, "a")
+        ((kind, message),) = await next_turn(rt)
+        assert kind == "tool.stopped" and message.startswith("`a` (work) stopped")
 
 
 # Parked calls

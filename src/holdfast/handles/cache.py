@@ -402,4 +402,4 @@ def _fail(future: "asyncio.Future[Sequence[Any]]", error: Exception) -> None:
 def _asks_caller(tool: "Tool", question: Question) -> bool:
     """Whether a question that stays open is the caller's to answer (Q4); whoever runs the call decided so, too."""
     policy = tool.questions.get(question.id)
-    return "apply" in tool.actions and not (policy is not None and policy.exclusive)
+    return "apply" in tool.actions and not question.secret and not (policy is not None and policy.exclusive)

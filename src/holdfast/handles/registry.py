@@ -153,7 +153,7 @@ class Registry(Cache):
         before = handle.decided
         state = handle.decided = transition(before, event)
         if isinstance(before, Waiting) and handle.stateful:
-            also = (*also, TakenBack(handle.conversation, ((handle.uid, "answered"),)))  # that it asks is old news
+            also = (*also, TakenBack(handle.conversation, ((handle.uid, "asked"),)))  # that it asks is old news
         output = self._kept(handle) if handle.output is not None and isinstance(state, Stopped) else None
         news = notice(handle.id, handle.tool, state) if handle.stateful and not quiet else None
         change = Changed(handle.uid, handle.fence, event, state, output, news)
@@ -263,12 +263,12 @@ class Registry(Cache):
         """News was delivered, or what it was about shown: what these handles print next is news again (N6)."""
         for each in news:
             handle = self._by_uid.get(each.uid or "") if each.kind == "tool.content" else None
-            if handle is not None and handle.run is not None:
-                handle.run.content_was_told()
+            if handle is not None and handle.run is not None and handle.run.content is not None:
+                handle.run.content.told()
         for uid, _ in shown:
             handle = self._by_uid.get(uid)
-            if handle is not None and handle.run is not None:
-                handle.run.content_was_shown()
+            if handle is not None and handle.run is not None and handle.run.content is not None:
+                handle.run.content.shown()
 
     def output_of(self, handle: Handle) -> Output:
         """The handle's output, made when it first has some."""

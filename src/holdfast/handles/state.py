@@ -43,7 +43,7 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
     """Of an error, its stable code."""
     cursors: tuple[tuple[str, int], ...] = ()
     """By uid: up to where it showed a handle's output (C5)."""
-    showed: tuple[tuple[str, Literal["running", "waiting", "stopped"], int], ...] = ()
+    showed: tuple[tuple[str, Literal["running", "waiting", "asked", "stopped"], int], ...] = ()
     """By uid: as what it showed a handle, and of a waiting one the number of its question (N3)."""
 
 

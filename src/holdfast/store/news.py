@@ -11,7 +11,7 @@ DROPS: tuple[Level, ...] = ("info", "warning", "error")
 TAKES: dict[Shown, tuple[str, ...] | None] = {
     "running": (CONTENT,),
     "waiting": ("tool.waiting", CONTENT),
-    "answered": ("tool.waiting",),
+    "asked": ("tool.waiting",),
     "stopped": None,
 }
 """Which kinds of news of a handle are none any more when it was shown like that (N3). None: all."""

@@ -14,8 +14,8 @@ Level = Literal["info", "warning", "error", "critical"]
 Carrier = Literal["response", "message", "turn"]
 """What news may ride on (N4): a tool response, a user's message in the turn, the start of the next turn."""
 CARRIERS: tuple[Carrier, ...] = ("response", "message", "turn")
-Shown = Literal["running", "waiting", "answered", "stopped"]
-"""As what a reply showed a handle (N3); `answered`: nobody saw its question, which is not open any more."""
+Shown = Literal["running", "waiting", "asked", "stopped"]
+"""As what a reply showed a handle (N3); `asked`: its question, and nothing else."""
 
 
 class Parking(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from holdfast.handles.state import Ended, EndedBy, Error, Ok, Outcome, Stopped
+from holdfast.handles.text import strip_controls, to_utf8
 from holdfast.store.rows import Parking, Resolution
 
 CANCELLED = Error("pending tool completion cancelled", "cancelled")
@@ -44,7 +45,8 @@ def news(id: str, tool: str, state: Stopped) -> tuple[str, Literal["info", "erro
 
 
 def clip(message: str) -> str:
-    """A message that is no longer than news may be (O2)."""
+    """A message as news may have it: no longer than that (O2), and nothing but text (K4)."""
+    message = to_utf8(strip_controls(message)).decode()
     over = len(message) - NEWS_CHARACTERS
     return message if over <= 0 else f"{message[:NEWS_CHARACTERS]} ...{over} characters truncated..."
 

@@ -15,6 +15,7 @@ from holdfast.handles.registry import Registry
 from holdfast.handles.state import EndedBy, Error, Stopped
 from holdfast.store.base import Attempted
 from holdfast.tools.base import Invocation, Live, RetryPolicy
+from holdfast.tools.probing import Probing
 
 _log = logging.getLogger("holdfast.tools")
 
@@ -25,7 +26,7 @@ class Attempts:
     """The half of a `Run` that begins it again."""
 
     __slots__ = (
-        "_between", "_ending", "_force", "_invocation", "_next", "_probe", "_settled", "handle", "letting_go", "live",
+        "_between", "_ending", "_force", "_invocation", "_next", "_probing", "_settled", "handle", "letting_go", "live",
         "registry",
     )  # fmt: skip
 
@@ -42,7 +43,7 @@ class Attempts:
         self._settled: Callable[[], Awaitable[None]] | None = None
         self._ending: tuple[Error, EndedBy] | None = None
         self._force: asyncio.TimerHandle | None = None
-        self._probe: Callable[[], bool | None] | None = None
+        self._probing: Probing | None = None
 
     @property
     def has_key(self) -> bool:
@@ -78,7 +79,7 @@ class Attempts:
         if self._force is not None:
             self._force.cancel()
         self._settled = getattr(self.live, "settled", None)
-        self.live, self._probe, self._ending, self._between = None, None, None, True
+        self.live, self._probing, self._ending, self._between = None, None, None, True
         handle.attempt += 1
         handle.next_attempt_at = registry.clock.now() + delay
         op = Attempted(handle.uid, handle.fence, handle.attempt, handle.next_attempt_at)

@@ -6,7 +6,6 @@ is how everyone else ends a call: `end` says why, the runtime does it, and the e
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -14,19 +13,19 @@ from typing import Any, Protocol
 from holdfast.durable.deferred import Pending, parking
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle, Progress
-from holdfast.handles.notices import content_notice
 from holdfast.handles.question import Open, Question
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import Answered, Asked, EndedBy, Error, Ok, Outcome, Running, Stopped, error_of
 from holdfast.handles.timeline import Timeline
-from holdfast.store.base import Notified, Op, Parking, Wrote
+from holdfast.store.base import Op, Parking, Wrote
 from holdfast.tools.attempts import Attempts
 from holdfast.tools.base import Invocation
+from holdfast.tools.content import ContentNews
 from holdfast.tools.patience import Patience
+from holdfast.tools.probing import Probing
 
 _log = logging.getLogger("holdfast.tools")
 
-_CONTENT_SECS = 1.0
 FORCE_SECS = 3.0
 """How long after its grace a call may still take to end before it is left to linger."""
 
@@ -60,8 +59,8 @@ class Run(Attempts):
     """One call from its start to the last trace of it."""
 
     __slots__ = (
-        "_answer_to", "_around", "_began", "_content_from", "_gone", "_last_output", "_open", "_parking",
-        "_patience", "_probe_timer", "_record", "_released", "delivering", "listeners", "questions",
+        "_answer_to", "_around", "_began", "_gone", "_open", "_parking", "_patience", "_record",
+        "_released", "content", "delivering", "listeners", "questions",
     )  # fmt: skip
 
     def __init__(self, registry: Registry, handle: Handle, around: Surroundings) -> None:
@@ -83,10 +82,9 @@ class Run(Attempts):
         self._patience: Patience | None = None
         """The timeout of this attempt."""
         self._began = 0.0
-        self._content_from = 0.0 if handle.stateful and handle.tool.spawn.notifications.on_content else math.inf
-        """From this time of day on its next output is news (N2)."""
-        self._probe_timer: asyncio.TimerHandle | None = None
-        self._last_output = 0.0
+        wanted = handle.stateful and handle.tool.spawn.notifications.on_content
+        self.content = ContentNews(registry, handle) if wanted else None
+        """Tells that it has printed more, if its tool's settings want that."""
         self.listeners: list[Callable[[], None]] = []
         """Called after each piece of output."""
         handle.run = self
@@ -119,9 +117,11 @@ class Run(Attempts):
         except Exception as error:
             self._not_started(error)
             return
-        self._probe = getattr(self.live, "probe", None)  # SupportsProbe
-        if handle.watchers:
-            self.probe_when_quiet()  # who has waited for it since it was queued wants to know, too
+        probe = getattr(self.live, "probe", None)  # SupportsProbe
+        if probe is not None:
+            self._probing = Probing(handle, probe, self.reading)
+        if handle.watchers and self._probing is not None:
+            self._probing.when_quiet()  # who has waited for it since it was queued wants to know, too
 
     def _not_started(self, error: Exception) -> None:
         if isinstance(error, ToolError):
@@ -138,17 +138,14 @@ class Run(Attempts):
         handle = self.handle
         if isinstance(handle.decided, Stopped) or not data:
             return
-        if self._probe is not None:
-            handle.reading = False  # as far as is known; a function says itself when it has what it waited for
-            self._last_output = asyncio.get_running_loop().time()
-            if handle.watchers:
-                self.probe_when_quiet()
+        if self._probing is not None:  # a function says itself when it has what it waited for
+            self._probing.printed()
         output = self.registry.output_of(handle)
         output.append(data)
         if output.timeline is not None:
             output.timeline.note(output.total, self.registry.clock.now())
-        if self._content_from != math.inf:
-            self._tell_content()
+        if self.content is not None:
+            self.content.printed()
         for listener in tuple(self.listeners):
             listener()
 
@@ -175,9 +172,10 @@ class Run(Attempts):
         self, question: Question, then: Callable[[Outcome], None], record: Callable[[Any, bytes], Op] | None = None
     ) -> None:
         handle = self.handle
-        if isinstance(handle.decided, Stopped) or self._ending is not None or self._parking is not None:
+        over = isinstance(handle.decided, Stopped) or self.delivering
+        if over or self._ending is not None or self._parking is not None:
             return
-        if self._probe is not None:
+        if self._probing is not None:
             handle.reading = False  # what it reads next is the answer
         route = self._around.route(handle, question)
         registry, now = self.registry, self.registry.clock.now()
@@ -219,8 +217,7 @@ class Run(Attempts):
                 outcome = error
         if self._answer_to is not None:
             self._close_question()
-        if self._patience is not None or self._probe_timer is not None or self._next is not None:
-            self._cancel_timers()
+        self._cancel_timers()
         if self.letting_go or (self.registry.closing and _is_closing(outcome)):
             return  # what it says when it is let go is not its end; if it was, a replay says it again (R6)
         if isinstance(outcome, Error) and outcome.transient and self._again():
@@ -393,37 +390,23 @@ class Run(Attempts):
         secs = self.handle.tool.timeout_secs
         self.end(Error(f"Tool timed out after {secs:g} s.", "timeout", transient=True), "timeout")
 
-    def probe_when_quiet(self) -> None:
-        """Ask the tool whether it reads its input, once its output has been quiet for a settle time (C4)."""
-        if self._probe_timer is None and self._probe is not None:
-            settle = self.handle.tool.spawn.settle_ms / 1000
-            self._probe_timer = asyncio.get_running_loop().call_later(settle, self._probe_if_quiet)
-
-    def _probe_if_quiet(self) -> None:
-        self._probe_timer = None
-        settle = self.handle.tool.spawn.settle_ms / 1000
-        if asyncio.get_running_loop().time() - self._last_output < settle:
-            self.probe_when_quiet()
-        else:
-            self.probe()
-
-    def probe(self) -> bool:
-        """Ask now. True when it is known to wait for input."""
-        if self._probe is not None and isinstance(self.handle.decided, Running):
-            reading = bool(self._probe())
-            if isinstance(self.handle.decided, Running):  # it may have delivered a question, or the end
-                self.reading(reading)
-        return self.handle.reading
+    def probe(self) -> None:
+        """Ask now whether it reads its input; that it does is told to whoever watches the handle."""
+        if self._probing is not None:
+            self._probing.now()
 
     @property
     def can_probe(self) -> bool:
-        return self._probe is not None
+        return self._probing is not None
 
     def _cancel_timers(self) -> None:
-        for timer in (self._patience, self._next, self._probe_timer):
+        for timer in (self._patience, self._next):
             if timer is not None:
                 timer.cancel()
-        self._patience = self._next = self._probe_timer = None
+        self._patience = self._next = None
+        for telling in (self._probing, self.content):
+            if telling is not None:
+                telling.stop()
 
     def _close_question(self) -> None:
         if self._answer_to is not None:
@@ -434,7 +417,7 @@ class Run(Attempts):
             self.registry.conversation(self.handle.conversation).open_questions -= 1
             self._around.closed(self.handle)
 
-    # A person at its terminal, and news of what it prints
+    # A person at its terminal
 
     def drive(self, by_person: bool) -> None:
         """A person has taken over its terminal, or hands it back. Their time is not the tool's (P4)."""
@@ -447,8 +430,8 @@ class Run(Attempts):
             driven(by_person)
         if self._patience is not None:
             (self._patience.pause if by_person else self._patience.go_on)()
-        if handle.watchers:
-            self.probe_when_quiet()
+        if handle.watchers and self._probing is not None:
+            self._probing.when_quiet()
         self.registry.touch(handle)
 
     @property
@@ -463,30 +446,8 @@ class Run(Attempts):
         """An `await` watches it."""
         if self._answer_to is not None:
             self._around.awaited(self.handle)
-        self.probe_when_quiet()
-
-    def _tell_content(self) -> None:
-        """N6: one line until it is shown or delivered, however much comes. The store keeps one for each handle; after a
-        second it is told again, as another process may have shown or delivered it."""
-        handle, now = self.handle, self.registry.clock.now()
-        if now < self._content_from:
-            return
-        self._content_from = now + _CONTENT_SECS
-        news = content_notice(handle.id, handle.tool)
-        op = Notified(handle.conversation, news.kind, news.level, news.message, now, handle.uid, news.carriers)
-        self.registry.store.commit((op,), lambda _: None, lambda _: None, keep=True)
-
-    def content_was_told(self) -> None:
-        """The news of it was delivered: more is news again."""
-        if self._content_from != math.inf:
-            self._content_from = 0.0
-
-    def content_was_shown(self) -> None:
-        """What it printed was shown, up to the cursor: more is news again, also what has come since."""
-        self.content_was_told()
-        output = self.handle.output
-        if self._content_from != math.inf and output is not None and output.total > self.handle.cursor:
-            self._tell_content()
+        if self._probing is not None:
+            self._probing.when_quiet()
 
 
 def _is_closing(outcome: Outcome) -> bool:

@@ -73,7 +73,8 @@ class Actions:
         verdict = None if slot.by == "person" else self._permission.to_run(tool, slot.action, handle.conversation)
         if verdict == ASK:
             self._ask(slot, tool, handle.conversation, lambda said: self._act_or_refuse(slot, handle, said, answer))
-            handle.watch(OnStop(lambda _: self._ended_meanwhile(slot, handle, answer)))
+            if handle.active:
+                handle.watch(OnStop(lambda _: self._ended_meanwhile(slot, handle, answer)))
         else:
             self._act(slot, handle, verdict, answer)
 
@@ -82,11 +83,19 @@ class Actions:
         if skipped is not None:
             answer(Reply(skipped, skipped))
         elif slot.action == "fetch":
-            answer(self._replies.handle(handle, slot.arguments.get("view")))
+            self._fetch(handle, slot.arguments.get("view"), answer)
         elif slot.action == "apply":
             self._apply(handle, slot, answer)
         else:
             self._abort(handle, slot.by, answer)
+
+    def _fetch(self, handle: Handle, view: str | None, answer: Answer) -> None:
+        """C5. A terminal is looked at once, so that the reply says whether its program waits for input."""
+        if handle.tool.source == "terminal" and handle.run is not None:
+            handle.run.probe()
+            self._registry.when_visible(lambda: answer(self._replies.handle(handle, view)))
+        else:
+            answer(self._replies.handle(handle, view))
 
     def _ended_meanwhile(self, slot: Slot, handle: Handle, answer: Answer) -> None:
         if slot.asking is not None:  # P5: a prompt is withdrawn when its handle ends
@@ -268,6 +277,8 @@ class Actions:
 
     def _apply(self, handle: Handle, slot: Slot, answer: Answer) -> None:
         """C6: input for a running tool, the answer for a waiting one; which of them, is what the caller can see."""
+        if handle.tool.source == "terminal" and slot.by == "assistant" and handle.run is not None:
+            handle.run.probe()  # a password prompt that nobody has noticed yet is not the assistant's to answer (Q4)
         if handle.decided is handle.state:
             self._apply_now(handle, slot, answer)
         else:

@@ -111,6 +111,8 @@ class Ender:
                 self._end([*waited, *asked], "cancel")
             raise
         await _all_over(at_once)
+        if self._cut_short and not cancelled:
+            await self._cancel_parked(conversation, turn)
         self.over = [handle for handle in over if not handle.active]  # one that has parked meanwhile stays (T4)
         results = self._replies.entries(self.over, "dispatch")
         model = self._replies.entries(self.over, "model")
@@ -208,7 +210,10 @@ class Ender:
             async with asyncio.timeout(handle.tool.spawn.turn_end_timeout_secs):
                 await _over(handle, or_blocked=True)
         if handle.active and not handle.parked:
-            self._end([handle], "turn_end")
+            secs = handle.tool.spawn.turn_end_timeout_secs
+            blocked = handle.blocked_on_caller()
+            why = "it waited for you" if blocked else f"it was waited for for {secs:g} s"
+            self._admission.end(handle, Error(f"Aborted at the end of the turn: {why}.", "aborted"), "turn_end")
             await _over(handle)
 
     async def _cancel_parked(self, conversation: str, turn: str) -> None:

@@ -5,6 +5,7 @@ Nothing of an inquiry becomes part of the conversation: request and answer are r
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,6 +50,10 @@ class Inquiries:
         self._assistant = dict(assistant or {})
         self._timeout = timeout
         self._tasks: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
+        """Of the inquiry function; one that was cancelled may still tidy up."""
+        self._asked: dict[tuple[str, str], Counter[str]] = {}
+        """By turn: how often a model was asked what."""
 
     @property
     def here(self) -> bool:
@@ -69,11 +74,10 @@ class Inquiries:
         return task
 
     async def _answer(self, handle: Handle, question: Question, assistant: Mapping[str, Any]) -> Outcome:
-        asked = await self._asked_before(handle, question)
         problem = ""
-        for attempt in range(asked + 1, asked + ATTEMPTS + 1):
+        for _ in range(ATTEMPTS):
             inquiry = Inquiry(
-                id=f"{handle.call_id}.{question.id}.{attempt}",
+                id=await self._new_id(handle, f"{handle.call_id}.{question.id}"),
                 purpose="question",
                 conversation=handle.conversation,
                 turn=handle.turn,
@@ -91,10 +95,18 @@ class Inquiries:
             problem = f'\n\nYour last answer was not {{"answer": …}} with {expected(question)}.'
         return _failed(handle, question, f"it did not answer with {expected(question)}")
 
-    async def _asked_before(self, handle: Handle, question: Question) -> int:
-        """How often a model was asked this of the call, also before a restart: ids are used once (Q6)."""
-        rows = await self._registry.store.inquiries(handle.conversation, handle.turn, _ALL)
-        return sum(row.uid == handle.uid and row.id.startswith(f"{handle.call_id}.{question.id}.") for row in rows)
+    async def _new_id(self, handle: Handle, of: str) -> str:
+        """An id that was not used in the turn before, also not before a restart (Q6)."""
+        turn = (handle.conversation, handle.turn)
+        if turn not in self._asked:
+            rows = await self._registry.store.inquiries(*turn, limit=_ALL)
+            self._asked.setdefault(turn, Counter(row.id.rpartition(".")[0] for row in rows))
+        self._asked[turn][of] += 1
+        return f"{of}.{self._asked[turn][of]}"
+
+    def forget(self, conversation: str, turn: str) -> None:
+        """The turn is over."""
+        self._asked.pop((conversation, turn), None)
 
     async def inquire(self, inquiry: Inquiry, *, uid: str | None = None) -> Any:
         """The model's answer as it is, recorded with the request (Q6). Raises `InquiryFailed` if there is none."""
@@ -102,7 +114,9 @@ class Inquiries:
             raise InquiryFailed("there is no model to ask")
         if self._assistant and not inquiry.assistant:
             inquiry = msgspec.structs.replace(inquiry, assistant=self._assistant)
-        asking = asyncio.ensure_future(self._called(self._inquire, inquiry))
+        asking = asyncio.create_task(self._called(self._inquire, inquiry))
+        self._calls.add(asking)
+        asking.add_done_callback(self._calls.discard)
         answer, error = None, None
         try:
             done, _ = await asyncio.wait([asking], timeout=self._timeout)
@@ -149,10 +163,10 @@ class Inquiries:
 
     async def close(self) -> None:
         """Nobody needs an answer any more."""
-        for task in self._tasks:
+        for task in tuple(self._tasks):
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_CLOSE_SECS)
+        if self._tasks or self._calls:
+            await asyncio.wait({*self._tasks, *self._calls}, timeout=_CLOSE_SECS)
 
 
 def answer_schema(question: Question) -> dict[str, Any]:

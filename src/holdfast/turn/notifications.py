@@ -59,6 +59,9 @@ class Notifications:
             raise HoldfastError(
                 f"{level!r:.60} is not a level; there are {', '.join(get_args(Level))}", code="invalid_arguments"
             )
+        for what, given in (("message", message), ("conversation", conversation)):
+            if not isinstance(given, str) or not given:
+                raise HoldfastError(f"the {what} must be a text, not {given!r:.60}", code="invalid_arguments")
         now = self._registry.clock.now()
         await self._registry.write((Notified(conversation, kind, level, clip(message), now),))
         if level == "critical":

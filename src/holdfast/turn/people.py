@@ -26,6 +26,8 @@ from holdfast.turn.prompts import (
 
 _log = logging.getLogger("holdfast.turn")
 
+_CLOSE_SECS = 1.0
+"""How long closing waits for a prompt that tidies up."""
 _DECISIONS: dict[type[Prompt], tuple[type[Decision], ...]] = {
     RunTool: (Approved, Denied, Edited, Cancelled),
     DeliverResult: (Approved, Denied, Edited, Cancelled),
@@ -137,4 +139,4 @@ class People:
         if self._shown is not None and self._shown.task is not None:
             task = self._shown.task
             self._shown.withdraw()
-            await asyncio.wait([task])
+            await asyncio.wait([task], timeout=_CLOSE_SECS)

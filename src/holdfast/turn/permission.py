@@ -93,8 +93,9 @@ class Permission:
         # One object for all times the person is asked, so that whoever may withdraw it always can.
         asking: Asking | None = None
 
-        def again(problem: str, arguments: dict[str, Any]) -> None:
-            assert asking is not None
+        def again(problem: str, given: Any) -> None:
+            assert asking is not None and isinstance(asking.prompt, RunTool)
+            arguments = given if isinstance(given, dict) else asking.prompt.arguments
             other = msgspec.structs.replace(
                 prompt,
                 problem=problem,
@@ -112,14 +113,15 @@ class Permission:
                     if digest(shown.tool, shown.action, shown.id, shown.arguments) != shown.digest:
                         again("the arguments have changed since you were asked", shown.arguments)
                         return
-                    if remember:
-                        self._remembered.decided(prompt.conversation, tool.name, True)
-                    if shown.problem is None:
-                        then(shown.arguments)
-                    else:
-                        self._edited(shown, shown.arguments, check, then, again)
+                    taken = shown.arguments if shown.problem is None else self._checked(shown.arguments, check, again)
+                    if taken is not None:
+                        if remember:
+                            self._remembered.decided(prompt.conversation, tool.name, True)
+                        then(taken)
                 case Edited(value):
-                    self._edited(shown, value, check, then, again)
+                    taken = self._checked(value, check, again)
+                    if taken is not None:
+                        then(taken)
                 case Denied(reason, remember):
                     if remember:
                         self._remembered.decided(prompt.conversation, tool.name, False)
@@ -138,24 +140,16 @@ class Permission:
         asking = self._people.ask(prompt, said, said_meanwhile)
         return asking
 
-    def _edited(
-        self,
-        shown: RunTool,
-        value: Any,
-        check: Check,
-        then: Callable[[Outcome | dict[str, Any]], None],
-        again: Callable[[str, dict[str, Any]], None],
-    ) -> None:
+    def _checked(self, edited: Any, check: Check, again: Callable[[str, Any], None]) -> dict[str, Any] | None:
+        """What a person made of the arguments, if the tool takes it; else they are asked again."""
         try:
-            arguments = check(value)
+            return check(edited)
         except ToolError as error:
             try:
-                other = plain(value)
-            except (TypeError, ValueError, NotImplementedError):
-                other = None
-            again(error.message, other if isinstance(other, dict) else shown.arguments)
-            return
-        then(arguments)
+                again(error.message, plain(edited))
+            except (TypeError, ValueError, NotImplementedError):  # what they gave is not even JSON
+                again(error.message, None)
+            return None
 
     # To deliver
 

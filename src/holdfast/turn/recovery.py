@@ -113,7 +113,7 @@ class Recovery:
 
     async def claim(self, record: Record) -> Record | None:
         """Make a dead owner's call ours; None if somebody else was first, or it has stopped."""
-        asked = TakenBack(record.conversation, ((record.uid, "answered"),))  # its question goes with its process
+        asked = TakenBack(record.conversation, ((record.uid, "asked"),))  # its question goes with its process
         claimed, _ = await self._registry.write((Claimed(record.uid, record.owner), asked))
         assert claimed is None or isinstance(claimed, Record)
         return claimed
@@ -204,6 +204,8 @@ class Recovery:
         resolution = await self._completion(record.uid)
         if resolution is not None and not self._admission.is_delivering(record.uid):
             handle = self._registry.adopt(record)
+            if isinstance(handle.decided, Stopped):
+                return  # its end is being written
             end = ended(resolution, self._registry.clock.now())
             handle.watch(OnStop(self._admission.closed))  # another process may be asked, and be first
             self._admission.deliver(handle, end.outcome, partial(self._deliver, handle, end))

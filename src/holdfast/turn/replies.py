@@ -95,8 +95,9 @@ class Replies:
                 entry["screen"]["alternate"] = True
             if screen.emulator == "line":
                 entry["screen"]["emulator"] = "line"
-        if not isinstance(handle.state, Pending):
-            entry["yielded_because"] = because or _because(handle)
+        because = because or _because(handle)
+        if because is not None:
+            entry["yielded_because"] = because
         if handle.driver is not None:
             entry["driver"] = handle.driver
         return entry
@@ -249,17 +250,26 @@ class Replies:
             why = _not_shown(error)
             return Reply(why, why, True, "tool_error")
         cursors = tuple((h.uid, _end(h, h.output)) for h in shown if h.output is not None and not h.withheld)
-        showed = tuple(_shown(handle) for handle in (*shown, *asked) if not isinstance(handle.state, Pending))
+        showed = tuple(_shown(handle) for handle in shown if not isinstance(handle.state, Pending))
+        showed += tuple(_asked(handle) for handle in asked)
         return Reply(dispatch, model, is_error, code, cursors, showed)
 
 
-def _shown(handle: Handle) -> tuple[str, Literal["running", "waiting", "stopped"], int]:
+_Shown = tuple[str, Literal["running", "waiting", "asked", "stopped"], int]
+
+
+def _shown(handle: Handle) -> _Shown:
     match handle.state:
         case Stopped():
             return handle.uid, "stopped", 0
         case Waiting():
             return handle.uid, "waiting", 0 if handle.run is None else handle.run.questions
     return handle.uid, "running", 0
+
+
+def _asked(handle: Handle) -> _Shown:
+    """Its question alone."""
+    return handle.uid, "asked", 0 if handle.run is None else handle.run.questions
 
 
 def _screen(handle: Handle, view: str | None) -> Screen | None:
@@ -270,11 +280,11 @@ def _screen(handle: Handle, view: str | None) -> Screen | None:
     return live.screen() if view == "screen" or live.draws(handle.cursor) else None
 
 
-def _because(handle: Handle) -> Because:
-    """Why a reply that did not wait for anything came: as far as the terminal had got."""
+def _because(handle: Handle) -> Because | None:
+    """Of a reply that waited for nothing: what is known of the program."""
     if not handle.active:
         return "exited"
-    return "waiting_for_input" if handle.reading or isinstance(handle.state, Waiting) else "deadline"
+    return "waiting_for_input" if handle.reading or isinstance(handle.state, Waiting) else None
 
 
 def _parked(handle: Handle) -> dict[str, Any]:

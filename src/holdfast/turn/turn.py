@@ -268,7 +268,7 @@ class Turn:
 
     def _still(self, uid: str, shown: Shown, question: int) -> bool:
         """Whether the question that was shown is the one that is open: the next one is news (N3)."""
-        handle = self._runtime.registry.loaded(uid) if shown == "waiting" else None
+        handle = self._runtime.registry.loaded(uid) if shown in ("waiting", "asked") else None
         return handle is None or handle.run is None or handle.run.questions == question
 
     def cancel(self) -> None:
@@ -329,6 +329,7 @@ class Turn:
                 runtime.turns.discard(self)
                 registry.turn_ended(self.conversation)
                 runtime.remembered.forget(self.conversation)
+                runtime.inquiries.forget(self.conversation, self.id)
                 runtime.notifications.forget(self.conversation)
         return ending
 

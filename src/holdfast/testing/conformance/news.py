@@ -100,7 +100,7 @@ class Telling(Suite):
         left: dict[Shown, tuple[str, ...]] = {
             "running": ("tool.waiting", "tool.stopped", "custom.kind"),
             "waiting": ("tool.stopped", "custom.kind"),
-            "answered": ("tool.content", "tool.stopped", "custom.kind"),
+            "asked": ("tool.content", "tool.stopped", "custom.kind"),
             "stopped": (),
         }
         for respond in (False, True):

@@ -252,9 +252,9 @@ class _Call:
         return self._keys_later is not None
 
     def _running(self) -> Pty:
-        if self._pty is None:
-            name = self._invocation.tool.name
-            raise ToolError(f"the program of `{name}` has ended and takes no more input", code="not_running")
+        if self._pty is None or self._ends:
+            name, what = self._invocation.tool.name, "has ended" if self._pty is None else "is being ended"
+            raise ToolError(f"the program of `{name}` {what} and takes no more input", code="not_running")
         return self._pty
 
     # Whether it waits for input

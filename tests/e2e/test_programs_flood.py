@@ -1,0 +1,180 @@
+"""Programs that print without end, or take nothing in: memory stays bounded, and the rest of the world goes on (O5, C6)."""
+
+import asyncio
+import re
+import string
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.e2e.terminals import Session, at_work, shell
+
+from holdfast import OutputPolicy, Tool, terminal
+from holdfast.tools.refusals import UNREAD_LIMIT
+
+MIB = 1 << 20
+pytestmark = pytest.mark.timeout(180)
+
+LINES = 19_000_000
+"""Of eleven bytes each: nine digits, and a line end as terminals have it. That of line k is at offset 11 k."""
+TOTAL = 11 * LINES
+HALF = 50 * MIB
+"""Of what is kept by default, 100 MiB: the first half of it, and the last."""
+
+
+def numbers(start: int, stop: int) -> str:
+    """What is to be read from one offset to another, both of whole lines."""
+    return "".join(f"{100_000_000 + line}\n" for line in range(start // 11, stop // 11))
+
+
+@asynccontextmanager
+async def memory_stays_below(growth: int) -> AsyncIterator[None]:
+    """Look at the memory of this process every few milliseconds: it may not grow by more than that."""
+    process = psutil.Process()
+    before = highest = process.memory_info().rss
+
+    async def watch() -> None:
+        nonlocal highest
+        while True:
+            highest = max(highest, process.memory_info().rss)
+            await asyncio.sleep(0.005)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+    assert highest - before < growth, f"grew by {(highest - before) / MIB:.0f} MiB"
+
+
+async def test_O5_two_hundred_megabytes_leave_memory_flat_and_their_ends_readable() -> None:
+    seq = terminal(["seq", "100000000", str(100_000_000 + LINES - 1)], name="seq")
+    async with at_work(seq, shell()) as assistant:
+        await (await assistant.spawn("shell")).abort()  # everything is imported
+        async with memory_stays_below(100 * MIB):
+            session = await assistant.spawn("seq")
+            (ended,) = (await assistant.call("await", all=["seq"], timeout_secs=150))["completed"]
+        marker, hint, tail = ended["result"].split("\n\n", 2)
+        assert re.fullmatch(r"\.\.\.\d+ bytes truncated\.\.\.", marker)
+        assert "read_output" in hint
+        assert tail == numbers(TOTAL - 400 * 11, TOTAL), "the last 400 lines"
+        info = await assistant.runtime.handle("seq", conversation="main")
+        assert info is not None
+        assert (info.output_bytes, info.exit_code) == (TOTAL, 0)
+        await check_kept(session)
+
+
+async def check_kept(session: Session) -> None:
+    """Both ends can be read, and what lies between is known to be gone, to the byte."""
+    gap = (HALF, TOTAL - HALF)
+    for offset in (0, 11 * 1_000_000, HALF // 11 * 11 - 110, -(-gap[1] // 11) * 11, TOTAL - 110):
+        piece = await session.output(offset=offset, limit=110)
+        assert (piece["end"], piece["total"]) == (offset + 110, TOTAL)
+        assert piece["content"] == numbers(offset, offset + 110)
+    for offset in (gap[0], 100_000_000, gap[1] - 1):
+        piece = await session.output(offset=offset, limit=110)
+        assert (piece["end"], piece["missing"]) == (gap[1], gap[1] - offset)
+        assert f"{gap[1] - offset} bytes" in piece["content"]
+    last = await session.output(from_end=True, limit=110)
+    assert last["content"] == numbers(TOTAL - 110, TOTAL)
+
+
+async def test_C5_a_flood_is_read_piece_by_piece_while_it_comes() -> None:
+    """Every fetch has the latest lines, whole, and says how much it leaves out; nothing is told twice."""
+    flood = terminal(["seq", "100000000", str(100_000_000 + 1_999_999)], name="seq")
+    async with at_work(flood) as assistant:
+        session = await assistant.spawn("seq")
+        replies = [session.said]
+        while session.said["state"] == "running":
+            replies.append(await session.fetch())
+        lines = [line for said in replies for line in told(said).splitlines() if re.fullmatch(r"\d{9}", line)]
+        assert lines == sorted(set(lines))
+        assert lines[-1] == "101999999"
+        omitted = sum(int(count) for said in replies for count in re.findall(r"\.\.\.(\d+) bytes trunc", told(said)))
+        assert omitted > 0
+        shown = sum(len(re.sub(r"\A\.\.\.\d+ bytes.*\n\n.*\n\n", "", told(said)).replace("\n", "\r\n")) for said in replies)
+        assert omitted + shown == 2_000_000 * 11
+
+
+def told(said: dict[str, Any]) -> str:
+    return str(said.get("content", said.get("result", "")))
+
+
+# Programs that take nothing in
+
+
+def quick(tool: Tool) -> Tool:
+    """The same, whose replies do not wait for a program that says nothing."""
+    return replace(tool, spawn=replace(tool.spawn, settle_ms=20, settle_max_ms=50))
+
+
+async def fill(session: Session, size: int) -> str:
+    """Type lines of that length until one is refused; all that was taken."""
+    taken = ""
+    for letter in string.ascii_letters:
+        line = letter * (size - 1) + "\n"
+        (response,) = await session.assistant.batch((session.tool, {"action": "apply", "id": session.id, "input": line}))
+        if response.is_error:
+            assert response.code == "input_not_read"
+            assert response.result.startswith("Nothing was written: the program has not read ")
+            return taken
+        taken += line
+    raise AssertionError(f"it took {len(taken)} bytes that nobody has read")
+
+
+async def test_C6_what_a_program_does_not_read_is_refused_in_time_and_an_abort_ends_it() -> None:
+    sleep = quick(terminal(["sleep", "1000"], name="sleep"))
+    async with at_work(sleep) as assistant:
+        session = await assistant.spawn("sleep")
+        assert UNREAD_LIMIT - 2 * 4000 < len(await fill(session, 4000)) <= UNREAD_LIMIT
+        assert (await session.fetch())["state"] == "running"
+        aborted = await session.abort()
+        assert (aborted["state"], aborted["ended_by"], "is_error" in aborted) == ("stopped", "abort", False)
+
+
+@pytest.mark.parametrize("size", [1000, 10_000])
+async def test_C6_what_was_taken_before_the_refusal_is_read_whole(tmp_path: Path, size: int) -> None:
+    """A program that is busy for a while finds all of it later, also lines that are longer than a terminal's."""
+    script = "until [ -e done ]; do sleep 0.01; done; exec cat > taken"
+    async with at_work(quick(terminal(["sh", "-c", script], name="busy", cwd=str(tmp_path)))) as assistant:
+        session = await assistant.spawn("busy")
+        taken = await fill(session, size)
+        (tmp_path / "done").touch()
+        waited = await assistant.call("await", all=["busy"])
+        assert waited["needs_input"] is True, "it has read everything, and waits for more"
+        await session.apply("and more\n")
+        await session.apply(None)
+        await session.stops()
+    assert (tmp_path / "taken").read_text() == taken + "and more\n"
+
+
+@pytest.mark.xfail(reason="bug")
+async def test_C6_a_program_that_does_not_read_can_be_interrupted() -> None:
+    """Ctrl-C takes back what was typed before it, as on any terminal; it does not wait in line behind that."""
+    sleep = quick(terminal(["sleep", "1000"], name="sleep"))
+    async with at_work(sleep) as assistant:
+        session = await assistant.spawn("sleep")
+        await fill(session, 4000)
+        await session.apply(keys=["C-c"])
+        ended = await session.stops()
+        assert ended["result"].startswith("The command was killed by SIGINT.")
+
+
+async def test_C6_a_program_that_floods_and_never_reads_is_refused_and_ended() -> None:
+    yes = quick(terminal(["yes"], name="yes", output=OutputPolicy(max_output=4 * MIB)))
+    async with at_work(yes, shell()) as assistant:
+        other = await assistant.spawn("shell")
+        await other.reads("$ ")
+        async with memory_stays_below(100 * MIB):
+            session = await assistant.spawn("yes")
+            assert session.said["yielded_because"] == "deadline", "it is never quiet"
+            assert len(await fill(session, 16_000)) <= UNREAD_LIMIT
+            await other.apply("echo still $((6 * 7))\n")
+            assert await other.reads("\nstill 42\n$ "), "others have their turn"
+            aborted = await session.abort()
+        assert (aborted["state"], aborted["ended_by"]) == ("stopped", "abort")

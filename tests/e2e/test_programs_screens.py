@@ -1,0 +1,148 @@
+"""Full-screen programs: what a model sees of them is what a person would see, and it can drive them (C4–C6).
+
+The screens are in `screens/`, one a file, each as `picture` draws it.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.e2e.terminals import Said, at_work, picture
+from tests.programs import needs
+
+from holdfast import Tool, terminal
+
+BARE = {"LC_ALL": "C.UTF-8", "LESS": "", "LESSOPEN": "", "LESSHISTFILE": "-", "VIMINIT": "", "EXINIT": ""}
+"""Programs with nobody's settings."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs() -> None:
+    needs("less", "vim", "top")
+
+
+def less(directory: Path, **settings: int) -> Tool:
+    """A thousand numbered lines, one of them with something to find."""
+    lines = (f"{number} bottles{' and a needle' if number == 700 else ''}\n" for number in range(1, 1001))
+    (directory / "bottles").write_text("".join(lines))
+    return terminal(["less", "bottles"], name="less", env={**BARE, "HOME": str(directory)}, cwd=str(directory), **settings)
+
+
+def vim(directory: Path) -> Tool:
+    (directory / "poem").write_text("Roses are red\n")
+    command = ["vim", "-u", "NONE", "-N", "-i", "NONE", "-n", "poem"]
+    return terminal(command, name="vim", env={**BARE, "HOME": str(directory)}, cwd=str(directory))
+
+
+def top(directory: Path) -> Tool:
+    home = {"HOME": str(directory), "XDG_CONFIG_HOME": str(directory)}
+    return terminal(["top", "-d", "0.5"], name="top", env={**BARE, **home})
+
+
+# less
+
+
+async def test_C4_less_shows_page_after_page_finds_and_quits(tmp_path: Path) -> None:
+    async with at_work(less(tmp_path, rows=12, cols=40)) as assistant:
+        session = await assistant.spawn("less")
+        await session.shows("less-begins")
+        await session.apply(" ")
+        await session.shows("less-next-page")
+        await session.apply("/needle", keys=["ENTER"])
+        await session.shows("less-found")
+        await session.apply(keys=["END"])
+        await session.shows("less-ends")
+        await session.apply(keys=["q"])
+        ended = await session.stops()
+        assert ended == {"id": "less", "state": "stopped", "result": ""}, "what was on its screen is gone with it"
+
+
+async def test_C6_another_size_is_drawn_anew(tmp_path: Path) -> None:
+    async with at_work(less(tmp_path)) as assistant:
+        session = await assistant.spawn("less")
+        await session.shows("less-usual-size")
+        await session.apply(size={"rows": 6, "cols": 30})
+        await session.shows("less-small")
+        await session.apply(keys=["PAGEDOWN"], size={"rows": 8, "cols": 30})
+        await session.shows("less-small-next-page")
+
+
+async def test_C5_auto_is_the_screen_of_a_program_that_draws_one(tmp_path: Path) -> None:
+    """And `stream` says nothing of it, as its output was drawn and not written."""
+    async with at_work(less(tmp_path, rows=12, cols=40)) as assistant:
+        session = await assistant.spawn("less")
+        shown = await session.shows("less-begins")
+        for view in (None, "auto", "screen"):
+            fetched = await session.fetch(view)
+            assert (fetched["content"], fetched["screen"]) == (shown["content"], shown["screen"])
+        assert (await session.fetch("stream")) == {"id": "less", "state": "running"}
+        applied = await session.apply(" ")
+        assert applied["screen"]["alternate"] is True, "the reply to an apply is the screen, too"
+
+
+# vim
+
+
+async def test_C6_vim_takes_text_and_keys_and_writes_the_file(tmp_path: Path) -> None:
+    async with at_work(vim(tmp_path)) as assistant:
+        session = await assistant.spawn("vim")
+        await session.shows("vim-begins")
+        await session.apply("oViolets are blue", keys=["ENTER"])
+        await session.apply("Tabs\tand – dashes", keys=["ESC"])
+        await session.shows("vim-inserted")
+        await session.apply(":set titlestring=a\\ poem title", keys=["ENTER"])
+        await session.shows("vim-title")
+        await session.apply(":w", keys=["ENTER"])
+        await session.shows("vim-written", as_seen=without_sizes)
+        assert (tmp_path / "poem").read_text() == "Roses are red\nViolets are blue\nTabs\tand – dashes\n"
+        await session.apply(size={"rows": 10, "cols": 60})
+        await session.shows("vim-small", as_seen=without_sizes)
+        await session.apply(":q", keys=["ENTER"])
+        ended = await session.stops()
+        assert ended["state"] == "stopped"
+        assert "is_error" not in ended
+
+
+async def test_C6_vim_takes_lines_of_text_as_they_are_and_moves_by_named_keys(tmp_path: Path) -> None:
+    async with at_work(vim(tmp_path)) as assistant:
+        session = await assistant.spawn("vim")
+        await session.shows("vim-begins")
+        await session.apply("GA\nsecond\nthird", keys=["ESC"])
+        await session.sees(lambda said: said["screen"]["cursor"] == [3, 5])
+        await session.apply(keys=["UP", "HOME", "x", "UP", "END"])
+        await session.sees(lambda said: said["screen"]["cursor"] == [1, 13])
+        await session.apply(":x", keys=["ENTER"])
+        await session.stops()
+    assert (tmp_path / "poem").read_text() == "Roses are red\necond\nthird\n"
+
+
+def without_sizes(said: Said) -> str:
+    """As `picture`, but older versions of vim count characters."""
+    return re.sub(r"(\d+L, \d+)[BC]", r"\1B", picture(said))
+
+
+# top
+
+
+async def test_C5_top_is_its_screen_and_is_drawn_anew(tmp_path: Path) -> None:
+    async with at_work(top(tmp_path)) as assistant:
+        session = await assistant.spawn("top")
+        await session.shows("top", as_seen=head_of_top)
+        first = session.said["content"]
+        await session.sees(lambda said: said["content"] != first and head_of_top(said))
+        await session.apply(size={"rows": 15, "cols": 100})
+        await session.shows("top-wide", as_seen=head_of_top)
+        await session.apply(keys=["q"])
+        assert (await session.stops())["state"] == "stopped"
+
+
+def head_of_top(said: Said) -> str:
+    """What stays the same of it: the head without its numbers, and the titles of the columns. Processes there are."""
+    seen = said.get("content", "").split("\n")
+    titles = next((at for at, line in enumerate(seen) if "COMMAND" in line), None)
+    if titles is None or not re.match(r" *\d+ \S+ ", "".join(seen[titles + 1 : titles + 2])):
+        return picture(said)
+    lines = [re.sub("up .* users?,", "up #, # users,", line) for line in seen[: titles + 1]]
+    lines = [re.sub(r" *\d+(:\d\d)*(\.\d+)?\b", " #", line).rstrip() for line in lines]
+    head = picture({**said, "content": "\n".join(lines), "screen": {**said["screen"], "cursor": ["#", "#"]}})
+    return re.sub(r"(\|\s+\|\n)+(?=\+)", "", head)
