@@ -197,6 +197,8 @@ class Runtime:
 
     def _heard(self, ids: frozenset[str] | None) -> None:
         """Another process has changed something: its ids are a hint, the rows are the truth."""
+        if self.closing:
+            return
         self.durability.waits.look(ids)
         self.relay.look(ids)
         self.notifications.heard(ids)
@@ -348,7 +350,7 @@ class Runtime:
             await self.registry.write((), keep=False)  # what was resolved just before counts
         self.registry.closing = True
         for turn in tuple(self.turns):
-            turn.leave()
+            turn._leave()
         await self.people.close()
         await self.inquiries.close()
         live = self.registry.live()

@@ -22,15 +22,30 @@ ESSENTIAL = {
         "second worker: step `install` runs",
         '"result":"r-17 installed in production, approved by Ada"',
     ],
+    "conversation.py": [
+        "migrate asks: Drop the table old_users?",
+        "tool: old_users kept\n\n[Automatic notifications.",
+        "- info: `links` (check) stopped.",
+        '{"completed":[{"id":"tests","state":"stopped","result":"tests: all well"}],"pending":[]}\n'
+        "assistant: The tests are well, too.",
+    ],
     "first_turn.py": [
         '{"id":"compile","state":"running"}',
         '{"completed":[{"id":"compile","state":"stopped","result":""},{"id":"lines","state":"stopped","result":"',
         '"pending":[{"id":"door","state":"running","waiting_for_input":true}],"needs_input":true}',
         '{"id":"door","state":"stopped","result":"Hello, the model!"}',
     ],
+    "terminal.py": [
+        "  | +fire\n  | (1/1) Stage this hunk",
+        'stage({"action": "apply", "id": "s", "input": "n"})',
+        "  | +tea\n  | (1/1) Stage this hunk",
+        "running, waiting_for_input",
+        "stopped, exited",
+        "staged: shopping.txt\n",
+    ],
 }
-IN_README = ["first_turn.py", "approval.py"]
-"""Which example each `text` block of the README is of."""
+IN_README = ["first_turn.py", "terminal.py", "approval.py"]
+"""Which example each `text` block of the README is of. In a block `…` stands for what it leaves out."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +67,8 @@ def test_a_step_that_was_recorded_before_the_kill_runs_once(printed: dict[str, s
 def test_the_readme_shows_what_the_examples_print(printed: dict[str, str]) -> None:
     shown = [block.text for block in blocks(ROOT / "README.md") if block.language == "text"]
     for name, text in zip(IN_README, shown, strict=True):
-        assert _counted(text) in _counted(printed[name])
+        pattern = re.escape(_counted(text)).replace("…", ".*")
+        assert re.search(pattern, _counted(printed[name])), f"{name} does not print\n{text}"
 
 
 def _counted(text: str) -> str:

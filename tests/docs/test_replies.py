@@ -91,3 +91,30 @@ async def test_C3_A3_O4_D9_every_key_of_a_reply_is_on_the_page(tmp_path: Path) -
     inside = {key for reply in waits for entry in reply["pending"] for key in entry} - {"id", "state"}
     assert {key for reply in waits for key in reply} | inside == keys("await")
     assert {key for reply in reads for key in reply} == keys("read_output")
+
+
+DRAWING = ["sh", "-c", r"printf '\033[?1049h\033]0;a title\007hello'; read -r line"]
+
+
+async def test_C3_every_key_of_a_terminals_reply_is_on_the_page() -> None:
+    draw = holdfast.terminal(DRAWING, name="draw")
+    replies: list[dict[str, Any]] = []
+    async with holdfast.Runtime([draw]) as rt, rt.turn("main") as turn:
+
+        async def reply(**arguments: Any) -> None:
+            [response] = await turn.run([holdfast.ToolCall("1", "draw", arguments)])
+            replies.append(json.loads(response.result))
+
+        await reply(action="spawn", id="d")
+        run = rt.registry.find("d", "main").run
+        assert run is not None
+        run.drive(True)
+        await reply(action="fetch", id="d", view="screen")
+        run.drive(False)
+        await reply(action="abort", id="d")
+
+    assert {key for each in replies for key in each} - keys("A handle") == keys("A terminal")
+    row = " ".join(rows(sections(ROOT / "docs" / "reference" / "replies.md")["A terminal"])["screen"])
+    shown = {key for each in replies for key in each.get("screen", {})}
+    assert {"rows", "cols", "cursor"} <= shown
+    assert [key for key in shown if f"`{key}`" not in row] == []

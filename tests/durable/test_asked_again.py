@@ -260,10 +260,15 @@ async def test_P1_output_that_was_stored_with_a_step_is_withheld_too(tmp_path: P
 class _Tidies(Person):
     """A prompter that takes a moment when its prompt is withdrawn."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.tidying = asyncio.Event()
+
     async def __call__(self, what: Any) -> Any:
         try:
             return await super().__call__(what)
         except asyncio.CancelledError:
+            self.tidying.set()
             await asyncio.sleep(0.3)
             raise
 
@@ -301,8 +306,7 @@ async def test_R6_what_comes_up_while_the_runtime_closes_is_left_to_the_next(tmp
         if what != "permission":
             await batch
         leaving = asyncio.create_task(rt.close())
-        await asyncio.sleep(0.1)  # it waits for the prompter
-        assert not leaving.done()
+        await first.tidying.wait()  # the runtime is closing, and waits for the prompter
         closing.set()
         await leaving
     await over(batch)

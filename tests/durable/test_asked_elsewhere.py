@@ -61,7 +61,7 @@ async def test_C6_the_callers_answer_from_another_process_withdraws_the_prompt(t
     ("policy", "secret"),
     [
         (QuestionPolicy(exclusive=True), False),
-        pytest.param(QuestionPolicy(), True, marks=pytest.mark.xfail(reason="bug")),
+        (QuestionPolicy(), True),
     ],
     ids=["exclusive", "secret"],
 )

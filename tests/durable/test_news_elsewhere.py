@@ -12,7 +12,6 @@ from tests.turn.puppets import Puppets, heard, lines, nothing, over, start
 
 from holdfast import Key, NotificationPolicy, Runtime
 
-bug = pytest.mark.xfail(reason="bug")
 CRASHED = "The process that ran this call ended before the call did."
 
 
@@ -52,7 +51,6 @@ async def test_N_a_handle_that_another_process_runs_is_news_here_once(puppets: P
         assert await next_turn(one) == []
 
 
-@bug
 async def test_N6_output_of_a_handle_that_another_process_runs_is_news_again(puppets: Puppets, tmp_path: Path) -> None:
     """Told or shown by one process, printed in the other: the last it prints is not lost either."""
 

@@ -76,22 +76,26 @@ class Session:
         """The latest reply."""
         self.text = ""
         """All that it has printed, as far as it was shown as lines."""
-        self._applied = 0
+        self._new_from = 0
 
     @property
     def new(self) -> str:
-        """What it has printed since the last `apply`."""
-        return self.text[self._applied :]
+        """What it has printed since the last `apply`, or `begin`."""
+        return self.text[self._new_from :]
 
     async def hears(self, **arguments: Any) -> Said:
         said = self.said = await self.assistant.call(self.tool, id=self.id, **arguments)
         if "screen" not in said:
-            self.text += said.get("content", said.get("result", ""))
+            self.text += str(said.get("content", said.get("result", "")))
         return said
+
+    def begin(self) -> None:
+        """From here on it is new."""
+        self._new_from = len(self.text)
 
     async def apply(self, *input: Any, **more: Any) -> Said:
         """Type, press keys, give it another size."""
-        self._applied = len(self.text)
+        self.begin()
         return await self.hears(action="apply", **({"input": input[0]} if input else {}), **more)
 
     async def fetch(self, view: str | None = None) -> Said:
@@ -102,12 +106,12 @@ class Session:
 
     async def reads(self, text: str) -> str:
         """Fetch until what it has printed since the last `apply` ends with this."""
-        await self._until(lambda: self.new.endswith(text), "stream", lambda: f"{text!r} is not the end of {self.new!r}")
+        await self.until(lambda: self.new.endswith(text), lambda: f"{text!r} is not the end of {self.new!r}")
         return self.new
 
     async def sees(self, condition: Callable[[Said], object]) -> Said:
         """Fetch the screen until the condition holds of the reply."""
-        await self._until(lambda: "screen" in self.said and condition(self.said), "screen", lambda: picture(self.said))
+        await self.until(lambda: "screen" in self.said and condition(self.said), lambda: picture(self.said), "screen")
         return self.said
 
     async def shows(self, name: str, *, as_seen: Callable[[Said], str] | None = None) -> Said:
@@ -124,7 +128,7 @@ class Session:
         try:
             await self.sees(lambda said: as_seen(said) == wanted)
         except AssertionError:
-            assert as_seen(self.said) == wanted  # noqa: PT017 (which shows the difference)
+            assert as_seen(self.said) == wanted  # told again as a difference
         return self.said
 
     async def stops(self) -> Said:
@@ -142,7 +146,8 @@ class Session:
         """What is kept of all that it has printed."""
         return await self.assistant.call("read_output", id=self.id, **which)
 
-    async def _until(self, condition: Callable[[], object], view: str, what: Callable[[], str]) -> None:
+    async def until(self, condition: Callable[[], object], what: Callable[[], str], view: str = "stream") -> None:
+        """Fetch until the condition holds; `what` says what is wrong if it never does."""
         limit = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < limit, what()
@@ -172,6 +177,11 @@ def python(script: str, name: str = "program", **settings: Any) -> Tool:
 def patient(tool: Tool, settle_ms: int = 10_000) -> Tool:
     """The same, whose replies come when it is known to wait or has ended, however slow the machine is."""
     return replace(tool, spawn=replace(tool.spawn, settle_ms=settle_ms, settle_max_ms=20_000))
+
+
+def quick(tool: Tool) -> Tool:
+    """The same, whose replies do not wait for a program that says nothing, or does not stop to speak."""
+    return replace(tool, spawn=replace(tool.spawn, settle_ms=20, settle_max_ms=50))
 
 
 def picture(said: Said) -> str:

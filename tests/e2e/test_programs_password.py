@@ -105,7 +105,6 @@ async def test_K5_what_a_person_typed_is_nowhere(tmp_path: Path, caplog: pytest.
     assert SECRET not in str(os.environ)
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_Q4_a_password_that_nobody_has_noticed_is_not_typed_by_a_model(tmp_path: Path) -> None:
     """The prompt comes when no reply is settling any more: `sudo` after a long command, say."""
     person = Person()
@@ -128,7 +127,8 @@ async def test_Q4_a_program_that_asks_at_its_terminal_is_answered_there() -> Non
         await session.stops()
         prompt = "[sudo] password for me: "
         assert session.text == f"{prompt}\nSorry, try again.\n{prompt}\nwelcome\n"
-        assert [prompt.question.text for prompt in person.seen] == ["[sudo] password for me:"] * 2
+        texts = [prompt.question.text for prompt in person.seen if isinstance(prompt, AskQuestion)]
+        assert texts == ["[sudo] password for me:"] * 2
         assert not [text for text in assistant.heard if SECRET in text or "battery" in text]
 
 

@@ -78,7 +78,7 @@ async def test_C4_a_session_reads_like_one() -> None:
         await session.reads("spin()\nspinning\n")
         await session.apply(keys=["C-c"])
         assert as_told(await session.reads(PROMPT)).splitlines()[-2:] == ["KeyboardInterrupt", PROMPT]
-        assert await ask(session, '"still here"', keys=["ENTER"]) == '"still here"\n\'still here\'\n>>> '
+        assert await ask(session, '"still here"', keys=["ENTER"]) == "\"still here\"\n'still here'\n>>> "
         await session.apply(keys=["C-d"])
         ended = await session.stops()
         assert ended == {"id": "python", "state": "stopped", "result": ended["result"]}

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.e2e.terminals import Said, at_work, picture
+from tests.e2e.terminals import Said, at_work, patient, picture, python
 from tests.programs import needs
 
 from holdfast import Tool, terminal
@@ -21,11 +21,12 @@ def _programs() -> None:
     needs("less", "vim", "top")
 
 
-def less(directory: Path, **settings: int) -> Tool:
+def less(directory: Path, rows: int = 24, cols: int = 80) -> Tool:
     """A thousand numbered lines, one of them with something to find."""
     lines = (f"{number} bottles{' and a needle' if number == 700 else ''}\n" for number in range(1, 1001))
     (directory / "bottles").write_text("".join(lines))
-    return terminal(["less", "bottles"], name="less", env={**BARE, "HOME": str(directory)}, cwd=str(directory), **settings)
+    env = {**BARE, "HOME": str(directory)}
+    return terminal(["less", "bottles"], name="less", env=env, cwd=str(directory), rows=rows, cols=cols)
 
 
 def vim(directory: Path) -> Tool:
@@ -146,3 +147,17 @@ def head_of_top(said: Said) -> str:
     lines = [re.sub(r" *\d+(:\d\d)*(\.\d+)?\b", " #", line).rstrip() for line in lines]
     head = picture({**said, "content": "\n".join(lines), "screen": {**said["screen"], "cursor": ["#", "#"]}})
     return re.sub(r"(\|\s+\|\n)+(?=\+)", "", head)
+
+
+@pytest.mark.xfail(reason="bug")
+async def test_C3_what_a_program_drew_again_and_again_is_not_run_together_at_its_end() -> None:
+    """As `top` does: it draws on the usual screen, so what it drew is still there when it has ended."""
+    draws = r"""
+for frame in range(1, 4):
+    os.write(1, b"\x1b[H\x1b[2Jframe %d\r\n\x1b[3;1Hload %d\x1b[5;1Hlast line" % (frame, frame))
+"""
+    async with at_work(patient(python(draws))) as assistant:
+        session = await assistant.spawn("program")
+        assert session.said["state"] == "stopped"
+        words = [line.strip() for line in session.said["result"].split("\n") if line.strip()]
+        assert words[-3:] == ["frame 3", "load 3", "last line"]

@@ -28,7 +28,7 @@ from holdfast.store.base import (
     Resolving,
     WaitRow,
 )
-from holdfast.store.terminal import REVOKED, ended, news, resolution_of
+from holdfast.store.terminal import REVOKED, end_notice, ended, resolution_of, words
 
 CANCELS = ("abort", "cancel", "turn_end", "shutdown")
 
@@ -235,7 +235,7 @@ class Model:
     def _end_parked(self, call: Call, state: Stopped, *, hook: bool, told: Notice | None = None) -> None:
         record = call.record
         assert record.parking is not None
-        notice = told or Notice(*news(record.id, record.tool, state))
+        notice = told or msgspec.structs.replace(end_notice(state), message=words(record.id, record.tool, state))
         self.news.tell(record.conversation, notice, state.stopped, record.uid)
         self._end(call, state)
         if hook and record.parking.hook and record.parking.on_cancel != "ignore" and state.ended_by in CANCELS:

@@ -12,7 +12,6 @@ from holdfast import HoldfastError, NotificationPolicy, Question, Runtime, ToolE
 from holdfast.turn.notifications import Notification, notification_block
 
 both = pytest.mark.parametrize("store", STORES)
-bug = pytest.mark.xfail(reason="bug")
 FAILED = ("tool.failed", "`a` (work) failed: no luck")
 
 
@@ -126,7 +125,6 @@ async def test_N1_a_program_tells_what_it_likes_and_a_long_message_is_cut(tmp_pa
         assert notification.message.startswith("ééé") and len(notification.message) < 4100
 
 
-@bug
 @pytest.mark.parametrize("message", [None, 3, b"x", ["x"]])
 async def test_N1_a_message_is_text(message: object) -> None:
     async with Runtime([]) as rt:
@@ -135,7 +133,6 @@ async def test_N1_a_message_is_text(message: object) -> None:
         assert caught.value.code == "invalid_arguments"
 
 
-@bug
 @both
 @pytest.mark.parametrize("end", ["fails", "asks"])
 async def test_K4_what_a_tool_says_is_told_as_text(puppets: Puppets, tmp_path: Path, store: str, end: str) -> None:

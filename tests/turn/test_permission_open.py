@@ -265,7 +265,6 @@ async def test_P5_the_prompt_of_an_action_is_withdrawn_when_its_handle_ends(cloc
         assert "rested" in response.result or "stopped" in response.result
 
 
-@pytest.mark.xfail(reason="bug")
 @pytest.mark.parametrize("action", ["fetch", "abort"])
 async def test_S5_C7_an_action_on_a_handle_that_has_stopped_can_be_permitted(clock: VirtualClock, action: Any) -> None:
     """Its result stays readable, and aborting it is harmless: both when the person agrees."""
@@ -352,7 +351,6 @@ async def test_S2_a_handle_that_is_ended_while_it_is_approved_never_starts(clock
 # While the runtime closes
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_R6_closing_does_not_wait_for_ever_for_a_prompter_that_will_not_be_cancelled(clock: VirtualClock) -> None:
     enough = asyncio.Event()
 

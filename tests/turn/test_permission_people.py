@@ -232,7 +232,6 @@ async def test_P5_a_yes_after_a_mistake_is_remembered_too(clock: VirtualClock) -
         assert await texts(turn, call("work")) == ["did a"]
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_P5_a_yes_to_what_cannot_run_is_not_a_yes_to_what_the_assistant_wanted(clock: VirtualClock) -> None:
     """The person has edited wrongly and says yes to that, for the whole turn: the call they changed must not run."""
     person = Person(Edited({"path": 5}), Approved(remember=True), Denied("never mind"))

@@ -209,7 +209,6 @@ async def test_C6_a_tool_that_has_returned_takes_no_input_while_the_person_decid
         assert sent.code == "not_running"
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_Q3_a_tool_that_has_returned_asks_nobody_any_more(clock: VirtualClock) -> None:
     """A task of the tool's own that outlives it asks while the person decides about the result."""
     person, tasks = Person(), list[asyncio.Task[Any]]()

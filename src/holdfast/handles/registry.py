@@ -155,7 +155,7 @@ class Registry(Cache):
         if isinstance(before, Waiting) and handle.stateful:
             also = (*also, TakenBack(handle.conversation, ((handle.uid, "asked"),)))  # that it asks is old news
         output = self._kept(handle) if handle.output is not None and isinstance(state, Stopped) else None
-        news = notice(handle.id, handle.tool, state) if handle.stateful and not quiet else None
+        news = notice(handle.tool, state) if handle.stateful and not quiet else None
         change = Changed(handle.uid, handle.fence, event, state, output, news)
         self.store.commit(
             (change, *also) if also else (change,),

@@ -181,11 +181,12 @@ NEWS_LIMIT = 1000
 
 
 class Notice(msgspec.Struct, frozen=True, gc=False):
-    """News that comes with a change of a handle (N1)."""
+    """News that comes with a change of a handle (N1). Without a message the store says in its own words what the change
+    was: most news is taken back before anybody reads it."""
 
     kind: str
     level: Level
-    message: str
+    message: str | None
     carriers: tuple[Carrier, ...] = CARRIERS
 
 

@@ -1,10 +1,8 @@
 """Outcomes and resolutions: the two ways to say how something ended, and how one becomes the other (D1, D2, D4)."""
 
-from typing import Literal
-
-from holdfast.handles.state import Ended, EndedBy, Error, Ok, Outcome, Stopped
+from holdfast.handles.state import Ended, EndedBy, Error, Ok, Outcome, State, Stopped, Waiting
 from holdfast.handles.text import strip_controls, to_utf8
-from holdfast.store.rows import Parking, Resolution
+from holdfast.store.rows import CARRIERS, Carrier, Notice, Parking, Resolution
 
 CANCELLED = Error("pending tool completion cancelled", "cancelled")
 TIMED_OUT = Error("pending tool completion timed out", "tool_completion_timeout")
@@ -35,13 +33,25 @@ def resolution_of(outcome: Outcome) -> Resolution:
     return Resolution("err", {"code": outcome.code, "message": outcome.message})
 
 
-def news(id: str, tool: str, state: Stopped) -> tuple[str, Literal["info", "error"], str]:
-    """Kind, level and message of the news that a handle has stopped. A deliberate end is no failure of it (S3)."""
-    outcome = state.outcome
-    if isinstance(outcome, Error) and not state.deliberate:
-        return "tool.failed", "error", clip(f"`{id}` ({tool}) failed: {outcome.message}")
-    what = f"stopped: {outcome.message}" if isinstance(outcome, Error) else "stopped."
-    return "tool.stopped", "info", clip(f"`{id}` ({tool}) {what}")
+def end_notice(state: Stopped, carriers: tuple[Carrier, ...] = CARRIERS) -> Notice:
+    """The news that a handle has stopped. A deliberate end is no failure of it (S3)."""
+    if isinstance(state.outcome, Error) and not state.deliberate:
+        return Notice("tool.failed", "error", None, carriers)
+    return Notice("tool.stopped", "info", None, carriers)
+
+
+def words(id: str, tool: str, state: State) -> str:
+    """The message of the news that a handle is in this state now."""
+    match state:
+        case Stopped(outcome=Error(message)):
+            how = f"stopped: {message}" if state.deliberate else f"failed: {message}"
+        case Stopped():
+            how = "stopped."
+        case Waiting(question=question):
+            how = f"asks: {question.text}"
+        case _:
+            how = "runs."
+    return clip(f"`{id}` ({tool}) {how}")
 
 
 def clip(message: str) -> str:

@@ -3,7 +3,6 @@
 import asyncio
 
 from holdfast.handles.handle import Handle
-from holdfast.handles.notices import content_notice
 from holdfast.handles.registry import Registry
 from holdfast.store.base import Notified
 
@@ -36,8 +35,9 @@ class ContentNews:
             return
         self.stop()
         self._from = now + _AGAIN_SECS
-        news = content_notice(handle.id, handle.tool)
-        op = Notified(handle.conversation, news.kind, news.level, news.message, now, handle.uid, news.carriers)
+        message = f"`{handle.id}` ({handle.tool.name}) has new output."
+        carriers = handle.tool.spawn.notifications.deliver
+        op = Notified(handle.conversation, "tool.content", "info", message, now, handle.uid, carriers)
         self._registry.store.commit((op,), lambda _: None, lambda _: None, keep=True)
 
     def told(self) -> None:

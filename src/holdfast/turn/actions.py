@@ -70,6 +70,8 @@ class Actions:
     def act(self, slot: Slot, handle: Handle, answer: Answer) -> None:
         """Fetch, apply or abort a handle of this runtime, or one that nobody runs, if that is permitted (P1)."""
         tool = handle.tool
+        if slot.action == "apply":
+            _check_takes_input(handle)  # before anybody is asked about it
         verdict = None if slot.by == "person" else self._permission.to_run(tool, slot.action, handle.conversation)
         if verdict == ASK:
             self._ask(slot, tool, handle.conversation, lambda said: self._act_or_refuse(slot, handle, said, answer))
@@ -292,17 +294,8 @@ class Actions:
 
     def _apply_now(self, handle: Handle, slot: Slot, answer: Answer) -> None:
         given, state, run, since = slot.arguments.get("input"), handle.state, handle.run, printed(handle)
-        if handle.parked:
-            raise ToolError(
-                f"Handle `{handle.id}` waits for its completion from outside and takes no input", code="not_running"
-            )
-        if run is None or run.ending or run.delivering or not isinstance(state, Running | Waiting):
-            what = name(state)
-            if handle.active and run is not None and (run.ending or run.delivering):
-                what = "being ended" if run.ending else "over"
-            raise ToolError(
-                f"Handle `{handle.id}` is {what}; only a running or waiting one takes input", code="not_running"
-            )
+        _check_takes_input(handle)
+        assert run is not None
         if handle.driver is not None and slot.by == "assistant":
             raise ToolError(
                 f"A person is driving handle `{handle.id}` at the moment; nothing was sent. Look with `fetch`, or wait "
@@ -343,6 +336,22 @@ class Actions:
     def cancel(self, handles: Sequence[Handle]) -> None:
         """B7: the turn is cancelled; tell one-shot calls."""
         self._admission.end_all(handles, Error(CANCELLED, "cancelled"), "cancel")
+
+
+def _check_takes_input(handle: Handle) -> None:
+    """C6: on a handle that is pending, parked, over or being ended, an `apply` is an error that says so."""
+    state, run = handle.state, handle.run
+    if handle.parked:
+        raise ToolError(
+            f"Handle `{handle.id}` waits for its completion from outside and takes no input", code="not_running"
+        )
+    if run is None or run.ending or run.delivering or not isinstance(state, Running | Waiting):
+        what = name(state)
+        if handle.active and run is not None and (run.ending or run.delivering):
+            what = "being ended" if run.ending else "over"
+        raise ToolError(
+            f"Handle `{handle.id}` is {what}; only a running or waiting one takes input", code="not_running"
+        )
 
 
 class _OneShot:

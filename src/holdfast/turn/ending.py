@@ -274,8 +274,8 @@ def _read(answer: Any, ids: set[str]) -> dict[str, str]:
 def _message(results: Sequence[dict[str, Any]]) -> str:
     """What the assistant is told before it speaks again (T2)."""
     return (
-        "[Automatic message. It is not from the user.] You have finished your answer; the tools you chose to wait for "
-        "have ended since:\n" + encode({"completed": results, "pending": []})
+        "[Automatic message. It is not from the user.] You have finished your answer; tools that still ran have ended "
+        "since:\n" + encode({"completed": results, "pending": []})
     )
 
 

@@ -76,8 +76,12 @@ class Inquiries:
     async def _answer(self, handle: Handle, question: Question, assistant: Mapping[str, Any]) -> Outcome:
         problem = ""
         for _ in range(ATTEMPTS):
+            try:
+                id = await self._new_id(handle, f"{handle.call_id}.{question.id}")
+            except HoldfastError as error:  # the store cannot be read
+                return _failed(handle, question, str(error))
             inquiry = Inquiry(
-                id=await self._new_id(handle, f"{handle.call_id}.{question.id}"),
+                id=id,
                 purpose="question",
                 conversation=handle.conversation,
                 turn=handle.turn,
@@ -129,8 +133,7 @@ class Inquiries:
                 answer, error = asking.result()
         except asyncio.CancelledError:
             error = "cancelled: nobody needs the answer any more"
-            asking.cancel()
-            await asyncio.wait([asking])
+            asking.cancel()  # closing waits for it; nobody else has to
             raise
         finally:
             await self._record(inquiry, uid, answer, error)

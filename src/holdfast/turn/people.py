@@ -39,14 +39,14 @@ _DECISIONS: dict[type[Prompt], tuple[type[Decision], ...]] = {
 class Asking:
     """A prompt that waits for its turn, or is shown."""
 
-    __slots__ = ("_people", "asked", "needless", "prompt", "task", "then")
+    __slots__ = ("_people", "asked", "prompt", "settled", "task", "then")
 
     def __init__(
-        self, people: "People", prompt: Prompt, then: Callable[[Decision], None], needless: Callable[[], bool]
+        self, people: "People", prompt: Prompt, then: Callable[[Decision], None], settled: Callable[[], bool]
     ) -> None:
         self._people = people
         self.prompt = prompt
-        self.needless = needless
+        self.settled = settled
         self.asked = then
         self.then: Callable[[Decision], None] | None = then
         """None: it was answered or withdrawn."""
@@ -74,13 +74,13 @@ class People:
         return self._prompter is not None
 
     def ask(
-        self, prompt: Prompt, then: Callable[[Decision], None], needless: Callable[[], bool] = lambda: False
+        self, prompt: Prompt, then: Callable[[Decision], None], settled: Callable[[], bool] = lambda: False
     ) -> Asking:
         """Ask when those before are answered; `then` gets what was said, unless the prompt is withdrawn.
 
-        `needless` is called when its turn has come: True if what was said to those before has settled it.
+        `settled` is called when its turn has come: what was said to those before may settle it, and then it says True.
         """
-        asking = Asking(self, prompt, then, needless)
+        asking = Asking(self, prompt, then, settled)
         self._waiting.append(asking)
         self._next()
         return asking
@@ -101,7 +101,7 @@ class People:
     def _next(self) -> None:
         while self._shown is None and self._waiting and not self._closed:
             asking = self._waiting.popleft()
-            if asking.needless():
+            if asking.settled():
                 asking.then = None
                 continue
             self._shown = asking

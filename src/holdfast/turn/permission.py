@@ -72,10 +72,7 @@ class Permission:
         check: Check,
         then: Callable[[Outcome | dict[str, Any]], None],
     ) -> Asking:
-        """Ask the person. `then` gets the arguments to run with, or how the call ends without running.
-
-        Edited arguments are checked like the assistant's own; what does not fit is asked again (P5).
-        """
+        """Ask the person. `then` gets the arguments to run with, or how the call ends without running."""
         prompt = RunTool(
             tool=tool.name,
             action=action,
@@ -85,71 +82,7 @@ class Permission:
             edit=_mode(tool, action) == "edit",
             digest=digest(tool.name, action, id, arguments),
         )
-        return self._ask(prompt, tool, check, then)
-
-    def _ask(
-        self, prompt: RunTool, tool: Tool, check: Check, then: Callable[[Outcome | dict[str, Any]], None]
-    ) -> Asking:
-        # One object for all times the person is asked, so that whoever may withdraw it always can.
-        asking: Asking | None = None
-
-        def again(problem: str, given: Any) -> None:
-            assert asking is not None and isinstance(asking.prompt, RunTool)
-            arguments = given if isinstance(given, dict) else asking.prompt.arguments
-            other = msgspec.structs.replace(
-                prompt,
-                problem=problem,
-                arguments=arguments,
-                digest=digest(prompt.tool, prompt.action, prompt.id, arguments),
-            )
-            self._people.ask_again(asking, other)
-
-        def said(decision: Decision) -> None:
-            assert asking is not None
-            shown = asking.prompt
-            assert isinstance(shown, RunTool)
-            match decision:
-                case Approved(remember):
-                    if digest(shown.tool, shown.action, shown.id, shown.arguments) != shown.digest:
-                        again("the arguments have changed since you were asked", shown.arguments)
-                        return
-                    taken = shown.arguments if shown.problem is None else self._checked(shown.arguments, check, again)
-                    if taken is not None:
-                        if remember:
-                            self._remembered.decided(prompt.conversation, tool.name, True)
-                        then(taken)
-                case Edited(value):
-                    taken = self._checked(value, check, again)
-                    if taken is not None:
-                        then(taken)
-                case Denied(reason, remember):
-                    if remember:
-                        self._remembered.decided(prompt.conversation, tool.name, False)
-                    then(Ok(f"Tool skipped by user: {reason}" if reason else SKIPPED))
-                case Cancelled(reason) if reason is not None:
-                    then(Error(f"Permission prompt failed: {reason}", "permission_denied"))
-                case _:
-                    then(Ok(SKIPPED))
-
-        def said_meanwhile() -> bool:
-            known = self._remembered.may_run(prompt.conversation, tool.name)
-            if known is not None:
-                then(prompt.arguments if known else Ok(SKIPPED_REMEMBERED))
-            return known is not None
-
-        asking = self._people.ask(prompt, said, said_meanwhile)
-        return asking
-
-    def _checked(self, edited: Any, check: Check, again: Callable[[str, Any], None]) -> dict[str, Any] | None:
-        """What a person made of the arguments, if the tool takes it; else they are asked again."""
-        try:
-            return check(edited)
-        except ToolError as error:
-            try:
-                again(error.message, plain(edited))
-            except (TypeError, ValueError, NotImplementedError):  # what they gave is not even JSON
-                again(error.message, None)
-            return None
+        return _ToRun(self._people, self._remembered, prompt, check, then).asking
 
     # To deliver
 
@@ -180,6 +113,81 @@ class Permission:
         return None
 
 
+class _ToRun:
+    """One call that a person is asked about: as often as it takes until what they say can be taken (P5)."""
+
+    def __init__(
+        self,
+        people: People,
+        remembered: Remembered,
+        prompt: RunTool,
+        check: Check,
+        then: Callable[[Outcome | dict[str, Any]], None],
+    ) -> None:
+        self._people = people
+        self._remembered = remembered
+        self._prompt = prompt
+        self._check = check
+        self._then = then
+        self.asking = people.ask(prompt, self._said, self._said_meanwhile)
+
+    def _said(self, decision: Decision) -> None:
+        match decision:
+            case Approved(remember):
+                arguments = self._approved()
+                if arguments is not None:
+                    self._remember(remember, True)
+                    self._then(arguments)
+            case Edited(value):
+                arguments = self._checked(value)
+                if arguments is not None:
+                    self._then(arguments)
+            case Denied(reason, remember):
+                self._remember(remember, False)
+                self._then(Ok(f"Tool skipped by user: {reason}" if reason else SKIPPED))
+            case Cancelled(reason) if reason is not None:
+                self._then(Error(f"Permission prompt failed: {reason}", "permission_denied"))
+            case _:
+                self._then(Ok(SKIPPED))
+
+    def _said_meanwhile(self) -> bool:
+        """Whether what was remembered while this prompt waited for its turn settles it."""
+        known = self._remembered.may_run(self._prompt.conversation, self._prompt.tool)
+        if known is not None:
+            self._then(self._prompt.arguments if known else Ok(SKIPPED_REMEMBERED))
+        return known is not None
+
+    def _approved(self) -> dict[str, Any] | None:
+        """The arguments that the person saw; None: they have to be asked again."""
+        prompt = self._prompt
+        if digest(prompt.tool, prompt.action, prompt.id, prompt.arguments) != prompt.digest:
+            self._again("the arguments have changed since you were asked", prompt.arguments)
+            return None
+        return prompt.arguments if prompt.problem is None else self._checked(prompt.arguments)
+
+    def _checked(self, edited: Any) -> dict[str, Any] | None:
+        """What the person made of the arguments, checked like the assistant's; None: they have to be asked again."""
+        try:
+            return self._check(edited)
+        except ToolError as error:
+            try:
+                given = plain(edited)
+            except (TypeError, ValueError, NotImplementedError):  # not even JSON
+                given = None
+            self._again(error.message, given if isinstance(given, dict) else self._prompt.arguments)
+            return None
+
+    def _again(self, problem: str, arguments: dict[str, Any]) -> None:
+        prompt = self._prompt
+        new = digest(prompt.tool, prompt.action, prompt.id, arguments)
+        self._prompt = msgspec.structs.replace(prompt, problem=problem, arguments=arguments, digest=new)
+        self._people.ask_again(self.asking, self._prompt)
+
+    def _remember(self, wanted: bool, may_run: bool) -> None:
+        if wanted:
+            self._remembered.decided(self._prompt.conversation, self._prompt.tool, may_run)
+
+
 def digest(tool: str, action: str | None, id: str | None, arguments: Mapping[str, Any]) -> str:
     """What an approval is for (P5)."""
     return hashlib.sha256(to_json([tool, action, id, dict(sorted(arguments.items()))])).hexdigest()[:32]
@@ -203,7 +211,8 @@ def _delivered(outcome: Outcome, said: Decision) -> Outcome:
         case Approved():
             return outcome
         case Edited(value):
-            return Error(str(value), outcome.code) if isinstance(outcome, Error) else Ok(str(value))
+            text = value if isinstance(value, str) else to_json(value).decode()
+            return Error(text, outcome.code) if isinstance(outcome, Error) else Ok(text)
         case Denied(reason) if reason:
             return _withheld(outcome, f"{NOT_DELIVERED_BY_USER.rstrip('.')}: {reason}")
         case Cancelled(reason) if reason is not None:

@@ -145,7 +145,7 @@ class Recovery:
         state = transition(record.state, event)
         same = Attempted(record.uid, record.fence, attempt, None)  # the claim began none
         tool = self._toolbox.get(record.tool)
-        news = notice(record.id, tool, state) if tool is not None and record.stateful else None
+        news = notice(tool, state) if tool is not None and record.stateful else None
         await self._registry.write((same, Changed(record.uid, record.fence, event, state, news=news)))
         self._registry.changed_elsewhere(record.uid, state)
 

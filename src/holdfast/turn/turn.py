@@ -308,8 +308,8 @@ class Turn:
             await asyncio.wait([ending])  # not for long: nobody is waited for any more
             raise
 
-    def leave(self) -> None:
-        """The runtime is closing: what is unfinished stays in the store (R6)."""
+    def _leave(self) -> None:
+        """For the runtime, which is closing: what is unfinished stays in the store (R6)."""
         if self._ending is not None:
             self._ending.cancel()
 

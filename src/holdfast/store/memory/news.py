@@ -2,9 +2,10 @@
 
 from msgspec.structs import replace
 
+from holdfast.handles.state import State
 from holdfast.store import base
-from holdfast.store.base import Carrier, News, Notice, Shown
-from holdfast.store.memory.queue import Queue
+from holdfast.store.base import Carrier, News, Notice, Record, Shown
+from holdfast.store.memory.queue import Queue, Told, Wordless
 from holdfast.store.memory.reads import Reads
 from holdfast.store.memory.tables import Conversation
 from holdfast.store.news import TAKES, in_order
@@ -13,13 +14,20 @@ from holdfast.store.news import TAKES, in_order
 class Telling(Reads):
     """The operations on news."""
 
-    def _tell(self, conversation: str, told: Notice | base.Notified | News, at: float, uid: str | None) -> None:
+    def _tell(self, conversation: str, told: Told, at: float, uid: str | None) -> None:
         known = self._conversations.get(conversation) or self._conversation(conversation)
         queue = known.news
         if queue is None:
             queue = known.news = Queue(conversation)
         self._numbers += 1
         queue.tell(self._numbers, told, at, uid, self._undo)
+
+    def _tell_of(self, record: Record, state: State, told: Notice, at: float) -> None:
+        """The news of a change. It is put into words when somebody wants to read it."""
+        if told.message is None:
+            self._tell(record.conversation, Wordless(told, record.id, record.tool, state), at, record.uid)
+        else:
+            self._tell(record.conversation, told, at, record.uid)
 
     def _take_back(self, known: Conversation, shown: tuple[tuple[str, Shown], ...]) -> None:
         queue = known.news

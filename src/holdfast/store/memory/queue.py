@@ -6,17 +6,31 @@ asks what is queued: nobody can see the difference.
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from holdfast.handles.state import State
 from holdfast.store.base import NEWS_LIMIT, Level, News, Notice, Notified
 from holdfast.store.news import CONTENT, DROPS, dropped
+from holdfast.store.terminal import words
 
 _AT_ONCE = 100
 """How many are sorted in at once, at most: that takes 0.1 ms."""
 Undo = list[tuple[Any, ...]]
 """How to take back what a commit has done so far."""
+
+
+class Wordless(NamedTuple):
+    """News of a change that was not put into words yet."""
+
+    notice: Notice
+    id: str
+    tool: str
+    state: State
+
+
+Told = Notice | Notified | News | Wordless
 
 
 class Queue:
@@ -26,7 +40,7 @@ class Queue:
 
     def __init__(self, conversation: str) -> None:
         self.conversation = conversation
-        self._told: list[tuple[int, Notice | Notified | News, float, str | None]] = []
+        self._told: list[tuple[int, Told, float, str | None]] = []
         """Not sorted in yet."""
         self._rows: dict[int, News] = {}
         """In the order of the numbers."""
@@ -41,7 +55,7 @@ class Queue:
     def __bool__(self) -> bool:
         return bool(self._told or self._rows or self._dropped)
 
-    def tell(self, number: int, told: Notice | Notified | News, at: float, uid: str | None, undo: Undo | None) -> None:
+    def tell(self, number: int, told: Told, at: float, uid: str | None, undo: Undo | None) -> None:
         """Queue news; `number` is the highest so far."""
         if undo is None:
             self._told.append((number, told, at, uid))
@@ -79,15 +93,17 @@ class Queue:
                 self._add(*each, None)
             self._told.clear()
 
-    def _add(self, number: int, told: Notice | Notified | News, at: float, uid: str | None, undo: Undo | None) -> None:
+    def _add(self, number: int, told: Told, at: float, uid: str | None, undo: Undo | None) -> None:
+        if isinstance(told, Wordless):
+            told = replace(told.notice, message=words(told.id, told.tool, told.state))
         if told.kind == CONTENT and uid is not None:
             for each in self._of.get(uid, ()):
                 if (before := self._rows[each]).kind == CONTENT:
-                    self._renew(replace(before, message=told.message, at=at))
+                    self._renew(replace(before, message=told.message or "", at=at))
                     if undo is not None:
                         undo.append((self._renew, before))
                     return
-        news = News(number, self.conversation, told.kind, told.level, told.message, at, uid, told.carriers)
+        news = News(number, self.conversation, told.kind, told.level, told.message or "", at, uid, told.carriers)
         self._enter(news)
         if undo is not None:
             undo.append((self._remove, news))

@@ -153,7 +153,7 @@ class MemoryStore(Turns):
         if type(state) is not Stopped:
             record.state = state
             if op.news is not None:
-                self._tell(record.conversation, op.news, op.event.at, op.uid)
+                self._tell_of(record, state, op.news, op.event.at)
             return
         parking = record.parking if record.owner is None else None
         if parking is not None and state.ended_by == "timeout" and self._is_resolved(op.uid):

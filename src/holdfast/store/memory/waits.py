@@ -10,7 +10,7 @@ from holdfast.store import base
 from holdfast.store.base import Notice, Record, Resolving, WaitRow
 from holdfast.store.memory.news import Telling
 from holdfast.store.memory.tables import parked
-from holdfast.store.terminal import REVOKED, ended, news, resolution_of
+from holdfast.store.terminal import REVOKED, end_notice, ended, resolution_of
 
 
 def lost(uid: str) -> HoldfastError:
@@ -47,9 +47,9 @@ class Waits(Telling):
             if row is not None and row.resolution is None and not row.revoked:
                 self._put(self._waits, row.key_id, replace(row, resolution=resolution_of(state.outcome)))
         if told is None and parking is not None:
-            told = Notice(*news(record.id, record.tool, state), parking.carriers)
+            told = end_notice(state, parking.carriers)
         if told is not None:
-            self._tell(record.conversation, told, state.stopped, uid)
+            self._tell_of(record, state, told, state.stopped)
 
     def _wait_opened(self, op: base.WaitOpened) -> None:
         record = self._own(op.uid, op.fence)

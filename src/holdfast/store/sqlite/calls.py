@@ -8,7 +8,7 @@ from holdfast.store import base
 from holdfast.store.base import Record
 from holdfast.store.sqlite.codec import decode_resolution, encode, record
 from holdfast.store.sqlite.ends import resolve_by_end, stop_parked
-from holdfast.store.sqlite.news import tell
+from holdfast.store.sqlite.news import tell_of
 from holdfast.store.sqlite.sql import RECORDS, SQL
 from holdfast.store.sqlite.transaction import Call, Transaction, lease_lost
 from holdfast.store.terminal import REVOKED, ended
@@ -63,13 +63,14 @@ def changed(tx: Transaction, op: base.Changed) -> None:
         if not tx.changes():
             tx.own(op.uid, op.fence)
         if told is not None:
-            tell(tx, tx.rows(SQL["conversation"], (op.uid,))[0][0], told, op.event.at, op.uid)
+            conversation, id, tool = tx.rows(SQL["conversation"], (op.uid,))[0]
+            tell_of(tx, (conversation, id, tool), op.uid, state, told, op.event.at)
     elif stopped := tx.rows(_STOP, (encode(state), state.stopped, op.uid, op.fence)):
-        keyed, conversation = stopped[0]
+        keyed, conversation, id, tool = stopped[0]
         if keyed:
             resolve_by_end(tx, op.uid, state)
         if told is not None:
-            tell(tx, conversation, told, state.stopped, op.uid)
+            tell_of(tx, (conversation, id, tool), op.uid, state, told, state.stopped)
     else:
         call = tx.own(op.uid, op.fence)
         if state.ended_by == "timeout" and call.resolved:  # held: what was accepted is not undone by a late clock

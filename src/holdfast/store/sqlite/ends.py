@@ -3,10 +3,10 @@
 from holdfast.handles.state import Stopped
 from holdfast.store.base import Notice
 from holdfast.store.sqlite.codec import encode
-from holdfast.store.sqlite.news import tell
+from holdfast.store.sqlite.news import tell_of
 from holdfast.store.sqlite.sql import SQL
 from holdfast.store.sqlite.transaction import Call, Transaction
-from holdfast.store.terminal import hook_is_due, news, resolution_of
+from holdfast.store.terminal import end_notice, hook_is_due, resolution_of
 
 
 def stop_parked(tx: Transaction, call: Call, state: Stopped, *, hook: bool, told: Notice | None = None) -> None:
@@ -16,8 +16,8 @@ def stop_parked(tx: Transaction, call: Call, state: Stopped, *, hook: bool, told
     due = hook and hook_is_due(parking, state.ended_by)
     tx.run(SQL["stop_parked"], (encode(state), state.stopped, tx.owner if due else None, due, call.number))
     resolve_by_end(tx, call.uid, state)
-    notice = Notice(*news(call.id, call.tool, state), parking.carriers) if told is None else told
-    tell(tx, call.conversation, notice, state.stopped, call.uid)
+    notice = told or end_notice(state, parking.carriers)
+    tell_of(tx, (call.conversation, call.id, call.tool), call.uid, state, notice, state.stopped)
     tx.touched.add(call.uid)
 
 

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
+from holdfast.handles.state import State
 from holdfast.store import base
 from holdfast.store.base import NEWS_LIMIT, Carrier, News, Notice, Shown
 from holdfast.store.news import CONTENT, DROPS, TAKES, dropped, in_order
 from holdfast.store.sqlite.codec import carrier_bits, decode_news, encode, news_row, text
 from holdfast.store.sqlite.sql import SQL
 from holdfast.store.sqlite.transaction import Transaction
+from holdfast.store.terminal import words
 
 _NOTIFY, _WAITING = SQL["notify"], SQL["waiting"]
 
@@ -15,7 +19,7 @@ _NOTIFY, _WAITING = SQL["notify"], SQL["waiting"]
 def tell(tx: Transaction, conversation: str, told: Notice | base.Notified | News, at: float, uid: str | None) -> None:
     """Queue it. This is in the commit of every stop that is news: it must cost little, however much waits."""
     tx.touched.add(conversation if uid is None else uid)
-    message = text(told.message)
+    message = text(told.message or "")
     if told.kind == CONTENT and uid is not None:
         tx.run(SQL["renew"], (message, at, uid, CONTENT, conversation))
         if tx.changes():
@@ -25,6 +29,18 @@ def tell(tx: Transaction, conversation: str, told: Notice | base.Notified | News
     assert row is not None
     if row[0] > NEWS_LIMIT:
         _drop(tx, conversation, row[0] - NEWS_LIMIT, at)
+
+
+Named = tuple[str, str, str]
+"""A handle's conversation, its id, and its tool."""
+
+
+def tell_of(tx: Transaction, named: Named, uid: str, state: State, told: Notice, at: float) -> None:
+    """Queue the news of a change of a handle, in its own words or in ours."""
+    conversation, id, tool = named
+    if told.message is None:
+        told = replace(told, message=words(id, tool, state))
+    tell(tx, conversation, told, at, uid)
 
 
 def _drop(tx: Transaction, conversation: str, surplus: int, at: float) -> None:

@@ -101,7 +101,7 @@ UPDATE handles SET state_name = ?, state = ? WHERE uid = ? AND fence = ? AND sto
 -- news of it goes.
 UPDATE handles SET state_name = 'stopped', state = ?, stopped_at = ?, owner = NULL, next_attempt_at = NULL
 WHERE uid = ? AND fence = ? AND stopped_at IS NULL AND (owner IS NOT NULL OR parking IS NULL)
-RETURNING keyed, conversation;
+RETURNING keyed, conversation, id, tool;
 
 -- name: stop_parked
 -- The end of a parked call; somebody owns it on if its hook is due.
@@ -121,7 +121,7 @@ FROM handles WHERE uid = ?;
 
 -- name: conversation
 -- Where news of a handle goes.
-SELECT conversation FROM handles WHERE uid = ?;
+SELECT conversation, id, tool FROM handles WHERE uid = ?;
 
 -- name: rewrite
 -- A person edited the arguments (P5).

@@ -64,9 +64,18 @@ class Telling(Suite):
         assert question == News(question.number, "main", "tool.waiting", "warning", "asks", NOON + 2, of), question
         await self.commit(store, await self.ending(store, of, news=STOPPED))
         _, end = await store.news("main")
-        told = News(end.number, "main", STOPPED.kind, "info", STOPPED.message, NOON + 60, of, STOPPED.carriers)
+        told = News(end.number, "main", STOPPED.kind, "info", STOPPED.message or "", NOON + 60, of, STOPPED.carriers)
         assert end == told, end
         assert await store.news("other") == []
+
+    async def check_N1_news_without_words_gets_those_of_the_state(self, store: Store) -> None:
+        of = await self.begin(store, 1)
+        asked, waiting = Asked(NOON + 2, QUESTION), Waiting(NOON, NOON + 1, NOON + 2, QUESTION)
+        await self.commit(store, Changed(of, 1, asked, waiting, news=Notice("tool.waiting", "warning", None)))
+        await self.commit(store, await self.ending(store, of, news=Notice("tool.stopped", "info", None)))
+        asks, stops = await store.news("main")
+        assert asks.message.endswith(f" asks: {QUESTION.text}"), asks
+        assert stops.message.endswith(" stopped."), stops
 
     async def check_N3_no_change_no_news(self, store: Store) -> None:
         """Whoever comes late tells nothing, and neither does a commit that is refused."""

@@ -111,21 +111,46 @@ class Pty:
 
     def write(self, data: bytes) -> None:
         """Type this. Raises `ToolError`, and then nothing was written, if the program does not read or has ended."""
-        self.check_room(len(data))
+        self.check_room(data)
+        interrupt = self._interrupt_in(data)
+        if interrupt >= 0:
+            data = data[interrupt:]
+            self._take_back()
         self._sent += len(data)
         self._unsent += data
         if not self._writes_later:
             self._flush()
 
-    def check_room(self, more: int) -> None:
-        """Raise what writing so many bytes would raise (C6)."""
+    def check_room(self, data: bytes) -> None:
+        """Raise what writing this would raise (C6)."""
         if self._slave is None:
             raise input_closed()
+        if self._interrupt_in(data) >= 0:
+            return  # it makes room itself
+        more = len(data)
         if not self._unsent and not has_input(self._slave):
             self._taken = 0
         unread = len(self._unsent) + min(self._taken, _HOLDS)
         if unread + more > UNREAD_LIMIT:
             raise input_not_read(unread, more)
+
+    def _interrupt_in(self, data: bytes) -> int:
+        """Where a key that interrupts the program is in what is typed, -1 if there is none.
+
+        Such a key takes back all that was typed before it and not read yet, as at any terminal.
+        """
+        assert self._master is not None
+        *_, flags, _, _, characters = termios.tcgetattr(self._master)
+        if not flags & termios.ISIG or flags & termios.NOFLSH:
+            return -1
+        keys = (characters[each] for each in (termios.VINTR, termios.VQUIT, termios.VSUSP))
+        return max(data.rfind(key) for key in keys if key != b"\0")
+
+    def _take_back(self) -> None:
+        assert self._slave is not None
+        self._unsent.clear()
+        self._taken = self._line = 0
+        termios.tcflush(self._slave, termios.TCIFLUSH)
 
     @property
     def eof(self) -> bytes:

@@ -218,7 +218,7 @@ class _Call:
         pressed = b"" if keys is None else as_bytes(keys, application=self._emulator.application_keys)
         text = self._as_typed(arguments["input"], pty) if "input" in arguments else b""
         self._press()  # of the apply before
-        pty.check_room(len(text) + len(pressed))
+        pty.check_room(text + pressed)
         self.resize(rows, cols)
         if text and pressed and not pty.canonical:
             pty.write(text)
