@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import statistics
+from dataclasses import replace
 from time import perf_counter, process_time
 
 import holdfast
@@ -24,6 +25,10 @@ BYTES = 100_000_000
 IDLE = 200
 _FLOOD = ["sh", "-c", f"yes {'x' * 79} | head -c {BYTES}"]
 _AT_ONCE = SpawnPolicy(settle_ms=0, settle_max_ms=0)
+
+
+def _terminal(command: str | list[str], name: str | None = None) -> holdfast.Tool:
+    return replace(holdfast.terminal(command, name=name), spawn=_AT_ONCE)
 
 
 def _spawn(argv: list[str]) -> tuple[int, int]:
@@ -67,7 +72,7 @@ async def _bare_spawn(length: float) -> float:
 
 async def _our_spawn(length: float) -> float:
     times: list[float] = []
-    cat = holdfast.terminal("cat", spawn=_AT_ONCE)
+    cat = _terminal("cat")
     async with holdfast.Runtime([cat]) as rt, rt.turn("bench") as turn:
         await _once(rt, turn, "warm")  # the guard starts with the first program
         until, number = perf_counter() + length, 0
@@ -125,7 +130,7 @@ async def _bare_key(length: float) -> float:
 
 async def _our_key(length: float) -> float:
     loop, times = asyncio.get_running_loop(), []
-    async with holdfast.Runtime([holdfast.terminal("sleep 1000", spawn=_AT_ONCE)]) as rt, rt.turn("bench") as turn:
+    async with holdfast.Runtime([_terminal("sleep 1000")]) as rt, rt.turn("bench") as turn:
         await turn.run([holdfast.ToolCall("1", "sleep", {"action": "spawn", "id": "s"})])
         run = rt.registry.find("s", "bench").run
         assert run is not None
@@ -174,7 +179,7 @@ def _bare_flood(length: float) -> float:
 
 
 async def _our_flood(length: float) -> float:
-    flood = holdfast.terminal(_FLOOD, name="flood", spawn=_AT_ONCE)
+    flood = _terminal(_FLOOD, "flood")
     async with holdfast.Runtime([flood]) as rt, rt.turn("bench") as turn:
         began = perf_counter()
         await turn.run([holdfast.ToolCall("1", "flood", {"action": "spawn", "id": "f"})])
@@ -188,7 +193,7 @@ async def _our_flood(length: float) -> float:
 
 
 async def _idle(length: float) -> float:
-    async with holdfast.Runtime([holdfast.terminal("cat", spawn=_AT_ONCE)]) as rt, rt.turn("bench") as turn:
+    async with holdfast.Runtime([_terminal("cat")]) as rt, rt.turn("bench") as turn:
         calls = [holdfast.ToolCall(str(at), "cat", {"action": "spawn", "id": f"c{at}"}) for at in range(IDLE)]
         await turn.run(calls)
         await asyncio.sleep(1)

@@ -31,6 +31,7 @@ class NewsModel:
                 self.queued[place] = replace(news, message=told.message, at=at)
                 return
         self.told += 1
+        assert told.message is not None
         news = News(self.told, conversation, told.kind, told.level, told.message, at, uid, told.carriers)
         self.queued.append(news)
         waiting = [news for news in self.queued if news.conversation == conversation]

@@ -318,7 +318,7 @@ class JournalMachine(RuleBasedStateMachine):
     def tell(self, data: st.DataObject, where: str, told: list[Notice], rest: bool) -> None:
         of = data.draw(st.sampled_from([None, *self._model.calls]))
         at = self._tick()
-        self._do(data, rest, *(Notified(where, t.kind, t.level, t.message, at, of, t.carriers) for t in told))
+        self._do(data, rest, *(Notified(where, t.kind, t.level, t.message or "", at, of, t.carriers) for t in told))
 
     @precondition(lambda self: self._model.news.queued)
     @rule(data=st.data(), shown=shows, carrier=st.sampled_from(CARRIERS), take=st.booleans(), rest=st.booleans())

@@ -74,7 +74,10 @@ def test_version() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "told"),
-    [("tool", "Did you mean `tools`?"), ("xyzzy", "There are: turn, tools, ps, show, logs, attach, send, wait, complete, check.")],
+    [
+        ("tool", "Did you mean `tools`?"),
+        ("xyzzy", "There are: turn, tools, ps, show, logs, attach, send, wait, complete, check."),
+    ],
 )
 def test_an_unknown_command_gets_the_nearest(typed: str, told: str) -> None:
     result = holdfast(typed)

@@ -42,6 +42,9 @@ class Recorder:
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None: ...
 
+    def resized(self, rows: int, cols: int) -> None:
+        raise AssertionError("a command has no size")
+
     def reading(self, yes: bool) -> None: ...
 
     def abandon(self) -> None: ...
