@@ -18,7 +18,6 @@ from holdfast.turn.ending import Ending
 from holdfast.turn.inquiry import Inquiry
 
 both = pytest.mark.parametrize("store", STORES)
-bug = pytest.mark.xfail(reason="bug")
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ _LINE_END = re.compile("(?<!\r)\r++\n")
 _TOKEN = re.compile(f"\r+|\b+|{SEQUENCE.pattern}")
 _CSI = re.compile("(?:\x1b\\[|\x9b)(\\??)([0-9;]*)([@-~])")
 _SWITCH = re.compile("(?:\x1b\\[|\x9b)\\?([0-9;]*)([hl])|\x1bc")
-_ACTS = frozenset("CaDG`KJP@X")
-"""How the sequences end that move the cursor in its row or change the row."""
+_ACTS = frozenset("CaDG`KJP@XHfd")
+"""How the sequences end that move the cursor, or change its row."""
 _SIMPLE = re.compile("[ -\u02ff]+|[^ -\u02ff]+")
 _GONE = "\0"
 """A cell that is blank and takes no room in the text: what was there was shorter than it was wide."""
@@ -234,6 +234,10 @@ class _Paper:
                 del self._row[self._width :]
             case "X":
                 self._erase(column, column + count)
+            case "H" | "f" | "d" if self._row:  # to another row: paper has only the next one
+                self._spare -= 1
+                self._finish_row()
+                self._done.append("\n")
 
     def _erase_line(self, which: int) -> None:
         if which == 0:

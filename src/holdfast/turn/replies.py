@@ -193,7 +193,9 @@ class Replies:
             entry |= _parked(handle)
             if output is not None and _end(handle, output) > handle.cursor and not handle.withheld:
                 span = output.span(handle.cursor, _end(handle, output))
-                entry["content"] = self._projector.text(span, _view(handle, view, limit), hint)
+                content = self._projector.text(span, _view(handle, view, limit), hint)
+                if content:  # else all of it was control sequences
+                    entry["content"] = content
             if isinstance(state, Waiting):
                 entry["question"] = state.question
 
