@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.e2e.terminals import Said, at_work, patient, picture, python
+from tests.e2e.terminals import Said, at_work, patient, picture, python, shell
 from tests.programs import needs
 
 from holdfast import Tool, terminal
@@ -115,6 +115,23 @@ async def test_C6_vim_takes_lines_of_text_as_they_are_and_moves_by_named_keys(tm
         await session.apply(":x", keys=["ENTER"])
         await session.stops()
     assert (tmp_path / "poem").read_text() == "Roses are red\necond\nthird\n"
+
+
+@pytest.mark.xfail(reason="bug")
+async def test_C5_back_at_the_shell_only_what_is_new_is_shown(tmp_path: Path) -> None:
+    """What the editor drew was on a screen of its own, which is gone: no reason to show the shell's once more."""
+    (tmp_path / "poem").write_text("Roses are red\n")
+    async with at_work(shell(cwd=str(tmp_path), env=BARE)) as assistant:
+        session = await assistant.spawn("shell")
+        await session.reads("$ ")
+        await session.apply("echo long ago\n")
+        await session.reads("\nlong ago\n$ ")
+        await session.apply("vim -u NONE -N -i NONE -n poem; echo and back\n")
+        await session.sees(lambda said: "Roses" in said["content"] and "poem" in said["content"])
+        await session.apply(":q\n")
+        await session.until(lambda: "and back" in str(session.said), lambda: str(session.said), "auto")
+        assert "screen" not in session.said
+        assert "long ago" not in session.new
 
 
 def without_sizes(said: Said) -> str:

@@ -80,17 +80,19 @@ async def test_N3_a_question_shown_takes_back_only_the_question(puppets: Puppets
 
 @both
 @pytest.mark.parametrize("id", ["really", "sure"])
+@pytest.mark.parametrize("show", ["fetch", "await"])
 async def test_N3_the_next_question_is_news_although_the_one_before_was_shown(
-    puppets: Puppets, tmp_path: Path, store: str, id: str
+    puppets: Puppets, tmp_path: Path, store: str, id: str, show: str
 ) -> None:
-    """The fetch shows the first question; when its batch is answered, a person has answered it and another is open."""
+    """The first call shows the first question; when its batch is answered, a person has answered it, and the next is
+    open."""
     work = puppets.tool(actions=TALKING)
     async with Runtime([work, nothing], store=store_url(store, tmp_path)) as rt, rt.turn("main") as turn:
         await heard(turn, start("a"))
         puppets.asks("a")
         puppets.asks("a", Question(id=id, text="Really?", answer_type="Boolean"))
         await in_state(rt, "a", "waiting")
-        batch = asyncio.create_task(turn.run([fetch("work", "a"), hold()]))
+        batch = asyncio.create_task(turn.run([fetch("work", "a") if show == "fetch" else wait_all("a"), hold()]))
         await puppets.done("held")
         entry = await rt.send("a", True, conversation="main")
         assert entry["question"]["text"] == "Really?"

@@ -47,6 +47,20 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 @dataclass
+class _Live:
+    """Live handles, by what the end of a turn does to them. Ordered sets: there may be thousands."""
+
+    kept: dict[Handle, None] = field(default_factory=dict)
+    waited: dict[Handle, None] = field(default_factory=dict)
+    asked: dict[Handle, None] = field(default_factory=dict)
+    """The assistant decides."""
+    unasked: dict[Handle, None] = field(default_factory=dict)
+    """It would decide, if one were there."""
+    at_once: dict[Handle, None] = field(default_factory=dict)
+    """Ended without further ado, one-shot calls among them."""
+
+
+@dataclass
 class _Answer:
     """What the assistant said of the handles it was asked about."""
 
@@ -90,42 +104,51 @@ class Ender:
         self._rounds += 1
         if cancelled:
             await self._cancel_parked(conversation, turn)
-        every = [h for h in self._registry.live(conversation) if h.active and not _is_parking(h, cancelled)]
-        live = [handle for handle in every if handle.stateful]
-        # Ordered sets: thousands may be live, and each is looked for in all of them.
-        kept = dict.fromkeys(handle for handle in live if _kept(handle))
-        waited = dict.fromkeys(h for h in live if not cancelled and h not in kept and _policy(h) == "await")
-        asked = dict.fromkeys(
-            h for h in live if not cancelled and h not in kept and _policy(h) == "inquire" and not h.blocked_on_caller()
-        )
-        unasked = list(asked) if not self._inquiries.here else []
-        if unasked:
-            asked = {}
-        at_once = [handle for handle in every if handle not in kept and handle not in waited and handle not in asked]
-        self._end(at_once, "cancel" if cancelled else "turn_end")
-        over = [handle for handle in live if handle not in kept]
+        live = self._sort(conversation, cancelled)
+        self._end([*live.at_once, *live.unasked], "cancel" if cancelled else "turn_end")
         try:
-            answer = await self._wait_and_ask(conversation, turn, list(waited), list(asked))
+            answer = await self._wait_and_ask(conversation, turn, list(live.waited), list(live.asked))
         except asyncio.CancelledError:  # T5: from now on nobody is waited for
             if not self._registry.closing:  # else whoever closes ends them, or lets go of them (R6)
-                self._end([*waited, *asked], "cancel")
+                self._end([*live.waited, *live.asked], "cancel")
             raise
-        await _all_over(at_once)
+        await _all_over([*live.at_once, *live.unasked])
         if self._cut_short and not cancelled:
             await self._cancel_parked(conversation, turn)
-        self.over = [handle for handle in over if not handle.active]  # one that has parked meanwhile stays (T4)
-        results = self._replies.entries(self.over, "dispatch")
-        model = self._replies.entries(self.over, "model")
-        if unasked:
-            answer = _Answer(unsaid=unasked, why="there is no assistant to ask about them")
-        awaited = {*waited, *answer.wait}
+        if live.unasked:
+            answer = _Answer(unsaid=list(live.unasked), why="there is no assistant to ask about them")
+        return self._ending(live, answer, may_speak=may_speak)
+
+    def _sort(self, conversation: str, cancelled: bool) -> "_Live":
+        """The live handles of the conversation, by what the end of the turn does to them."""
+        live = _Live()
+        for handle in self._registry.live(conversation):
+            if not handle.active or _is_parking(handle, cancelled):
+                continue
+            policy = _policy(handle) if handle.stateful else "abort"
+            if handle.stateful and _kept(handle):
+                live.kept[handle] = None
+            elif not cancelled and policy == "await":
+                live.waited[handle] = None
+            elif not cancelled and policy == "inquire" and not handle.blocked_on_caller():
+                (live.asked if self._inquiries.here else live.unasked)[handle] = None
+            else:
+                live.at_once[handle] = None
+        return live
+
+    def _ending(self, live: "_Live", answer: "_Answer", *, may_speak: bool) -> Ending:
+        # One that has parked meanwhile stays (T4).
+        ended = (*live.at_once, *live.waited, *live.asked, *live.unasked)
+        self.over = sorted((h for h in ended if h.stateful and not h.active), key=lambda handle: handle.uid)
+        kept, model = list(live.kept), self._replies.entries(self.over, "model")
+        awaited = {*live.waited, *answer.wait}
         self.owed = {handle: shown for handle, shown in zip(self.over, model, strict=True) if handle in awaited}
         self.told = [*answer.abort, *answer.unsaid]
         again = may_speak and bool(answer.wait) and self._rounds < ROUNDS and not self._cut_short
         return Ending(
-            results=tuple(results),
-            kept=tuple(self._replies.entries(list(kept), "dispatch")),
-            model=(*model, *self._replies.entries(list(kept), "model")),
+            results=tuple(self._replies.entries(self.over, "dispatch")),
+            kept=tuple(self._replies.entries(kept, "dispatch")),
+            model=(*model, *self._replies.entries(kept, "model")),
             again=again,
             message=_message(model) if again else "",
             aborted=answer.sentence(),
