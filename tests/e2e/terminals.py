@@ -5,6 +5,7 @@ What a program prints, and when, is not for a test to decide. So a test says wha
 """
 
 import asyncio
+import difflib
 import json
 import os
 import re
@@ -114,7 +115,7 @@ class Session:
         await self.until(lambda: "screen" in self.said and condition(self.said), lambda: picture(self.said), "screen")
         return self.said
 
-    async def shows(self, name: str, *, as_seen: Callable[[Said], str] | None = None) -> Said:
+    async def shows(self, name: str, as_seen: Callable[[Said], str] | None = None) -> Said:
         """Fetch the screen until it is that of the file; `as_seen` makes of it what is in the file.
 
         With HOLDFAST_UPDATE_GOLDENS=1 the file is written: look at the difference before you keep it.
@@ -125,10 +126,12 @@ class Session:
             await asyncio.sleep(1.5)  # it may still be drawing, and there is nothing to compare with
             path.write_text(as_seen(await self.fetch("screen")))
         wanted = path.read_text()
-        try:
-            await self.sees(lambda said: as_seen(said) == wanted)
-        except AssertionError:
-            assert as_seen(self.said) == wanted  # told again as a difference
+
+        def difference() -> str:
+            seen = as_seen(self.said) if "screen" in self.said else f"no screen: {self.said}"
+            return "\n".join(difflib.ndiff(wanted.splitlines(), seen.splitlines()))
+
+        await self.until(lambda: "screen" in self.said and as_seen(self.said) == wanted, difference, "screen")
         return self.said
 
     async def stops(self) -> Said:

@@ -57,7 +57,9 @@ async def test_O5_two_hundred_megabytes_leave_memory_flat_and_their_ends_readabl
         await (await assistant.spawn("shell")).abort()  # everything is imported
         async with memory_stays_below(100 * MIB):
             session = await assistant.spawn("seq")
-            (ended,) = (await assistant.call("await", all=["seq"], timeout_secs=300))["completed"]
+            await assistant.runtime.wait(all=["seq"], timeout=300, conversation="main")
+        ended = await session.fetch()
+        assert (ended["state"], ended["yielded_because"]) == ("stopped", "exited")
         marker, hint, tail = ended["result"].split("\n\n", 2)
         assert re.fullmatch(r"\.\.\.\d+ bytes truncated\.\.\.", marker)
         assert "read_output" in hint

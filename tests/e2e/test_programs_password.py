@@ -140,7 +140,7 @@ async def test_C8_a_one_shot_call_asks_the_person_as_well() -> None:
 
 
 async def test_Q2_without_a_person_it_is_an_error_that_says_so() -> None:
-    why = 'The tool asked "[sudo] password for me:" (`password`), but a secret is typed by a person and none is there'
+    why = 'The tool asked "[sudo] password for me:" (`password`), but only a person may type a secret and none is there'
     async with at_work(sudo()) as assistant:
         session = await assistant.spawn("sudo")
         assert (session.said["state"], session.said["is_error"]) == ("stopped", True)

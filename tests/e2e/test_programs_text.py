@@ -123,7 +123,6 @@ async def test_K4_a_sequence_that_is_cut_by_a_reply_is_not_shown_in_parts(tmp_pa
     assert replies == ["one ", "", "", "two ", "", "", "three ", "four", "", "\nfive", ""]
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_C3_output_that_shows_nothing_is_no_content() -> None:
     """Programs set up their terminal before they have anything to say."""
     script = "import signal; os.write(1, b'\\x1b[?1h\\x1b=\\x1b[?25l\\x1b]0;title\\x07'); signal.pause()"

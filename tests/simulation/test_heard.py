@@ -176,7 +176,6 @@ async def tell(steps: list[Step], url: str, clock: VirtualClock | None = None) -
         await Story(rt, puppets).play(steps)
 
 
-@pytest.mark.xfail(reason="bug")
 @settings(max_examples=150)
 @given(steps)
 def test_N3_in_memory_the_assistant_hears_what_the_model_says(steps: list[Step]) -> None:
@@ -184,7 +183,6 @@ def test_N3_in_memory_the_assistant_hears_what_the_model_says(steps: list[Step])
     clock.run(tell(steps, "memory:", clock))
 
 
-@pytest.mark.xfail(reason="bug")
 @settings(max_examples=15)
 @given(steps)
 def test_N3_on_sqlite_the_assistant_hears_what_the_model_says(steps: list[Step]) -> None:

@@ -112,7 +112,6 @@ async def test_N6_output_between_a_reply_and_its_commit_is_news(puppets: Puppets
         assert (await reply(turn, fetch("work", "a")))["content"] == "two"
 
 
-@pytest.mark.xfail(reason="bug")
 @both
 async def test_N6_an_await_that_shows_no_output_leaves_it_news(puppets: Puppets, tmp_path: Path, store: str) -> None:
     """It shows the question alone (A6)."""

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class Watcher(Protocol):
-    """Something that waits for a handle. Told once when it stops, and whenever it may have become blocked (A6)."""
+    """Something that waits for a handle. Told once when it stops, and whenever it may have become blocked (A6).
+
+    One with `wants_reading = True` has programs asked whether they read their input (C4).
+    """
 
     def stopped(self, handle: "Handle") -> None: ...
 

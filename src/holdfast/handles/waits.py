@@ -53,6 +53,8 @@ class Wait:
     """Watches handles until its groups are satisfied or all are blocked, then calls `done`."""
 
     __slots__ = ("_done", "_groups", "_line", "_of", "_spare", "reason", "settled")
+    wants_reading = True
+    """It ends when all it needs are blocked on the caller, so it wants to know who reads its input (C4)."""
 
     def __init__(self, groups: Sequence[Group], done: Callable[["Wait"], None], *, spare: Container[str] = ()) -> None:
         """`spare`: uids of handles that do not count as blocked, as the caller is dealing with them already."""

@@ -319,5 +319,8 @@ class SupportsScreen(Protocol):
     def type(self, data: bytes) -> None:
         """What a person who drives the terminal types, as it is. Raises `ToolError`, and then nothing was written."""
 
+    def interrupts(self, data: bytes) -> bool:
+        """Whether typing this takes back what was typed before and not read: Ctrl-C and its like."""
+
     def driven(self, by_person: bool) -> None:
         """A person has taken over, or handed it back."""

@@ -32,11 +32,16 @@ class Probing:
     def _settle(self) -> float:
         return self._handle.tool.spawn.settle_ms / 1000
 
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether somebody who watches the handle wants to know."""
+        return any(getattr(each, "wants_reading", False) for each in self._handle.watchers or ())
+
     def printed(self) -> None:
         """It has printed something: as far as is known it does not read."""
         self._handle.reading = False
         self._last_output = asyncio.get_running_loop().time()
-        if self._handle.watchers:
+        if self._is_awaited:
             if self._pause > self._settle:
                 self.stop()
             self.when_quiet()
@@ -50,7 +55,7 @@ class Probing:
         self._timer = None
         if asyncio.get_running_loop().time() - self._last_output < self._settle:
             self.when_quiet()
-        elif not self.now() and self._handle.watchers and isinstance(self._handle.decided, Running):
+        elif not self.now() and self._is_awaited and isinstance(self._handle.decided, Running):
             self._pause = min(max(2 * self._pause, self._settle), LONGEST_PAUSE)
             self.when_quiet()
 

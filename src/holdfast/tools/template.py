@@ -129,7 +129,8 @@ class Template:
             self.optional = any(kind == "block_begin" for _, kind, _ in _environment.lex(text))
             self._compiled = _environment.from_string(text)
         except TemplateSyntaxError as error:
-            raise ConfigError([f"{where}: not a template: {error.message}"]) from error
+            hint = "; `{#` begins a comment of the template: write {{ '{#' }} for it" if "{#" in text else ""
+            raise ConfigError([f"{where}: not a template: {error.message}{hint}"]) from error
 
     @property
     def fixed(self) -> bool:

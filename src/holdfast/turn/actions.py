@@ -74,9 +74,15 @@ class Actions:
             _check_takes_input(handle)  # before anybody is asked about it
         verdict = None if slot.by == "person" else self._permission.to_run(tool, slot.action, handle.conversation)
         if verdict == ASK:
-            self._ask(slot, tool, handle.conversation, lambda said: self._act_or_refuse(slot, handle, said, answer))
+            ended = OnStop(lambda _: self._ended_meanwhile(slot, handle, answer))
+
+            def said(verdict: Outcome | None) -> None:
+                handle.unwatch(ended)
+                self._act_or_refuse(slot, handle, verdict, answer)
+
+            self._ask(slot, tool, handle.conversation, said)
             if handle.active:
-                handle.watch(OnStop(lambda _: self._ended_meanwhile(slot, handle, answer)))
+                handle.watch(ended)
         else:
             self._act(slot, handle, verdict, answer)
 
@@ -149,19 +155,21 @@ class Actions:
             self._start_allowed(slot, handle, verdict, handles, spare, answer, parked)
             return
         given = slot.arguments
-
-        def ended(_: Handle) -> None:
-            if slot.asking is not None:  # P5: a prompt is withdrawn when its handle ends
-                slot.withdraw()
-                answer(self._shown(handle))
+        ended = OnStop(lambda _: self._ended_unstarted(slot, handle, answer))
 
         def said(verdict: Outcome | None) -> None:
+            handle.unwatch(ended)
             if verdict is None and slot.arguments is not given:
                 self._rewrite(slot, handle)
             self._start_allowed(slot, handle, verdict, handles, spare, answer, parked)
 
         self._ask(slot, slot.tool, handle.conversation, said)
-        handle.watch(OnStop(ended))
+        handle.watch(ended)
+
+    def _ended_unstarted(self, slot: Slot, handle: Handle, answer: Answer) -> None:
+        if slot.asking is not None:  # P5: a prompt is withdrawn when its handle ends
+            slot.withdraw()
+            answer(self._shown(handle))
 
     def _rewrite(self, slot: Slot, handle: Handle) -> None:
         """P5: what a person edited is what runs and what is recorded."""
@@ -302,6 +310,8 @@ class Actions:
                 "until it is handed back.",
                 code="driven_by_person",
             )
+        if slot.secret and not (isinstance(state, Waiting) and state.question.secret):
+            raise ToolError(f"Handle `{handle.id}` asks for no secret now; nothing was sent", code="not_running")
         if isinstance(state, Waiting):
             if slot.by == "assistant" and not run.open_to_caller:
                 raise ToolError(

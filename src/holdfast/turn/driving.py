@@ -47,7 +47,12 @@ class Driving:
             self._live.resize(min(size.rows, _LARGEST.rows), min(size.cols, _LARGEST.cols))
 
     def type(self, data: bytes) -> None:
-        """Let the program have it, as fast as it reads."""
+        """Let the program have it, as fast as it reads. A key that interrupts it does not stand in line."""
+        if self._unread and self._live.interrupts(data):
+            self._unread.clear()
+            if self._again is not None:
+                self._again.cancel()
+                self._again = None
         if len(self._unread) + len(data) <= _UNREAD:
             self._unread += data
         if self._again is None:

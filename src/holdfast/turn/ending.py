@@ -344,6 +344,8 @@ async def _over(handle: Handle, *, or_blocked: bool = False) -> None:
 class _Over:
     """Watches one handle at the end of its turn."""
 
+    wants_reading = True
+
     def __init__(self, or_blocked: bool) -> None:
         self.event = asyncio.Event()
         self._or_blocked = or_blocked

@@ -88,7 +88,7 @@ class Inquiries:
                 text=_text(handle, question) + problem,
                 schema=answer_schema(question),
                 tool=handle.tool.name,
-                assistant={**self._assistant, **assistant},
+                assistant=assistant,
             )
             try:
                 given = await self.inquire(inquiry, uid=handle.uid)
@@ -116,8 +116,7 @@ class Inquiries:
         """The model's answer as it is, recorded with the request (Q6). Raises `InquiryFailed` if there is none."""
         if self._inquire is None:
             raise InquiryFailed("there is no model to ask")
-        if self._assistant and not inquiry.assistant:
-            inquiry = msgspec.structs.replace(inquiry, assistant=self._assistant)
+        inquiry = msgspec.structs.replace(inquiry, assistant={**self._assistant, **inquiry.assistant})
         asking = asyncio.create_task(self._called(self._inquire, inquiry))
         self._calls.add(asking)
         asking.add_done_callback(self._calls.discard)

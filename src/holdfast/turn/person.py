@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 _WORDS = {"yes": True, "y": True, "true": True, "no": False, "n": False, "false": False}
 
 
-async def send(actions: "Actions", handle: Handle, given: Any, keys: Sequence[str] = ()) -> Reply:
-    """Send it; the handle's state when it has settled. Raises `ToolError` if it is refused."""
+async def send(
+    actions: "Actions", handle: Handle, given: Any, keys: Sequence[str] = (), *, secret: bool = False
+) -> Reply:
+    """Send it; the handle's state when it has settled. Raises `ToolError` if it is refused.
+
+    A `secret` is the answer to a question for one, or is not sent at all.
+    """
     if given is None and not keys:
         raise ToolError("there is nothing to send: give a text or keys", code="invalid_arguments")
     if keys and "keys" not in handle.tool.action_parameters.get("apply", {}):
@@ -31,6 +36,7 @@ async def send(actions: "Actions", handle: Handle, given: Any, keys: Sequence[st
         given = read_answer(handle.state.question, given)
     slot = Slot(ToolCall(handle.call_id, handle.tool.name), 0)
     slot.tool, slot.action, slot.handle_id, slot.by = handle.tool, "apply", handle.id, "person"
+    slot.secret = secret
     slot.arguments = ({} if given is None else {"input": given}) | ({"keys": list(keys)} if keys else {})
     answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
     actions.act(slot, handle, lambda reply: None if answered.done() else answered.set_result(reply))

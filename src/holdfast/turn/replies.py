@@ -103,7 +103,10 @@ class Replies:
         return entry
 
     def tail(self, handle: Handle, size: int) -> str:
-        """The last characters a handle printed."""
+        """The last characters a handle printed or, if it is a terminal that draws, shows."""
+        screen = _screen(handle, None) if handle.tool.source == "terminal" else None
+        if screen is not None:
+            return "\n".join(screen.lines).rstrip("\n")[-size:]
         if handle.output is None:
             return ""
         view = View(limit=4 * size, max_lines=size, window="tail")
@@ -223,7 +226,8 @@ class Replies:
             limit=max(0, view.limit - size_of(reason, view.mode)),
             max_lines=max(0, view.max_lines - reason.count("\n") - 3),
         )
-        return f"{reason}\n\nOutput:\n{self._projector.text(span, rest, hint)}"
+        shown = self._projector.text(span, rest, hint)
+        return f"{reason}\n\nOutput:\n{shown}" if shown.strip() else reason
 
     def _limits(self, handles: Sequence[Handle], view: ViewName) -> Sequence[int | None]:
         """Several results share four limits among them (O3)."""

@@ -20,6 +20,8 @@ _PROBE_SECS = 0.02
 class Settle:
     """Watches one handle and calls `done` once, when it has settled."""
 
+    wants_reading = True
+
     def __init__(self, handle: Handle, done: Callable[[Because], None], *, since: int) -> None:
         """`since`: how much it had printed before what it is to settle from."""
         self._handle = handle

@@ -40,6 +40,7 @@ class Slot:
         "handle_id",
         "named",
         "position",
+        "secret",
         "tool",
         "uid",
     )
@@ -65,6 +66,8 @@ class Slot:
         """Of an `apply`: which call it is, recorded with what it sends, so that a resumed batch sends it once (B9)."""
         self.by: Literal["assistant", "person"] = "assistant"
         """Who sends it: a person may do what the assistant may not (C2, Q4)."""
+        self.secret = False
+        """It is the answer to a question for a secret, and nothing else."""
         self.asking: Asking | None = None
         """The prompt that its permission waits for."""
         self.uid: str | None = None

@@ -157,7 +157,7 @@ class _Client:
                 code="bad_answer",
             )
         self._say(frames.STATE, told(handle, printed(handle)))  # it may take its time to settle
-        reply = await person.send(self._streams.actions, handle, want.input, want.keys)
+        reply = await person.send(self._streams.actions, handle, want.input, want.keys, secret=want.secret)
         self._say(frames.REPLY, to_utf8(reply.result))
 
     async def _attach(self, handle: Handle, size: Size) -> None:

@@ -74,8 +74,9 @@ def _unknown(name: str) -> ToolError:
 
 
 def _nearest(name: str) -> str | None:
-    wanted = re.sub("^(CTRL|CONTROL)[-+]", "C-", re.sub("^(ALT|META)[-+]", "M-", name.upper()))
-    if wanted == "RETURN":
+    wanted = re.sub("^(CTRL|CONTROL)[-+]|^\\^(?=.$)", "C-", re.sub("^(ALT|META)[-+]", "M-", name.upper()))
+    wanted = wanted.strip("<>").removeprefix("ARROW")
+    if wanted in ("RETURN", "CR", "\n", "\r", "\\N", "\\R"):
         return "ENTER"
     if not re.fullmatch("[CM]-[A-Z]", wanted):
         wanted = next(iter(difflib.get_close_matches(wanted, [*_CURSOR, *_KEYS], n=1, cutoff=0.5)), "")

@@ -60,6 +60,7 @@ def look(master: int, slave: int, leader: int) -> Look:
     flags = termios.tcgetattr(master)[3]
     group, device = os.tcgetpgrp(master), os.fstat(slave).st_rdev
     waits = unsure = False
+    unseen: str | None = None
     for count, (pid, thread) in enumerate(tree(leader)):
         if count == FEW:
             unsure = True
@@ -73,8 +74,12 @@ def look(master: int, slave: int, leader: int) -> Look:
             waits |= call in calls.wait
         except PermissionError:
             unsure = True
+            unseen = unseen or (thread if _sleeps(pid) else None)
         except OSError:
             continue  # it has just ended
+    if unseen is not None and _state_of_reader(flags) == "password":
+        # A program of another user, such as sudo, may not be looked into. Without echo, what else would it wait for?
+        return Look("password", unseen)
     if waits and not flags & termios.ICANON:
         return Look("raw")
     return UNKNOWN if unsure else BUSY
@@ -93,6 +98,14 @@ def has_input(slave: int) -> bool:
     poll = select.poll()
     poll.register(slave, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _sleeps(pid: int) -> bool:
+    """Whether a process waits for something, as far as anybody may know."""
+    try:
+        return marks.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0] == b"S"
+    except OSError:
+        return False
 
 
 def _state_of_reader(flags: int) -> State:

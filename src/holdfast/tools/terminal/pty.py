@@ -27,6 +27,7 @@ _AT_ONCE = 256 * 1024  # then others of the loop have their turn
 _HOLDS = 16 * 1024  # what the kernel keeps at most of input that nobody reads
 _LINE, _SPARE = 4000, 16  # it keeps 4095 bytes of a line that is not ended, and throws away what follows
 _CONTROLS = bytes(byte for byte in (*range(0x20), 0x7F) if byte != 0x09)
+_IUTF8 = 0o40000  # `termios` has no name for it
 _ASKS = (signal.SIGTERM, signal.SIGHUP, signal.SIGCONT)  # a shell ignores the first; one that is stopped hears neither
 
 
@@ -61,6 +62,7 @@ class Pty:
         try:
             self._master, self._slave = os.openpty()
             os.set_blocking(self._master, False)
+            _take_utf8(self._slave)
             self.resize(rows, cols)
             pid = spawn(argv, env, cwd, os.ttyname(self._slave))
             self._session = Session(
@@ -144,7 +146,11 @@ class Pty:
         if not flags & termios.ISIG or flags & termios.NOFLSH:
             return -1
         keys = (characters[each] for each in (termios.VINTR, termios.VQUIT, termios.VSUSP))
-        return max(data.rfind(key) for key in keys if key != b"\0")
+        return max((data.rfind(key) for key in keys if key != b"\0"), default=-1)
+
+    def interrupts(self, data: bytes) -> bool:
+        """Whether typing this takes back what was typed before and not read."""
+        return self._master is not None and self._interrupt_in(data) >= 0
 
     def _take_back(self) -> None:
         assert self._slave is not None
@@ -284,6 +290,13 @@ class Pty:
             self._loop.remove_writer(self._master)
             os.close(self._master)
             self._master = None
+
+
+def _take_utf8(terminal: int) -> None:
+    """Let the terminal know that a character may be several bytes: a backspace takes back all of them."""
+    attributes = termios.tcgetattr(terminal)
+    attributes[0] |= _IUTF8
+    termios.tcsetattr(terminal, termios.TCSANOW, attributes)
 
 
 def _last_end(data: bytes, attributes: Sequence[Any]) -> int:

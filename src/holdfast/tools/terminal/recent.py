@@ -11,6 +11,9 @@ _PROMPT = 200
 _POSITIONS = re.compile(rb"\x1b\[(?:[0-9]*(?:;[0-9]*)?[Hf]|[0-9]*d)")
 """The cursor goes to a place of the screen (CUP, HVP, VPA), wherever it was."""
 
+_LEAVES = re.compile(rb"\x1b\[\?(?:1049|1047|47)l")
+"""The alternate screen is left."""
+
 
 class Recent:
     """The last 64 KiB of a terminal's output."""
@@ -28,7 +31,12 @@ class Recent:
     def positions(self, since: int) -> bool:
         """Whether what was printed from that offset on moves the cursor about the screen."""
         length = min(self._total - since, _LIMIT)
-        return length > 0 and _POSITIONS.search(self._data, max(0, len(self._data) - length)) is not None
+        if length <= 0:
+            return False
+        start = max(0, len(self._data) - length)
+        for left in _LEAVES.finditer(self._data, start):  # what was drawn on a screen that is gone does not count
+            start = left.end()
+        return _POSITIONS.search(self._data, start) is not None
 
     def last_line(self) -> str:
         """The last line that has something in it, as text; empty if there is none."""

@@ -58,10 +58,15 @@ def _find(program: str, env: Mapping[str, str], cwd: str) -> str:
     reason = errno.ENOENT
     for directory in os.get_exec_path(env):
         path = Path(cwd, directory, program)
-        if path.is_file():
-            if os.access(path, os.X_OK):
-                return str(path)
+        try:
+            if not path.is_file():
+                continue
+        except OSError:  # a directory that may not be entered: the next one may have it
             reason = errno.EACCES
+            continue
+        if os.access(path, os.X_OK):
+            return str(path)
+        reason = errno.EACCES
     raise OSError(reason, os.strerror(reason), program)
 
 

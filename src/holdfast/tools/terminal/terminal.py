@@ -34,7 +34,8 @@ from holdfast.tools.terminal.recent import Recent
 from holdfast.tools.terminal.secrets import Veil
 
 KEYS_AFTER = 0.1
-"""Seconds between text and keys of one `apply` where single keys are read: else some take Enter for part of a paste."""
+"""Seconds between a new size and what is typed, and where single keys are read between text and keys of one `apply`: else
+some programs drop what was typed, or take Enter for part of a paste."""
 HELD_BACK = 0.05
 """Seconds that output may be held back because a secret could begin with it."""
 QUIET, LONGEST_PAUSE = 0.1, 1.0
@@ -219,13 +220,20 @@ class _Call:
         text = self._as_typed(arguments["input"], pty) if "input" in arguments else b""
         self._press()  # of the apply before
         pty.check_room(text + pressed)
+        if (rows, cols) != (self._rows, self._cols) and (text or pressed):
+            self.resize(rows, cols)  # a program that is told so may drop what it has not read
+            self._press_later(text + pressed)
+            return
         self.resize(rows, cols)
         if text and pressed and not pty.canonical:
             pty.write(text)
-            self._keys = pressed
-            self._keys_later = self._loop.call_later(KEYS_AFTER, self._press)
+            self._press_later(pressed)
         else:
             pty.write(text + pressed)
+
+    def _press_later(self, keys: bytes) -> None:
+        self._keys = keys
+        self._keys_later = self._loop.call_later(KEYS_AFTER, self._press)
 
     def _as_typed(self, data: Any, pty: Pty) -> bytes:
         """What `input` means at a keyboard (C6): Enter is a carriage return, the end of input a character."""
@@ -350,6 +358,9 @@ class _Call:
     def type(self, data: bytes) -> None:
         self._press()
         self._running().write(data)
+
+    def interrupts(self, data: bytes) -> bool:
+        return self._pty is not None and self._pty.interrupts(data)
 
     def driven(self, by_person: bool) -> None:
         self._driven = by_person
