@@ -147,7 +147,6 @@ async def test_C6_what_was_taken_before_the_refusal_is_read_whole(tmp_path: Path
     assert (tmp_path / "taken").read_text() == taken + "and more\n"
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_C6_a_program_that_does_not_read_can_be_interrupted() -> None:
     """Ctrl-C takes back what was typed before it, as on any terminal; it does not wait in line behind that."""
     sleep = quick(terminal(["sleep", "1000"], name="sleep"))
@@ -157,6 +156,18 @@ async def test_C6_a_program_that_does_not_read_can_be_interrupted() -> None:
         await session.apply(keys=["C-c"])
         ended = await session.stops()
         assert ended["result"].startswith("The command was killed by SIGINT.")
+
+
+async def test_C6_after_an_interrupt_the_shell_gets_nothing_of_what_was_typed_before_it() -> None:
+    async with at_work(quick(shell())) as assistant:
+        session = await assistant.spawn("shell")
+        await session.reads("$ ")
+        await session.apply("sleep 1000\n")
+        await fill(session, 10_000)
+        await session.apply(keys=["C-c"])
+        await session.reads("$ ")
+        await session.apply("echo $((6 * 7))\n")
+        assert await session.reads("$ ") == "echo $((6 * 7))\n42\n$ "
 
 
 async def test_C6_a_program_that_floods_and_never_reads_is_refused_and_ended() -> None:

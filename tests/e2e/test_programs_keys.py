@@ -81,7 +81,6 @@ async def test_C6_a_program_that_reads_lines_gets_those_of_a_text() -> None:
         assert (ended["state"], ended["yielded_because"]) == ("stopped", "exited")
 
 
-@pytest.mark.xfail(reason="bug")
 @pytest.mark.parametrize("character", ["é", "日", "👋"])
 async def test_C6_backspace_takes_back_a_whole_character(character: str) -> None:
     async with at_work(patient(terminal(["cat"], name="cat"))) as assistant:

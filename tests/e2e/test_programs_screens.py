@@ -153,7 +153,6 @@ async def test_C6_vim_takes_lines_of_text_as_they_are_and_moves_by_named_keys(tm
     assert (tmp_path / "poem").read_text() == "Roses are red\necond\nthird\n"
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_C5_back_at_the_shell_only_what_is_new_is_shown(tmp_path: Path) -> None:
     """What the editor drew was on a screen of its own, which is gone: no reason to show the shell's once more."""
     (tmp_path / "poem").write_text("Roses are red\n")
@@ -170,7 +169,6 @@ async def test_C5_back_at_the_shell_only_what_is_new_is_shown(tmp_path: Path) ->
         assert "long ago" not in session.new
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_T2_an_assistant_that_is_asked_about_an_editor_is_told_what_it_shows(tmp_path: Path) -> None:
     model = Model(exactly({"handles": [{"id": "vim", "action": "abort"}]}))
     async with attended(None, [vim(tmp_path)], model=model) as (runtime, turn):

@@ -40,8 +40,8 @@ spawn = { stdin = true, lifecycle.on_turn_end = "await" }
 """
 
 
-def aborted(handle: dict[str, Any]) -> bool:
-    return told_to_end(handle, "Aborted at the end of the turn.", "turn_end")
+def aborted(handle: dict[str, Any], why: str = "") -> bool:
+    return told_to_end(handle, f"Aborted at the end of the turn{why}.", "turn_end")
 
 
 def test_T3_each_handle_ends_by_its_own_policy(start: Start) -> None:
@@ -67,7 +67,7 @@ def test_T3_what_is_awaited_too_long_is_aborted(start: Start) -> None:
     turn = start(CONFIG)
     turn.one("late", {"action": "spawn", "id": "late"})
     (late,) = turn.finish()
-    assert aborted(late)
+    assert late["result"].startswith("Aborted at the end of the turn: it was waited for for ")
 
 
 def test_A6_what_waits_for_the_caller_is_not_awaited(start: Start) -> None:
@@ -75,7 +75,7 @@ def test_A6_what_waits_for_the_caller_is_not_awaited(start: Start) -> None:
     turn = start(CONFIG)
     turn.one("reader", {"action": "spawn", "id": "r"})
     (reader,) = turn.finish()
-    assert aborted(reader)
+    assert aborted(reader, ": it waited for you")
 
 
 def test_T4_a_handle_that_has_stopped_is_not_told_again(start: Start) -> None:

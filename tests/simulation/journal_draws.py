@@ -41,7 +41,7 @@ notices = st.builds(
     message=st.text("aü", max_size=3),
     carriers=st.sampled_from((CARRIERS, CARRIERS, ("turn",), ("response", "message"))),
 )
-shows: st.SearchStrategy[Shown] = st.sampled_from(("running", "waiting", "answered", "stopped"))
+shows: st.SearchStrategy[Shown] = st.sampled_from(("running", "waiting", "asked", "stopped"))
 carries: st.SearchStrategy[tuple[Carrier, ...]] = st.sampled_from(((), ("response",), ("message", "turn")))
 stale = st.sampled_from((0,) * 10 + (-1, 1))
 """What is added to the fencing number of a call: mostly nothing."""

@@ -42,7 +42,7 @@ class NewsModel:
 
     def take_back(self, conversation: str, shown: tuple[tuple[str, Shown], ...]) -> None:
         question, content = "tool.waiting", "tool.content"
-        taken = {"running": (content,), "waiting": (content, question), "answered": (question,)}
+        taken = {"running": (content,), "waiting": (content, question), "asked": (question,)}
         for uid, state in shown:
             self.queued = [
                 news

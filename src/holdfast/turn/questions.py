@@ -190,7 +190,7 @@ class Questions:
             setting = f"`@holdfast.tool(questions=…)` or {setting}"
         asked = f'The tool asked "{question.text}" (`{question.id}`), but'
         if question.secret:
-            why = f"{asked} only a person may type a secret and none is there. Do without it, or run this with a person."
+            why = f"{asked} only a person may type a secret and none is there. Do without, or run this with a person."
             return Error(why, "question_unanswered")
         who = "only a person may answer it and none is there" if policy.exclusive else "nobody is there to answer it"
         spawn = ""

@@ -34,8 +34,8 @@ from holdfast.tools.terminal.recent import Recent
 from holdfast.tools.terminal.secrets import Veil
 
 KEYS_AFTER = 0.1
-"""Seconds between a new size and what is typed, and where single keys are read between text and keys of one `apply`: else
-some programs drop what was typed, or take Enter for part of a paste."""
+"""Seconds between a new size and what is typed, and, where single keys are read, between text and keys of one `apply`:
+else some programs drop what was typed, or take Enter for part of a paste."""
 HELD_BACK = 0.05
 """Seconds that output may be held back because a secret could begin with it."""
 QUIET, LONGEST_PAUSE = 0.1, 1.0
