@@ -136,7 +136,7 @@ def test_when_the_program_ends_the_person_is_told_how(agent: Agent, pane: Pane) 
 
 
 def test_the_alternate_screen_is_shown_and_left(agent: Agent, pane: Pane) -> None:
-    agent.apply("shell", "sh", "seq 100 > numbers; less numbers\r")
+    agent.apply("shell", "sh", "seq 100 | less\r")
     attach(pane, "--detach-key", "C-g")
     pane.until("\n14")
     pane.press("G")

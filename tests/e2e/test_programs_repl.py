@@ -101,15 +101,18 @@ async def test_C4_a_line_that_is_edited_is_shown_as_it_was_sent() -> None:
         assert (await session.output())["content"].endswith(f">>> print('one 2')\none 2\n{PROMPT}")
 
 
-async def test_A6_a_session_that_edits_its_lines_is_not_known_to_wait() -> None:
-    """It polls, and nobody can tell for what: an `await` needs its timeout, and what it says is left to `fetch`."""
+async def test_A6_a_session_at_its_prompt_is_known_to_wait() -> None:
+    """It edits its lines, but waits for nothing but the keyboard. While it works it is not waited for in vain."""
     async with at_work(repl()) as assistant:
         session = await assistant.spawn("python")
         await session.reads(PROMPT)
-        waited: Said = await assistant.call("await", all=["python"], timeout_secs=1)
+        waited: Said = await assistant.call("await", all=["python"])
+        pending = [{"id": "python", "state": "running", "waiting_for_input": True}]
+        assert waited == {"completed": [], "pending": pending, "needs_input": True}
+        await session.apply("while True: pass\n\n")
+        await session.reads("... \n")
+        waited = await assistant.call("await", all=["python"], timeout_secs=1)
         assert waited == {"completed": [], "pending": [{"id": "python", "state": "running"}], "timed_out": True}
-        await session.apply("exit()", keys=["ENTER"])
-        assert (await session.stops())["state"] == "stopped"
 
 
 async def test_S3_a_session_that_ends_in_an_error_says_so() -> None:

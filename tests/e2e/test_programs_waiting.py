@@ -4,7 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from tests.e2e.terminals import Said, at_work, patient, quick, shell
+from tests.e2e.terminals import Said, at_work, patient, python, quick, shell
 
 from holdfast import Tool, terminal
 
@@ -102,8 +102,19 @@ async def test_C5_a_fetch_says_whether_the_program_waits(tmp_path: Path) -> None
         assert session.said["yielded_because"] == "waiting_for_input"
 
 
+async def test_A6_a_program_that_takes_single_keys_is_not_known_to_wait() -> None:
+    """It may as well wait for something else: an `await` needs its timeout, and what it shows is left to `fetch`."""
+    keys = "import tty; tty.setraw(0); os.write(1, b'key? '); os.read(0, 1)"
+    async with at_work(python(keys)) as assistant:
+        session = await assistant.spawn("program")
+        await session.reads("key? ")
+        waited = await assistant.call("await", all=["program"], timeout_secs=1)
+        assert waited == {"completed": [], "pending": [{"id": "program", "state": "running"}], "timed_out": True}
+        await session.apply(keys=["x"])
+        await session.stops()
+
+
 async def test_A6_a_program_in_the_foreground_of_a_shell_is_looked_at() -> None:
-    """The shell itself edits its lines and is not known to wait; what it runs in its foreground is."""
     async with at_work(patient(shell(), settle_ms=1000)) as assistant:
         session = await assistant.spawn("shell")
         await session.reads("$ ")

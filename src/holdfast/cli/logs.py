@@ -145,7 +145,12 @@ class _File:
 
     def write(self, data: bytes) -> None:
         if self._open is None:
-            self._open = self._path.open("wb")
+            try:
+                self._open = self._path.open("wb")
+            except OSError as error:
+                raise click.UsageError(
+                    f"`{self._path}` cannot be written: {error.strerror}; name another --cast"
+                ) from error
         self._open.write(data)
 
     def __enter__(self) -> Self:

@@ -13,8 +13,8 @@ _PAGE = 1000
 
 
 async def find(store: Store, ids: Iterable[str], conversation: str | None) -> list[Record]:
-    """The newest handle of each id or uid, in a conversation or in whichever has it. An id that several have is an
-    error that lists them."""
+    """The newest handle of each id or uid, in a conversation or in whichever has it. Of several that have an id the one
+    that is live is meant, if one is; else it is an error that lists them."""
     wanted = list(dict.fromkeys(ids))
     found: dict[str, list[Record]] = {}
     for id in wanted:
@@ -26,6 +26,9 @@ async def find(store: Store, ids: Iterable[str], conversation: str | None) -> li
         found |= await (_everywhere(store, unknown) if conversation is None else _in(store, conversation, unknown))
     for id in wanted:
         records = found.get(id, [])
+        live = [record for record in records if not isinstance(record.state, Stopped)]
+        if len(live) == 1:  # whoever names it means the one that runs
+            found[id] = records = live
         if len(records) > 1:
             where = ", ".join(f"`{record.conversation}`" for record in records)
             raise HoldfastError(

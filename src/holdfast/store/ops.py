@@ -16,6 +16,7 @@ from holdfast.store.rows import (
     Given,
     Kept,
     Level,
+    News,
     Notice,
     Opened,
     Parking,
@@ -246,6 +247,14 @@ class Delivered(msgspec.Struct, frozen=True):
     carrier: Carrier
 
 
+class HandedOut(msgspec.Struct, frozen=True):
+    """The open turn was handed this news by other means than the queue. Should its process die before anything shows
+    that it arrived, it is queued (N3)."""
+
+    conversation: str
+    news: tuple[News, ...]
+
+
 class Inquired(msgspec.Struct, frozen=True):
     """An inquiry is over (Q6): what was asked, and the answer or why there is none."""
 
@@ -303,5 +312,5 @@ class Collected(msgspec.Struct, frozen=True):
 Op = (
     TurnBegan | TurnEnded | Opened | Registered | Changed | Rewritten | Claimed | Released | Attempted | Journaled
     | Wrote | WaitOpened | Parked | Resolved | Revoked | Emitted | Exposed | Responded | HookCalled | Notified
-    | TakenBack | Delivered | Inquired | Requested | Replied | RequestClosed | SecretAdded | Collected
+    | TakenBack | Delivered | HandedOut | Inquired | Requested | Replied | RequestClosed | SecretAdded | Collected
 )  # fmt: skip

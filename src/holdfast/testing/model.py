@@ -141,6 +141,8 @@ class ScriptedModel:
         if callable(line):
             line = line(self.seen[-1])
         says = Says(line) if isinstance(line, str) else line
+        if not isinstance(says, Says):
+            raise TypeError(f"a line of a script is a text, `Says(…)` or a function that returns one, not {says!r:.80}")
         text = await self._stream(turn, says)
         interrupted = text is not None
         calls = () if interrupted else tuple(self._call(name, arguments) for name, arguments in says.calls)

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.errors import HoldfastError
 from holdfast.handles.handle import Handle
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import EndedBy, Error, Pending, name
@@ -26,7 +27,7 @@ from holdfast.turn.inquiry import Inquiry
 from holdfast.turn.replies import Replies, encode
 
 ROUNDS = 3
-"""How often the assistant may speak again in one turn (T2)."""
+"""How often the end of one turn may be begun, the assistant speaking again in between (T2)."""
 PREVIEW = 400
 """Characters of output that the assistant is shown of each handle it is asked about (T2)."""
 
@@ -197,7 +198,7 @@ class Ender:
         assistant: Mapping[str, Any] = next((h.tool.spawn.assistant for h in asked if h.tool.spawn.assistant), {})
         listed = self._listed(asked)
         inquiry = Inquiry(
-            id=f"{turn}.end.{self._rounds}",
+            id=await self._new_id(conversation, turn),
             purpose="turn_end",
             conversation=conversation,
             turn=turn,
@@ -211,6 +212,12 @@ class Ender:
         )
         answer = await self._inquiries.inquire(inquiry)
         return _read(answer, {handle.id for handle in asked})
+
+    async def _new_id(self, conversation: str, turn: str) -> str:
+        try:
+            return await self._inquiries.new_id(conversation, turn, f"{turn}.end")
+        except HoldfastError as error:  # the store cannot be read
+            raise InquiryFailed(str(error)) from error
 
     def _listed(self, asked: Iterable[Handle]) -> list[dict[str, Any]]:
         now = self._registry.clock.now()

@@ -77,7 +77,7 @@ class Inquiries:
         problem = ""
         for _ in range(ATTEMPTS):
             try:
-                id = await self._new_id(handle, f"{handle.call_id}.{question.id}")
+                id = await self.new_id(handle.conversation, handle.turn, f"{handle.call_id}.{question.id}")
             except HoldfastError as error:  # the store cannot be read
                 return _failed(handle, question, str(error))
             inquiry = Inquiry(
@@ -99,14 +99,14 @@ class Inquiries:
             problem = f'\n\nYour last answer was not {{"answer": …}} with {expected(question)}.'
         return _failed(handle, question, f"it did not answer with {expected(question)}")
 
-    async def _new_id(self, handle: Handle, of: str) -> str:
+    async def new_id(self, conversation: str, turn: str, of: str) -> str:
         """An id that was not used in the turn before, also not before a restart (Q6)."""
-        turn = (handle.conversation, handle.turn)
-        if turn not in self._asked:
-            rows = await self._registry.store.inquiries(*turn, limit=_ALL)
-            self._asked.setdefault(turn, Counter(row.id.rpartition(".")[0] for row in rows))
-        self._asked[turn][of] += 1
-        return f"{of}.{self._asked[turn][of]}"
+        key = (conversation, turn)
+        if key not in self._asked:
+            rows = await self._registry.store.inquiries(conversation, turn, limit=_ALL)
+            self._asked.setdefault(key, Counter(row.id.rpartition(".")[0] for row in rows))
+        self._asked[key][of] += 1
+        return f"{of}.{self._asked[key][of]}"
 
     def forget(self, conversation: str, turn: str) -> None:
         """The turn is over."""

@@ -87,8 +87,8 @@ class Questions:
         caller = handle.stateful and "apply" in handle.tool.actions
         person = self._people.here and (for_user or not (caller or self._inquiries.here))
         # A question that is meant for a person goes to the assistant only if no person is there and the assistant may
-        # stand in: it is the caller anyway, or `detached` says so.
-        stands_in = not for_user or (not person and (caller or self._detached == "auto"))
+        # stand in: it spawned the handle (Q3), or `detached` says so.
+        stands_in = not for_user or (not person and (handle.stateful or self._detached == "auto"))
         return Open(caller, person, assistant=self._inquiries.here and stands_in)
 
     def opened(self, handle: Handle) -> None:

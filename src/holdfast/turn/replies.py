@@ -107,7 +107,7 @@ class Replies:
         screen = _screen(handle, None) if handle.tool.source == "terminal" else None
         if screen is not None:
             return "\n".join(screen.lines).rstrip("\n")[-size:]
-        if handle.output is None:
+        if handle.output is None or handle.withheld:
             return ""
         view = View(limit=4 * size, max_lines=size, window="tail")
         try:
@@ -281,7 +281,7 @@ def _asked(handle: Handle) -> _Shown:
 def _screen(handle: Handle, view: str | None) -> Screen | None:
     """What a terminal shows, if that is what to show of it: asked for, or because lines would make no sense."""
     live = handle.run.live if handle.run is not None and handle.active else None
-    if live is None or view == "stream" or not isinstance(live, SupportsScreen):
+    if live is None or handle.withheld or view == "stream" or not isinstance(live, SupportsScreen):
         return None
     return live.screen() if view == "screen" or live.draws(handle.cursor) else None
 

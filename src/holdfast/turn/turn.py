@@ -13,6 +13,8 @@ from holdfast.handles.state import Error, Reply
 from holdfast.store.base import (
     Answers,
     Carrier,
+    HandedOut,
+    News,
     Notified,
     Op,
     Opened,
@@ -81,6 +83,8 @@ class Turn:
         self._batches = 0
         self._cancelled = False
         self._nobody_takes = False
+        self._handed: list[Notified] = []
+        """Results that whoever asked for the ending is about to get."""
         """Whoever asked for the ending is gone."""
 
     async def __aenter__(self) -> Self:
@@ -320,6 +324,9 @@ class Turn:
             ending = await self._ender.round(self.conversation, self.id, cancelled=self._cancelled, may_speak=may_speak)
             over = not ending.again or self._cancelled
             await registry.write(self._last_words(ending, may_speak and not self._nobody_takes, over))
+            if self._nobody_takes and self._handed:
+                await registry.write(self._handed)
+            self._handed = []
             if over:
                 self.ending = ending
             else:
@@ -337,16 +344,24 @@ class Turn:
         """What the end of the turn writes. What was waited for is told to the assistant: by the message it answers with
         another word or, without one, as news, whatever the settings of notifications say (T3). What was aborted is news
         if those settings say so."""
-        now, owed = self._runtime.registry.clock.now(), self._ender.owed
-        told = self._ender.over if ending.again and taken else [*owed, *self._ender.told]
+        now, owed, heard = self._runtime.registry.clock.now(), self._ender.owed, ending.again and taken
+        results = [_result_news(handle, result, now) for handle, result in owed.items()]
+        told = self._ender.over if heard else [*owed, *self._ender.told]
         ops: list[Op] = [TakenBack(self.conversation, tuple((handle.uid, "stopped") for handle in told))]
-        if not (ending.again and taken):
-            ops += [_result_news(handle, result, now) for handle, result in owed.items()]
+        if heard:  # by the message; what nobody lives to send is news after all
+            ops.append(HandedOut(self.conversation, tuple(_as_news(each) for each in results)))
+            self._handed = results
+        else:
+            ops += results
         if ending.aborted:
             ops.append(Notified(self.conversation, "turn.aborted", "warning", ending.aborted, now))
         if over:
             ops.append(TurnEnded(self.conversation, self.id, now))
         return ops
+
+
+def _as_news(told: Notified) -> News:
+    return News(0, told.conversation, told.kind, told.level, told.message, told.at, told.uid, told.carriers)
 
 
 def _result_news(handle: Handle, result: dict[str, Any], at: float) -> Notified:

@@ -224,7 +224,7 @@ async def test_F3_what_the_leader_leaves_is_ended() -> None:
 async def test_C7_a_shell_is_ended_with_its_jobs() -> None:
     """One in the background, one stopped, one in the foreground: each in a process group of its own."""
     run = Run("bash", "--norc", "-i")
-    await run.found("raw")
+    await run.found("reading")
     run.pty.write(b"sleep 1001 &\r")
     run.pty.write(b"sleep 1002\r")
     await until(lambda: run.foreground() == "sleep")
@@ -244,7 +244,7 @@ async def test_C7_a_foreground_job_has_its_grace_although_the_shell_has_gone(tmp
     """The shell goes at once; what it ran in the foreground may still put its things in order."""
     job = "trap '' HUP; trap 'sleep 0.3; echo saved > saved; exit' TERM; echo 'I am' up; while :; do sleep 0.01; done"
     run = Run("bash", "--norc", "-i", cwd=str(tmp_path))
-    await run.found("raw")
+    await run.found("reading")
     run.pty.write(f'sh -c "{job}"\r'.encode())
     await run.said(b"I am up\r\n")
     run.pty.end(10)
@@ -265,7 +265,7 @@ async def test_C7_a_program_that_ignores_being_asked_is_killed_after_the_grace_a
 
 async def test_C7_a_stubborn_foreground_job_is_killed_after_the_grace() -> None:
     run = Run("bash", "--norc", "-i")
-    await run.found("raw")
+    await run.found("reading")
     run.pty.write(f'bash --norc -c "{STUBBORN}"\r'.encode())
     await run.said(b"up")
     run.pty.end(0.1)

@@ -314,7 +314,7 @@ async def test_a_program_that_asks_the_terminal_where_the_cursor_is_gets_an_answ
     ("line", "answer"),
     [
         (["cat"], True),
-        (["bash", "--norc", "-i"], None),
+        (["bash", "--norc", "-i"], True),
         (python(ECHOES_KEYS), None),
     ],
 )

@@ -51,12 +51,12 @@ async def test_typing_is_echoed_and_enter_ends_a_line() -> None:
 
 async def test_ctrl_c_reaches_the_foreground_job_and_not_the_shell() -> None:
     run = Run("bash", "--norc", "-i")
-    await run.found("raw")
+    await run.found("reading")
     run.pty.write(b"sleep 1001; echo status=$?\r")
     await until(lambda: run.foreground() == "sleep")
     run.pty.write(b"\x03")
     await run.said(b"^C")
-    await run.found("raw")
+    await run.found("reading")
     run.pty.write(b"echo still $((40 + 2))\r")
     await run.said(b"still 42")
     await run.stop()

@@ -52,6 +52,11 @@ class Telling(Reads):
         if known is not None:
             self._take_back(known, op.shown)
 
+    def _handed_out(self, op: base.HandedOut) -> None:
+        known = self._conversations.get(op.conversation)
+        if known is not None and known.turn is not None:
+            self._set_turn(known, replace(known.turn, carried=op.news, carried_by="message"))
+
     def _delivered(self, op: base.Delivered) -> tuple[News, ...]:
         known = self._conversations.get(op.conversation)
         if known is None:

@@ -52,6 +52,7 @@ class MemoryStore(Turns):
             base.Notified: self._notified,
             base.TakenBack: self._taken_back,
             base.Delivered: self._delivered,
+            base.HandedOut: self._handed_out,
             base.Inquired: self._inquired,
             base.Requested: self._requested,
             base.Replied: self._replied,

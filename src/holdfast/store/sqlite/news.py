@@ -96,6 +96,10 @@ def taken_back(tx: Transaction, op: base.TakenBack) -> None:
     take_back(tx, op.conversation, op.shown)
 
 
+def handed_out(tx: Transaction, op: base.HandedOut) -> None:
+    tx.run(SQL["carry"], (encode(op.news) if op.news else None, "message", op.conversation))
+
+
 def delivered(tx: Transaction, op: base.Delivered) -> tuple[News, ...]:
     news = deliver(tx, op.conversation, (op.carrier,))
     tx.run(SQL["carry"], (encode(news) if news else None, op.carrier, op.conversation))

@@ -36,6 +36,7 @@ _WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
     base.Notified: news.notified,
     base.TakenBack: news.taken_back,
     base.Delivered: news.delivered,
+    base.HandedOut: news.handed_out,
     base.Inquired: turns.inquired,
     base.Requested: turns.requested,
     base.Replied: turns.replied,

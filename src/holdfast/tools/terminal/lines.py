@@ -123,8 +123,16 @@ class LineEmulator:
         if "1" in modes:
             self.application_keys = on
 
+    def _about(self) -> tuple[int, int]:
+        """About where the cursor is: rendering all that is kept for every program that asks would cost too much."""
+        last = bytes(self._printed[max(self._printed.rfind(b"\n") + 1, len(self._printed) - SEQUENCE_SIZE) :])
+        row = min(self._printed.count(b"\n") + 1, self._rows)
+        return row, min(sum(map(columns, render(last))) + 1, self._cols)
+
     def _answer(self, asked: list[bytes]) -> None:
         """A program that asks may wait for the answer, so it gets one, as of the simplest of terminals."""
-        row, column = self.screen().cursor
-        answers = {b"5": b"\x1b[0n", b"6": b"\x1b[%d;%dR" % (row, column), b"c": b"\x1b[?6c"}
+        answers = {b"5": b"\x1b[0n", b"c": b"\x1b[?6c"}
+        if b"6" in asked:
+            row, column = self._about()
+            answers[b"6"] = b"\x1b[%d;%dR" % (row, column)
         self._reply(b"".join(answers[each] for each in asked))

@@ -36,13 +36,19 @@ class _Calls:
 
     read: frozenset[bytes]
     """read and readv: musl's stdio uses the second."""
+    select: frozenset[bytes]
+    """select and pselect: which descriptors, and for how long, are among the arguments."""
     wait: frozenset[bytes]
     """poll, select and epoll in all their forms."""
 
 
 _CALLS = {
-    "x86_64": _Calls(frozenset({b"0", b"19"}), frozenset({b"7", b"23", b"232", b"270", b"271", b"281", b"441"})),
-    "aarch64": _Calls(frozenset({b"63", b"65"}), frozenset({b"22", b"72", b"73", b"441"})),
+    "x86_64": _Calls(
+        frozenset({b"0", b"19"}),
+        frozenset({b"23", b"270"}),
+        frozenset({b"7", b"23", b"232", b"270", b"271", b"281", b"441"}),
+    ),
+    "aarch64": _Calls(frozenset({b"63", b"65"}), frozenset({b"72"}), frozenset({b"22", b"72", b"73", b"441"})),
 }
 _ANY_TTY = os.makedev(5, 0)  # /dev/tty: the controlling terminal of whoever opens it
 _TTY_NR = 4  # place of the controlling terminal in /proc/<pid>/stat, counted after the name
@@ -71,6 +77,8 @@ def look(master: int, slave: int, leader: int) -> Look:
             call, _, rest = marks.read(f"{thread}/syscall").partition(b" ")
             if call in calls.read and _is_terminal(pid, int(rest.split(b" ", 1)[0], 16), device):
                 return Look(_state_of_reader(flags), thread)
+            if call in calls.select and _waits_for_input_alone(rest) and _is_terminal(pid, 0, device):
+                return Look("reading", thread)
             waits |= call in calls.wait
         except PermissionError:
             unsure = True
@@ -98,6 +106,12 @@ def has_input(slave: int) -> bool:
     poll = select.poll()
     poll.register(slave, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _waits_for_input_alone(arguments: bytes) -> bool:
+    """Whether a select waits for descriptor 0, for no other, and for as long as it takes: readline's prompts do."""
+    count, _, _, _, timeout = (int(each, 16) for each in arguments.split()[:5])
+    return count == 1 and timeout == 0
 
 
 def _sleeps(pid: int) -> bool:

@@ -1,4 +1,7 @@
-"""What a person typed as a password does not appear in what a program prints (K5)."""
+"""A veil over what a person typed as a password: where a program prints it as it is, it is masked (K5).
+
+A program that wants to show it can: letter by letter with pauses, or with colours in between.
+"""
 
 _MASK = b"********"
 _SHORTEST = 4  # characters; a shorter one would be found everywhere, and so be told by what is missing

@@ -38,6 +38,8 @@ KEYS_AFTER = 0.1
 else some programs drop what was typed, or take Enter for part of a paste."""
 HELD_BACK = 0.05
 """Seconds that output may be held back because a secret could begin with it."""
+LONGEST_SECRET = 256
+"""Bytes of a line that is taken for a password when a person who drives types it without echo."""
 QUIET, LONGEST_PAUSE = 0.1, 1.0
 """Seconds after which a one-shot program without output is looked at, and between two such looks at most."""
 
@@ -101,6 +103,8 @@ class _Call:
         self._asked: Look | None = None
         """The password prompt that a person is asked about."""
         self._driven = False
+        self._unseen = b""
+        """The line that the person who drives is typing, if it is not echoed."""
         self._ends = False
         """It was told to end."""
         self._failed: Error | None = None
@@ -357,7 +361,19 @@ class _Call:
 
     def type(self, data: bytes) -> None:
         self._press()
-        self._running().write(data)
+        pty = self._running()
+        self._hide_typed(pty, data)
+        pty.write(data)
+
+    def _hide_typed(self, pty: Pty, data: bytes) -> None:
+        """What the person types where a line is read without echo is a password, like one they are asked for."""
+        if pty.canonical and not pty.echo:
+            *lines, self._unseen = (self._unseen + data).replace(b"\n", b"\r").split(b"\r")
+            if len(lines) == 1 and len(lines[0]) <= LONGEST_SECRET:  # more is a paste
+                self._veil.hide(lines[0].decode(errors="replace"))
+            self._unseen = self._unseen[: LONGEST_SECRET + 1]
+        else:
+            self._unseen = b""
 
     def interrupts(self, data: bytes) -> bool:
         return self._pty is not None and self._pty.interrupts(data)
