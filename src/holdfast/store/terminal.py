@@ -48,7 +48,7 @@ def words(id: str, tool: str, state: State) -> str:
         case Stopped():
             how = "stopped."
         case Waiting(question=question):
-            how = f"asks: {question.text}"
+            how = f"asks a person: {question.text}" if question.secret else f"asks: {question.text}"
         case _:
             how = "runs."
     return clip(f"`{id}` ({tool}) {how}")

@@ -312,10 +312,11 @@ class Actions:
             )
         if slot.secret and not (isinstance(state, Waiting) and state.question.secret):
             raise ToolError(f"Handle `{handle.id}` asks for no secret now; nothing was sent", code="not_running")
-        if isinstance(state, Waiting):
+        if isinstance(state, Waiting) and not _backs_out(slot):
             if slot.by == "assistant" and not run.open_to_caller:
                 raise ToolError(
-                    f"Only a person may answer question `{state.question.id}` of handle `{handle.id}`; it stays open",
+                    f"Only a person may answer question `{state.question.id}` of handle `{handle.id}`; it stays open. "
+                    "Wait for them with `await`, or abort the handle.",
                     code="question_exclusive",
                 )
             value = decode_input(given, state.question)
@@ -362,6 +363,12 @@ def _check_takes_input(handle: Handle) -> None:
         raise ToolError(
             f"Handle `{handle.id}` is {what}; only a running or waiting one takes input", code="not_running"
         )
+
+
+def _backs_out(slot: Slot) -> bool:
+    """Whether it presses Ctrl-C at a terminal and nothing else: that answers no question, whoever may answer it."""
+    keys = slot.arguments.get("keys") or ()
+    return slot.arguments.get("input") is None and bool(keys) and all(key.upper() == "C-C" for key in keys)
 
 
 class _OneShot:

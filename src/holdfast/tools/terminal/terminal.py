@@ -223,6 +223,8 @@ class _Call:
         pressed = b"" if keys is None else as_bytes(keys, application=self._emulator.application_keys)
         text = self._as_typed(arguments["input"], pty) if "input" in arguments else b""
         self._press()  # of the apply before
+        if self._asked is not None and pty.interrupts(text + pressed):
+            self._withdraw()
         pty.check_room(text + pressed)
         if (rows, cols) != (self._rows, self._cols) and (text or pressed):
             self.resize(rows, cols)  # a program that is told so may drop what it has not read
