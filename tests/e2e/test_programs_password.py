@@ -64,7 +64,9 @@ async def test_Q4_a_password_is_a_question_that_only_a_person_answers() -> None:
 
         refused = await assistant.refused("shell", action="apply", id="shell", input="a guess")
         assert refused.code == "question_exclusive"
-        assert refused.result.startswith("Only a person may answer question `password` of handle `shell`; it stays open")
+        assert refused.result.startswith(
+            "Only a person may answer question `password` of handle `shell`; it stays open"
+        )
         again = await session.fetch()
         assert (again["state"], again["question"]) == ("waiting", question("Vault password:"))
         prompt = await person.sees()
@@ -75,6 +77,20 @@ async def test_Q4_a_password_is_a_question_that_only_a_person_answers() -> None:
         await person.says(Said(SECRET))
         assert (await session.reads("********\n$ ")).endswith("it has 18 characters: ********\n$ ")
         assert len(person.seen) == 1, "the guess was not typed either"
+
+
+async def test_Q4_an_interrupt_answers_nothing_and_backs_out() -> None:
+    person = Person()
+    async with at_work(patient(shell(), settle_ms=2000), prompter=person) as assistant:
+        session = await assistant.spawn("shell")
+        await session.apply(TYPED + ANSWERED)
+        assert session.said["state"] == "waiting"
+        await person.sees()
+        await session.apply(keys=["C-c"])
+        await session.reads("$ ")
+        await person.sees_nothing()
+        await session.apply(ANSWERED)
+        assert (await session.reads("$ ")).endswith("it has 0 characters: \n$ ")
 
 
 async def test_K5_what_a_person_typed_is_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

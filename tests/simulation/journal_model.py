@@ -15,6 +15,7 @@ from holdfast.handles.state import Ended, Pending, Running, State, Stopped, Wait
 from holdfast.store import base
 from holdfast.store.base import (
     Answers,
+    Carrier,
     Entry,
     Expired,
     InquiryRow,
@@ -67,6 +68,8 @@ class Model:
         self.events: dict[str, list[ProcessEvent]] = {}
         self.turns: dict[str, OpenTurn] = {}
         self.batches: dict[tuple[str, str, int], Opened] = {}
+        self.carried: dict[str, tuple[Carrier, tuple[News, ...]]] = {}
+        """News that an open turn was handed last, and by what (N3)."""
         self.answers: dict[tuple[str, str, int], Answers] = {}
         self.inquiries: list[InquiryRow] = []
         self.news = NewsModel()
@@ -258,6 +261,9 @@ class Model:
         was, owner = (None, None) if is_open is None else (is_open.turn, is_open.owner)
         if was != op.was or op.was_owner not in (None, owner):
             raise HoldfastError("", code="turn_open")
+        by, news = self.carried.pop(op.conversation, ("turn", ()))
+        for each in () if op.was == op.turn and by == "response" else news:
+            self.news.tell(op.conversation, each, each.at, each.uid)
         same = is_open if is_open is not None and op.was == op.turn else OpenTurn(op.turn, None, 0)
         self.turns[op.conversation] = msgspec.structs.replace(same, owner=self._owner)
 
@@ -265,6 +271,7 @@ class Model:
         is_open = self.turns.get(op.conversation)
         if is_open is not None and is_open.turn == op.turn:
             del self.turns[op.conversation]
+            self.carried.pop(op.conversation, None)
 
     def opened(self, op: Opened) -> None:
         is_open = self.turns.get(op.conversation)
@@ -273,6 +280,7 @@ class Model:
             self.turns[op.conversation] = msgspec.structs.replace(is_open, batches=count, batch=op)
             self.batches[op.conversation, op.turn, op.batch] = op
             self.answers.pop((op.conversation, op.turn, op.batch), None)
+            self.carried.pop(op.conversation, None)
 
     def responded(self, op: base.Responded) -> tuple[News, ...]:
         batch, is_open = (op.conversation, op.turn, op.batch), self.turns.get(op.conversation)
@@ -280,8 +288,10 @@ class Model:
         carried = self.news.deliver(op.conversation, op.carry)
         if batch in self.batches:
             self.answers[batch] = Answers(op.responses, carried)
-        if is_open is not None and is_open.batch == self.batches.get(batch):
+        if is_open is not None and is_open.batch is not None and is_open.batch == self.batches.get(batch):
             self.turns[op.conversation] = msgspec.structs.replace(is_open, batch=None)
+            if carried:
+                self.carried[op.conversation] = ("response", carried)
         for uid, cursor in op.cursors:
             self.calls[uid].record.cursor = max(self.calls[uid].record.cursor, cursor)
         return carried
@@ -302,7 +312,11 @@ class Model:
         self.news.take_back(op.conversation, op.shown)
 
     def delivered(self, op: base.Delivered) -> tuple[News, ...]:
-        return self.news.deliver(op.conversation, (op.carrier,))
+        news = self.news.deliver(op.conversation, (op.carrier,))
+        self.carried.pop(op.conversation, None)
+        if news and op.conversation in self.turns:
+            self.carried[op.conversation] = (op.carrier, news)
+        return news
 
 
 WRITE: dict[type, Callable[[Model, Any], Any]] = {

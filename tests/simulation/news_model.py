@@ -24,7 +24,7 @@ class NewsModel:
         line = [News(0, conversation, "holdfast.dropped", "info", said, at)] if count else []
         return line + [news for news in self.queued if news.conversation == conversation]
 
-    def tell(self, conversation: str, told: Notice | Notified, at: float, uid: str | None) -> None:
+    def tell(self, conversation: str, told: Notice | Notified | News, at: float, uid: str | None) -> None:
         for place, news in enumerate(self.queued):
             same = (news.conversation, news.uid, news.kind) == (conversation, uid, "tool.content")
             if same and told.kind == "tool.content" and uid is not None:

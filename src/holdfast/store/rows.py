@@ -157,9 +157,6 @@ class OpenTurn(msgspec.Struct, frozen=True):
     batches: int
     """How many it has had."""
     batch: Opened | None = None
-    carried: tuple[News, ...] = ()
-    """News that was handed out last, with nothing since to show that it arrived (N3)."""
-    carried_by: Carrier | None = None
 
     def waits_for(self, record: Record) -> bool:
         """Whether the call is of the batch that was never answered (B9)."""

@@ -1,7 +1,5 @@
 """How news comes to a conversation of the memory store, and how it goes (N)."""
 
-from msgspec.structs import replace
-
 from holdfast.handles.state import State
 from holdfast.store import base
 from holdfast.store.base import Carrier, News, Notice, Record, Shown
@@ -54,14 +52,13 @@ class Telling(Reads):
 
     def _handed_out(self, op: base.HandedOut) -> None:
         known = self._conversations.get(op.conversation)
-        if known is not None and known.turn is not None:
-            self._set_turn(known, replace(known.turn, carried=op.news, carried_by="message"))
+        if known is not None:
+            self._set_carried(known, "message", op.news)
 
     def _delivered(self, op: base.Delivered) -> tuple[News, ...]:
         known = self._conversations.get(op.conversation)
         if known is None:
             return ()
-        news, turn = self._deliver(known, (op.carrier,)), known.turn
-        if turn is not None:
-            self._set_turn(known, replace(turn, carried=news, carried_by=op.carrier if news else None))
+        news = self._deliver(known, (op.carrier,))
+        self._set_carried(known, op.carrier, news)
         return news

@@ -8,9 +8,11 @@ from holdfast.handles.state import Stopped
 from holdfast.store.base import (
     TOMBSTONE_SECS,
     TOMBSTONES,
+    Carrier,
     Entry,
     Expired,
     InquiryRow,
+    News,
     OpenTurn,
     ProcessEvent,
     Record,
@@ -34,13 +36,15 @@ def parked(record: Record) -> bool:
 class Conversation:
     """What one conversation has. Tables that most never need stay None."""
 
-    __slots__ = ("graves", "kept", "labels", "names", "news", "tombs", "turn")
+    __slots__ = ("carried", "graves", "kept", "labels", "names", "news", "tombs", "turn")
 
     def __init__(self) -> None:
         self.turn: OpenTurn | None = None
         self.names: dict[str, Record] = {}
         self.labels: dict[str, Record] = {}
         self.news: Queue | None = None
+        self.carried: tuple[Carrier, tuple[News, ...]] | None = None
+        """News that the open turn was handed last, and by what, with nothing since to show that it arrived (N3)."""
         self.kept: list[Record] | None = None
         """Past their retention, kept because a turn is open."""
         self.tombs: dict[str, tuple[str | None, float]] | None = None
@@ -113,6 +117,11 @@ class Tables:
         if self._undo is not None:
             self._undo.append((setattr, known, "turn", known.turn))
         known.turn = turn
+
+    def _set_carried(self, known: Conversation, by: Carrier, news: tuple[News, ...]) -> None:
+        if self._undo is not None:
+            self._undo.append((setattr, known, "carried", known.carried))
+        known.carried = (by, news) if news and known.turn is not None else None
 
     def _conversation(self, conversation: str) -> Conversation:
         known = self._conversations.get(conversation)

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import HoldfastError
 from holdfast.store import base
-from holdfast.store.base import Carrier, InquiryRow, News, OpenTurn
+from holdfast.store.base import InquiryRow, News, OpenTurn
 from holdfast.store.memory.tables import Conversation
 from holdfast.store.memory.waits import Waits
 
@@ -24,11 +24,13 @@ class Turns(Waits):
                 code="turn_open",
             )
         resumed = op.turn == op.was
-        if open_turn is not None and not (resumed and open_turn.carried_by == "response"):
-            for each in open_turn.carried:
+        if known.carried is not None:
+            by, news = known.carried
+            self._set_carried(known, by, ())
+            for each in () if resumed and by == "response" else news:
                 self._tell(op.conversation, each, each.at, each.uid)
         if open_turn is not None and resumed:
-            self._set_turn(known, replace(open_turn, owner=self.owner, carried=(), carried_by=None))
+            self._set_turn(known, replace(open_turn, owner=self.owner))
         else:
             if open_turn is not None:
                 self._note_over(op.conversation, open_turn.turn, op.at)
@@ -39,6 +41,7 @@ class Turns(Waits):
         known = self._conversations.get(op.conversation)
         if known is None or known.turn is None or known.turn.turn != op.turn:
             return
+        self._set_carried(known, "turn", ())
         self._set_turn(known, None)
         self._note_over(op.conversation, op.turn, op.at)
         if self._undo is None and known.empty:
@@ -49,6 +52,7 @@ class Turns(Waits):
         turn = None if known is None else known.turn
         if known is not None and turn is not None and turn.turn == op.turn:
             self._set_turn(known, OpenTurn(op.turn, turn.owner, max(turn.batches, op.batch), op))
+            self._set_carried(known, "turn", ())
 
     def _responded(self, op: base.Responded) -> tuple[News, ...]:
         for uid, cursor in op.cursors:
@@ -63,8 +67,9 @@ class Turns(Waits):
         self._take_back(known, op.shown)
         news = self._deliver(known, op.carry)
         if turn is not None and turn.turn == op.turn and turn.batch is not None and turn.batch.batch == op.batch:
-            by: Carrier | None = "response" if news else None
-            self._set_turn(known, OpenTurn(turn.turn, turn.owner, turn.batches, carried=news, carried_by=by))
+            self._set_turn(known, OpenTurn(turn.turn, turn.owner, turn.batches))
+            if news:
+                self._set_carried(known, "response", news)
         return news
 
     def _inquired(self, op: base.Inquired) -> None:

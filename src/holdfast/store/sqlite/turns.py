@@ -42,7 +42,7 @@ def responded(tx: Transaction, op: base.Responded) -> tuple[News, ...]:
     carried = encode(news) if news else None
     tx.run(SQL["answer_batch"], (encode(op.responses), carried, op.conversation, op.turn, op.batch))
     tx.run(SQL["close_batch"], (op.conversation, op.turn, op.batch))
-    if news:
+    if news and tx.changes():
         tx.run(SQL["carry"], (carried, "response", op.conversation))
     for uid, cursor in op.cursors:
         tx.run(SQL["show_output"], (uid, cursor))
