@@ -24,6 +24,7 @@ from holdfast.tools.base import SpawnPolicy
 BYTES = 100_000_000
 IDLE = 200
 _FLOOD = ["sh", "-c", f"yes {'x' * 79} | head -c {BYTES}"]
+_READER = ["sh", "-c", "cat > /dev/null"]  # else the terminal is full after 4,095 keys, and echoes none
 _AT_ONCE = SpawnPolicy(settle_ms=0, settle_max_ms=0)
 
 
@@ -107,7 +108,7 @@ async def _once(rt: holdfast.Runtime, turn: holdfast.Turn, id: str) -> float:
 
 async def _bare_key(length: float) -> float:
     loop, times = asyncio.get_running_loop(), []
-    master, pid = _spawn(["sleep", "1000"])
+    master, pid = _spawn(_READER)
     os.set_blocking(master, False)
     heard: asyncio.Future[None] = loop.create_future()
 
@@ -130,8 +131,8 @@ async def _bare_key(length: float) -> float:
 
 async def _our_key(length: float) -> float:
     loop, times = asyncio.get_running_loop(), []
-    async with holdfast.Runtime([_terminal("sleep 1000")]) as rt, rt.turn("bench") as turn:
-        await turn.run([holdfast.ToolCall("1", "sleep", {"action": "spawn", "id": "s"})])
+    async with holdfast.Runtime([_terminal(_READER, "reader")]) as rt, rt.turn("bench") as turn:
+        await turn.run([holdfast.ToolCall("1", "reader", {"action": "spawn", "id": "s"})])
         run = rt.registry.find("s", "bench").run
         assert run is not None
         heard: asyncio.Future[None] = loop.create_future()
@@ -142,7 +143,7 @@ async def _our_key(length: float) -> float:
             run.write({"input": "\r"}, b"")
             await heard
             times.append(perf_counter() - began)
-        await turn.run([holdfast.ToolCall("1", "sleep", {"action": "abort", "id": "s"})])
+        await turn.run([holdfast.ToolCall("1", "reader", {"action": "abort", "id": "s"})])
     return statistics.median(times)
 
 

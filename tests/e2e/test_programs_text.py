@@ -144,18 +144,3 @@ print()
     async with at_work(patient(python(script))) as assistant:
         session = await assistant.spawn("program")
         assert session.text == f"100% [{'#' * 20}]\n"
-
-
-@pytest.mark.xfail(reason="bug")
-async def test_C4_rows_that_a_program_only_made_room_for_are_not_shown() -> None:
-    """As IPython does below its prompt: so many line ends, and as many rows up again."""
-    script = r"""
-for number in (1, 2):
-    os.write(1, b"In [%d]: " % number + 12 * b"\r\n" + b"\x1b[12A\x1b[9G")
-    sys.stdin.readline()
-"""
-    async with at_work(patient(python(script))) as assistant:
-        session = await assistant.spawn("program")
-        assert session.new == "In [1]: "
-        await session.apply("1 + 1\n")
-        assert session.new == "1 + 1\nIn [2]: "

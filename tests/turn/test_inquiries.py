@@ -214,7 +214,6 @@ async def test_Q7_an_inquiry_that_is_cancelled_from_elsewhere_has_failed(clock: 
         failure(response)
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_Q7_a_store_that_cannot_be_read_fails_the_inquiry_and_not_the_loop(clock: VirtualClock) -> None:
     class Unreadable(MemoryStore):
         async def inquiries(self, conversation: str, turn: str | None = None, limit: int = 1000) -> list[InquiryRow]:

@@ -128,7 +128,6 @@ async def test_P1_values_that_are_no_text_are_shown_as_a_model_gets_them(clock: 
         assert isinstance(person.seen[0], DeliverResult) and person.seen[0].result == '{"n":1}'
 
 
-@pytest.mark.xfail(reason="bug")
 async def test_S3_an_edited_value_that_is_no_text_is_shown_as_json(clock: VirtualClock) -> None:
     async with attended(clock, [work], person=Person(Edited({"n": 1, "ok": True}))) as (_, turn):
         assert (await turn.run([call("work")]))[0].result == '{"n":1,"ok":true}'
