@@ -319,6 +319,9 @@ class SupportsScreen(Protocol):
     def type(self, data: bytes) -> None:
         """What a person who drives the terminal types, as it is. Raises `ToolError`, and then nothing was written."""
 
+    unseen: bool
+    """What is typed now would not be echoed, so it may be a password prompt that nobody has noticed yet."""
+
     def interrupts(self, data: bytes) -> bool:
         """Whether typing this takes back what was typed before and not read: Ctrl-C and its like."""
 

@@ -366,6 +366,11 @@ class Run(Attempts):
         return self._open is not None and self._open.caller
 
     @property
+    def unseen(self) -> bool:
+        """Whether it is a terminal that does not echo what is typed now."""
+        return bool(getattr(self.live, "unseen", False))
+
+    @property
     def typing(self) -> bool:
         """Whether part of what was sent is still to be typed."""
         return bool(getattr(self.live, "typing", False))

@@ -287,7 +287,7 @@ class Actions:
 
     def _apply(self, handle: Handle, slot: Slot, answer: Answer) -> None:
         """C6: input for a running tool, the answer for a waiting one; which of them, is what the caller can see."""
-        if handle.tool.source == "terminal" and slot.by == "assistant" and handle.run is not None:
+        if slot.by == "assistant" and handle.run is not None and handle.run.unseen:
             handle.run.probe()  # a password prompt that nobody has noticed yet is not the assistant's to answer (Q4)
         if handle.decided is handle.state:
             self._apply_now(handle, slot, answer)

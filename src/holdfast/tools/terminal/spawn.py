@@ -10,6 +10,7 @@ go wrong there is found out before, so that it is told in the same words.
 import errno
 import os
 import signal
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -57,15 +58,17 @@ def _find(program: str, env: Mapping[str, str], cwd: str) -> str:
         return str(Path(cwd, program)) if cwd else program
     reason = errno.ENOENT
     for directory in os.get_exec_path(env):
-        path = Path(cwd, directory, program)
+        path = os.path.join(cwd, directory, program)  # noqa: PTH118 (a Path for each directory costs more than all else)
         try:
-            if not path.is_file():
+            if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
                 continue
+        except (FileNotFoundError, NotADirectoryError):
+            continue
         except OSError:  # a directory that may not be entered: the next one may have it
             reason = errno.EACCES
             continue
         if os.access(path, os.X_OK):
-            return str(path)
+            return path
         reason = errno.EACCES
     raise OSError(reason, os.strerror(reason), program)
 

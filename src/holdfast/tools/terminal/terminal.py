@@ -377,6 +377,10 @@ class _Call:
         else:
             self._unseen = b""
 
+    @property
+    def unseen(self) -> bool:
+        return self._pty is not None and not self._pty.echo
+
     def interrupts(self, data: bytes) -> bool:
         return self._pty is not None and self._pty.interrupts(data)
 
