@@ -234,10 +234,8 @@ class _Paper:
                 del self._row[self._width :]
             case "X":
                 self._erase(column, column + count)
-            case "H" | "f" | "d" if self._row:  # to another row: paper has only the next one
-                self._spare -= 1
-                self._finish_row()
-                self._done.append("\n")
+            case "H" | "f" | "d" if self._row:  # to another row: paper has only this one, and no line is made up
+                self._column = len(self._row) + self._insert_blanks(len(self._row), 1)
 
     def _erase_line(self, which: int) -> None:
         if which == 0:

@@ -51,8 +51,8 @@ async def test_K5_the_secret_is_in_no_output_and_on_no_screen(start: Start) -> N
 
 
 async def test_K5_a_secret_that_is_printed_in_pieces_is_hidden_too(start: Start) -> None:
-    slowly = "import getpass; word = getpass.getpass('? ')\nfor c in word: os.write(1, c.encode()); time.sleep(0.002)\n"
-    live, sink = start(python(slowly + "os.write(1, b' end'); os.read(0, 1)"))
+    by_letters = "import getpass; word = getpass.getpass('? ')\nfor c in word: os.write(1, c.encode())\n"
+    live, sink = start(python(by_letters + "os.write(1, b' end'); os.read(0, 1)"))
     _, then = await asked(live, sink)
     then(Ok(SECRET))
     await sink.said(b"******** end")
