@@ -63,7 +63,6 @@ def look(master: int, slave: int, leader: int) -> Look:
         return UNKNOWN
     if has_input(slave):
         return BUSY
-    flags = termios.tcgetattr(master)[3]
     group, device = os.tcgetpgrp(master), os.fstat(slave).st_rdev
     waits = unsure = False
     unseen: str | None = None
@@ -76,7 +75,7 @@ def look(master: int, slave: int, leader: int) -> Look:
                 continue
             call, _, rest = marks.read(f"{thread}/syscall").partition(b" ")
             if call in calls.read and _is_terminal(pid, int(rest.split(b" ", 1)[0], 16), device):
-                return Look(_state_of_reader(flags), thread)
+                return Look(_state_of_reader(master), thread)
             if call in calls.select and _waits_for_input_alone(rest) and _is_terminal(pid, 0, device):
                 return Look("reading", thread)
             waits |= call in calls.wait
@@ -85,10 +84,10 @@ def look(master: int, slave: int, leader: int) -> Look:
             unseen = unseen or (thread if _sleeps(pid) else None)
         except OSError:
             continue  # it has just ended
-    if unseen is not None and _state_of_reader(flags) == "password":
+    if unseen is not None and _state_of_reader(master) == "password":
         # A program of another user, such as sudo, may not be looked into. Without echo, what else would it wait for?
         return Look("password", unseen)
-    if waits and not flags & termios.ICANON:
+    if waits and _state_of_reader(master) == "raw":
         return Look("raw")
     return UNKNOWN if unsure else BUSY
 
@@ -122,7 +121,9 @@ def _sleeps(pid: int) -> bool:
         return False
 
 
-def _state_of_reader(flags: int) -> State:
+def _state_of_reader(master: int) -> State:
+    """How one that was found reading reads. Asked after that: echo may have gone off just before."""
+    flags = termios.tcgetattr(master)[3]
     if not flags & termios.ICANON:
         return "raw"
     return "reading" if flags & termios.ECHO else "password"
