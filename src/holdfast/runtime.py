@@ -37,6 +37,7 @@ from holdfast.turn.admission import Admission
 from holdfast.turn.batch import Batch
 from holdfast.turn.budget import Projector, ProjectorProtocol
 from holdfast.turn.deadlines import Deadlines
+from holdfast.turn.desk import Desk
 from holdfast.turn.ending import all_stopped
 from holdfast.turn.inquiries import TIMEOUT_SECS, Inquiries
 from holdfast.turn.inquiry import Inquire
@@ -89,6 +90,7 @@ class Runtime:
         """Those that are not answered yet."""
         self.turns: set[Turn] = set()
         """Those that are open."""
+        self._desks: dict[str, Desk] = {}
         self._guard = Guard()
         self._prompter = prompter
         self._opening: asyncio.Task[None] | None = None
@@ -236,6 +238,11 @@ class Runtime:
         self.check_open()
         name = f"c-{secrets.token_hex(6)}" if conversation is None else conversation
         return Turn(self, name, f"t-{secrets.token_hex(6)}", resume=resume)
+
+    def desk(self, conversation: str) -> Desk:
+        """Where calls of a conversation are handed in one by one, without a turn (M5)."""
+        self.check_open()
+        return self._desks.setdefault(conversation, Desk(self, conversation))
 
     def tools(self, dialect: Dialect = "generic") -> list[dict[str, Any]]:
         """The tools as a model sees them, in stable order (G3)."""
@@ -404,7 +411,7 @@ class Runtime:
         if tool.retry.policy == "idempotent" and handle.attempt < tool.retry.max_attempts:
             return True
         anew = isinstance(handle.decided, Pending) or tool.source == "builtin"
-        return anew and any(batch.waits_for(handle) for batch in self.batches)
+        return anew and any(batch.resumable and batch.waits_for(handle) for batch in self.batches)
 
 
 def _warm_up() -> None:

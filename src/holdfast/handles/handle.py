@@ -12,8 +12,10 @@ import msgspec
 
 from holdfast.handles.output import Output
 from holdfast.handles.question import Question
-from holdfast.handles.state import Error, Outcome, Pending, Running, State, Stopped, Waiting, name
+from holdfast.handles.state import Error, Outcome, Pending, Progress, Running, State, Stopped, Waiting, name
 from holdfast.store.base import Kind, Parking
+
+__all__ = ["Handle", "HandleInfo", "OnStop", "Progress", "Watcher"]
 
 if TYPE_CHECKING:
     from holdfast.handles.gate import Ticket
@@ -51,14 +53,6 @@ class OnStop:
 
     def touched(self, handle: "Handle") -> None:
         pass
-
-
-class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a call is, as the tool says."""
-
-    done: float
-    total: float | None = None
-    message: str | None = None
 
 
 class Handle:

@@ -33,6 +33,7 @@ from holdfast.store.base import (
     Changed,
     Exposed,
     Kept,
+    Kind,
     News,
     Op,
     Opened,
@@ -75,7 +76,16 @@ class Registry(Cache):
     """The handles of a runtime, and how they change."""
 
     def new_handle(
-        self, *, id: str, tool: "Tool", conversation: str, turn: str, call_id: str, stateful: bool, priority: int = 0
+        self,
+        *,
+        id: str,
+        tool: "Tool",
+        conversation: str,
+        turn: str,
+        call_id: str,
+        stateful: bool,
+        priority: int = 0,
+        kind: Kind = "tool",
     ) -> Handle:
         """A handle that nobody can see yet; `register` makes it so."""
         now = self.clock.now()
@@ -90,6 +100,7 @@ class Registry(Cache):
             created=now,
             owner=self.store.owner,
             priority=priority,
+            kind=kind,
         )
 
     def _new_uid(self, now: float) -> str:
@@ -134,7 +145,7 @@ class Registry(Cache):
         if handle.stateful:
             known.names[handle.id] = handle
             known.expired.discard(handle.id)
-        elif handle.tool.name != "read_output":  # it looks for a call by its label, and may bear the same one
+        elif handle.tool.names is None:  # what looks for a call by its label may bear the same one
             known.calls[handle.call_id] = handle
 
     def apply_event(

@@ -91,6 +91,14 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
 State = Pending | Running | Waiting | Stopped
 
 
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a call is, as the tool says."""
+
+    done: float
+    total: float | None = None
+    message: str | None = None
+
+
 class Started(msgspec.Struct, frozen=True, tag="started"):
     at: float
 

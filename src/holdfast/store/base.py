@@ -8,11 +8,12 @@ A store knows the process that opened it by `owner`: an id with a lock that dies
 runs is owned by it; every operation about a call carries the call's fencing number, and a stale one is refused.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.store.ops import (
+    Annotated,
     Attempted,
     Changed,
     Claimed,
@@ -69,7 +70,9 @@ from holdfast.store.rows import (
     Resolution,
     Resolving,
     Shown,
+    Status,
     WaitRow,
+    status_of,
 )
 
 __all__ = [
@@ -77,6 +80,7 @@ __all__ = [
     "NEWS_LIMIT",
     "TOMBSTONES",
     "TOMBSTONE_SECS",
+    "Annotated",
     "Answers",
     "Attempted",
     "Carrier",
@@ -125,6 +129,7 @@ __all__ = [
     "Rewritten",
     "SecretAdded",
     "Shown",
+    "Status",
     "Store",
     "TakenBack",
     "TurnBegan",
@@ -132,6 +137,7 @@ __all__ = [
     "WaitOpened",
     "WaitRow",
     "Wrote",
+    "status_of",
 ]
 
 Done = Callable[[Sequence[Any]], None]
@@ -189,10 +195,21 @@ class Store(Protocol):
         turn: str | None = None,
         parked: bool | None = None,
         stateful: bool | None = True,
+        kind: Kind | None = None,
+        status: Status | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        timers: bool = False,
         after: str | None = None,
         limit: int = 1000,
     ) -> list[Record]:
-        """Handles, oldest first, after the one of uid `after`."""
+        """Handles, oldest first, after the one of uid `after`.
+
+        `metadata`: those that have each of these keys with the same JSON value. `timers`: besides spawned handles the
+        one-shot calls of kind `timer` that have not stopped (W1).
+        """
+
+    async def tally(self, conversation: str, *, timers: bool = True) -> dict[tuple[Kind, Status], int]:
+        """How many spawned handles the conversation has, and timers as in `handles`; only what there is."""
 
     async def owners(self) -> list[str]:
         """Everyone but us who owns a call, or a cancelled one whose hook is due."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.handles.state import Event, State
+from holdfast.handles.state import Event, Progress, State
 from holdfast.store.rows import (
     CARRIERS,
     Carrier,
@@ -48,7 +48,11 @@ class TurnEnded(msgspec.Struct, frozen=True):
 
 
 class Registered(msgspec.Struct, frozen=True, gc=False):
-    """A handle exists, and is ours. Refused with `batch_rejected` if its id is active in its conversation (S6)."""
+    """A handle exists, and is ours. Refused with `batch_rejected` if its id is active in its conversation (S6).
+
+    One that comes without an owner and with terms to wait on (`Parking`) is nobody's: it is parked from the start. The
+    same commit takes its key (`WaitOpened`).
+    """
 
     record: Record
 
@@ -77,6 +81,19 @@ class Rewritten(msgspec.Struct, frozen=True):
     fence: int
     arguments: dict[str, Any]
     resources: tuple[str, ...] = ()
+
+
+class Annotated(msgspec.Struct, frozen=True):
+    """What is said about a handle that has not stopped: None leaves a thing as it is, keys of `metadata` are changed
+    one by one, and None as the value removes a key. The result is its `Record`.
+
+    No fencing number is asked for: whoever may name the handle may. Refused like those that have one.
+    """
+
+    uid: str
+    progress: Progress | None = None
+    priority: int | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -310,7 +327,8 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 Op = (
-    TurnBegan | TurnEnded | Opened | Registered | Changed | Rewritten | Claimed | Released | Attempted | Journaled
-    | Wrote | WaitOpened | Parked | Resolved | Revoked | Emitted | Exposed | Responded | HookCalled | Notified
-    | TakenBack | Delivered | HandedOut | Inquired | Requested | Replied | RequestClosed | SecretAdded | Collected
+    TurnBegan | TurnEnded | Opened | Registered | Changed | Rewritten | Annotated | Claimed | Released | Attempted
+    | Journaled | Wrote | WaitOpened | Parked | Resolved | Revoked | Emitted | Exposed | Responded | HookCalled
+    | Notified | TakenBack | Delivered | HandedOut | Inquired | Requested | Replied | RequestClosed | SecretAdded
+    | Collected
 )  # fmt: skip

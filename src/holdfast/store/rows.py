@@ -4,9 +4,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.handles.state import State
+from holdfast.handles.state import Error, Progress, State, Stopped
 
 Kind = Literal["tool", "agent", "workflow", "timer", "hook", "custom"]
+Status = Literal["pending", "completed", "failed", "timeout"]
+"""A state as the wait tools see it (W1)."""
 Given = tuple[str, str, str, bool, str | None]
 """What a call was answered: its id, its result, what a model gets, whether that is an error, and its code."""
 EntryKind = Literal["step", "sleep", "event", "ask", "input"]
@@ -31,6 +33,8 @@ class Parking(msgspec.Struct, frozen=True, omit_defaults=True):
     """Its outcome must pass a runtime that has the tool before anyone sees it (P1's `result`)."""
     carriers: tuple[Carrier, ...] = CARRIERS
     """What the news of its end may ride on (D9, N4)."""
+    timed_out: str | None = None
+    """What is said when its deadline passes; None: the usual words."""
 
 
 class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -65,6 +69,7 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     kind: Kind = "tool"
     priority: int = 0
     metadata: dict[str, Any] | None = None
+    progress: Progress | None = None
     resources: tuple[str, ...] = ()
     owner: str | None = None
     """Who runs it. None: nobody, it is parked or has stopped."""
@@ -75,6 +80,18 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     cursor: int = 0
     output: Kept | None = None
 
+
+def status_of(state: State) -> Status:
+    """The status of a handle in that state (W1)."""
+    if not isinstance(state, Stopped):
+        return "pending"
+    outcome = state.outcome
+    if not isinstance(outcome, Error):
+        return "completed"
+    return "timeout" if state.ended_by == "timeout" or outcome.code in _TIMEOUTS else "failed"
+
+
+_TIMEOUTS = ("timeout", "tool_completion_timeout")
 
 TOMBSTONE_SECS, TOMBSTONES = 90 * 86_400.0, 10_000
 """How long it is known that a handle existed, and of how many of a conversation (S5)."""

@@ -33,6 +33,12 @@ def resolution_of(outcome: Outcome) -> Resolution:
     return Resolution("err", {"code": outcome.code, "message": outcome.message})
 
 
+def timed_out(parking: Parking | None) -> Error:
+    """What is said of a parked call whose deadline has passed."""
+    said = None if parking is None else parking.timed_out
+    return TIMED_OUT if said is None else Error(said, TIMED_OUT.code)
+
+
 def end_notice(state: Stopped, carriers: tuple[Carrier, ...] = CARRIERS) -> Notice:
     """The news that a handle has stopped. A deliberate end is no failure of it (S3)."""
     if isinstance(state.outcome, Error) and not state.deliberate:

@@ -7,7 +7,7 @@ A runtime starts a call and gets a `Sink`; whatever happens to the call is told 
 call (input, an abort) goes through the `Live` thing that `start` returned. All of it runs on the event loop's thread.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -16,12 +16,13 @@ import msgspec
 from holdfast.errors import ConfigError
 from holdfast.handles.question import Question
 from holdfast.handles.state import Outcome
-from holdfast.store.rows import CARRIERS, Carrier
+from holdfast.store.rows import CARRIERS, Carrier, Kind
 
 if TYPE_CHECKING:
     from holdfast.durable.calls import Durability
     from holdfast.durable.deferred import Pending
     from holdfast.durable.keys import Key
+    from holdfast.handles.handle import Handle
     from holdfast.handles.view import Handles
     from holdfast.store.base import Entry, Op
     from holdfast.tools.guard import Guard
@@ -33,6 +34,7 @@ Scheduling = Literal["parallel", "serial", "synchronising"]
 RunMode = Literal["ask", "unattended", "edit", "skip"]
 OnCrash = Literal["replay", "fail", "external"]
 OnTurnEnd = Literal["inquire", "await", "abort", "keep"]
+TaskMode = Literal["auto", "required", "never"]
 Window = Literal["head", "tail", "head_tail"]
 ViewName = Literal["dispatch", "model", "history"]
 
@@ -110,6 +112,34 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """The handle that a call makes of its own arguments, where its tool has no `spawn`: one by another name (B2)."""
+
+    id: str
+    kind: Kind
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    priority: int = 0
+    retry: RetryPolicy | None = None
+    """Of this call, where it differs from its tool's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launching:
+    """How calls of a tool make handles by another name than `spawn`, and what such a call is answered with."""
+
+    read: Callable[[Mapping[str, Any], float], Launch]
+    """The handle, of the checked arguments and the time. Raises `ToolError`."""
+    reply: "Callable[[Handle, Durability], Awaitable[Mapping[str, Any]]]"
+    """What the call is answered with, once the handle has started or, if it parks, is parked."""
+    parks: bool = False
+    """The handle is parked by its function, which does nothing else."""
+    numbered: bool = False
+    """Where the id is taken another one is made of it: `_2`, … (W12). Else it is refused."""
+    once: str = ""
+    """An id is taken also by a handle that has stopped, until that has expired (W7); `{id}` in this says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """One tool. `actions` is empty for a tool that is only ever called one-shot (C1)."""
 
@@ -120,7 +150,7 @@ class Tool:
     description: str = ""
     summary: str | None = None
     examples: tuple[str, ...] = ()
-    source: Literal["local", "terminal", "python", "builtin"] = "python"
+    source: Literal["local", "terminal", "python", "mcp", "builtin"] = "python"
     actions: tuple[Action, ...] = ()
     action_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By action: further optional properties that `fetch` or `apply` takes, such as a terminal's `keys`."""
@@ -144,6 +174,20 @@ class Tool:
     """Whether models are told of it. It can be called either way."""
     has_cancel_hook: bool = False
     """Its runtime `SupportsCancelHook`."""
+    kind: Kind = "tool"
+    """What its calls are (S4)."""
+    names: str | None = None
+    """Of a tool without actions: the argument that names a handle, so that such calls come after its spawn (B3)."""
+    launching: Launching | None = None
+    """Of a tool without actions whose calls are spawns all the same."""
+    returns: Mapping[str, Any] | None = None
+    """JSON Schema of what a one-shot call returns, if that is an object of one form."""
+    errors: Literal["text", "object"] = "text"
+    """How a call is answered that was wrong itself: with a text, or with W7's object."""
+    hints: Mapping[str, Any] = field(default_factory=dict)
+    """What clients are told of its nature, as MCP's annotations name it: `readOnlyHint`, `destructiveHint`, …"""
+    task: TaskMode = "auto"
+    """Whether a one-shot call may be a task for clients that know tasks (M2): when it takes long, always, or never."""
 
     def __post_init__(self) -> None:
         self._one_of("on_crash", self.on_crash, get_args(OnCrash))
@@ -151,6 +195,7 @@ class Tool:
         self._one_of("run", self.run, get_args(RunMode))
         self._one_of("result", self.result, get_args(RunMode))
         self._one_of("retry", self.retry.policy, ("never", "safe", "idempotent"))
+        self._one_of("task", self.task, get_args(TaskMode))
         if self.spawn.on_turn_end is not None:
             self._one_of("on_turn_end", self.spawn.on_turn_end, get_args(OnTurnEnd))
         if self.deadline_secs is not None and not self.deadline_secs > 0:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.durable.calls import DurableCall
+from holdfast.durable.calls import Durability, DurableCall
 from holdfast.durable.effects import Effects, ProcessEvents
 from holdfast.durable.journal import Journal
 from holdfast.durable.keys import Key
@@ -56,6 +56,12 @@ class Call:
             assert self._invocation.durability is not None
             self._durable = self._invocation.durability.call(self._invocation)
         return self._durable
+
+    @property
+    def _durability(self) -> Durability:
+        """For built-ins: the runtime's registry and keys."""
+        assert self._invocation.durability is not None
+        return self._invocation.durability
 
     @property
     def _journal(self) -> Journal | None:

@@ -16,7 +16,7 @@ from holdfast.handles.view import Handles
 from holdfast.limits import Limits
 from holdfast.schema.arguments import decode_input
 from holdfast.store.base import Rewritten
-from holdfast.tools.base import Invocation, Tool
+from holdfast.tools.base import Invocation, Launching, Tool
 from holdfast.tools.toolbox import Toolbox
 from holdfast.turn.admission import Admission
 from holdfast.turn.permission import ASK, Permission, Verdict, require
@@ -262,10 +262,25 @@ class Actions:
 
     def _spawned(self, handle: Handle, answer: Answer) -> None:
         """C4: without `apply` it answers as soon as it has started, with it when it has settled."""
-        if isinstance(handle.state, Running) and "apply" in handle.tool.actions and not handle.parked:
+        if handle.tool.launching is not None:
+            self._launched(handle, handle.tool.launching, answer)
+        elif isinstance(handle.state, Running) and "apply" in handle.tool.actions and not handle.parked:
             self._settle(handle, 0, answer)
         else:
             answer(self._replies.handle(handle))
+
+    def _launched(self, handle: Handle, how: Launching, answer: Answer) -> None:
+        """A spawn by another name is answered in its own words (W7, W12)."""
+        if how.parks and handle.active and not handle.parked:
+            handle.watch(_OnPark(lambda: self._launched(handle, how, answer)))
+        else:
+            self._registry.run_soon(self._tell_launched(handle, how, answer))
+
+    async def _tell_launched(self, handle: Handle, how: Launching, answer: Answer) -> None:
+        try:
+            answer(self._replies.object(await how.reply(handle, self._durability)))
+        except Exception as error:
+            answer(failed_reply(handle.call_id, error))
 
     def show(self, handle: Handle) -> Reply:
         """A handle's state as a reply (C3)."""
@@ -369,6 +384,24 @@ def _backs_out(slot: Slot) -> bool:
     """Whether it presses Ctrl-C at a terminal and nothing else: that answers no question, whoever may answer it."""
     keys = slot.arguments.get("keys") or ()
     return slot.arguments.get("input") is None and bool(keys) and all(key.upper() == "C-C" for key in keys)
+
+
+class _OnPark(OnStop):
+    """Told once that it is parked, or has stopped before it was."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        super().__init__(lambda _: self._tell(then))
+        self._told = False
+
+    def _tell(self, then: Callable[[], None]) -> None:
+        if not self._told:
+            self._told = True
+            then()
+
+    def parked(self, handle: Handle) -> None:
+        self.stopped(handle)
 
 
 class _OneShot:

@@ -41,7 +41,10 @@ class Batch:
         turn: str,
         number: int,
         park_after: float | None = None,
+        *,
+        resumable: bool = True,
     ) -> None:
+        """Not `resumable`: nobody will come back for its answers, so the store is not told that it is open."""
         self._slots = slots
         self._registry = registry
         self._actions = actions
@@ -63,6 +66,7 @@ class Batch:
         self._cancelled = False
         self._begun: set[int] = set()
         """Positions of calls that had begun before the batch was taken up again (B9)."""
+        self.resumable = resumable
         self.opened = False
         """Whether the store has it."""
         self.failed: Error | None = None
@@ -70,18 +74,28 @@ class Batch:
 
     async def run(self) -> list[Reply]:
         """Run it. Cancelling this cancels the batch (B7)."""
+        await self.begin()
+        return await self.replies()
+
+    async def begin(self) -> None:
+        """Hand it to the store. What is begun later finds what this one spawns: commits finish in order."""
         await self._registry.load(self._conversation, self._ids())
+        await self._name_launched()
         conflict = self._conflict()
         if conflict is not None:
-            return [error_reply(conflict)] * len(self._slots)
+            self._replies = [error_reply(conflict, slot.tool) for slot in self._slots]
+            self._answered.set_result(None)
+            return
         new = self._make_handles()
+        if not self.resumable:
+            self._registry.register(new, self._begin, self._not_begun)
+            return
         calls = (
             (slot.call.id, slot.call.name, slot.given, slot.handle.uid if slot.handle is not None else None)
             for slot in self._slots
         )
         opened = Opened(self._conversation, self._turn, self.number, tuple(calls))
         self._registry.register(new, self._begin, self._not_begun, opened)
-        return await self._collect()
 
     async def resume(self, claim: Claim) -> list[Reply]:
         """Answer a batch that was begun by a process that is no more (B9)."""
@@ -104,9 +118,10 @@ class Batch:
                 slot.handle = named
                 self._begun.add(slot.position)
         self._begin()
-        return await self._collect()
+        return await self.replies()
 
-    async def _collect(self) -> list[Reply]:
+    async def replies(self) -> list[Reply]:
+        """What its calls are answered with, when all are. Cancelling this cancels the batch (B7)."""
         try:
             await asyncio.shield(self._answered)
         except asyncio.CancelledError:
@@ -133,13 +148,22 @@ class Batch:
     def leave(self) -> None:
         """The runtime is closing: what is not answered yet stays open in the store (R6, D10)."""
         if not self._answered.done():
-            self._answered.set_exception(
-                HoldfastError(
-                    "the runtime was closed before this batch was answered; it is in the store, and "
-                    "`rt.turn(conversation, resume=True)` takes it up again",
-                    code="runtime_closed",
-                )
-            )
+            why = "the runtime was closed before this batch was answered"
+            if self.resumable:
+                why += "; it is in the store, and `rt.turn(conversation, resume=True)` takes it up again"
+            self._answered.set_exception(HoldfastError(why, code="runtime_closed"))
+
+    async def _name_launched(self) -> None:
+        """W12: where the id of a spawn by another name is taken, make another one of it."""
+        names = self._registry.conversation(self._conversation).names
+        taken = {slot.handle_id for slot in self._slots if slot.action == "spawn" and not _numbered(slot)}
+        for slot in filter(_numbered, self._slots):
+            base, count = slot.handle_id, 1
+            while slot.handle_id in names or slot.handle_id in taken:
+                count += 1
+                slot.handle_id = f"{base}_{count}"
+                await self._registry.load(self._conversation, (slot.handle_id,))
+            taken.add(slot.handle_id)
 
     def _conflict(self) -> ToolError | None:
         """B2: an id spawned twice, or one that is active, rejects the whole batch."""
@@ -149,7 +173,10 @@ class Batch:
             id = slot.handle_id
             if slot.action != "spawn" or id is None:
                 continue
-            active = id in names and names[id].active
+            once = slot.tool.launching.once if slot.tool is not None and slot.tool.launching is not None else ""
+            active = id in names and (names[id].active or bool(once))
+            if once and (id in seen or active):
+                return ToolError(once.format(id=id), code="batch_rejected")
             if id in seen or active:
                 why = "is active already" if active else "is spawned twice in this batch"
                 return ToolError(
@@ -169,7 +196,8 @@ class Batch:
             spawn = slot.action == "spawn" and slot.handle_id is not None
             if slot.tool is None or slot.action in ("fetch", "apply", "abort") or (slot.error and not spawn):
                 continue
-            if spawn and room <= 0:
+            counts = spawn and not (slot.tool.launching is not None and slot.tool.launching.parks)
+            if counts and room <= 0:
                 limit = self._limits.live_handles
                 slot.error = ToolError(
                     f"{limit} handles of this conversation are live, which is the limit ([limits] live_handles); "
@@ -177,7 +205,7 @@ class Batch:
                     code="limit_exceeded",
                 )
                 continue
-            room -= spawn
+            room -= counts
             slot.handle = self._registry.new_handle(
                 id=slot.handle_id if spawn and slot.handle_id else f"call:{slot.call.id}",
                 tool=slot.tool,
@@ -185,8 +213,11 @@ class Batch:
                 turn=self._turn,
                 call_id=slot.call.id,
                 stateful=spawn,
-                priority=slot.tool.spawn.priority,
+                priority=slot.tool.spawn.priority if slot.launch is None else slot.launch.priority,
+                kind=slot.tool.kind if slot.launch is None else slot.launch.kind,
             )
+            if slot.launch is not None and slot.launch.metadata:
+                slot.handle.metadata = dict(slot.launch.metadata)
             # What is known already goes into the commit that says that the handle exists: a refused spawn has stopped
             # (B6), and a call that nothing stands in the way of runs.
             if slot.error is not None:
@@ -210,7 +241,9 @@ class Batch:
             stateful=handle.stateful,
             state=handle.state,
             arguments=slot.arguments,
+            kind=handle.kind,
             priority=handle.priority,
+            metadata=handle.metadata,
             resources=self._actions.resources(slot, handle) if handle.tool.resources and slot.error is None else (),
             owner=handle.owner,
         )
@@ -231,7 +264,7 @@ class Batch:
 
     def _refuse(self, slot: Slot, error: ToolError) -> None:
         # B6: whoever awaits its handle hears what was wrong.
-        self._answer(slot, error_reply(error) if slot.handle is None else self._actions.show(slot.handle))
+        self._answer(slot, error_reply(error, slot.tool) if slot.handle is None else self._actions.show(slot.handle))
 
     def _start(self, slot: Slot) -> None:
         if self._replies[slot.position] is not None:
@@ -326,6 +359,10 @@ class Batch:
         if slot.handle is not None and slot.handle.run is None:
             self._actions.cancel([slot.handle])
         self._answer(slot, cancelled_reply())
+
+
+def _numbered(slot: Slot) -> bool:
+    return slot.launch is not None and slot.tool is not None and getattr(slot.tool.launching, "numbered", False)
 
 
 def _fails_turn(handle: Handle) -> Error | None:

@@ -7,7 +7,7 @@ start, and every sweep looks again.
 import asyncio
 
 from holdfast.handles.registry import Registry
-from holdfast.store.terminal import TIMED_OUT
+from holdfast.store.terminal import timed_out
 
 _LONGEST = 3600.0
 """A timer is not trusted for longer: the time of day may be set."""
@@ -42,7 +42,7 @@ class Deadlines:
         while True:
             records, following = await registry.store.due(registry.clock.now())
             handles = [registry.adopt(record) for record in records]
-            ended = [handle for handle in handles if handle.parked and registry.end(handle, TIMED_OUT, "timeout")]
+            ended = [each for each in handles if each.parked and registry.end(each, timed_out(each.parking), "timeout")]
             if not ended:
                 break  # those that are still found are being ended, by another process perhaps
             await registry.write(())  # until that is written, or they would be found again

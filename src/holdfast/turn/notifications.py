@@ -12,8 +12,10 @@ from typing import Any, get_args
 import msgspec
 
 from holdfast.errors import HoldfastError
+from holdfast.handles.handle import Handle
 from holdfast.handles.registry import Registry
-from holdfast.store.base import Carrier, Delivered, News, Notified
+from holdfast.handles.state import Reply
+from holdfast.store.base import Carrier, Delivered, News, Notified, Shown
 from holdfast.store.rows import Level
 from holdfast.store.terminal import clip
 
@@ -39,6 +41,20 @@ def notification_block(delivered: Sequence[Notification]) -> str:
         return ""
     lines = (f"- {each.level}: {each.message.strip()}".replace("\n", "\n  ") for each in delivered)
     return "\n".join(("[Automatic notifications. They are not from the user and come once.]", *lines))
+
+
+def still_shown(registry: Registry, replies: Iterable[Reply]) -> tuple[tuple[str, Shown], ...]:
+    """What replies have shown of handles, as far as that is how they are: a question that came since is news (N3)."""
+    return tuple(
+        (uid, shown_as)
+        for reply in replies
+        for uid, shown_as, question in reply.showed
+        if shown_as not in ("waiting", "asked") or _asks(registry.loaded(uid), question)
+    )
+
+
+def _asks(handle: Handle | None, question: int) -> bool:
+    return handle is None or handle.run is None or handle.run.questions == question
 
 
 class Notifications:

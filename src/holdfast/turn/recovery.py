@@ -6,6 +6,7 @@ runtimes that recover at once one wins each call, and nothing the dead owner may
 
 import asyncio
 import logging
+from dataclasses import replace
 from functools import partial
 
 from holdfast.durable.calls import Durability
@@ -84,9 +85,17 @@ class Recovery:
                     reaped = True
                     marks.reap()  # before anything says that it has ended: its guard may have died with it (R2)
                 after = record.uid
-                tool = self._toolbox.get(record.tool)
+                tool = self._tool(record)
                 if tool is not None and not (waits_for_resume(record, tool) and await self._is_open(record, turns)):
                     await self._recover(record, tool)
+
+    def _tool(self, record: Record) -> Tool | None:
+        """The tool of a call, with the policies that the call itself chose."""
+        tool = self._toolbox.get(record.tool)
+        if tool is None or tool.launching is None:
+            return tool
+        launch = tool.launching.read(record.arguments, self._registry.clock.now())
+        return tool if launch.retry is None else replace(tool, retry=launch.retry)
 
     def _is_command(self, record: Record) -> bool:
         tool = self._toolbox.get(record.tool)
@@ -152,6 +161,7 @@ class Recovery:
     async def take_up(self, record: Record, tool: Tool) -> None:
         """Run a claimed call again: with its journal in hand, or when its next attempt is due."""
         handle = self._registry.take_over(record)
+        handle.tool = tool
         entries = await self._durability.entries(record.uid) if tool.on_crash == "replay" else ()
         invocation = Invocation(
             tool=tool,

@@ -5,7 +5,7 @@ other (O2). Where a tool's two views are the same, so is the text.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from holdfast.handles.output import Output
 from holdfast.handles.state import Error, Ok, Outcome, Pending, Printed, Reply, Stopped, Waiting, name
 from holdfast.handles.text import to_json
 from holdfast.handles.view import Waited
-from holdfast.tools.base import Screen, SupportsScreen, View, ViewName
+from holdfast.tools.base import Screen, SupportsScreen, Tool, View, ViewName
 from holdfast.turn.budget import Projector, ProjectorProtocol, shares, size_of
 from holdfast.turn.settle import Because
 
@@ -25,9 +25,11 @@ _log = logging.getLogger("holdfast.turn")
 CANCELLED = "Tool execution cancelled."
 
 
-def error_reply(error: ToolError) -> Reply:
+def error_reply(error: ToolError, tool: Tool | None = None) -> Reply:
     """C9: the call itself was wrong. What it quotes of the call may be long, and is cut like a result (O3)."""
     text = Projector().text(error.message, View(), "")
+    if tool is not None and tool.errors == "object":
+        text = encode({"error": text, "isError": True})
     return Reply(text, text, True, error.code)
 
 
@@ -69,6 +71,19 @@ class Replies:
             code=error.code if error is not None else None,
             shown=[handle] if handle.parking is not None else (),  # its end was news (D9)
         )
+
+    def object(
+        self,
+        value: Mapping[str, Any],
+        *,
+        is_error: bool = False,
+        code: str | None = None,
+        shown: Sequence[Handle] = (),
+        hint: str = "",
+    ) -> Reply:
+        """A reply of a built-in that answers with an object of its own form, cut like any result (O3)."""
+        text = self._projector.value(dict(value), View(), hint)
+        return self._both((), lambda _: text, is_error=is_error, code=code, shown=shown)
 
     def handle(self, handle: Handle, view: str | None = None, *, because: Because | None = None) -> Reply:
         """A handle as a spawn, fetch, apply or abort shows it (C3).

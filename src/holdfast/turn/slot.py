@@ -1,6 +1,7 @@
 """One call of a batch: what the model sent, read and checked, and its place in the batch (B1, C1, C2, C9, C10)."""
 
 import contextlib
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -11,7 +12,7 @@ from holdfast.handles.registry import check_id
 from holdfast.handles.text import plain
 from holdfast.limits import Limits
 from holdfast.schema.canonical import json_type
-from holdfast.tools.base import Action, Tool
+from holdfast.tools.base import Action, Launch, Tool
 from holdfast.tools.toolbox import Toolbox
 from holdfast.turn.people import Asking
 
@@ -38,6 +39,7 @@ class Slot:
         "given",
         "handle",
         "handle_id",
+        "launch",
         "named",
         "position",
         "secret",
@@ -56,6 +58,8 @@ class Slot:
         """The id the call names."""
         self.named: Handle | None = None
         """The handle of that id, from the moment the batch begins."""
+        self.launch: Launch | None = None
+        """Of a spawn by another name: the handle it makes (B2)."""
         self.handle: Handle | None = None
         """The handle it makes: a spawn's, or the unseen one of a one-shot call; of a resumed `apply` that was sent
         before, the one it was sent to."""
@@ -91,7 +95,7 @@ def checked_again(slot: Slot, tool: Tool, edited: Any, toolbox: Toolbox, limits:
     if not isinstance(edited, dict):
         raise ToolError("the arguments must be a JSON object", code="invalid_arguments")
     arguments, _ = _read_arguments(ToolCall(slot.call.id, slot.call.name, edited), limits)
-    if slot.action is None:
+    if slot.action is None or slot.launch is not None:
         return toolbox.check(tool, None)(arguments)
     changed = [name for name in ("action", "id") if name in arguments]
     if changed:
@@ -105,16 +109,18 @@ def _own(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in ("action", "id")}
 
 
-def read_call(call: ToolCall, position: int, toolbox: Toolbox, limits: Limits) -> Slot:
+def read_call(call: ToolCall, position: int, toolbox: Toolbox, limits: Limits, now: float) -> Slot:
     """The call, checked. What is wrong with it is in `error`; a spawn keeps its id even then, so it can be awaited."""
     slot = Slot(call, position)
     try:
         tool = slot.tool = toolbox.find(str(call.name))
         arguments, slot.given = _read_arguments(call, limits)
         if not tool.actions:
-            if tool.name == "read_output" and isinstance(arguments.get("id"), str):
-                slot.handle_id = arguments["id"]
+            if tool.names is not None and isinstance(arguments.get(tool.names), str):
+                slot.handle_id = arguments[tool.names]
             slot.arguments = toolbox.check(tool, None)(arguments)
+            if tool.launching is not None:
+                _read_launch(slot, tool, tool.launching.read(slot.arguments, now))
         elif arguments.get("action") is None:
             arguments.pop("action", None)
             slot.arguments = toolbox.check(tool, None)(arguments)
@@ -124,6 +130,11 @@ def read_call(call: ToolCall, position: int, toolbox: Toolbox, limits: Limits) -
         slot.error = error
         slot.given = _storable(call.arguments)
     return slot
+
+
+def _read_launch(slot: Slot, tool: Tool, launch: Launch) -> None:
+    slot.action, slot.launch, slot.handle_id = "spawn", launch, check_id(launch.id)
+    slot.tool = tool if launch.retry is None else replace(tool, retry=launch.retry)
 
 
 def _read_action(slot: Slot, tool: Tool, arguments: dict[str, Any], toolbox: Toolbox) -> None:

@@ -20,14 +20,13 @@ from holdfast.store.base import (
     Opened,
     OpenTurn,
     Responded,
-    Shown,
     TakenBack,
     TurnBegan,
     TurnEnded,
 )
 from holdfast.turn.batch import Batch
 from holdfast.turn.ending import Ender, Ending
-from holdfast.turn.notifications import Notification, notifications
+from holdfast.turn.notifications import Notification, notifications, still_shown
 from holdfast.turn.replies import error_reply
 from holdfast.turn.slot import ToolCall, read_call
 
@@ -188,7 +187,8 @@ class Turn:
         self, calls: Sequence[ToolCall], number: int, park_after: float | None, uids: Sequence[str | None] = ()
     ) -> Batch:
         runtime = self._runtime
-        slots = [read_call(call, at, runtime.toolbox, runtime.limits) for at, call in enumerate(calls)]
+        now = runtime.registry.clock.now()
+        slots = [read_call(call, at, runtime.toolbox, runtime.limits, now) for at, call in enumerate(calls)]
         for slot, uid in zip(slots, uids, strict=False):
             slot.uid = uid
         batch = self._batch = Batch(
@@ -259,9 +259,7 @@ class Turn:
         """The responses, written before they are given (durable before visible), and the news they carry."""
         responses = tuple((c.id, r.result, r.model, r.is_error, r.code) for c, r in zip(calls, replies, strict=True))
         cursors = tuple(cursor for reply in replies for cursor in reply.cursors)
-        shown = tuple(
-            (uid, as_) for reply in replies for uid, as_, asked in reply.showed if self._still(uid, as_, asked)
-        )
+        shown = still_shown(self._runtime.registry, replies)
         carry: tuple[Carrier, ...] = ("response",) if self._started else ("response", "turn")
         op = Responded(self.conversation, self.id, number, responses, cursors, shown, carry if calls else ())
         news = await self._runtime.notifications.carried(self._runtime.registry.responded(op))
@@ -269,11 +267,6 @@ class Turn:
             self._started = True
             self._runtime.notifications.delivered(self.conversation)
         return notifications(news)
-
-    def _still(self, uid: str, shown: Shown, question: int) -> bool:
-        """Whether the question that was shown is the one that is open: the next one is news (N3)."""
-        handle = self._runtime.registry.loaded(uid) if shown in ("waiting", "asked") else None
-        return handle is None or handle.run is None or handle.run.questions == question
 
     def cancel(self) -> None:
         """Cancel the turn (B7): its open batch is answered soon, its handles are ended when it ends (T5)."""

@@ -1,8 +1,10 @@
 """Every way to read the memory store. These are coroutines because other stores' reads have to be; none waits."""
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import islice
+from typing import Any
 
 from holdfast.handles.state import Pending, Running, State, Stopped, Waiting
 from holdfast.store.base import (
@@ -11,17 +13,26 @@ from holdfast.store.base import (
     Entry,
     Expired,
     InquiryRow,
+    Kind,
     News,
     OpenTurn,
     ProcessEvent,
     Record,
     Request,
+    Status,
     WaitRow,
+    status_of,
 )
 from holdfast.store.memory.tables import Tables
 from holdfast.store.memory.tables import parked as is_parked
+from holdfast.store.metadata import holds
 
 _STATES: dict[str, type[State]] = {"pending": Pending, "running": Running, "waiting": Waiting, "stopped": Stopped}
+
+
+def _is_timer(record: Record) -> bool:
+    """A one-shot call that is listed while it lasts (W1)."""
+    return record.kind == "timer" and not record.stateful and type(record.state) is not Stopped
 
 
 class Reads(Tables):
@@ -58,6 +69,10 @@ class Reads(Tables):
         turn: str | None = None,
         parked: bool | None = None,
         stateful: bool | None = True,
+        kind: Kind | None = None,
+        status: Status | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        timers: bool = False,
         after: str | None = None,
         limit: int = 1000,
     ) -> list[Record]:
@@ -71,9 +86,19 @@ class Reads(Tables):
             and (of_state is None or type(record.state) is of_state)
             and (turn is None or record.turn == turn)
             and (parked is None or is_parked(record) is parked)
-            and (stateful is None or record.stateful is stateful)
+            and (stateful is None or record.stateful is stateful or (timers and _is_timer(record)))
+            and (kind is None or record.kind == kind)
+            and (status is None or status_of(record.state) == status)
+            and (metadata is None or holds(record.metadata, metadata))
         )
         return list(islice(chosen, limit))
+
+    async def tally(self, conversation: str, *, timers: bool = True) -> dict[tuple[Kind, Status], int]:
+        return Counter(
+            (record.kind, status_of(record.state))
+            for record in self._records.values()
+            if record.conversation == conversation and (record.stateful or (timers and _is_timer(record)))
+        )
 
     def _after(self, uid: str | None) -> Iterable[Record]:
         """The records after the one of that uid, which may be gone by now: a uid begins with the time it was made."""

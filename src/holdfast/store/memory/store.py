@@ -13,9 +13,10 @@ from holdfast.errors import HoldfastError
 from holdfast.handles.state import Pending, Running, State, Stopped, Waiting
 from holdfast.store import base
 from holdfast.store.base import Collected, Entry, Record
-from holdfast.store.memory.tables import Conversation
+from holdfast.store.memory.tables import Conversation, parked
 from holdfast.store.memory.turns import Turns
 from holdfast.store.memory.waits import lost
+from holdfast.store.metadata import merged
 from holdfast.store.terminal import hook_is_due
 
 
@@ -36,6 +37,7 @@ class MemoryStore(Turns):
             base.Registered: self._registered,
             base.Changed: self._changed,
             base.Rewritten: self._rewritten,
+            base.Annotated: self._annotated,
             base.Claimed: self._claimed,
             base.Released: self._released,
             base.Attempted: self._attempted,
@@ -123,6 +125,9 @@ class MemoryStore(Turns):
         else:
             self._put(self._records, uid, record)
             self._put(names, name, record)
+        if record.parking is not None and parked(record):
+            self._now_parked(record, None, None)
+            return
         record.owner = self.owner
         if type(record.state) is Stopped:
             self._end(record, record.state)
@@ -170,6 +175,17 @@ class MemoryStore(Turns):
         record = self._own(op.uid, op.fence)
         self._save(record)
         record.arguments, record.resources = op.arguments, op.resources
+
+    def _annotated(self, op: base.Annotated) -> Record:
+        record = self._own(op.uid, None)
+        self._save(record)
+        if op.progress is not None:
+            record.progress = op.progress
+        if op.priority is not None:
+            record.priority = op.priority
+        if op.metadata is not None:
+            record.metadata = merged(record.metadata, op.metadata)
+        return record
 
     def _claimed(self, op: base.Claimed) -> Record | None:
         record = self._records.get(op.uid)

@@ -23,7 +23,7 @@ from holdfast.store.memory.queue import Queue
 
 _CHANGING = (
     "state", "owner", "fence", "attempt", "next_attempt_at", "parking", "cursor", "output", "id", "stateful",
-    "arguments", "resources",
+    "arguments", "resources", "progress", "priority", "metadata",
 )  # fmt: skip
 _ABSENT: Any = object()
 

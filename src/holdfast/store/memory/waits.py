@@ -27,10 +27,10 @@ class Waits(Telling):
         self._crowded = 1000
         """At this length `_deadlines` is rid of those that no longer count."""
 
-    def _own(self, uid: str, fence: int) -> Record:
-        """The record, if whoever holds this fencing number may change it."""
+    def _own(self, uid: str, fence: int | None) -> Record:
+        """The record, if whoever holds this fencing number may change it; None: anybody."""
         record = self._records.get(uid)
-        if record is None or record.fence != fence:
+        if record is None or fence not in (None, record.fence):
             raise lost(uid)
         if type(record.state) is Stopped:
             raise AlreadyStopped(f"already stopped: {describe(record.state.outcome)}")

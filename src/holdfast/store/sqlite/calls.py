@@ -5,7 +5,8 @@ import apsw
 from holdfast.errors import HoldfastError
 from holdfast.handles.state import Ended, Running, State, Stopped, Waiting, name, transition
 from holdfast.store import base
-from holdfast.store.base import Record
+from holdfast.store.base import Record, status_of
+from holdfast.store.metadata import merged
 from holdfast.store.sqlite.codec import decode_resolution, encode, record
 from holdfast.store.sqlite.ends import resolve_by_end, stop_parked
 from holdfast.store.sqlite.news import tell_of
@@ -21,12 +22,13 @@ def registered(tx: Transaction, op: base.Registered) -> None:
     state = new.state
     stopped_at = state.stopped if type(state) is Stopped else None
     parking = new.parking
+    nobodys = stopped_at is not None or (parking is not None and new.owner is None)
     columns = (
         new.uid, new.id, new.tool, new.conversation, new.turn, new.batch, new.position, new.call_id, new.kind,
-        new.priority, new.stateful, name(state), stopped_at, tx.owner if stopped_at is None else None, new.fence,
+        new.priority, new.stateful, name(state), status_of(state), stopped_at, None if nobodys else tx.owner, new.fence,
         new.attempt, new.next_attempt_at, new.cursor, None if parking is None else parking.deadline,
-        None if parking is None else encode(parking), encode(new.resources) if new.resources else None,
-        None if new.metadata is None else encode(new.metadata), encode(state), encode(new.arguments),
+        _encoded(parking), encode(new.resources) if new.resources else None, _encoded(new.metadata),
+        _encoded(new.progress), encode(state), encode(new.arguments),
     )  # fmt: skip
     try:
         tx.run(_REGISTER, columns)
@@ -35,6 +37,10 @@ def registered(tx: Transaction, op: base.Registered) -> None:
     if new.output is not None:
         tx.keep_output(new.uid, new.output)
     tx.touched.add(new.uid)
+
+
+def _encoded(value: object) -> bytes | None:
+    return None if value is None else encode(value)
 
 
 def exposed(tx: Transaction, op: base.Exposed) -> None:
@@ -65,7 +71,7 @@ def changed(tx: Transaction, op: base.Changed) -> None:
         if told is not None:
             conversation, id, tool = tx.rows(SQL["conversation"], (op.uid,))[0]
             tell_of(tx, (conversation, id, tool), op.uid, state, told, op.event.at)
-    elif stopped := tx.rows(_STOP, (encode(state), state.stopped, op.uid, op.fence)):
+    elif stopped := tx.rows(_STOP, (encode(state), status_of(state), state.stopped, op.uid, op.fence)):
         keyed, conversation, id, tool = stopped[0]
         if keyed:
             resolve_by_end(tx, op.uid, state)
@@ -87,6 +93,22 @@ def rewritten(tx: Transaction, op: base.Rewritten) -> None:
     tx.touched.add(op.uid)
 
 
+def annotated(tx: Transaction, op: base.Annotated) -> Record:
+    call = tx.own(op.uid, None)
+    changes = None
+    if op.metadata is not None:
+        changes = encode(merged(_read(tx, op.uid).metadata, op.metadata))
+    tx.run(SQL["annotate"], (call.number, _encoded(op.progress), op.priority, changes))
+    tx.touched.add(op.uid)
+    return _read(tx, op.uid)
+
+
+def _read(tx: Transaction, uid: str) -> Record:
+    row = tx.row(RECORDS["uid"], (uid,))
+    assert row is not None
+    return record(row)
+
+
 def claimed(tx: Transaction, op: base.Claimed) -> Record | None:
     call = tx.call(op.uid)
     if call is None or call.owner != op.was or (call.stopped_at is not None and not call.hook_due):
@@ -96,9 +118,7 @@ def claimed(tx: Transaction, op: base.Claimed) -> Record | None:
         state = Running(state.created, state.started)
     tx.run(SQL["claim"], (tx.owner, name(state), encode(state), call.number))
     tx.touched.add(op.uid)
-    row = tx.row(RECORDS["uid"], (op.uid,))
-    assert row is not None
-    return record(row)
+    return _read(tx, op.uid)
 
 
 def released(tx: Transaction, op: base.Released) -> State:

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.handles.state import State
+from holdfast.handles.state import Progress, State
 from holdfast.store.base import CARRIERS, Carrier, Given, InquiryRow, Kept, News, Parking, Record, Resolution, WaitRow
 from holdfast.store.news import dropped
 
@@ -15,6 +15,7 @@ Row = tuple[Any, ...]
 _encoder = msgspec.json.Encoder()
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
+_decode_progress = msgspec.json.Decoder(Progress).decode
 _decode_kept = msgspec.msgpack.Decoder(Kept).decode
 _state = msgspec.json.Decoder(State)
 decode_parking = msgspec.json.Decoder(Parking).decode
@@ -56,7 +57,7 @@ def decode_state(state: bytes) -> State:
 def record(row: Row) -> Record:
     """A row of the query `records`."""
     (uid, id, tool, conversation, turn, batch, position, call_id, stateful, state, arguments, kind, priority, metadata,
-     resources, owner, fence, attempt, next_attempt_at, parking, cursor, kept) = row  # fmt: skip
+     progress, resources, owner, fence, attempt, next_attempt_at, parking, cursor, kept) = row  # fmt: skip
     return Record(
         uid=uid,
         id=id,
@@ -72,6 +73,7 @@ def record(row: Row) -> Record:
         kind=kind,
         priority=priority,
         metadata=None if metadata is None else _decode_object(metadata),
+        progress=None if progress is None else _decode_progress(progress),
         resources=() if resources is None else _decode_names(resources),
         owner=owner,
         fence=fence,

@@ -1,7 +1,7 @@
 """How the end of a call settles what it waited for, and what the end of a parked one does besides."""
 
 from holdfast.handles.state import Stopped
-from holdfast.store.base import Notice
+from holdfast.store.base import Notice, status_of
 from holdfast.store.sqlite.codec import encode
 from holdfast.store.sqlite.news import tell_of
 from holdfast.store.sqlite.sql import SQL
@@ -14,7 +14,8 @@ def stop_parked(tx: Transaction, call: Call, state: Stopped, *, hook: bool, told
     parking = call.parking
     assert parking is not None
     due = hook and hook_is_due(parking, state.ended_by)
-    tx.run(SQL["stop_parked"], (encode(state), state.stopped, tx.owner if due else None, due, call.number))
+    owner = tx.owner if due else None
+    tx.run(SQL["stop_parked"], (encode(state), status_of(state), state.stopped, owner, due, call.number))
     resolve_by_end(tx, call.uid, state)
     notice = told or end_notice(state, parking.carriers)
     tell_of(tx, (call.conversation, call.id, call.tool), call.uid, state, notice, state.stopped)

@@ -19,6 +19,7 @@ from pathlib import Path
 import apsw
 
 from holdfast.errors import HoldfastError
+from holdfast.store.sqlite.listing import compare
 from holdfast.store.sqlite.sql import APPLICATION_ID, SQL, migrations
 
 BUSY_MS = 5000
@@ -52,6 +53,7 @@ def reader(path: Path) -> apsw.Connection:
     """A connection that cannot write."""
     connection = connect(path)
     connection.execute("PRAGMA query_only = ON")
+    connection.create_scalar_function("holds", compare, 2, deterministic=True)
     return connection
 
 

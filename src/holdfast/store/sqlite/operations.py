@@ -20,6 +20,7 @@ _WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
     base.Registered: calls.registered,
     base.Changed: calls.changed,
     base.Rewritten: calls.rewritten,
+    base.Annotated: calls.annotated,
     base.Claimed: calls.claimed,
     base.Released: calls.released,
     base.Attempted: calls.attempted,

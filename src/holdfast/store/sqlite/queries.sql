@@ -83,9 +83,10 @@ UPDATE handles SET cursor = ?2 WHERE uid = ?1 AND cursor < ?2;
 -- name: register
 -- A handle exists.
 INSERT INTO handles (
-    uid, id, tool, conversation, turn, batch, position, call_id, kind, priority, stateful, state_name, stopped_at,
-    owner, fence, attempt, next_attempt_at, cursor, deadline, parking, resources, metadata, state, arguments
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    uid, id, tool, conversation, turn, batch, position, call_id, kind, priority, stateful, state_name, status,
+    stopped_at, owner, fence, attempt, next_attempt_at, cursor, deadline, parking, resources, metadata, progress, state,
+    arguments
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: keep_output
 -- Where a handle's output is, once no more will come.
@@ -99,14 +100,14 @@ UPDATE handles SET state_name = ?, state = ? WHERE uid = ? AND fence = ? AND sto
 -- name: stop
 -- The end of a call that is not parked: nobody owns it any more. Tells whether it has taken its completion key, and where
 -- news of it goes.
-UPDATE handles SET state_name = 'stopped', state = ?, stopped_at = ?, owner = NULL, next_attempt_at = NULL
+UPDATE handles SET state_name = 'stopped', state = ?, status = ?, stopped_at = ?, owner = NULL, next_attempt_at = NULL
 WHERE uid = ? AND fence = ? AND stopped_at IS NULL AND (owner IS NOT NULL OR parking IS NULL)
 RETURNING keyed, conversation, id, tool;
 
 -- name: stop_parked
 -- The end of a parked call; somebody owns it on if its hook is due.
 UPDATE handles
-SET state_name = 'stopped', state = ?, stopped_at = ?, owner = ?, hook_due = ?, next_attempt_at = NULL
+SET state_name = 'stopped', state = ?, status = ?, stopped_at = ?, owner = ?, hook_due = ?, next_attempt_at = NULL
 WHERE number = ?;
 
 -- name: resolve_by_end
@@ -126,6 +127,12 @@ SELECT conversation, id, tool FROM handles WHERE uid = ?;
 -- name: rewrite
 -- A person edited the arguments (P5).
 UPDATE handles SET arguments = ?, resources = ? WHERE number = ?;
+
+-- name: annotate
+-- What is said about a handle, where something is.
+UPDATE handles
+SET progress = coalesce(?2, progress), priority = coalesce(?3, priority), metadata = coalesce(?4, metadata)
+WHERE number = ?1;
 
 -- name: claim
 -- The call is ours. An attempt was cut short unless it had not started, or was between two.
@@ -339,8 +346,8 @@ DELETE FROM inquiries WHERE number IN (
 -- name: records
 -- The columns of a handle, for all the queries that give handles; they add WHERE and ORDER BY.
 SELECT h.uid, h.id, h.tool, h.conversation, h.turn, h.batch, h.position, h.call_id, h.stateful, h.state, h.arguments,
-    h.kind, h.priority, h.metadata, h.resources, h.owner, h.fence, h.attempt, h.next_attempt_at, h.parking, h.cursor,
-    o.kept
+    h.kind, h.priority, h.metadata, h.progress, h.resources, h.owner, h.fence, h.attempt, h.next_attempt_at, h.parking,
+    h.cursor, o.kept
 FROM handles h LEFT JOIN outputs o ON o.handle = h.number
 
 -- name: where_uid
@@ -394,6 +401,15 @@ WITH RECURSIVE found (owner) AS (
     WHERE found.owner IS NOT NULL
 )
 SELECT owner FROM found WHERE owner IS NOT NULL;
+
+-- name: tally
+-- How many spawned handles a conversation has of each kind and status.
+SELECT kind, status, count(*) FROM handles WHERE conversation = ? AND stateful GROUP BY status, kind;
+
+-- name: tally_timers
+-- And how many one-shot timers that have not stopped.
+SELECT 'timer', 'pending', count(*) FROM handles
+WHERE conversation = ? AND kind = 'timer' AND NOT stateful AND stopped_at IS NULL HAVING count(*);
 
 -- name: tombstone
 -- The newest tombstone of an id.

@@ -1,6 +1,7 @@
 """Reading what has been committed, by any process: point queries on a connection of the loop's own."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import apsw
@@ -12,12 +13,14 @@ from holdfast.store.base import (
     Entry,
     Expired,
     InquiryRow,
+    Kind,
     News,
     Opened,
     OpenTurn,
     ProcessEvent,
     Record,
     Request,
+    Status,
     WaitRow,
 )
 from holdfast.store.sqlite.codec import (
@@ -32,9 +35,8 @@ from holdfast.store.sqlite.codec import (
     record,
     wait_row,
 )
+from holdfast.store.sqlite.listing import listing
 from holdfast.store.sqlite.sql import RECORDS, SQL
-
-_PARKED = "h.owner IS NULL AND h.parking IS NOT NULL AND h.stopped_at IS NULL"
 
 
 class Reads:
@@ -85,20 +87,36 @@ class Reads:
         turn: str | None = None,
         parked: bool | None = None,
         stateful: bool | None = True,
+        kind: Kind | None = None,
+        status: Status | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        timers: bool = False,
         after: str | None = None,
         limit: int = 1000,
     ) -> list[Record]:
-        # Of a conversation's handles there are fewer than of a state's: `+` keeps SQLite from taking the other index.
-        of_state = "h.state_name" if conversation is None else "+h.state_name"
-        chosen = {"h.conversation": conversation, of_state: state, "h.turn": turn, "h.stateful": stateful}
-        given = {column: value for column, value in chosen.items() if value is not None}
-        conditions = [f"{column} = ?" for column in given]
-        if parked is not None:
-            conditions.append(_PARKED if parked else f"NOT ({_PARKED})")
-        where = " AND ".join([*conditions, "h.uid > ?"])
-        return self._records(
-            f"{SQL['records']} WHERE {where} ORDER BY h.uid LIMIT ?", *given.values(), after or "", limit
+        query, bound = listing(
+            conversation=conversation,
+            state=state,
+            turn=turn,
+            parked=parked,
+            stateful=stateful,
+            kind=kind,
+            status=status,
+            metadata=metadata,
+            timers=timers,
+            after=after,
+            limit=limit,
         )
+        return self._records(query, *bound)
+
+    async def tally(self, conversation: str, *, timers: bool = True) -> dict[tuple[Kind, Status], int]:
+        rows = self._rows(SQL["tally"], (conversation,))
+        if timers:
+            rows += self._rows(SQL["tally_timers"], (conversation,))
+        counts: Counter[tuple[Kind, Status]] = Counter()
+        for kind, status, count in rows:
+            counts[kind, status] += count
+        return counts
 
     async def owners(self) -> list[str]:
         return [owner for (owner,) in self._rows(SQL["call_owners"], ()) if owner != self.owner]

@@ -87,10 +87,10 @@ class Transaction:
         row = self.row(SQL["call"], (uid,))
         return None if row is None else Call._make(row)
 
-    def own(self, uid: str, fence: int) -> Call:
-        """The call, if whoever holds this fencing number may change it."""
+    def own(self, uid: str, fence: int | None) -> Call:
+        """The call, if whoever holds this fencing number may change it; None: anybody."""
         call = self.call(uid)
-        if call is None or call.fence != fence:
+        if call is None or fence not in (None, call.fence):
             raise lease_lost(uid)
         if call.stopped_at is not None:
             state = call.state

@@ -1,6 +1,8 @@
 """The conformance suite of the store seam, put together."""
 
+from holdfast.testing.conformance.annotated import Annotations
 from holdfast.testing.conformance.commits import Commits
+from holdfast.testing.conformance.created import Created
 from holdfast.testing.conformance.deferred import Deferred
 from holdfast.testing.conformance.delivery import Delivering
 from holdfast.testing.conformance.fencing import Fencing
@@ -11,6 +13,19 @@ from holdfast.testing.conformance.turns import Inquiries, Others, Turns
 
 
 class StoreConformance(
-    Commits, Handles, Fencing, Deferred, Turns, Inquiries, Telling, Delivering, Others, Retention, Lasting, Sharing
+    Commits,
+    Handles,
+    Annotations,
+    Fencing,
+    Deferred,
+    Created,
+    Turns,
+    Inquiries,
+    Telling,
+    Delivering,
+    Others,
+    Retention,
+    Lasting,
+    Sharing,
 ):
     """Every check there is. Say how a store is made (`make`, `again`), then `run` each of `checks()`."""

@@ -24,7 +24,7 @@ def builtin_tools(tools: Sequence[Tool], show: Callable[[Waited], Reply], *, per
     offered: list[Tool] = []
     if tools:
         offered.append(replace(await_tool(show), offered=any(tool.actions for tool in tools)))
-        offered.append(read_output_tool())
+        offered.append(replace(read_output_tool(), names="id"))
     if any(tool.examples or tool.summary for tool in tools):
         offered.append(describe_tools_tool(tools))
     if person:

@@ -1,0 +1,26 @@
+"""What all stores agree on about the metadata of handles: how it is changed, and what it is asked for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def merged(metadata: Mapping[str, Any] | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata with these keys in it; a key whose value is None goes."""
+    removed = {key for key, value in changes.items() if value is None}
+    return {key: value for key, value in {**(metadata or {}), **changes}.items() if key not in removed}
+
+
+def holds(metadata: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> bool:
+    """Whether all these keys are there, with these values."""
+    return all(key in (metadata or ()) and same(metadata[key], value) for key, value in wanted.items())  # type: ignore[index]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are equal as JSON, where true is not 1, and 1.0 is."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)

@@ -1,0 +1,120 @@
+"""Calls one by one, without a turn: what a protocol uses whose clients have no turns (M5).
+
+Each call is a batch of one. Calls are begun in the order they come, so that one finds what another, sent before it, has
+spawned; they run side by side. Nothing ends with the desk: no turn, so T never runs. A call that nobody waits for any
+more goes on and can be found again by its id.
+"""
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING
+
+from holdfast.errors import HoldfastError, ToolError
+from holdfast.handles.handle import Handle
+from holdfast.handles.state import Reply
+from holdfast.store.base import CARRIERS, News, Responded
+from holdfast.turn.batch import Batch
+from holdfast.turn.notifications import notifications, still_shown
+from holdfast.turn.replies import error_reply
+from holdfast.turn.slot import Slot, ToolCall, read_call
+from holdfast.turn.turn import Response
+
+if TYPE_CHECKING:
+    from holdfast.runtime import Runtime
+
+
+class Visit:
+    """One call at the desk, begun."""
+
+    def __init__(self, desk: "Desk", slot: Slot, batch: Batch) -> None:
+        self._desk = desk
+        self._slot = slot
+        self._batch = batch
+        self._answer: asyncio.Task[Response] | None = None
+
+    @property
+    def handle(self) -> Handle | None:
+        """The handle the call has made: a spawn's, or the unseen one of a one-shot call."""
+        return self._slot.handle
+
+    async def reply(self) -> Reply:
+        """What it is answered with, as far as that is the call's own: no news rides on it, and nothing counts as shown.
+        Cancelling this cancels the call."""
+        (reply,) = await self._batch.replies()
+        return reply
+
+    async def response(self) -> Response:
+        """The answer, with whatever news rides on it (N4). Whoever is cancelled here lets the call go on."""
+        if self._answer is None:
+            self._answer = asyncio.create_task(self._desk._answered(self, self._slot.call))
+        return await asyncio.shield(self._answer)
+
+    def cancel(self) -> None:
+        """Cancel the call (B7)."""
+        self._batch.cancel()
+
+
+class Desk:
+    """Where calls of one conversation are handed in."""
+
+    def __init__(self, runtime: "Runtime", conversation: str) -> None:
+        self._runtime = runtime
+        self.conversation = conversation
+        self._id = f"d-{secrets.token_hex(6)}"
+        self._visits = 0
+        self._line = asyncio.Lock()
+
+    async def call(self, call: ToolCall, *, park_after: float | None = 30) -> Response:
+        """Run one call to its answer; nothing a tool does raises here."""
+        return await (await self.begin(call, park_after=park_after)).response()
+
+    async def begin(self, call: ToolCall, *, park_after: float | None = 30) -> Visit:
+        """Hand in a call."""
+        runtime = self._runtime
+        async with self._line:
+            runtime.check_open()
+            await runtime.open()
+            self._visits += 1
+            slot = read_call(call, 0, runtime.toolbox, runtime.limits, runtime.registry.clock.now())
+            batch = Batch(
+                [slot],
+                runtime.registry,
+                runtime.actions,
+                runtime.limits,
+                self.conversation,
+                self._id,
+                self._visits,
+                park_after,
+                resumable=False,
+            )
+            runtime.batches.add(batch)
+            trouble = runtime.registry.store.trouble
+            if trouble is not None:
+                slot.error = ToolError(f"The call was not run: {trouble}", code="store_unavailable")
+            try:
+                await batch.begin()
+            except BaseException:
+                runtime.batches.discard(batch)
+                raise
+        return Visit(self, slot, batch)
+
+    async def _answered(self, visit: Visit, call: ToolCall) -> Response:
+        try:
+            reply = await visit.reply()
+        except HoldfastError as error:  # the runtime is closing
+            reply = error_reply(ToolError(error.message, code=error.code))
+        finally:
+            self._runtime.batches.discard(visit._batch)
+        news = await self._record(reply)
+        return Response(call.id, reply.result, reply.is_error, reply.model, reply.code, notifications(news))
+
+    async def _record(self, reply: Reply) -> tuple[News, ...]:
+        """That the reply was given; without a turn, whatever waits rides on it."""
+        registry = self._runtime.registry
+        if registry.closing:
+            return ()
+        if not reply.cursors and not reply.showed and not await registry.store.news(self.conversation, 1):
+            return ()
+        shown = still_shown(registry, (reply,))
+        op = Responded(self.conversation, self._id, self._visits, (), reply.cursors, shown, CARRIERS)
+        return await self._runtime.notifications.carried(registry.responded(op))
