@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from holdfast.tools.call import Call
     from holdfast.tools.function import tool
+    from holdfast.tools.remote.server import mcp_server
     from holdfast.tools.terminal.make import terminal
     from holdfast.turn.ending import Ending
     from holdfast.turn.inquiry import Inquiry
@@ -75,6 +76,7 @@ __all__ = [
     "Turn",
     "TurnFailed",
     "View",
+    "mcp_server",
     "notification_block",
     "terminal",
     "tool",
@@ -119,6 +121,7 @@ _HOMES = {
     "Turn": "holdfast.turn.turn",
     "TurnFailed": "holdfast.errors",
     "View": "holdfast.tools.base",
+    "mcp_server": "holdfast.tools.remote.server",
     "notification_block": "holdfast.turn.notifications",
     "terminal": "holdfast.tools.terminal.make",
     "tool": "holdfast.tools.function",

@@ -25,12 +25,14 @@ from holdfast.handles.view import Handles
 from holdfast.limits import Limits
 from holdfast.schema.dialects import DIALECTS, Dialect, tool_list
 from holdfast.store.base import ProcessEvent, Store
+from holdfast.store.rows import Level
 from holdfast.store.urls import open_store
 from holdfast.tools.base import Tool
 from holdfast.tools.builtin import builtin_tools
 from holdfast.tools.guard import Guard
 from holdfast.tools.run import FORCE_SECS
 from holdfast.tools.toolbox import Toolbox
+from holdfast.tools.waiting import wait_tools
 from holdfast.turn import person
 from holdfast.turn.actions import Actions
 from holdfast.turn.admission import Admission
@@ -55,6 +57,8 @@ from holdfast.turn.turn import Turn
 
 if TYPE_CHECKING:
     from holdfast.config import Config
+    from holdfast.tools.remote.server import McpServer
+    from holdfast.tools.remote.servers import Servers
 
 _log = logging.getLogger("holdfast.runtime")
 
@@ -69,7 +73,8 @@ class Runtime:
     """Runs tools. Use it as an async context manager; leaving the block ends or lets go of everything that still runs.
 
     `store` names where handles are kept (default: what the configuration says, else `memory:`); `config` is a
-    `holdfast.toml` whose tools and settings to use. `prompter` asks a person (`turn/prompts.py`), `inquiry` a model
+    `holdfast.toml` whose tools and settings to use. `servers` are MCP servers whose tools to use: they are connected in
+    the background, and `connected` waits for them. `prompter` asks a person (`turn/prompts.py`), `inquiry` a model
     (`turn/inquiry.py`); without them nobody is there to be asked.
     """
 
@@ -83,6 +88,7 @@ class Runtime:
         projector: ProjectorProtocol | None = None,
         prompter: Prompter | None = None,
         inquiry: Inquire | None = None,
+        servers: "Iterable[McpServer]" = (),
     ) -> None:
         loaded = _load(config)
         self.limits = loaded.limits.policy() if loaded else Limits()
@@ -104,7 +110,8 @@ class Runtime:
         if retention is None:
             retention = _RETENTION_STORED if opened.durable else _RETENTION_MEMORY
         self.replies = Replies(projector or Projector())
-        self.toolbox = self._build_toolbox(tools, loaded)
+        used = [*servers, *(loaded.mcp_servers() if loaded else ())]
+        self.toolbox = self._build_toolbox(tools, loaded, used)
         self.registry = Registry(
             opened, clock or SystemClock(), Spool(opened.directory), self.toolbox.known, retention=retention
         )
@@ -140,23 +147,43 @@ class Runtime:
         self.registry.on_cancelled = self.recovery.cancelled
         self.registry.on_held = self.recovery.held
         self.registry.on_deadline = self._deadlines.expect
+        self._servers = self._use(used)
 
-    def _build_toolbox(self, tools: Iterable[Tool], config: "Config | None") -> Toolbox:
+    def _build_toolbox(self, tools: Iterable[Tool], config: "Config | None", servers: "list[McpServer]") -> Toolbox:
         chosen = list(tools)
         for tool in chosen:
             if not isinstance(tool, Tool):
                 raise ConfigError([f"{tool!r:.80} is not a tool; make one of a function with @holdfast.tool"])
         chosen = [self._guarded(tool) for tool in chosen]
         person = self._prompter is not None
+        waiting = wait_tools(self.replies.object, self.replies.printed)
         if config is None:
-            return Toolbox([*chosen, *builtin_tools(chosen, self.replies.waited, person=person)])
+            known = [*chosen, *(server.like for server in servers)]
+            return Toolbox([*chosen, *builtin_tools(known, self.replies.waited, waiting, person=person)])
         from holdfast.config import build_tools, configure_builtin
 
         chosen += build_tools(config, self._guard)
-        builtins = [
-            configure_builtin(tool, config) for tool in builtin_tools(chosen, self.replies.waited, person=person)
-        ]
+        known = [*chosen, *(server.like for server in servers)]
+        waiting = [configure_builtin(tool, config) for tool in waiting]
+        builtins = builtin_tools(known, self.replies.waited, waiting, person=person)
+        builtins = [configure_builtin(tool, config) for tool in builtins]
         return Toolbox([*chosen, *builtins], max_running=config.runtime.max_running)
+
+    def _use(self, servers: "list[McpServer]") -> "Servers | None":
+        if not servers:
+            return None
+        from holdfast.tools.remote.servers import Servers  # nobody pays for it who uses none
+
+        return Servers(servers, self._guard, self.toolbox, self._tell, self._tools_arrived)
+
+    def _tell(self, kind: str, level: Level, message: str, conversation: str) -> None:
+        if not self.closing:
+            self.registry.run_soon(self.notifications.notify(kind, level, message, conversation))
+
+    def _tools_arrived(self) -> None:
+        """Calls of dead processes may have waited for these tools (R1)."""
+        if self.registry.store.durable and not self.closing:
+            self.registry.run_soon(self.recovery.sweep())
 
     def _guarded(self, tool: Tool) -> Tool:
         guarded = getattr(tool.runtime, "guarded", None)  # SupportsGuard
@@ -184,8 +211,14 @@ class Runtime:
         if any(tool.source == "terminal" for tool in self.toolbox):
             _warm_up()
         await store.open(self._heard)
-        if not store.durable:
-            return
+        if store.durable:
+            await self._take_up()
+        if self._servers is not None:
+            self._servers.open()
+
+    async def _take_up(self) -> None:
+        """What dead processes left, and what others may want of us."""
+        store = self.registry.store
         try:
             await self._streams.open()
             await self.registry.collect_sometimes()
@@ -243,6 +276,11 @@ class Runtime:
         """Where calls of a conversation are handed in one by one, without a turn (M5)."""
         self.check_open()
         return self._desks.setdefault(conversation, Desk(self, conversation))
+
+    async def connected(self, timeout: float | None = None) -> bool:
+        """Wait until every MCP server has listed its tools or could not be reached; whether all have listed them."""
+        await self._ready()
+        return self._servers is None or await self._servers.ready(timeout)
 
     def tools(self, dialect: Dialect = "generic") -> list[dict[str, Any]]:
         """The tools as a model sees them, in stable order (G3)."""
@@ -382,6 +420,8 @@ class Runtime:
             await self._recorded()
             self.registry.stop_waiting()
             await self._streams.close()
+            if self._servers is not None:
+                await self._servers.close()
             self._guard.close()
             await self.registry.close()
 

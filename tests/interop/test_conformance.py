@@ -5,12 +5,11 @@ How many scenarios and checks there are is written down here, so that none can f
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.interop.counts import PROPERTY
+from tests.interop.counts import Record, note
 from tests.interop.foreign import CONFORMANCE, node, told
 
 TASKS = {
@@ -59,7 +58,7 @@ def _listed() -> dict[str, str]:
 
 @pytest.mark.parametrize(("version", "scenarios", "least"), [("2025-11-25", 33, 84), ("2026-07-28", 40, 152)])
 def test_M1_every_scenario_of_a_version_passes(
-    url: str, tmp_path: Path, record_property: Callable[[str, object], None], version: str, scenarios: int, least: int
+    url: str, tmp_path: Path, record_property: Record, version: str, scenarios: int, least: int
 ) -> None:
     run = node(CONFORMANCE, "server", "--url", url, "--suite", "all", "--spec-version", version, "-o", str(tmp_path))
     checks = _checks(tmp_path)
@@ -68,7 +67,7 @@ def test_M1_every_scenario_of_a_version_passes(
     assert checks.keys() == {name for name, versions in _listed().items() if version in versions.split(",")}
     assert len(checks) == scenarios
     assert passed >= least
-    record_property(PROPERTY, f"{version}: {passed} checks of {len(checks)} scenarios")
+    note(record_property, version, len(checks), passed)
 
 
 def test_M2_no_scenario_of_tasks_is_left_out() -> None:
@@ -76,9 +75,9 @@ def test_M2_no_scenario_of_tasks_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("scenario", TASKS)
-def test_M2_tasks(url: str, tmp_path: Path, record_property: Callable[[str, object], None], scenario: str) -> None:
+def test_M2_tasks(url: str, tmp_path: Path, record_property: Record, scenario: str) -> None:
     run = node(CONFORMANCE, "server", "--url", url, "--scenario", scenario, "-o", str(tmp_path))
     passed = _passed(_checks(tmp_path))
     told(run)
     assert passed >= TASKS[scenario]
-    record_property(PROPERTY, f"{scenario}: {passed} checks")
+    note(record_property, "tasks", 1, passed)

@@ -176,7 +176,7 @@ def test_F_the_file_is_found_upwards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("x = 1", "holdfast.toml:1: x: unknown key; known here: conversation, limits, store, runtime"),
+        ("x = 1", "holdfast.toml:1: x: unknown key; known here: conversation, limits, store, runtime, mcp"),
         (
             LOCAL + "timout_secs = 3",
             "holdfast.toml:4: conversation.tools.t.timout_secs: unknown key; did you mean `timeout_secs`?",
@@ -281,7 +281,7 @@ def test_L4_a_wrong_value_says_what_was_given_and_what_would_be_right(line: str,
         ),
         ("[conversation.tools.t]\nsource = 'local'", "holdfast.toml:1: conversation.tools.t.command: missing; what"),
         ("[conversation.tools.t]\nsource = 'python'", "holdfast.toml:1: conversation.tools.t.function: missing; what"),
-        ("[conversation.tools.t]\nsource = 'mcp'", 'holdfast.toml:2: conversation.tools.t.source: must be "local", "t'),
+        ("[conversation.tools.t]\nsource = 'mcp'", "holdfast.toml:1: conversation.tools.t.server: missing; what would"),
         ("[conversation.tools.t]\nsource = 'terminal'", "holdfast.toml:1: conversation.tools.t.command: missing; wh"),
         (
             "[conversation.tools.awiat]\nsource = 'builtin'",

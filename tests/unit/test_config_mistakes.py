@@ -255,6 +255,4 @@ def test_C1_a_wrong_type_in_python_is_named_the_same_way() -> None:
 
 def test_L4_the_sources_offered_are_those_that_are_taken() -> None:
     (found,) = problems("[conversation.tools.t]\nsource = 'shell'\n")
-    assert found.endswith('source: must be one of "local", "terminal", "python", "builtin", not "shell"')
-    (found,) = problems("[conversation.tools.t]\nsource = 'mcp'\n")
-    assert found.endswith('source: must be "local", "terminal", "python" or "builtin" in this version, not "mcp"')
+    assert found.endswith('source: must be one of "local", "terminal", "python", "mcp", "builtin", not "shell"')

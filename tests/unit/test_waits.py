@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.handles.clock import SystemClock
-from holdfast.handles.handle import Handle
+from holdfast.handles.handle import Handle, OnStop
 from holdfast.handles.registry import Registry
 from holdfast.handles.spool import Spool
 from holdfast.handles.state import Error, Ok, Outcome
@@ -126,13 +126,5 @@ def test_S2_who_watches_a_stopped_handle_is_told_at_once() -> None:
     world.stop("a", OK)
     told = []
 
-    class Watcher:
-        def stopped(self, handle: Handle) -> None:
-            told.append(handle.id)
-
-        def parked(self, handle: Handle) -> None: ...
-
-        def touched(self, handle: Handle) -> None: ...
-
-    world.handles[0].watch(Watcher())
+    world.handles[0].watch(OnStop(lambda handle: told.append(handle.id)))
     assert told == ["a"]

@@ -13,6 +13,7 @@ from holdfast.errors import HoldfastError
 
 COMMANDS = {
     "turn": ("holdfast.cli.turn:turn", "Run batches of tool calls, one JSON line each."),
+    "mcp": ("holdfast.cli.mcp:mcp", "Serve the tools to MCP clients."),
     "tools": ("holdfast.cli.tools:tools", "List the tools of a configuration, as a model sees them."),
     "ps": ("holdfast.cli.ps:ps", "List the calls that have not stopped, whoever runs them."),
     "show": ("holdfast.cli.show:show", "Show everything there is of a handle."),

@@ -2,7 +2,7 @@
 
 A local tool is a command, a terminal a command with a terminal of its own; a Python tool is a function or a `Tool` of a
 module found from the file's directory, whose settings the file overrides; a built-in is made elsewhere and only
-adjusted here.
+adjusted here. Tools of MCP servers are made when their servers have told of them (`servers`).
 """
 
 import difflib
@@ -26,10 +26,14 @@ from holdfast.tools.function import tool as make_tool
 from holdfast.tools.guard import Guard
 from holdfast.tools.template import CommandLine
 from holdfast.tools.terminal.make import ACTION_PARAMETERS, QUESTIONS
+from holdfast.tools.waiting import NAMES as WAITING
 
 
 def build_tools(config: Config, guard: Guard) -> list[Tool]:
-    """Every tool of the configuration but built-ins, in its order. Raises `ConfigError` with every problem."""
+    """Every tool of the configuration in its order, but built-ins and those of MCP servers.
+
+    Raises `ConfigError` with every problem.
+    """
     tools: list[Tool] = []
     problems: list[str] = []
     for name, settings in config.conversation.tools.items():
@@ -48,12 +52,14 @@ def build_tools(config: Config, guard: Guard) -> list[Tool]:
 
 
 def configure_builtin(tool: Tool, config: Config) -> Tool:
-    """The built-in tool with what the configuration says about it: `run`, `result`, `output`."""
+    """The built-in tool with what the configuration says about it: `run`, `result`, `output`; one that is named there is
+    offered, where it would not be otherwise (W)."""
     settings = config.conversation.tools.get(tool.name)
     if settings is None or settings.source != "builtin":
         return tool
     written: dict[str, Any] = {"run": settings.run, "result": settings.result, "output": settings.output.policy("head")}
-    return replace(tool, **{key: value for key, value in written.items() if key in settings.model_fields_set})
+    changes = {key: value for key, value in written.items() if key in settings.model_fields_set}
+    return replace(tool, offered=tool.offered or tool.name in WAITING, **changes)
 
 
 def _guarded(tool: Tool, guard: Guard) -> Tool:
@@ -77,7 +83,7 @@ def python_tool(config: Config, name: str) -> Tool:
         raise ConfigError([f"{where}: `{settings.function}` is of type {kind}; it must be a function or a tool"])
     # What the file does not say stays as the code says it, `run` excepted: a file's tools ask unless told (P1).
     window: Window = "tail" if made.source == "terminal" else "head"
-    changes = {key: value for key, value in _fields(settings, window).items() if key in settings.model_fields_set}
+    changes = {key: value for key, value in policy_fields(settings, window).items() if key in settings.model_fields_set}
     changes["run"] = settings.run
     changes["questions"] = {**made.questions, **changes.get("questions", {})}
     if made.source == "terminal":
@@ -85,7 +91,7 @@ def python_tool(config: Config, name: str) -> Tool:
         if wrong:
             raise ConfigError([f"{_at(config, name, *key)}: {sentence}" for key, sentence in wrong])
         changes["questions"] |= QUESTIONS
-    changes["spawn"] = _spawn(settings, made.spawn)
+    changes["spawn"] = spawn_policy(settings, made.spawn)
     changes["actions"] = made.actions if _says_nothing_of_actions(settings, made) else settings.actions
     try:
         check_parameters(name, made.parameters, changes["actions"], made.action_parameters)
@@ -153,8 +159,8 @@ def _program_tool(config: Config, name: str, runtime: ToolRuntime) -> Tool:
         source=settings.source,
         parameters=settings.parameters_schema(),
         actions=settings.actions,
-        spawn=_spawn(settings, SpawnPolicy()),
-        **_fields(settings, "tail"),
+        spawn=spawn_policy(settings, SpawnPolicy()),
+        **policy_fields(settings, "tail"),
     )
 
 
@@ -163,7 +169,7 @@ def working_directory(config: Config, name: str) -> str:
     return os.path.normpath(config.root / config.conversation.tools[name].cwd)
 
 
-def _fields(settings: ToolSettings, window: Window) -> dict[str, Any]:
+def policy_fields(settings: ToolSettings, window: Window) -> dict[str, Any]:
     """The fields of `Tool` that the table sets under the same name."""
     return {
         "description": settings.description,
@@ -183,7 +189,8 @@ def _fields(settings: ToolSettings, window: Window) -> dict[str, Any]:
     }
 
 
-def _spawn(settings: ToolSettings, under: SpawnPolicy) -> SpawnPolicy:
+def spawn_policy(settings: ToolSettings, under: SpawnPolicy) -> SpawnPolicy:
+    """The policy with what the table sets of it."""
     spawn, lifecycle = settings.spawn, settings.spawn.lifecycle
     same_name = ("settle_ms", "settle_max_ms", "abort_grace_ms", "priority")
     changes: dict[str, Any] = {key: getattr(spawn, key) for key in same_name if key in spawn.model_fields_set}

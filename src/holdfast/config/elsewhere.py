@@ -18,6 +18,7 @@ _ANY = "<name>"
 
 _COMMAND: KeyPath = (*TOOLS, _ANY, "command")
 _COMMAND_KEYS = ("program", "args", "shell")
+_NO_TABLES: tuple[Any, ...] = (str, str | None, bool, bool | None, int, float, list[str], list[str] | None)
 
 
 def belongs(table: KeyPath, key: str, value: Any) -> str:
@@ -27,13 +28,20 @@ def belongs(table: KeyPath, key: str, value: Any) -> str:
 
 def nearly_belongs(table: KeyPath, key: str, value: Any) -> str:
     """The same for a key that is misspelt as well."""
-    known = {name for keys in _tables().values() for name in keys}
+    tables = _tables().values()
+    known = {
+        name for keys in tables for name, may_be_table in keys.items() if may_be_table or not isinstance(value, dict)
+    }
     near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.8)
     return _place(table, key, near[0], value) if near else ""
 
 
 def _place(table: KeyPath, key: str, meant: str, value: Any) -> str:
-    found = [(_as_in(path, table), path) for path, keys in _tables().items() if meant in keys]
+    found = [
+        (_as_in(path, table), path)
+        for path, keys in _tables().items()
+        if meant in keys and (keys[meant] or not isinstance(value, dict))
+    ]
     if not found:
         return ""
     nearest = min(_distance(place, table) for place, _ in found)
@@ -55,13 +63,13 @@ def _header(path: KeyPath) -> str:
 
 
 @cache
-def _tables() -> dict[KeyPath, tuple[str, ...]]:
-    """Every table of the file with its keys."""
-    return {**dict(_below(Config, ())), _COMMAND: _COMMAND_KEYS}
+def _tables() -> dict[KeyPath, dict[str, bool]]:
+    """Every table of the file with its keys, and whether they may be tables themselves."""
+    return {**dict(_below(Config, ())), _COMMAND: dict.fromkeys(_COMMAND_KEYS, False)}
 
 
-def _below(model: type[Table], path: KeyPath) -> Iterator[tuple[KeyPath, tuple[str, ...]]]:
-    yield path, tuple(model.model_fields)
+def _below(model: type[Table], path: KeyPath) -> Iterator[tuple[KeyPath, dict[str, bool]]]:
+    yield path, {name: field.annotation not in _NO_TABLES for name, field in model.model_fields.items()}
     for name, field in model.model_fields.items():
         annotation: Any = field.annotation
         inner: KeyPath = (*path, name)

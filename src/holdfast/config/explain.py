@@ -27,7 +27,7 @@ _EXPECTED = {
     "dict_type": "a table",
     "model_type": "a table",
 }
-_SECRET = frozenset({"env", "url", "password"})
+_SECRET = frozenset({"env", "url", "password", "headers"})
 
 
 def problems(model: type[Table], data: Mapping[str, Any], where: KeyPath = ()) -> list[tuple[KeyPath, str]]:

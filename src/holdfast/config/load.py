@@ -10,6 +10,7 @@ from holdfast.config.explain import kind, problems
 from holdfast.config.locate import KeyPath, Lines
 from holdfast.config.model import Config, ToolSettings
 from holdfast.config.rules import Problem, tool_problems
+from holdfast.config.server_rules import server_problems
 from holdfast.config.source import DEFAULTS, TOOLS, Source, shown
 from holdfast.errors import ConfigError
 
@@ -63,6 +64,8 @@ def inspect_config(path: Path) -> tuple[Config, list[Problem]]:
         document["conversation"] = {**document["conversation"], "tools": tools}
     config = Config.model_validate(document)
     config._source = source
+    wrong_keys = [key for key, _ in found]
+    found += [each for each in server_problems(config.mcp.servers) if not any(_about(each[0], k) for k in wrong_keys)]
     found.sort(key=lambda problem: source.line(problem[0]))
     # A rule that a default breaks is found once for each tool it is merged under.
     unique = {f"{source.at(key)}: {sentence}": (key, sentence) for key, sentence in reversed(found)}

@@ -6,7 +6,7 @@ several keys together are in `rules`; the sentences for what is wrong are in `ex
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
@@ -26,6 +26,9 @@ from holdfast.tools.base import (
 )
 from holdfast.tools.terminal.make import MAX_COLS, MAX_ROWS
 
+if TYPE_CHECKING:
+    from holdfast.tools.remote.server import McpServer
+
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
@@ -37,12 +40,6 @@ def _size(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     raise ValueError('must be a size like "100MiB" or "3GiB" (units: B, KiB, MiB, GiB, TiB), or a number of bytes')
-
-
-def _source(value: Any) -> Any:
-    if value == "mcp":
-        raise ValueError('must be "local", "terminal", "python" or "builtin" in this version')
-    return value
 
 
 def _term(value: Any) -> Any:
@@ -61,6 +58,25 @@ def _answer(value: Any) -> Any:
     if isinstance(value, bool | str):
         return value
     raise ValueError("must be true or false, or a string: the answers a question can have")
+
+
+def _words(value: Any) -> Any:
+    words = [value] if isinstance(value, str) else value
+    if isinstance(words, list) and words and all(isinstance(word, str) for word in words) and words[0]:
+        return value
+    raise ValueError('must be a program, or a list of it and its arguments: ["program", "argument"]')
+
+
+def _http_url(value: Any) -> Any:
+    if isinstance(value, str) and re.match("https?://[^/]", value):
+        return value
+    raise ValueError('must be an address like "https://example.org/mcp"')
+
+
+def _prefix(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch("[A-Za-z0-9_-]{0,32}", value):
+        return value
+    raise ValueError("must be up to 32 characters of A-Z, a-z, 0-9, `_` and `-`, for it begins the names of tools")
 
 
 def _store_url(value: Any) -> Any:
@@ -200,9 +216,11 @@ class QuestionSettings(Table):
 class ToolSettings(Table):
     """`[conversation.tools.<name>]`, with the defaults of `"*"` merged in."""
 
-    source: Annotated[Literal["local", "terminal", "python", "builtin"] | None, BeforeValidator(_source)] = None
+    source: Literal["local", "terminal", "python", "mcp", "builtin"] | None = None
     command: Any = None
     function: str | None = None
+    server: str | None = None
+    tool: str | None = None
     description: str = ""
     summary: str | None = None
     examples: list[str] = []
@@ -241,7 +259,7 @@ class ToolSettings(Table):
         wanted: list[Action] = []
         if self.spawn.actions is not None:
             wanted = self.spawn.actions
-        elif self.source == "terminal":
+        elif self.source in ("terminal", "mcp"):
             wanted = [] if self.spawn.stateful is False else [*ACTIONS]
         elif self.spawn.stateful:
             wanted = ["spawn", "fetch", "abort"]
@@ -301,6 +319,29 @@ class RuntimeSettings(Table):
     max_running: Annotated[int, Field(ge=1)] | None = None
 
 
+class McpServerSettings(Table):
+    """`[mcp.servers.<name>]`: a server whose tools are used (M6)."""
+
+    command: Annotated[str | list[str] | None, BeforeValidator(_words)] = None
+    args: list[str] = []
+    env: dict[str, str] = {}
+    cwd: str = "."
+    url: Annotated[str | None, BeforeValidator(_http_url)] = None
+    headers: dict[str, str] = {}
+    timeout_secs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30
+    enabled: bool = True
+    tools: list[str] | None = None
+    prefix: Annotated[str, BeforeValidator(_prefix)] = ""
+
+
+class McpSettings(Table):
+    """`[mcp]`: how tools are served to clients (M1, M2), and whose tools are used (M6)."""
+
+    schema_: Annotated[Literal["generic", "canonical"], Field(alias="schema")] = "generic"
+    task_after_ms: Annotated[int, Field(ge=0)] = 500
+    servers: dict[str, McpServerSettings] = {}
+
+
 class Config(Table):
     """A whole configuration. `Config()` is the one without a file: all defaults, no tools."""
 
@@ -308,6 +349,7 @@ class Config(Table):
     limits: LimitSettings = LimitSettings()
     store: StoreSettings = StoreSettings()
     runtime: RuntimeSettings = RuntimeSettings()
+    mcp: McpSettings = McpSettings()
     _source: Source | None = PrivateAttr(default=None)
 
     @property
@@ -327,6 +369,14 @@ class Config(Table):
         if url is None or not url.startswith(sqlite):
             return url
         return f"{sqlite}{self.root / Path(url.removeprefix(sqlite)).expanduser()}"
+
+    def mcp_servers(self) -> "list[McpServer]":
+        """The MCP servers whose tools are used."""
+        if not self.mcp.servers:
+            return []
+        from holdfast.config.servers import mcp_servers
+
+        return mcp_servers(self)
 
     def not_acted_on(self) -> list[str]:
         """The settings that are written and understood, but without effect in `holdfast turn`; one line each."""

@@ -17,10 +17,11 @@ from holdfast.config.explain import not_one_of, unknown_key
 from holdfast.config.locate import KeyPath
 from holdfast.config.model import ToolSettings
 from holdfast.config.names import unknown_names
+from holdfast.config.server_rules import tool_server_problems
 from holdfast.config.source import TOOLS, Source, dotted
 from holdfast.errors import ConfigError
 from holdfast.schema.canonical import check_parameters, wrong_types
-from holdfast.tools.builtin import NAMES
+from holdfast.tools.builtin import NAMES, RESERVED
 from holdfast.tools.template import CommandLine, Template
 from holdfast.tools.terminal.make import ACTION_PARAMETERS, QUESTIONS
 from holdfast.tools.toolbox import name_problem
@@ -28,10 +29,15 @@ from holdfast.tools.toolbox import name_problem
 Problem = tuple[KeyPath, str]
 
 _NO_TERMINAL = 'only a program with source = "terminal" has one'
+_NO_SERVER: dict[KeyPath, str] = {
+    ("server",): 'servers have the tools with source = "mcp"',
+    ("tool",): 'it names a tool of a server, for source = "mcp"',
+}
 _NOT_FOR: dict[str, dict[KeyPath, str]] = {
     "local": {
         ("function",): 'a local tool runs `command`; functions are for source = "python"',
         ("terminal",): _NO_TERMINAL,
+        **_NO_SERVER,
     },
     "terminal": {
         ("function",): 'a terminal runs `command`; functions are for source = "python"',
@@ -40,6 +46,7 @@ _NOT_FOR: dict[str, dict[KeyPath, str]] = {
         ("env", "TERM"): "the terminal is of the kind `term` in the table `terminal` of this tool",
         ("env", "LINES"): "the terminal tells its size itself; it is `rows` in the table `terminal` of this tool",
         ("env", "COLUMNS"): "the terminal tells its size itself; it is `cols` in the table `terminal` of this tool",
+        **_NO_SERVER,
     },
     "python": {
         ("command",): 'a function is named by `function = "module:name"`; commands are for source = "local"',
@@ -50,6 +57,19 @@ _NOT_FOR: dict[str, dict[KeyPath, str]] = {
         ("parameters",): "a function's parameters come from its signature and docstring",
         ("spawn", "stdin"): 'a function reads by `call.input()`; add "apply" to `actions`',
         ("spawn", "input"): "a function gets what `apply` sends as it is",
+        ("terminal",): _NO_TERMINAL,
+        **_NO_SERVER,
+    },
+    "mcp": {
+        ("command",): "the server is started by `command` in its own table [mcp.servers.<name>]",
+        ("function",): 'the tool is one of a server, named by `tool`; functions are for source = "python"',
+        ("cwd",): "the server has its own, in [mcp.servers.<name>]",
+        ("env",): "the server has its own, in [mcp.servers.<name>]",
+        ("wire",): 'a server asks by elicitation; the wire form is for source = "local"',
+        ("options",): 'a server takes arguments only; `options` are for source = "local"',
+        ("parameters",): "the server says which parameters its tools have",
+        ("spawn", "stdin"): "a tool of a server takes no input while it runs; `apply` answers its questions",
+        ("spawn", "input"): "a tool of a server takes no input while it runs; `apply` answers its questions",
         ("terminal",): _NO_TERMINAL,
     },
 }
@@ -81,17 +101,17 @@ def tool_problems(name: str, tool: ToolSettings, source: Source) -> Iterator[Pro
     for key, reason in _NOT_FOR.get(tool.source or "", {}).items():
         if source.has(where + key):
             yield key, f'has no meaning for source = "{tool.source}": {reason}'
+    if tool.source == "mcp":
+        yield from tool_server_problems(tool, name, _servers(source))
     yield from _actions(tool, source, where)
     yield from _questions(tool)
     names = _Names(name, tool, source)
     for index, text in enumerate(tool.resources):
         yield from _from_template(("resources", index), names, text)
+    if tool.on_crash == "external" and tool.source != "python":
+        what = "a command" if tool.runs_command else "a tool of a server"
+        yield ("on_crash",), f'{what} takes no completion key: "external" is for functions; use "fail" or "replay"'
     if tool.runs_command:
-        if tool.on_crash == "external":
-            yield (
-                ("on_crash",),
-                'a command takes no completion key: "external" is for functions; use "fail" or "replay"',
-            )
         yield from _command(tool, names)
         yield from _parameters(name, tool)
         yield from _not_json(("options",), tool.options)
@@ -101,11 +121,12 @@ def _source(name: str, tool: ToolSettings) -> Iterator[Problem]:
     match tool.source:
         case None:
             programs = '"local" for a command, "terminal" for one that wants a terminal'
-            right = '"builtin"' if name in NAMES else f'{programs}, "python" for a function'
+            others = '"python" for a function, "mcp" for a tool of an MCP server'
+            right = '"builtin"' if name in NAMES else f"{programs}, {others}"
             yield ("source",), f"missing; what would be right: {right}"
         case "builtin" if name not in NAMES:
             yield ("source",), f"there is no built-in tool of this name: the name {not_one_of(name, NAMES)}"
-        case "local" | "terminal" | "python" if name in NAMES:
+        case "local" | "terminal" | "python" | "mcp" if name in RESERVED:
             yield (), f'`{name}` is the name of a built-in tool; choose another, or write source = "builtin"'
     if tool.runs_command and tool.command is None:
         yield ("command",), f"missing; what would be right: {_COMMAND}"
@@ -113,6 +134,13 @@ def _source(name: str, tool: ToolSettings) -> Iterator[Problem]:
         yield ("function",), f"missing; what would be right: {_FUNCTION}"
     if tool.function is not None and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", tool.function):
         yield ("function",), f"must be {_FUNCTION}"
+
+
+def _servers(source: Source) -> Mapping[str, Any]:
+    """The tables of MCP servers, or nothing where they are no tables, which their model will say."""
+    mcp = source.data.get("mcp")
+    servers = mcp.get("servers") if isinstance(mcp, dict) else None
+    return servers if isinstance(servers, dict) else {}
 
 
 def _questions(tool: ToolSettings) -> Iterator[Problem]:

@@ -94,6 +94,8 @@ class Durability:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self.waits = Waits(registry)
+        self.complete_url: str | None = None
+        """Where keys are taken over HTTP, if somewhere: a wait is completed at `<complete_url>/<key>` (K2)."""
 
     def call(self, invocation: Invocation) -> DurableCall:
         return DurableCall(self.registry, self.waits, invocation)

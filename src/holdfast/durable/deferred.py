@@ -39,6 +39,13 @@ class Pending:
             raise ValueError(f'on_cancel is "cancel_external_work" or "ignore", not {self.on_cancel!r}')
 
 
+@dataclass(frozen=True, slots=True)
+class TimedPending(Pending):
+    """The same with words of its own for when the deadline passes (W5)."""
+
+    timed_out: str | None = None
+
+
 def parking(pending: Pending, now: float, tool: "Tool") -> Parking:
     """The terms on which a call of the tool waits, with the deadline as a time of day (D7)."""
     deadline = pending.deadline
@@ -50,6 +57,7 @@ def parking(pending: Pending, now: float, tool: "Tool") -> Parking:
         hook=tool.has_cancel_hook,
         hold=tool.result != "unattended",
         carriers=tool.spawn.notifications.deliver,
+        timed_out=pending.timed_out if isinstance(pending, TimedPending) else None,
     )
 
 

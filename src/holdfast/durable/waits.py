@@ -5,12 +5,14 @@ another one, and reads the row again; so a lost bell costs at most a sweep.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from holdfast.durable.deferred import ResolveOutcome, resolution_json
 from holdfast.durable.keys import Key, genuine, is_key, key_id, make_key, new_secret, present
 from holdfast.errors import HoldfastError, ToolError
+from holdfast.handles.handle import Handle
 from holdfast.handles.registry import Registry
 from holdfast.store.base import (
     Parking,
@@ -103,10 +105,28 @@ class Waits:
         row = await self.verify(key)
         if row is None:
             return ResolveOutcome("unknown_or_revoked")
+        result = await self._resolve(row.key_id, row.uid, resolution)
+        terminal = result.terminal
+        return ResolveOutcome(result.status, resolution_json(terminal) if terminal is not None else None)
+
+    async def complete(self, handle: Handle, resolution: Resolution) -> Resolving:
+        """Resolve the completion of a call by whoever may do so without its key; the first resolution counts.
+
+        Of a call that has not taken its key yet it is kept until the call is parked.
+        """
+        id = key_id(handle.conversation, handle.uid, "completion")
+        result = await self._resolve(id, handle.uid, resolution)
+        if result.status == "unknown_or_revoked":
+            with contextlib.suppress(HoldfastError):  # it has stopped: `_resolve` says so
+                await self.take(handle.uid, handle.fence, handle.conversation, "completion")
+            result = await self._resolve(id, handle.uid, resolution)
+        return result
+
+    def _resolve(self, id: str, uid: str, resolution: Resolution) -> "asyncio.Future[Resolving]":
         answered: asyncio.Future[Resolving] = asyncio.get_running_loop().create_future()
 
         def done(results: Sequence[Resolving]) -> None:
-            self._resolved(row, resolution, results[0])
+            self._resolved(id, uid, resolution, results[0])
             if not answered.done():
                 answered.set_result(results[0])
 
@@ -114,18 +134,16 @@ class Waits:
             if not answered.done():
                 answered.set_exception(error)
 
-        self._registry.store.commit((Resolved(row.key_id, resolution, self._registry.clock.now()),), done, failed)
-        result = await answered
-        terminal = result.terminal
-        return ResolveOutcome(result.status, resolution_json(terminal) if terminal is not None else None)
+        self._registry.store.commit((Resolved(id, resolution, self._registry.clock.now()),), done, failed)
+        return answered
 
-    def _resolved(self, row: WaitRow, resolution: Resolution, result: Resolving) -> None:
+    def _resolved(self, id: str, uid: str, resolution: Resolution, result: Resolving) -> None:
         """That is written: wake who waits for it, in the same pass."""
         if result.uid is not None and result.state is not None:
             self._registry.changed_elsewhere(result.uid, result.state)
         elif self._registry.on_held is not None:
-            self._registry.on_held(row.uid)
-        self._tell(row.key_id, resolution if result.status == "accepted" else result.terminal)
+            self._registry.on_held(uid)
+        self._tell(id, resolution if result.status == "accepted" else result.terminal)
 
     async def revoke(self, conversation: str) -> int:
         """Make the conversation's open keys worthless. Calls parked on them are stopped. Returns how many keys."""

@@ -20,7 +20,7 @@ from holdfast.handles.handle import Handle, HandleInfo
 from holdfast.handles.output import Output
 from holdfast.handles.question import Question
 from holdfast.handles.spool import Spool
-from holdfast.handles.state import State, Stopped, Waiting
+from holdfast.handles.state import Progress, State, Stopped, Waiting
 from holdfast.store.base import TOMBSTONE_SECS, Collected, Expired, Op, Record, Store
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class Cache:
         """Told of the uid of a call whose completion may be there, and that must pass its tool's runtime (P1)."""
         self.on_deadline: Callable[[float], None] | None = None
         """Told when a call is parked that has a deadline."""
+        self.followers: dict[str, list[Callable[[Handle], None]]] = {}
+        """By conversation: who is told of every handle of it that was made, or has changed its state."""
         self.waiting: set[asyncio.Future[None]] = set()
         """Whoever waits for handles; closing tells them."""
         self._tool = tool
@@ -199,6 +201,9 @@ class Cache:
         handle.owner, handle.fence, handle.attempt = record.owner, record.fence, record.attempt
         handle.next_attempt_at, handle.parking = record.next_attempt_at, record.parking
         handle.id, handle.stateful = record.id, record.stateful
+        handle.metadata, handle.priority = record.metadata, record.priority
+        if record.progress is not None and record.progress != handle.progress:
+            self.progressed(handle, record.progress)
         handle.asks_caller = isinstance(record.state, Waiting) and _asks_caller(handle.tool, record.state.question)
         shown = handle.output.total if handle.output is not None else -1
         if record.output is not None and record.output.total > shown:
@@ -217,6 +222,7 @@ class Cache:
             self._tell_parked(handle)
         elif handle.state != before:
             self.touch(handle)
+            self._follow(handle)
 
     async def refresh(self, uids: Iterable[str] | None = None) -> None:
         """Look again at handles in memory that others may change: those of these uids, or all that are watched."""
@@ -278,7 +284,13 @@ class Cache:
 
     # Telling
 
+    def _follow(self, handle: Handle) -> None:
+        for told in tuple(self.followers.get(handle.conversation, ())):
+            told(handle)
+
     def _stopped(self, handle: Handle) -> None:
+        if self.followers:
+            self._follow(handle)
         handle.reading = False
         handle.next_attempt_at = None
         if not handle.lingering:
@@ -287,6 +299,12 @@ class Cache:
         if watchers is not None:
             for watcher in watchers:
                 watcher.stopped(handle)
+
+    def progressed(self, handle: Handle, progress: Progress) -> None:
+        """It is this far."""
+        handle.progress = progress
+        for watcher in tuple(handle.watchers or ()):
+            watcher.progressed(handle)
 
     def _tell_parked(self, handle: Handle) -> None:
         for watcher in tuple(handle.watchers or ()):

@@ -6,7 +6,7 @@ commit.
 """
 
 from collections.abc import Callable, Container
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -23,21 +23,28 @@ if TYPE_CHECKING:
     from holdfast.tools.run import Run
 
 
-class Watcher(Protocol):
-    """Something that waits for a handle. Told once when it stops, and whenever it may have become blocked (A6).
+class Watcher:
+    """Something that wants to hear of a handle; each kind of watcher says what of.
 
     One with `wants_reading = True` has programs asked whether they read their input (C4).
     """
 
-    def stopped(self, handle: "Handle") -> None: ...
+    __slots__ = ()
+
+    def stopped(self, handle: "Handle") -> None:
+        """It has stopped. Told once."""
 
     def parked(self, handle: "Handle") -> None:
         """Its tool has returned and it waits for its completion (D9)."""
 
-    def touched(self, handle: "Handle") -> None: ...
+    def touched(self, handle: "Handle") -> None:
+        """It may have become blocked on the caller (A6)."""
+
+    def progressed(self, handle: "Handle") -> None:
+        """It has said how far it is."""
 
 
-class OnStop:
+class OnStop(Watcher):
     """A watcher that only wants to hear of the end."""
 
     __slots__ = ("_then",)
@@ -47,12 +54,6 @@ class OnStop:
 
     def stopped(self, handle: "Handle") -> None:
         self._then(handle)
-
-    def parked(self, handle: "Handle") -> None:
-        pass
-
-    def touched(self, handle: "Handle") -> None:
-        pass
 
 
 class Handle:

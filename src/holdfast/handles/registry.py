@@ -137,6 +137,8 @@ class Registry(Cache):
         """It is known now; unless it has stopped before it started, this runtime runs it, or will."""
         known = self.conversation(handle.conversation)
         self._by_uid[handle.uid] = handle
+        if self.followers and handle.stateful:
+            self._follow(handle)
         if handle.active:
             self._idle.pop(handle.uid, None)
             known.live[handle.uid] = handle
@@ -180,6 +182,8 @@ class Registry(Cache):
 
     def _visible(self, handle: Handle, state: State, then: Callable[[], None] | None, results: Sequence[Any]) -> None:
         handle.state = state
+        if self.followers and not isinstance(state, Stopped):
+            self._follow(handle)
         if isinstance(state, Stopped):
             self._stopped(handle)
             parking = handle.parking

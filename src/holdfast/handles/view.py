@@ -21,6 +21,8 @@ class Waited(msgspec.Struct, frozen=True):
     """Each once, in the order first named."""
     timed_out: bool = False
     needs_input: bool = False
+    first: Handle | None = None
+    """Who stopped first, as far as the wait was told."""
 
 
 class Handles:
@@ -82,7 +84,7 @@ class Handles:
                 over = loop.create_future()
         if over.done():
             wait.cancel()
-            return Waited(handles, needs_input=wait.reason == "needs_input")
+            return Waited(handles, needs_input=wait.reason == "needs_input", first=_first(wait))
         if timeout is not None and timeout <= 0:
             wait.cancel()
             return Waited(handles, timed_out=True)
@@ -91,7 +93,7 @@ class Handles:
         try:
             await over
             if wait.reason == "satisfied":  # the usual end, and the one that somebody is waiting for
-                return Waited(handles)
+                return Waited(handles, first=_first(wait))
             while wait.goes_on() and (timer is None or loop.time() < timer.when()):
                 self._registry.waiting.discard(over)
                 over = loop.create_future()
@@ -107,7 +109,11 @@ class Handles:
                 timer.cancel()
         # Between the timer and this line handles may have stopped; what is satisfied now did not time out.
         timed_out = wait.reason is None and not wait.satisfied
-        return Waited(handles, timed_out, wait.reason == "needs_input" and not wait.satisfied)
+        return Waited(handles, timed_out, wait.reason == "needs_input" and not wait.satisfied, _first(wait))
+
+
+def _first(wait: Wait) -> Handle | None:
+    return wait.settled[0] if wait.settled else None
 
 
 def _wake(future: "asyncio.Future[None]") -> None:

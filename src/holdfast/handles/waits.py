@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Literal
 
-from holdfast.handles.handle import Handle
+from holdfast.handles.handle import Handle, Watcher
 from holdfast.handles.state import Error, Stopped
 
 
@@ -49,7 +49,7 @@ def first_success(handles: Iterable[Handle]) -> Group:
     return Group(handles, 1, success=True)
 
 
-class Wait:
+class Wait(Watcher):
     """Watches handles until its groups are satisfied or all are blocked, then calls `done`."""
 
     __slots__ = ("_done", "_groups", "_line", "_of", "_spare", "reason", "settled")
@@ -90,9 +90,6 @@ class Wait:
         if handle in self._of:
             self._count(handle)
             self._check()
-
-    def parked(self, handle: Handle) -> None:
-        pass
 
     def touched(self, handle: Handle) -> None:
         if handle in self._of:

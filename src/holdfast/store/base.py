@@ -211,6 +211,9 @@ class Store(Protocol):
     async def tally(self, conversation: str, *, timers: bool = True) -> dict[tuple[Kind, Status], int]:
         """How many spawned handles the conversation has, and timers as in `handles`; only what there is."""
 
+    async def expiring(self, op: Collected) -> list[Record]:
+        """What that operation would let go of now, what stopped first first."""
+
     async def owners(self) -> list[str]:
         """Everyone but us who owns a call, or a cancelled one whose hook is due."""
 

@@ -15,6 +15,7 @@ from holdfast.store.rows import (
     EntryKind,
     Given,
     Kept,
+    Kind,
     Level,
     News,
     Notice,
@@ -23,6 +24,7 @@ from holdfast.store.rows import (
     Record,
     Resolution,
     Shown,
+    Status,
 )
 
 
@@ -318,12 +320,28 @@ class SecretAdded(msgspec.Struct, frozen=True):
 class Collected(msgspec.Struct, frozen=True):
     """Let go of what stopped before `before` in conversations without a turn, leaving tombstones (S5).
 
-    The result is how many handles went; ask again while it is `limit`. Their output files are gone, too.
+    The result is how many handles went; ask again while it is `limit`. Their output files are gone, too. Handles of one
+    conversation, of some kinds or of some statuses go alone; else what was said in turns of that age goes as well.
+
+    What is to be archived is read by `Store.expiring`, archived, and then let go with `only`: nothing goes unread, even
+    if more has expired since.
     """
 
     before: float
     at: float
     limit: int = 1000
+    conversation: str | None = None
+    kinds: tuple[Kind, ...] = ()
+    """Empty: any."""
+    statuses: tuple[Status, ...] = ()
+    """Empty: any."""
+    only: tuple[str, ...] | None = None
+    """Of all these no others than those of these uids."""
+
+    @property
+    def partial(self) -> bool:
+        """Whether it is about some of the handles, whatever their age."""
+        return self.conversation is not None or bool(self.kinds or self.statuses)
 
 
 Op = (

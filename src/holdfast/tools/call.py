@@ -30,8 +30,8 @@ class Call:
     """
 
     __slots__ = (
-        "_asking", "_cancelled", "_durable", "_inbox", "_invocation", "_loop", "_reader", "_sink", "_thread_out",
-        "_unread",
+        "_asking", "_cancelled", "_durable", "_inbox", "_invocation", "_loop", "_queued", "_reader", "_sink",
+        "_thread_out", "_unread",
     )  # fmt: skip
 
     def __init__(self, invocation: Invocation, sink: Sink, *, threaded: bool) -> None:
@@ -44,6 +44,8 @@ class Call:
         self._durable: DurableCall | None = None
         self._reader: asyncio.Future[Any] | None = None
         self._asking: asyncio.Lock | None = None
+        self._queued: list[Question] = []
+        """Questions that are asked when the open one is answered."""
         self._cancelled = False
         if invocation.entries:
             journal = self._in_store().journal
@@ -184,7 +186,12 @@ class Call:
             record = partial(journal.op, "ask", name)
         if self._asking is None:
             self._asking = asyncio.Lock()
-        async with self._asking:  # a handle has at most one open question
+        self._queued.append(question)
+        try:
+            await self._asking.acquire()  # a handle has at most one open question
+        finally:
+            self._queued.remove(question)
+        try:
             answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
             self._sink.ask(question, lambda outcome: None if answered.done() else answered.set_result(outcome), record)
             try:
@@ -192,6 +199,8 @@ class Call:
             except asyncio.CancelledError:
                 self._sink.withdraw()  # a timeout of the tool's own, say: nobody waits for the answer
                 raise
+        finally:
+            self._asking.release()
         match outcome:
             case Ok(value):
                 return value

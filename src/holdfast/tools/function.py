@@ -15,6 +15,7 @@ from typing import Any, Literal, overload
 from holdfast.durable.deferred import Pending
 from holdfast.durable.keys import Key
 from holdfast.errors import ConfigError, HoldfastError, ToolError
+from holdfast.handles.question import Question
 from holdfast.handles.state import Error, Ok, Outcome, Reply, error_of
 from holdfast.handles.text import plain, to_json
 from holdfast.tools.base import (
@@ -202,6 +203,10 @@ class _Task:
     def has_key(self) -> bool:
         durable = self._call._durable
         return durable is not None and durable.taken
+
+    @property
+    def queued(self) -> Sequence[Question]:
+        return self._call._queued
 
     @property
     def waits_in_effects(self) -> bool:

@@ -150,7 +150,7 @@ class Run(Attempts):
             listener()
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
-        self.handle.progress = Progress(done, total, message)
+        self.registry.progressed(self.handle, Progress(done, total, message))
 
     def resized(self, rows: int, cols: int) -> None:
         if isinstance(self.handle.decided, Stopped):

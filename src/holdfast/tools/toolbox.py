@@ -30,21 +30,44 @@ class Toolbox:
         self._tools: dict[str, Tool] = {}
         self._checks: dict[tuple[str, Action | None], ArgumentCheck] = {}
         self._resources: dict[str, tuple[Template, ...]] = {}
+        self.unlisted: tuple[str, ...] = ()
+        """MCP servers that have not said yet which tools they have."""
         for tool in tools:
-            if tool.name in self._tools:
-                raise ConfigError([f"two tools are named `{tool.name}`; give one of them another name"])
-            wrong_name = name_problem(tool.name)
-            if wrong_name:
-                raise ConfigError([f"tool `{tool.name[:100]}`: {wrong_name}"])
-            check_parameters(tool.name, tool.parameters, tool.actions, tool.action_parameters)
-            self._tools[tool.name] = tool
-            if tool.resources:
-                where = f"resources of tool `{tool.name}`"
-                self._resources[tool.name] = tuple(Template(text, where) for text in tool.resources)
+            self._add(tool)
+
+    def _add(self, tool: Tool) -> None:
+        if tool.name in self._tools:
+            raise ConfigError([f"two tools are named `{tool.name}`; give one of them another name"])
+        wrong_name = name_problem(tool.name)
+        if wrong_name:
+            raise ConfigError([f"tool `{tool.name[:100]}`: {wrong_name}"])
+        check_parameters(tool.name, tool.parameters, tool.actions, tool.action_parameters)
+        self._tools[tool.name] = tool
+        if tool.resources:
+            where = f"resources of tool `{tool.name}`"
+            self._resources[tool.name] = tuple(Template(text, where) for text in tool.resources)
+
+    def remote(self) -> list[Tool]:
+        """The tools of MCP servers, those that are gone included."""
+        return [tool for tool in self._tools.values() if tool.source == "mcp"]
+
+    def replace_remote(self, tools: Iterable[Tool]) -> None:
+        """From now on these are the tools of MCP servers (M6): they come and go while the runtime runs."""
+        for name in [tool.name for tool in self.remote()]:
+            del self._tools[name]
+            self._resources.pop(name, None)
+            for action in (None, *ACTIONS):
+                self._checks.pop((name, action), None)
+        for tool in tools:
+            self._add(tool)
 
     def __iter__(self) -> Iterator[Tool]:
         """Those that are offered to a model."""
         return (tool for tool in self._tools.values() if tool.offered)
+
+    def served(self) -> list[Tool]:
+        """Those that any client gets: what is offered, and every built-in (M1)."""
+        return [tool for tool in self._tools.values() if tool.offered or tool.source == "builtin"]
 
     def find(self, name: str) -> Tool:
         """The tool of that name, or an error that names the nearest."""
@@ -54,6 +77,9 @@ class Toolbox:
             near = difflib.get_close_matches(name, offered, 1)
             known = ", ".join(f"`{each}`" for each in offered) or "none"
             right = f"did you mean `{near[0]}`?" if near else f"known tools: {known}"
+            if self.unlisted:
+                servers = ", ".join(f"`{each}`" for each in self.unlisted)
+                right += f"; MCP servers that are not connected yet may have it: {servers}"
             raise ToolError(f"unknown tool `{name[:100]}`; {right}", code="unknown_tool")
         return tool
 

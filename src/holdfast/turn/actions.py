@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.durable.calls import Durability
 from holdfast.errors import ToolError
-from holdfast.handles.handle import Handle, OnStop
+from holdfast.handles.handle import Handle, OnStop, Watcher
 from holdfast.handles.question import answer_fits, expected
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import Error, Outcome, Pending, Reply, Running, Stopped, Waiting, name
@@ -72,7 +72,9 @@ class Actions:
         tool = handle.tool
         if slot.action == "apply":
             _check_takes_input(handle)  # before anybody is asked about it
-        verdict = None if slot.by == "person" else self._permission.to_run(tool, slot.action, handle.conversation)
+        verdict = None
+        if slot.by != "person":
+            verdict = self._permission.to_run(tool, slot.action, handle.conversation, slot.people)
         if verdict == ASK:
             ended = OnStop(lambda _: self._ended_meanwhile(slot, handle, answer))
 
@@ -131,7 +133,9 @@ class Actions:
             else:
                 then(verdict)
 
-        slot.asking = self._permission.ask(tool, slot.action, slot.handle_id, slot.arguments, conversation, check, said)
+        slot.asking = self._permission.ask(
+            tool, slot.action, slot.handle_id, slot.arguments, conversation, check, said, slot.people
+        )
 
     def _named_handle(self, slot: Slot, handles: Handles) -> Handle:
         assert slot.tool is not None and slot.handle_id is not None
@@ -228,7 +232,7 @@ class Actions:
                 'Open the runtime with store="sqlite:///work.db", or set [store] url.',
                 "requires_durable",
             )
-        return self._permission.to_run(slot.tool, slot.action, conversation)
+        return self._permission.to_run(slot.tool, slot.action, conversation, slot.people)
 
     def may_start(self, slot: Slot, conversation: str) -> bool:
         """Whether nothing stands between the call and its start, so that it may be registered as running."""
@@ -404,7 +408,7 @@ class _OnPark(OnStop):
         self.stopped(handle)
 
 
-class _OneShot:
+class _OneShot(Watcher):
     """Watches the handle of a one-shot call."""
 
     __slots__ = ("_actions", "_answer", "_parked", "_spare")

@@ -307,10 +307,12 @@ class Batch:
     def _stop_waiting(self, slot: Slot) -> None:
         over = self._answered.done() or self._registry.closing
         if not over and self._replies[slot.position] is None and slot.handle is not None and slot.handle.parked:
-            self._registry.run_soon(self._expose(slot, slot.handle))
+            self._registry.run_soon(self.expose(slot))
 
-    async def _expose(self, slot: Slot, handle: Handle) -> None:
-        """Give a parked one-shot call a name and answer with that."""
+    async def expose(self, slot: Slot) -> None:
+        """Give a one-shot call a name and answer with that: it is parked (D10), or nobody waits for it any more."""
+        handle = slot.handle
+        assert handle is not None
         number = 1
         while True:
             id = f"call:{slot.call.id}" + (f"_{number}" if number > 1 else "")
@@ -324,7 +326,7 @@ class Batch:
                 await self._registry.expose(handle, id)
             except HoldfastError as error:
                 if error.code == "batch_rejected":  # another process was quicker with the id
-                    await self._expose(slot, handle)
+                    await self.expose(slot)
                 return
             self._answer(slot, self._actions.show(handle))
 

@@ -15,6 +15,7 @@ from holdfast.handles.state import Reply
 from holdfast.store.base import CARRIERS, News, Responded
 from holdfast.turn.batch import Batch
 from holdfast.turn.notifications import notifications, still_shown
+from holdfast.turn.people import People
 from holdfast.turn.replies import error_reply
 from holdfast.turn.slot import Slot, ToolCall, read_call
 from holdfast.turn.turn import Response
@@ -31,6 +32,8 @@ class Visit:
         self._slot = slot
         self._batch = batch
         self._answer: asyncio.Task[Response] | None = None
+        self.left = False
+        """Nobody takes the answer: nothing of it counts as shown, and no news rides on it."""
 
     @property
     def handle(self) -> Handle | None:
@@ -53,6 +56,24 @@ class Visit:
         """Cancel the call (B7)."""
         self._batch.cancel()
 
+    def detach(self) -> None:
+        """Nobody takes the answer; the call goes on and is looked after by its uid."""
+        self.left = True
+        if self._answer is None:
+            self._answer = asyncio.create_task(self._desk._answered(self, self._slot.call))
+
+    def leave(self) -> None:
+        """Nobody will take the answer: a one-shot call goes on as a handle that can be found again, by
+        `call:<label>`, and its end is news. A built-in that only looks or waits is cancelled."""
+        handle = self.handle
+        self.detach()
+        if handle is None or handle.stateful or not handle.active:
+            return
+        if handle.tool.source == "builtin":
+            self._batch.cancel()
+        else:
+            self._desk._runtime.registry.run_soon(self._batch.expose(self._slot))
+
 
 class Desk:
     """Where calls of one conversation are handed in."""
@@ -68,8 +89,8 @@ class Desk:
         """Run one call to its answer; nothing a tool does raises here."""
         return await (await self.begin(call, park_after=park_after)).response()
 
-    async def begin(self, call: ToolCall, *, park_after: float | None = 30) -> Visit:
-        """Hand in a call."""
+    async def begin(self, call: ToolCall, *, park_after: float | None = 30, people: People | None = None) -> Visit:
+        """Hand in a call. `people` are asked about it, and about what it asks itself unless it is a spawn."""
         runtime = self._runtime
         async with self._line:
             runtime.check_open()
@@ -87,6 +108,7 @@ class Desk:
                 park_after,
                 resumable=False,
             )
+            slot.people = people
             runtime.batches.add(batch)
             trouble = runtime.registry.store.trouble
             if trouble is not None:
@@ -96,6 +118,8 @@ class Desk:
             except BaseException:
                 runtime.batches.discard(batch)
                 raise
+        if people is not None and slot.handle is not None and not slot.handle.stateful:
+            runtime.people.assign(slot.handle, people)
         return Visit(self, slot, batch)
 
     async def _answered(self, visit: Visit, call: ToolCall) -> Response:
@@ -105,7 +129,7 @@ class Desk:
             reply = error_reply(ToolError(error.message, code=error.code))
         finally:
             self._runtime.batches.discard(visit._batch)
-        news = await self._record(reply)
+        news = () if visit.left else await self._record(reply)
         return Response(call.id, reply.result, reply.is_error, reply.model, reply.code, notifications(news))
 
     async def _record(self, reply: Reply) -> tuple[News, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.handles.handle import Handle
+from holdfast.handles.handle import Handle, Watcher
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import EndedBy, Error, Pending, name
 from holdfast.handles.waits import Wait, all_of
@@ -348,7 +348,7 @@ async def _over(handle: Handle, *, or_blocked: bool = False) -> None:
         handle.unwatch(watcher)
 
 
-class _Over:
+class _Over(Watcher):
     """Watches one handle at the end of its turn."""
 
     wants_reading = True

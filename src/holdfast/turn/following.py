@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.errors import ToolError
-from holdfast.handles.handle import Handle
+from holdfast.handles.handle import Handle, Watcher
 from holdfast.handles.state import Pending
 from holdfast.tools.base import SupportsScreen
 from holdfast.turn import frames
@@ -35,7 +35,7 @@ def told(handle: Handle, offset: int) -> frames.Told:
     return frames.Told(handle.info(), 0 if timeline is None else timeline.started.cols, offset)
 
 
-class Following:
+class Following(Watcher):
     """Sends what happens to a handle: from an offset of its output on, or from what its terminal shows now."""
 
     def __init__(

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from holdfast.handles.handle import Handle, OnStop
 from holdfast.turn.prompts import (
     Approved,
     AskQuestion,
@@ -60,10 +61,13 @@ class Asking:
 
 
 class People:
-    """Asks by the runtime's prompter."""
+    """Asks by a prompter: the runtime's, or that of whoever handed in a call."""
 
     def __init__(self, prompter: Prompter | None) -> None:
         self._prompter = prompter
+        self._others: dict[str, People] = {}
+        self.found: Callable[[Handle], People | None] | None = None
+        """Tells who is there for a call of which nobody has told yet, as after a restart."""
         self._waiting: deque[Asking] = deque()
         self._shown: Asking | None = None
         self._closed = False
@@ -72,6 +76,23 @@ class People:
     def here(self) -> bool:
         """Whether there is somebody to ask. While the runtime closes, too: then nothing is asked or decided."""
         return self._prompter is not None
+
+    def of(self, handle: Handle) -> "People":
+        """Those who are asked about a handle."""
+        other = self._others.get(handle.uid)
+        if other is None and self.found is not None and handle.active:
+            other = self.found(handle)
+            if other is not None:
+                self.assign(handle, other)
+        return self if other is None else other
+
+    def assign(self, handle: Handle, people: "People") -> None:
+        """From now on, and until it stops, these are asked about the handle."""
+        self._others[handle.uid] = people
+        handle.watch(OnStop(self._forget))
+
+    def _forget(self, handle: Handle) -> None:
+        self._others.pop(handle.uid, None)
 
     def ask(
         self, prompt: Prompt, then: Callable[[Decision], None], settled: Callable[[], bool] = lambda: False

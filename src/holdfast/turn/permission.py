@@ -45,8 +45,8 @@ class Permission:
 
     # To run
 
-    def to_run(self, tool: Tool, action: Action | None, conversation: str) -> Verdict:
-        """Whether a call of the tool may run."""
+    def to_run(self, tool: Tool, action: Action | None, conversation: str, people: People | None = None) -> Verdict:
+        """Whether a call of the tool may run; `people` are those who are there for it, if not those of the runtime."""
         mode = _mode(tool, action)
         if mode == "unattended":
             return None
@@ -55,7 +55,7 @@ class Permission:
         known = self._remembered.may_run(conversation, tool.name)
         if known is not None:
             return None if known else Ok(SKIPPED_REMEMBERED)
-        if self._people.here:
+        if (people or self._people).here:
             return ASK
         if self._detached == "auto":
             return None
@@ -71,6 +71,7 @@ class Permission:
         conversation: str,
         check: Check,
         then: Callable[[Outcome | dict[str, Any]], None],
+        people: People | None = None,
     ) -> Asking:
         """Ask the person. `then` gets the arguments to run with, or how the call ends without running."""
         prompt = RunTool(
@@ -82,7 +83,7 @@ class Permission:
             edit=_mode(tool, action) == "edit",
             digest=digest(tool.name, action, id, arguments),
         )
-        return _ToRun(self._people, self._remembered, prompt, check, then).asking
+        return _ToRun(people or self._people, self._remembered, prompt, check, then).asking
 
     # To deliver
 
@@ -94,11 +95,12 @@ class Permission:
         It acts once, before the end is visible. `text` is the result in words.
         """
         mode: RunMode = handle.tool.result
+        people = self._people.of(handle)
         if mode == "skip":  # a failure stays one: a killed process is never shown as success (S3)
             then(_withheld(outcome, NOT_DELIVERED))
-        elif mode == "unattended" or (not self._people.here and self._detached == "auto"):
+        elif mode == "unattended" or (not people.here and self._detached == "auto"):
             then(outcome)
-        elif not self._people.here:
+        elif not people.here:
             then(_denied(handle.tool, f'show its result (`result = "{mode}"`)', "result"))
         else:
             prompt = DeliverResult(
@@ -109,7 +111,7 @@ class Permission:
                 conversation=handle.conversation,
                 edit=mode == "edit",
             )
-            return self._people.ask(prompt, lambda said: then(_delivered(outcome, said)))
+            return people.ask(prompt, lambda said: then(_delivered(outcome, said)))
         return None
 
 

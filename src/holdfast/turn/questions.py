@@ -82,10 +82,10 @@ class Questions:
 
     def _who(self, handle: Handle, question: Question, policy: QuestionPolicy) -> Open:
         if policy.exclusive or question.secret:  # Q4: never a model, on any path
-            return Open(caller=False, person=self._people.here, assistant=False)
+            return Open(caller=False, person=self._people.of(handle).here, assistant=False)
         for_user = policy.target == "user"
         caller = handle.stateful and "apply" in handle.tool.actions
-        person = self._people.here and (for_user or not (caller or self._inquiries.here))
+        person = self._people.of(handle).here and (for_user or not (caller or self._inquiries.here))
         # A question that is meant for a person goes to the assistant only if no person is there and the assistant may
         # stand in: it spawned the handle (Q3), or `detached` says so.
         stands_in = not for_user or (not person and (handle.stateful or self._detached == "auto"))
@@ -126,7 +126,7 @@ class Questions:
             # Not of `ask_user`: its next question is another one.
             may_remember=asked.question.answer_type == "Boolean" and handle.tool.source != "builtin",
         )
-        asked.prompt = self._people.ask(
+        asked.prompt = self._people.of(handle).ask(
             prompt, lambda said: self._said(handle, asked, said), lambda: self._answered_meanwhile(handle, asked)
         )
 
@@ -147,7 +147,7 @@ class Questions:
         match said:
             case Said(value) if not answer_fits(question, value):
                 problem = f"the answer must be {expected(question)}"
-                self._people.ask_again(prompt, msgspec.structs.replace(prompt.prompt, problem=problem))
+                self._people.of(handle).ask_again(prompt, msgspec.structs.replace(prompt.prompt, problem=problem))
             case Said(value, remember):
                 if remember and prompt.prompt.may_remember:
                     self._remembered.answered(handle.conversation, handle.tool.name, question.id, value)

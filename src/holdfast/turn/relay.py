@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -41,6 +41,7 @@ class _Wanted(msgspec.Struct):
     arguments: dict[str, Any] = {}
     """What else the call says: of `apply` its input, of a terminal's also keys, a size, a view."""
     cause: str = ""
+    by: Literal["assistant", "person"] = "assistant"
 
 
 class Relay:
@@ -67,7 +68,7 @@ class Relay:
         assert slot.action is not None
         try:
             reply = await self._request(
-                handle, _Wanted(slot.action, handle.cursor, slot.arguments, slot.cause.decode())
+                handle, _Wanted(slot.action, handle.cursor, slot.arguments, slot.cause.decode(), slot.by)
             )
             if reply is not None:
                 answer(reply)
@@ -137,7 +138,7 @@ class Relay:
         handle.cursor = max(handle.cursor, wanted.cursor)
         slot = Slot(ToolCall(handle.call_id, handle.tool.name), 0)
         slot.tool, slot.action, slot.handle_id = handle.tool, wanted.action, handle.id
-        slot.arguments, slot.cause = wanted.arguments, wanted.cause.encode()
+        slot.arguments, slot.cause, slot.by = wanted.arguments, wanted.cause.encode(), wanted.by
         try:
             self.actions.act(slot, handle, answer)
         except ToolError as error:

@@ -79,11 +79,21 @@ class Replies:
         is_error: bool = False,
         code: str | None = None,
         shown: Sequence[Handle] = (),
+        asked: Sequence[Handle] = (),
         hint: str = "",
+        limit: int | None = None,
     ) -> Reply:
-        """A reply of a built-in that answers with an object of its own form, cut like any result (O3)."""
-        text = self._projector.value(dict(value), View(), hint)
-        return self._both((), lambda _: text, is_error=is_error, code=code, shown=shown)
+        """A reply of a built-in that answers with an object of its own form, cut like any result (O3).
+
+        `shown` are handles of which it tells how they are, `asked` those of which it has the question alone. `limit`:
+        how big it may be, where that is not what one result may.
+        """
+        text = self._projector.value(dict(value), View() if limit is None else View(limit=limit), hint)
+        return self._both((), lambda _: text, is_error=is_error, code=code, shown=shown, asked=asked)
+
+    def printed(self, handle: Handle) -> str:
+        """What a handle that has stopped printed or failed with, as a model is shown it."""
+        return str(self.entry(handle, "model").get("result", ""))
 
     def handle(self, handle: Handle, view: str | None = None, *, because: Because | None = None) -> Reply:
         """A handle as a spawn, fetch, apply or abort shows it (C3).

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Literal
 
-from holdfast.handles.handle import Handle
+from holdfast.handles.handle import Handle, Watcher
 from holdfast.handles.state import Running
 
 Because = Literal["exited", "quiet", "waiting_for_input", "deadline"]
@@ -17,7 +17,7 @@ Because = Literal["exited", "quiet", "waiting_for_input", "deadline"]
 _PROBE_SECS = 0.02
 
 
-class Settle:
+class Settle(Watcher):
     """Watches one handle and calls `done` once, when it has settled."""
 
     wants_reading = True

@@ -14,7 +14,7 @@ from holdfast.limits import Limits
 from holdfast.schema.canonical import json_type
 from holdfast.tools.base import Action, Launch, Tool
 from holdfast.tools.toolbox import Toolbox
-from holdfast.turn.people import Asking
+from holdfast.turn.people import Asking, People
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -41,6 +41,7 @@ class Slot:
         "handle_id",
         "launch",
         "named",
+        "people",
         "position",
         "secret",
         "tool",
@@ -72,6 +73,8 @@ class Slot:
         """Who sends it: a person may do what the assistant may not (C2, Q4)."""
         self.secret = False
         """It is the answer to a question for a secret, and nothing else."""
+        self.people: People | None = None
+        """Who is asked about this call, if not those of the runtime."""
         self.asking: Asking | None = None
         """The prompt that its permission waits for."""
         self.uid: str | None = None

@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from holdfast.handles.state import Pending, Running, State, Stopped, Waiting
 from holdfast.store.base import (
     NEWS_LIMIT,
     Answers,
+    Collected,
     Entry,
     Expired,
     InquiryRow,
@@ -23,7 +24,7 @@ from holdfast.store.base import (
     WaitRow,
     status_of,
 )
-from holdfast.store.memory.tables import Tables
+from holdfast.store.memory.tables import Tables, stopped_at, wanted
 from holdfast.store.memory.tables import parked as is_parked
 from holdfast.store.metadata import holds
 
@@ -99,6 +100,11 @@ class Reads(Tables):
             for record in self._records.values()
             if record.conversation == conversation and (record.stateful or (timers and _is_timer(record)))
         )
+
+    async def expiring(self, op: Collected) -> list[Record]:
+        self._line_up()
+        before, is_wanted = takewhile(lambda record: stopped_at(record) < op.before, self._stopped), wanted(op)
+        return list(islice((record for record in before if self._is_over(record) and is_wanted(record)), op.limit))
 
     def _after(self, uid: str | None) -> Iterable[Record]:
         """The records after the one of that uid, which may be gone by now: a uid begins with the time it was made."""

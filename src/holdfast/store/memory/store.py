@@ -267,4 +267,4 @@ class MemoryStore(Turns):
         self._put(self._secrets, op.id, op.secret)
 
     def _collected(self, op: base.Collected) -> int:
-        return self._let_go(op.before, op.at, op.limit)
+        return self._let_go(op)

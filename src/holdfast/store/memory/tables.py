@@ -2,6 +2,7 @@
 
 import secrets
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from holdfast.handles.state import Stopped
@@ -9,6 +10,7 @@ from holdfast.store.base import (
     TOMBSTONE_SECS,
     TOMBSTONES,
     Carrier,
+    Collected,
     Entry,
     Expired,
     InquiryRow,
@@ -18,6 +20,7 @@ from holdfast.store.base import (
     Record,
     Requested,
     WaitRow,
+    status_of,
 )
 from holdfast.store.memory.queue import Queue
 
@@ -140,8 +143,8 @@ class Tables:
 
     # Letting go. Never refused, so never taken back.
 
-    def _let_go(self, before: float, at: float, limit: int) -> int:
-        """Bury what stopped before then in conversations without a turn; how many those were."""
+    def _line_up(self) -> None:
+        """All that stopped and may go, in order of the times: what a turn kept that is over, too."""
         for conversation in [each for each in self._keeping if self._conversation(each).turn is None]:
             known = self._conversation(conversation)
             self._stopped.extendleft(reversed(known.kept or ()))
@@ -149,24 +152,38 @@ class Tables:
             self._keeping.discard(conversation)
             self._in_order = False
         if not self._in_order:
-            self._stopped = deque(sorted(self._stopped, key=_stopped_at))
+            self._stopped = deque(sorted(self._stopped, key=stopped_at))
             self._in_order = True
-        gone = 0
-        while self._stopped and gone < limit and _stopped_at(self._stopped[0]) < before:
+
+    def _is_over(self, record: Record) -> bool:
+        """Whether it is there, with nothing to be done about it and no turn that keeps it."""
+        there = self._records.get(record.uid) is record and record.uid not in self._hooks
+        return there and self._conversation(record.conversation).turn is None
+
+    def _let_go(self, op: Collected) -> int:
+        """Let go of what the operation wants of what stopped before then; how many those were."""
+        self._line_up()
+        passed: list[Record] = []
+        gone, is_wanted = 0, wanted(op)
+        while self._stopped and gone < op.limit and stopped_at(self._stopped[0]) < op.before:
             record = self._stopped.popleft()
             known = self._conversation(record.conversation)
             if self._records.get(record.uid) is not record or record.uid in self._hooks:
                 continue  # gone, or it comes back here when its hook has been called
-            if known.turn is None:
-                self._bury(record, known, at)
-                gone += 1
-            else:
+            if known.turn is not None:
                 known.kept = [] if known.kept is None else known.kept
                 known.kept.append(record)
                 self._keeping.add(record.conversation)
-        if gone < limit:
-            self._forget_old(at)
-        self._forget_inquiries(before)
+            elif is_wanted(record):
+                self._bury(record, known, op.at)
+                gone += 1
+            else:
+                passed.append(record)
+        self._stopped.extendleft(reversed(passed))
+        if gone < op.limit:
+            self._forget_old(op.at)
+        if not op.partial:
+            self._forget_inquiries(op.before)
         return gone
 
     def _bury(self, record: Record, known: Conversation, at: float) -> None:
@@ -216,7 +233,23 @@ class Tables:
             del known.graves[id]
 
 
-def _stopped_at(record: Record) -> float:
+def wanted(op: Collected) -> Callable[[Record], bool]:
+    """Whether the operation is about a handle, its age aside."""
+    only = None if op.only is None else frozenset(op.only)
+
+    def is_wanted(record: Record) -> bool:
+        return (
+            op.conversation in (None, record.conversation)
+            and (not op.kinds or record.kind in op.kinds)
+            and (not op.statuses or status_of(record.state) in op.statuses)
+            and (only is None or record.uid in only)
+        )
+
+    return is_wanted
+
+
+def stopped_at(record: Record) -> float:
+    """When a handle that has stopped did."""
     assert isinstance(record.state, Stopped)
     return record.state.stopped
 

@@ -10,6 +10,7 @@ from holdfast.errors import HoldfastError
 from holdfast.store.base import (
     NEWS_LIMIT,
     Answers,
+    Collected,
     Entry,
     Expired,
     InquiryRow,
@@ -36,6 +37,7 @@ from holdfast.store.sqlite.codec import (
     wait_row,
 )
 from holdfast.store.sqlite.listing import listing
+from holdfast.store.sqlite.retention import expired
 from holdfast.store.sqlite.sql import RECORDS, SQL
 
 
@@ -117,6 +119,10 @@ class Reads:
         for kind, status, count in rows:
             counts[kind, status] += count
         return counts
+
+    async def expiring(self, op: Collected) -> list[Record]:
+        query, bound = expired(SQL["records"], op)
+        return self._records(query, *bound)
 
     async def owners(self) -> list[str]:
         return [owner for (owner,) in self._rows(SQL["call_owners"], ()) if owner != self.owner]

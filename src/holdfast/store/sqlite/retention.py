@@ -1,16 +1,34 @@
 """Letting go of what is old (S5): handles, then their tombstones, and the turns that nobody will ask for."""
 
+from typing import Any
+
 from holdfast.store import base
 from holdfast.store.base import TOMBSTONE_SECS, TOMBSTONES
+from holdfast.store.sqlite.codec import encode
+from holdfast.store.sqlite.listing import Query
 from holdfast.store.sqlite.sql import SQL
 from holdfast.store.sqlite.transaction import Transaction
 
 
+def expired(columns: str, op: base.Collected) -> Query:
+    """The query for what the operation is about, what stopped first first."""
+    conditions = [SQL["old"]]
+    bound: list[Any] = [op.before]
+    if op.conversation is not None:
+        conditions.append("h.conversation = ?")
+        bound.append(op.conversation)
+    for column, values in (("h.kind", op.kinds or None), ("h.status", op.statuses or None), ("h.uid", op.only)):
+        if values is not None:
+            conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
+            bound.append(encode(values).decode())
+    return f"{columns} WHERE {' AND '.join(conditions)} ORDER BY h.stopped_at LIMIT ?", (*bound, op.limit)
+
+
 def collected(tx: Transaction, op: base.Collected) -> int:
     _remove_litter(tx)
-    expired = tx.rows(SQL["expired"], (op.before, op.limit))
+    gone = tx.rows(*expired(SQL["expired"], op))
     tx.forgetful = True
-    for number, uid, id, conversation, file in expired:
+    for number, uid, id, conversation, file in gone:
         tx.run(SQL["add_tombstone"], (uid, id, conversation, op.at))
         tx.run(SQL["remove_journal"], (number,))
         tx.run(SQL["remove_output"], (number,))
@@ -22,14 +40,15 @@ def collected(tx: Transaction, op: base.Collected) -> int:
             tx.litter.append(file)
         tx.touched.add(uid)
     forgotten = tx.rows(SQL["remove_old_tombstones"], (op.at - TOMBSTONE_SECS, op.limit))
-    for conversation in {row[3] for row in expired}:
+    for conversation in {row[3] for row in gone}:
         forgotten += tx.rows(SQL["remove_surplus_tombstones"], (conversation, TOMBSTONES))
     for (uid,) in forgotten:
         tx.run(SQL["remove_waits"], (uid,))
-    for conversation, turn in tx.rows(SQL["remove_old_turns"], (op.before, op.limit)):
-        tx.run(SQL["remove_batches"], (conversation, turn))
-    tx.run(SQL["remove_old_inquiries"], (op.before, op.limit))
-    return len(expired)
+    if not op.partial:
+        for conversation, turn in tx.rows(SQL["remove_old_turns"], (op.before, op.limit)):
+            tx.run(SQL["remove_batches"], (conversation, turn))
+        tx.run(SQL["remove_old_inquiries"], (op.before, op.limit))
+    return len(gone)
 
 
 def _remove_litter(tx: Transaction) -> None:

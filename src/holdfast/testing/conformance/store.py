@@ -1,6 +1,7 @@
 """The conformance suite of the store seam, put together."""
 
 from holdfast.testing.conformance.annotated import Annotations
+from holdfast.testing.conformance.cleaned import Cleaned
 from holdfast.testing.conformance.commits import Commits
 from holdfast.testing.conformance.created import Created
 from holdfast.testing.conformance.deferred import Deferred
@@ -8,6 +9,7 @@ from holdfast.testing.conformance.delivery import Delivering
 from holdfast.testing.conformance.fencing import Fencing
 from holdfast.testing.conformance.handles import Handles
 from holdfast.testing.conformance.lasting import Lasting, Retention, Sharing
+from holdfast.testing.conformance.listed import Listed
 from holdfast.testing.conformance.news import Telling
 from holdfast.testing.conformance.turns import Inquiries, Others, Turns
 
@@ -15,6 +17,7 @@ from holdfast.testing.conformance.turns import Inquiries, Others, Turns
 class StoreConformance(
     Commits,
     Handles,
+    Listed,
     Annotations,
     Fencing,
     Deferred,
@@ -25,6 +28,7 @@ class StoreConformance(
     Delivering,
     Others,
     Retention,
+    Cleaned,
     Lasting,
     Sharing,
 ):

@@ -10,23 +10,29 @@ from holdfast.tools.builtin.ask_user import ask_user_tool
 from holdfast.tools.builtin.await_ import await_tool
 from holdfast.tools.builtin.describe_tools import describe_tools_tool
 from holdfast.tools.builtin.read_output import read_output_tool
+from holdfast.tools.waiting import NAMES as WAITING
 
-NAMES = ("await", "read_output", "describe_tools", "ask_user")
+RESERVED = ("await", "read_output", "describe_tools", "ask_user")
+"""Names that no other tool may have; a tool that is named like a wait tool stands in for it."""
+NAMES = (*RESERVED, *WAITING)
 
 
-def builtin_tools(tools: Sequence[Tool], show: Callable[[Waited], Reply], *, person: bool = False) -> list[Tool]:
+def builtin_tools(
+    tools: Sequence[Tool], show: Callable[[Waited], Reply], waiting: Sequence[Tool] = (), *, person: bool = False
+) -> list[Tool]:
     """The built-ins that go with `tools`: what has nothing to work on is left out, or not offered (A1, B8).
 
-    `person`: somebody is there whom `ask_user` can ask (Q8).
+    `waiting` are the wait tools, configured; `person`: somebody is there whom `ask_user` can ask (Q8).
 
     A one-shot call that is parked may become a handle (D10), so there is `await` also where no tool is stateful.
     """
     offered: list[Tool] = []
-    if tools:
-        offered.append(replace(await_tool(show), offered=any(tool.actions for tool in tools)))
-        offered.append(replace(read_output_tool(), names="id"))
+    makes_handles = any(tool.actions for tool in tools) or any(tool.offered and tool.launching for tool in waiting)
+    offered.append(replace(await_tool(show), offered=makes_handles))
+    offered.append(replace(read_output_tool(), names="id", offered=bool(tools) or makes_handles))
     if any(tool.examples or tool.summary for tool in tools):
         offered.append(describe_tools_tool(tools))
     if person:
         offered.append(ask_user_tool())
-    return [replace(tool, source="builtin") for tool in offered]
+    taken = {tool.name for tool in tools}
+    return [replace(tool, source="builtin") for tool in offered] + [t for t in waiting if t.name not in taken]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("holdfast.mcp")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+AWAY_SECS = 60.0
+"""How long a server may be away before a task of it is given up."""
 _STEADY_SECS = 30.0
 """A connection that lasted so long was a good one: the next pause is the first again."""
 _SHORT_SECS = 1.0
@@ -59,6 +61,8 @@ class Connection:
         """Why there is no connection."""
         self.link: Link | None = None
         """The open connection."""
+        self._trying: Link | None = None
+        """The one that is being made, is open or is being ended."""
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._next = 0.0
@@ -74,12 +78,11 @@ class Connection:
         self._closing.set()
         if self._task is None:
             return
-        link = self.link
-        if link is not None:
-            link.end("the runtime is being closed")
+        if self.link is not None:
+            self.link.end("the runtime is being closed")
             await asyncio.wait([self._task], timeout=_CLOSE_SECS)
-        if self._attempt is not None:
-            self._attempt.cancel()
+        if self._trying is not None:
+            self._trying.cancel()
         await asyncio.wait([self._task])
         self._conclude()
 
@@ -153,11 +156,11 @@ class Connection:
         """One attempt, and the connection until it is lost; whether there was one."""
         from holdfast.tools.remote.link import Link
 
-        link = Link(self)
+        self._trying = link = Link(self)
         try:
             reason = await link.run()
         finally:
-            was_up, self.link = self.link is not None, None
+            was_up, self.link, self._trying = self.link is not None, None, None
         self.reason = self.server.without_secrets(reason)
         return was_up
 

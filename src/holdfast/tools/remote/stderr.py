@@ -1,4 +1,4 @@
-"""What a server's program prints on standard error: read, so that it never blocks, and its end kept for an error text."""
+"""What a server's program prints on standard error: read, so that it never blocks; its end is kept for errors."""
 
 import asyncio
 import os

@@ -117,6 +117,8 @@ def _environment(in_loop: bool) -> Any:
 
 
 def _join(parts: list[str], between: str = "") -> str:
+    if any(not isinstance(part, str) for part in parts):
+        raise TypeError("`join` takes strings; make them with `map(x, string(x))`")
     _check(sum(map(len, parts)) + len(between) * len(parts))
     return between.join(parts)
 
@@ -192,8 +194,8 @@ def _words(text: str) -> str:
         reason = "a field is read of something that is no object"
     elif "Iteration budget" in reason:
         reason = "its macros go more than 10,000 rounds"
-    elif "No matching overloads" in reason and ("join" in reason or "replace" in reason):
-        reason = f"{reason}, or its text is over 1 MiB"
+    elif "Unable to convert function return value" in reason:
+        reason = "it gives an optional; end it with `orValue(…)`"
     if column is None:
         return reason
     return f"{reason}, at character {column}" if row == "1" else f"{reason}, at line {row}, character {column}"

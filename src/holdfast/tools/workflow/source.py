@@ -6,8 +6,9 @@ twenty times over is a million times `s`. That is bounded here, by counting.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 MAX_LENGTH = 2000
 """Characters of an expression."""
@@ -56,7 +57,7 @@ def growth(source: str) -> float:
     multiplies.
     """
     tokens = _tokens(source)
-    macros = sum(text in MACROS and after == "(" for (_, text), (_, after) in _pairs(tokens))
+    macros = sum(text in MACROS and after == "(" for (_, text), (_, after) in pairwise(tokens))
     repeats = sum(kind == "sign" and text in "+," for kind, text in tokens)
     if not macros:
         return 1 + repeats
@@ -67,13 +68,11 @@ def _tokens(source: str) -> list[tuple[str, str]]:
     return [(match.lastgroup or "", match[0]) for match in _TOKEN.finditer(source) if match.lastgroup != "blank"]
 
 
-def _pairs(tokens: list[tuple[str, str]]) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
-    return zip(tokens, tokens[1:], strict=False)
-
-
 def _key(after: list[tuple[str, str]]) -> str | None:
     """The key behind a variable: `.key`, `["key"]`, or None where it cannot be told."""
     match after:
+        case [(_, "."), ("name", _), (_, "(")]:
+            return None
         case [(_, "."), ("name", key), *_]:
             return key
         case [(_, "."), (_, "?"), ("name", key)]:

@@ -1,0 +1,121 @@
+"""`holdfast mcp`: the tools of a configuration for MCP clients, over standard input and output or HTTP (M1, L1)."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import click
+
+from holdfast.cli.store import store_of, store_option
+from holdfast.config import Config, load_config, the_config
+from holdfast.errors import ConfigError
+from holdfast.runtime import Runtime
+
+TOKEN = "HOLDFAST_TOKEN"
+
+
+@click.command()
+@click.option(
+    "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The holdfast.toml to use."
+)
+@store_option
+@click.option("--conversation", default="mcp", show_default=True, help="The conversation that handles live in.")
+@click.option("--http", "port", type=click.IntRange(0, 65535), help="Serve HTTP on this port instead; 0: any.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to bind, with --http.")
+@click.option(
+    "--tokens",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help=f"A file of `principal token` lines, with --http: each has handles of its own. ${TOKEN} is a token, too.",
+)
+def mcp(
+    config: Path | None, store: str | None, conversation: str, port: int | None, host: str, tokens: Path | None
+) -> None:
+    """Serve the configured tools to MCP clients.
+
+    \b
+    On standard input and output, as clients start it:
+      {"mcpServers": {"holdfast": {"command": "holdfast", "args": ["mcp"]}}}
+
+    With --http, streamable HTTP at http://HOST:PORT/mcp; completions of what waits outside at /complete/KEY.
+
+    Handles outlive a connection: a client that comes back finds them by their ids, unless --store is `memory:`.
+    """
+    from holdfast.mcp.http import check_bind, http_app
+    from holdfast.mcp.server import Server
+
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    known = _tokens(tokens)
+    if port is None and (tokens is not None or host != "127.0.0.1"):
+        raise click.UsageError("--host and --tokens go with --http PORT")
+    loaded = load_config(the_config(config))
+    if port is not None:
+        check_bind(host, known)
+    runtime = Runtime(store=store or store_of(loaded), config=loaded)
+    server = Server(runtime, conversation=conversation, **_settings(loaded))
+    if port is None:
+        sys.exit(asyncio.run(_serve(runtime, server, server.run_stdio_async())))
+    app = http_app(server, tokens=known, hosts=[host])
+    sys.exit(asyncio.run(_serve(runtime, server, _http(app, host, port))))
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    mcp = config.mcp
+    return {"schema": mcp.schema_, "task_after": mcp.task_after_ms / 1000}
+
+
+def _tokens(file: Path | None) -> dict[str, str]:
+    """Tokens by principal."""
+    known = {"default": token} if (token := os.environ.get(TOKEN)) else {}
+    for number, line in enumerate(file.read_text().splitlines() if file is not None else (), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        principal, _, token = line.strip().partition(" ")
+        if not token.strip() or principal in known:
+            why = "is there twice" if principal in known else "has no token after it"
+            raise ConfigError([f"{file}, line {number}: principal `{principal[:80]}` {why}"])
+        known[principal] = token.strip()
+    return known
+
+
+async def _serve(runtime: Runtime, server: Any, serving: Coroutine[Any, Any, None]) -> int:
+    """Serve until the client goes, or a signal comes; then close in good order (R6)."""
+    stopped: list[int] = []
+    async with runtime:
+        task = asyncio.ensure_future(serving)
+
+        def stop(number: int) -> None:
+            if stopped:
+                os._exit(128 + number)  # asked twice: the guard ends what is left
+            stopped.append(number)
+            server.listeners.close()
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop, number)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    return 128 + stopped[0] if stopped else 0
+
+
+async def _http(app: Any, host: str, port: int) -> None:
+    import uvicorn
+
+    # No access log: the path of a completion is its key (K5). Signals are ours.
+    config = uvicorn.Config(app, host=host, port=port, access_log=False, log_level="warning", timeout_keep_alive=75)
+    server = uvicorn.Server(config)
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    sockets = [config.bind_socket()]
+    bound = sockets[0].getsockname()[1]
+    click.echo(f"MCP at http://{host}:{bound}/mcp", err=True)
+    try:
+        await server._serve(sockets)
+    finally:
+        for each in sockets:
+            each.close()

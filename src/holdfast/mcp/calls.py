@@ -1,0 +1,225 @@
+"""`tools/call`: each call is handed in at the desk of its principal's conversation, and answered (M3, M4, M5).
+
+A client that goes away ends nothing but its own waiting: the call goes on as a handle that can be found again. What a
+call asks meanwhile is asked of the client, in the way its protocol has (see `elicit.py`).
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from mcp.server.context import HandlerResult, ServerRequestContext
+from mcp_types import CallToolRequestParams, InputRequiredResult
+
+from holdfast.errors import ToolError
+from holdfast.handles.handle import Handle, Watcher
+from holdfast.handles.question import Question
+from holdfast.mcp.elicit import Asker, Elicit
+from holdfast.mcp.results import result
+from holdfast.runtime import Runtime
+from holdfast.tools.base import Tool
+from holdfast.turn.desk import Desk, Visit
+from holdfast.turn.people import People
+from holdfast.turn.slot import ToolCall
+
+Context = ServerRequestContext[Any, Any]
+
+PRINCIPAL = "holdfast.principal"
+"""Where the HTTP face says who a request is from, in its scope."""
+PROGRESS_SECS = 5.0
+"""How often a client that wants to know is told that its call goes on."""
+_CANCELLED_SECS = 0.05
+"""How long it may take until it is known whether a call was cancelled or its client is gone."""
+
+
+class Served:
+    """A call that is being served."""
+
+    def __init__(self, tool: Tool, visit: Visit, asker: Asker | None) -> None:
+        self.tool = tool
+        self.visit = visit
+        self.asker = asker
+
+    @property
+    def handle(self) -> Handle | None:
+        return self.visit.handle
+
+    @property
+    def one_shot(self) -> bool:
+        handle = self.visit.handle
+        return handle is not None and not handle.stateful
+
+
+class Calls:
+    """The calls of one server."""
+
+    def __init__(self, runtime: Runtime, conversation: str = "mcp") -> None:
+        self.runtime = runtime
+        self._conversation = conversation
+        self._asking: dict[str, Served] = {}
+        """By uid: calls whose client was told that they need input, and is expected back."""
+        self._cancelled: set[tuple[int, Any]] = set()
+        """By connection and request: calls that their client has cancelled."""
+
+    def conversation(self, ctx: Context) -> str:
+        """The conversation of whoever sent a request (M5)."""
+        principal = ctx.request.scope.get(PRINCIPAL) if ctx.request is not None else None
+        return self._conversation if principal is None else f"{self._conversation}:{principal}"
+
+    def desk(self, ctx: Context) -> Desk:
+        return self.runtime.desk(self.conversation(ctx))
+
+    async def begin(
+        self, ctx: Context, tool: Tool, params: CallToolRequestParams, park_after: float | None = 30
+    ) -> Served:
+        """Hand a call in."""
+        asker = Asker() if elicits(ctx) else None
+        if asker is not None and ctx.session.can_send_request:
+            asker.ask_by(by_request(ctx))
+        call = ToolCall(str(ctx.request_id), params.name, dict(params.arguments or {}))
+        people = None if asker is None else People(asker)
+        served = Served(tool, await self.desk(ctx).begin(call, park_after=park_after, people=people), asker)
+        if asker is not None and served.handle is not None:
+            asker.queued = queued(served.handle)
+        return served
+
+    async def call(self, ctx: Context, tool: Tool, params: CallToolRequestParams) -> HandlerResult:
+        """Serve a call to its answer, or until it needs input that the client has to come back with."""
+        served = self._come_back(ctx, params) or await self.begin(ctx, tool, params)
+        return await self.answer(ctx, served)
+
+    def _come_back(self, ctx: Context, params: CallToolRequestParams) -> Served | None:
+        """The call that a client comes back to with the input it was asked for."""
+        served = self._asking.pop(params.request_state, None) if params.request_state else None
+        if served is None or served.handle is None or served.handle.conversation != self.conversation(ctx):
+            return None
+        assert served.asker is not None
+        served.asker.answer({key: plain(said) for key, said in (params.input_responses or {}).items()})
+        return served
+
+    async def answer(self, ctx: Context, served: Served) -> HandlerResult:
+        asker, handle = served.asker, served.handle
+        answered = asyncio.ensure_future(served.visit.response())
+        reporting = asyncio.create_task(report(ctx, handle)) if _wants_progress(ctx) and handle is not None else None
+        asked = None
+        if asker is not None and not ctx.session.can_send_request:
+            asked = asyncio.create_task(_until_asked(asker))
+        try:
+            await asyncio.wait({answered} if asked is None else {answered, asked}, return_when="FIRST_COMPLETED")
+            if not answered.done() and asker is not None and handle is not None:
+                self._asking[handle.uid] = served
+                return InputRequiredResult.model_validate(
+                    {"inputRequests": asker.requests(), "requestState": handle.uid}
+                )
+            response = answered.result()
+            return result(served.tool, response.model, response.is_error, response.notifications)
+        except asyncio.CancelledError:
+            asyncio.get_running_loop().call_later(_CANCELLED_SECS, self._left, served, _request(ctx))
+            raise
+        finally:
+            for task in (reporting, asked):
+                if task is not None:
+                    task.cancel()
+            if not answered.done():
+                answered.cancel()  # nobody waits any more; the call itself goes on
+
+    def cancelled(self, ctx: Context) -> None:
+        """The client has cancelled one of its requests."""
+        request = (ctx.params or {}).get("requestId")
+        key = (id(ctx.session._connection), request)
+        self._cancelled.add(key)
+        asyncio.get_running_loop().call_later(10 * _CANCELLED_SECS, self._cancelled.discard, key)
+
+    def _left(self, served: Served, request: tuple[int, Any]) -> None:
+        """Nobody waits for a call any more: it was cancelled, or its client is gone (M3)."""
+        if request in self._cancelled:
+            served.visit.cancel()
+        else:
+            served.visit.leave()
+
+
+def _request(ctx: Context) -> tuple[int, Any]:
+    return id(ctx.session._connection), ctx.request_id
+
+
+def elicits(ctx: Context) -> bool:
+    """Whether the client can ask its user something, by a form."""
+    capabilities = ctx.session.client_capabilities
+    elicitation = capabilities.elicitation if capabilities is not None else None
+    return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
+
+
+def by_request(ctx: Context) -> Elicit:
+    """Ask by a request of ours, beside the client's own."""
+
+    async def elicit(message: str, schema: dict[str, Any]) -> Mapping[str, Any]:
+        said = await ctx.session.elicit_form(message, schema, related_request_id=ctx.request_id)
+        return {"action": said.action, "content": said.content}
+
+    return elicit
+
+
+def queued(handle: Handle) -> Any:
+    """What a call will ask when its open question is answered."""
+
+    def questions() -> list[Question]:
+        live = handle.run.live if handle.run is not None else None
+        return list(getattr(live, "queued", ()))
+
+    return questions
+
+
+def plain(said: Any) -> Any:
+    """A response of the client as JSON."""
+    return said.model_dump(by_alias=True, exclude_none=True) if hasattr(said, "model_dump") else said
+
+
+async def _until_asked(asker: Asker) -> None:
+    while not asker.asked.is_set():
+        await asker.asked.wait()
+
+
+def _wants_progress(ctx: Context) -> bool:
+    return ctx.meta is not None and ctx.meta.get("progress_token", ctx.meta.get("progressToken")) is not None
+
+
+class _Progress(Watcher):
+    __slots__ = ("told",)
+
+    def __init__(self) -> None:
+        self.told = asyncio.Event()
+
+    def progressed(self, handle: Handle) -> None:
+        self.told.set()
+
+
+async def report(ctx: Context, handle: Handle) -> None:
+    """Tell how far a call is: when it says so, and every few seconds so that the client does not give up (M4)."""
+    watcher, began, last = _Progress(), time.monotonic(), -1.0
+    handle.watch(watcher)
+    if handle.progress is not None:
+        watcher.told.set()
+    try:
+        while handle.active:
+            try:
+                async with asyncio.timeout(PROGRESS_SECS):
+                    await watcher.told.wait()
+            except TimeoutError:
+                pass
+            watcher.told.clear()
+            told, elapsed = handle.progress, time.monotonic() - began
+            last = max(elapsed if told is None else told.done, last + 1e-3)  # it must grow each time
+            message = f"{handle.tool.name}: {elapsed:.0f} s" if told is None or told.message is None else told.message
+            await ctx.session.report_progress(last, None if told is None else told.total, message)
+    finally:
+        handle.unwatch(watcher)
+
+
+def unknown(runtime: Runtime, name: str) -> HandlerResult:
+    """The answer to a call of a tool that nobody has."""
+    try:
+        runtime.toolbox.find(name)
+    except ToolError as error:
+        return result(None, error.message, True)
+    raise AssertionError("only called where there is none")

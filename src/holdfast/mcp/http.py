@@ -1,0 +1,131 @@
+"""The HTTP face of the MCP server: who may reach it, as whom, and `POST /complete/<key>` (K1, K2, D8).
+
+It answers only to its own names (Host) and to pages of its own (Origin), so a page of somebody else's cannot reach it
+by way of a browser, also not by a name that it has pointed here. With tokens, a request must bear one, and whose it is
+is its principal; a key needs nothing else, it is the authority for its one wait.
+"""
+
+import hmac
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+import msgspec
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from holdfast.errors import ConfigError, HoldfastError, ToolError
+from holdfast.mcp.calls import PRINCIPAL
+from holdfast.mcp.server import Server
+
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_STATUS = {"accepted": 200, "already_resolved": 409, "unknown_or_revoked": 404}
+_PRINCIPAL = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what is bound there."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_bind(host: str, tokens: Mapping[str, str]) -> None:
+    """Raise `ConfigError` if whoever is on the network could use the server (K1)."""
+    if not is_loopback(host) and not tokens:
+        raise ConfigError(
+            [
+                f"binding {host} lets the network in, which needs a token: put one in HOLDFAST_TOKEN, or a file of "
+                "`principal token` lines in --tokens; or bind 127.0.0.1"
+            ]
+        )
+    for principal, token in tokens.items():
+        if not _PRINCIPAL.fullmatch(principal):
+            raise ConfigError([f"`{principal[:80]}` is no name of a principal; use letters, digits and . _ @ -"])
+        if len(token) < 16:
+            raise ConfigError([f"the token of `{principal}` has fewer than 16 characters; use a long random one"])
+
+
+def http_app(
+    server: Server, *, tokens: Mapping[str, str] | None = None, hosts: Sequence[str] = (), path: str = "/mcp"
+) -> ASGIApp:
+    """The server as an ASGI application. `tokens` by principal; `hosts` are further names it is reached by."""
+    server.custom_route("/complete/{key}", methods=["POST"])(_completes(server))
+    app = server.streamable_http_app(
+        streamable_http_path=path,
+        max_request_body_size=server.runtime.limits.line_bytes,
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Door` does it
+    )
+    return Door(app, tokens or {}, hosts)
+
+
+class Door:
+    """Lets in whom it may."""
+
+    def __init__(self, app: ASGIApp, tokens: Mapping[str, str], hosts: Sequence[str] = ()) -> None:
+        self._app = app
+        self._tokens = {name: token.encode() for name, token in tokens.items()}
+        self._hosts = {*_LOOPBACK, *(host.lower() for host in hosts)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refusal = self._refusal(scope, headers)
+        await (self._app if refusal is None else refusal)(scope, receive, send)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        if self._name(headers.get("host", "")) not in self._hosts:
+            return JSONResponse({"error": "this server is not reached by that name (Host)"}, 403)
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != headers["host"].lower():
+            return JSONResponse({"error": "requests from pages of other origins are refused (Origin)"}, 403)
+        if not self._tokens or scope["path"].startswith("/complete/"):
+            return None
+        principal = self._principal(headers.get("authorization", ""))
+        if principal is None:
+            return JSONResponse({"error": "a token is needed"}, 401, {"www-authenticate": "Bearer"})
+        scope[PRINCIPAL] = principal
+        return None
+
+    @staticmethod
+    def _name(host: str) -> str:
+        """A Host header without its port."""
+        return re.sub(r":\d+$", "", host).lower()
+
+    def _principal(self, authorization: str) -> str | None:
+        """Whose token this is; every one is compared, however soon one fits."""
+        scheme, _, token = authorization.partition(" ")
+        given = token.strip().encode() if scheme.lower() == "bearer" else b""
+        fitting = [name for name, known in self._tokens.items() if hmac.compare_digest(given, known)]
+        return fitting[0] if fitting else None
+
+
+def _completes(server: Server):  # type: ignore[no-untyped-def]
+    async def complete(request: Request) -> Response:
+        """Resolve what a key stands for; the body is a resolution (D4)."""
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > server.runtime.limits.arguments_bytes:
+                return JSONResponse({"error": "the body is larger than [limits] arguments_bytes allows"}, 413)
+        try:
+            outcome = await server.runtime.resolve(request.path_params["key"], msgspec.json.decode(bytes(body)))
+        except msgspec.DecodeError as error:
+            return JSONResponse({"error": f"the body is not JSON: {error}"}, 400)
+        except ToolError as error:
+            return JSONResponse({"error": error.message}, 400)
+        except HoldfastError as error:
+            return JSONResponse({"error": error.message}, 503)
+        shown = {"status": outcome.status}
+        return JSONResponse(
+            shown if outcome.terminal is None else {**shown, "terminal": outcome.terminal}, _STATUS[outcome.status]
+        )
+
+    return complete

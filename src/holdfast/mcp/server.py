@@ -1,0 +1,137 @@
+"""The MCP server: every tool of a runtime, its handles, tasks and resources, for clients of both eras (M1, M2).
+
+`Server` is the SDK's own server with three things added: our tools beside whatever is registered on it, the tasks
+extension, and subscriptions to handles. It serves one runtime, which must be open while it serves.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from mcp.server import MCPServer
+from mcp.server.request_state import RequestStateSecurity
+from mcp.server.subscriptions import InMemorySubscriptionBus
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    INVALID_PARAMS,
+    ListResourcesResult,
+    PaginatedRequestParams,
+    ReadResourceRequestParams,
+    ReadResourceResult,
+    SubscribeRequestParams,
+    SubscriptionsListenRequestParams,
+    TextResourceContents,
+    UnsubscribeRequestParams,
+)
+from mcp_types import Resource as Described
+from mcp_types import ResourceTemplate as DescribedTemplate
+from mcp_types import Tool as DescribedTool
+
+from holdfast.errors import HoldfastError
+from holdfast.mcp.calls import Calls, Context
+from holdfast.mcp.listen import Listeners
+from holdfast.mcp.resources import LIST, ONE, id_of, read_list, read_one
+from holdfast.mcp.results import Schema, described
+from holdfast.mcp.tasks import Tasks
+from holdfast.mcp.tasks_2025 import Tasks2025
+from holdfast.runtime import Runtime
+
+TASK_AFTER_SECS = 0.5
+"""After how long a call becomes a task, for clients that know tasks."""
+
+INSTRUCTIONS = """\
+Tools here can run in the background. Where a tool takes `action`, call it with {"action": "spawn", "id": "<a name you \
+choose>", …}: it answers at once, and the work goes on. Start several, then call `await` with {"all": [ids]} or \
+{"any": [ids]} and `timeout_secs`: it answers when they have finished. Never poll in a loop. `fetch` shows new output, \
+`apply` sends input or answers a question, `abort` ends. Without `action` a call runs to its end.
+`create_wait_handle`, `complete_wait_handle`, `wait_for` and `wait_for_multiple` do the same for work that somebody \
+else does: a webhook, a person, another agent. Results outlive this connection: ask again by id. Long output is cut; \
+`read_output` reads the rest."""
+
+
+class Server(MCPServer[Any]):
+    """An MCP server over a runtime."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        conversation: str = "mcp",
+        schema: Schema = "generic",
+        task_after: float = TASK_AFTER_SECS,
+        state_keys: Sequence[bytes] = (),
+        **options: Any,
+    ) -> None:
+        """`conversation` is where handles live, of an authenticated client one of its own. `state_keys` seal what a
+        2026 client brings back with its answers; servers that stand in for each other need the same ones. Further
+        options are those of the SDK's server."""
+        self.runtime = runtime
+        self._schema: Schema = schema
+        self.calls = Calls(runtime, conversation)
+        self.tasks = Tasks(self.calls, after=task_after)
+        bus = InMemorySubscriptionBus()
+        self.listeners = Listeners(self.calls, self.tasks, bus)
+        options.setdefault("name", "holdfast")
+        options.setdefault("instructions", INSTRUCTIONS)
+        options.setdefault("version", version("holdfast"))
+        options.setdefault("log_level", "WARNING")
+        extensions = [self.tasks, *options.pop("extensions", ())]
+        middleware = [Tasks2025(self.calls, self.tasks), *options.pop("middleware", ())]
+        if state_keys:
+            options.setdefault("request_state_security", RequestStateSecurity(keys=list(state_keys)))
+        super().__init__(
+            **options,
+            extensions=extensions,
+            middleware=middleware,
+            subscriptions=bus,
+        )
+        self._serve("subscriptions/listen", SubscriptionsListenRequestParams, self.listeners.listen)
+        self._serve("resources/subscribe", SubscribeRequestParams, self.listeners.subscribe)
+        self._serve("resources/unsubscribe", UnsubscribeRequestParams, self.listeners.unsubscribe)
+        self._serve("resources/read", ReadResourceRequestParams, self._read)
+        self._serve("resources/list", PaginatedRequestParams, self._list_resources)
+
+    def _serve(self, method: str, params: Any, handler: Callable[[Context, Any], Awaitable[Any]]) -> None:
+        """Serve a method of the protocol ourselves: extensions may not."""
+        self._lowlevel_server.add_request_handler(method, params, handler)
+
+    def _tool_input_schema(self, name: str) -> dict[str, Any] | None:
+        tool = self.runtime.toolbox.get(name)
+        return super()._tool_input_schema(name) if tool is None else dict(tool.parameters)
+
+    async def list_tools(self) -> list[DescribedTool]:
+        """What is registered here, then what the runtime has."""
+        return [*await super().list_tools(), *described(self.runtime.toolbox.served(), self._schema)]
+
+    async def list_resource_templates(self) -> list[DescribedTemplate]:
+        handle = DescribedTemplate(
+            name="handle",
+            uri_template=ONE,
+            description="One handle: its state, times, progress and outcome. Subscribe to hear of changes.",
+            mime_type="application/json",
+        )
+        return [*await super().list_resource_templates(), handle]
+
+    async def _list_resources(self, ctx: Context, params: PaginatedRequestParams | None) -> ListResourcesResult:
+        handles = Described(
+            name="handles",
+            uri=LIST,
+            description="The handles of this conversation. Subscribe to hear of new and changed ones.",
+            mime_type="application/json",
+        )
+        return ListResourcesResult(resources=[*await self.list_resources(), handles])
+
+    async def _read(self, ctx: Context, params: ReadResourceRequestParams) -> Any:
+        uri, registry, conversation = str(params.uri), self.runtime.registry, self.calls.conversation(ctx)
+        id = id_of(uri)
+        if id is None and uri != LIST:
+            return await self._handle_read_resource(ctx, params)
+        try:
+            text = await (read_list(registry, conversation) if id is None else read_one(registry, conversation, id))
+        except HoldfastError as error:
+            raise MCPError(INVALID_PARAMS, error.message, data={"uri": uri}) from None
+        return ReadResourceResult(contents=[TextResourceContents(uri=uri, mime_type="application/json", text=text)])
+
+    async def close(self) -> None:
+        """End the streams that listen, in good order."""
+        self.listeners.close()

@@ -1,0 +1,198 @@
+"""A tool of a server as a tool of ours, and one call of it.
+
+A call that the server answers just runs; a crash in the middle ends it, because nobody knows what it has done. A call
+that became a task of the server is followed (`following`), also by the runtime after this one.
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.errors import ConfigError, ToolError
+from holdfast.schema.canonical import check_parameters
+from holdfast.tools.base import Action, Invocation, Live, Sink, Tool
+from holdfast.tools.call import Call
+from holdfast.tools.function import _Task
+from holdfast.tools.remote.asking import Asker
+from holdfast.tools.remote.connection import AWAY_SECS, Connection
+
+if TYPE_CHECKING:
+    from mcp.types import CallToolResult
+    from mcp.types import Tool as ListedTool
+
+    from holdfast.tools.remote.link import Link
+
+_STEP = "task"
+"""The journal's step that keeps the id of the task a call has become."""
+
+
+class Remote:
+    """Runs one tool of one server."""
+
+    def __init__(self, connection: Connection, tool: str) -> None:
+        self.connection = connection
+        self.tool = tool
+        self._begun: set[str] = set()
+        """Calls with an attempt in this process, of tools that may be tried again."""
+
+    def start(self, invocation: Invocation, sink: Sink) -> Live:
+        call = Call(invocation, sink, threaded=False)
+        live = _Running(call, sink)
+        live.start(self._run, {"call": call, "arguments": invocation.arguments})
+        return live
+
+    async def _run(self, call: Call, arguments: dict[str, Any]) -> Any:
+        self.connection.used_by.add(call.conversation)
+        asker = Asker(call)
+        try:
+            return await self._value(asker, arguments)
+        except ToolError as error:
+            if asker.notes and error.code != "mcp_disconnected":
+                raise ToolError(
+                    "\n".join((error.message, *(f"({note})" for note in asker.notes))),
+                    code=error.code,
+                    transient=error.transient,
+                ) from None
+            raise
+        finally:
+            asker.close()
+
+    async def _value(self, asker: Asker, arguments: dict[str, Any]) -> Any:
+        task = self._recorded(asker.call)
+        if task is None:
+            self._check_begun(asker.call)
+            link = await self.connection.ready()
+            self._check_there()
+            result = await self._result(link, asker, arguments)
+        else:
+            await self.connection.again(AWAY_SECS)
+            result = await self._followed(asker, task["taskId"], task["pollIntervalMs"])
+        from holdfast.tools.remote.result import value_of
+
+        return value_of(result)
+
+    def _recorded(self, call: Call) -> Any:
+        """The task that an earlier attempt of this call has become."""
+        entry = None if call._journal is None else call._journal.recorded("step", _STEP)
+        return msgspec.json.decode(entry.value) if entry is not None and entry.ok else None
+
+    def _check_begun(self, call: Call) -> None:
+        """A call whose process died in the middle is not repeated: what it did is not known (R1, R5)."""
+        retry = call._invocation.tool.retry.policy
+        if call.attempt > 1 and retry != "idempotent" and call.uid not in self._begun:
+            text = "The process that ran this call ended before the server had answered it."
+            raise ToolError(text, code="crashed", transient=retry == "never")
+        if retry == "safe":
+            self._begun.add(call.uid)
+
+    def _check_there(self) -> None:
+        server, listed = self.connection.server.name, self.connection.tools or {}
+        tool = listed.get(self.tool)
+        if tool is None:
+            text = f"tool `{self.tool}` of MCP server `{server}` is gone: the server does not list it"
+            raise ToolError(text, code="unknown_tool")
+        if tool.execution is not None and tool.execution.task_support == "required":
+            text = (
+                f"tool `{self.tool}` of MCP server `{server}` can only be called as a task of protocol 2025-11-25, "
+                "which is not supported; tasks of 2026-07-28 are"
+            )
+            raise ToolError(text, code="mcp_error")
+
+    async def _result(self, link: "Link", asker: Asker, arguments: dict[str, Any]) -> "CallToolResult":
+        from mcp.shared.exceptions import MCPError
+        from pydantic import ValidationError
+
+        from holdfast.tools.remote.link import current
+        from holdfast.tools.remote.result import SESSION_ENDED, failure, is_lost
+        from holdfast.tools.remote.tasks import TaskMade
+
+        async def report(progress: float, total: float | None, message: str | None) -> None:
+            asker.call.progress(progress, total, message)
+
+        current.set(asker)  # of this task, which is the call's own
+        link.calls.add(asker)
+        try:
+            return await link.client.call_tool(self.tool, arguments, progress_callback=report)
+        except TaskMade as made:
+            task = made.task
+        except MCPError as error:
+            if (error.code, error.message) == SESSION_ENDED:
+                link.end("it has forgotten our session")
+            if is_lost(error):
+                raise self.connection.gone(error.message.lower()) from None
+            raise failure(self.connection.server, error) from None
+        except (ValidationError, RuntimeError) as error:
+            raise failure(self.connection.server, error) from None
+        finally:
+            link.calls.discard(asker)
+        return await self._became(asker, arguments, task.task_id, task.poll_interval_ms)
+
+    async def _became(
+        self, asker: Asker, arguments: dict[str, Any], task: str, poll_ms: int | None
+    ) -> "CallToolResult":
+        """The call is a task now: written down first, so that it is found again."""
+
+        async def made(_: Any) -> Any:
+            return {"taskId": task, "pollIntervalMs": poll_ms}
+
+        if asker.call._invocation.tool.on_crash == "replay":
+            await asker.call.durable().run_json(_STEP, {"tool": self.tool, "arguments": arguments}, made)
+        return await self._followed(asker, task, poll_ms)
+
+    async def _followed(self, asker: Asker, task: str, poll_ms: int | None) -> "CallToolResult":
+        from holdfast.tools.remote.following import Following
+
+        following = Following(self.connection, asker, task, poll_ms)
+        try:
+            return await following.result()
+        except asyncio.CancelledError:
+            if not getattr(asker.call._sink, "letting_go", False):  # else the next runtime follows it (R6)
+                await following.cancel()
+            raise
+
+
+class _Running(_Task):
+    """A running call. It takes no input: `apply` answers what the server asks."""
+
+    __slots__ = ()
+
+    def write(self, data: Any) -> None:
+        raise ToolError(
+            "this tool takes no input while it runs; `apply` answers its question when it asks one", code="not_running"
+        )
+
+    def write_recorded(self, data: Any, cause: bytes) -> None:
+        self.write(data)
+
+
+def unlisted(connection: Connection, name: str, tool: str, like: Tool) -> Tool:
+    """A tool that has settings of its own and whose server has not said yet what it takes: callable, not offered."""
+    return replace(like, name=name, runtime=Remote(connection, tool), parameters={"type": "object"}, offered=False)
+
+
+def listed(connection: Connection, name: str, tool: "ListedTool", like: Tool) -> Tool:
+    """The tool as its server describes it. Raises `ConfigError` if its schema is none."""
+    parameters = {"type": "object", **tool.input_schema}
+    annotations = tool.annotations
+    description = like.description or tool.description or tool.title or (annotations and annotations.title) or ""
+    return replace(
+        like,
+        name=name,
+        runtime=Remote(connection, tool.name),
+        parameters=parameters,
+        description=description,
+        actions=_actions(name, parameters, like.actions),
+    )
+
+
+def _actions(name: str, parameters: dict[str, Any], wanted: tuple[Action, ...]) -> tuple[Action, ...]:
+    """The actions, or none: a tool with parameters of such names, or schemas that refer to their own root, can only be
+    called one-shot (C1)."""
+    try:
+        check_parameters(name, parameters, wanted)
+    except ConfigError:
+        check_parameters(name, parameters, ())
+        return ()
+    return wanted

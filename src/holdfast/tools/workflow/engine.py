@@ -1,0 +1,341 @@
+"""The engine (W10): runs the steps of a workflow, each as one entry of the call's journal.
+
+Replay is running it again. What a step gave, and when, is in the journal under the step's name: its path, with a number
+for each visit. Everything in between (which step is next, what an expression gives, whose time is up) follows from what
+is recorded and is worked out anew. So a crash in the middle goes on at the step it hit.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from holdfast.durable.effects import Effects
+from holdfast.durable.journal import NOT_THE_TOOLS
+from holdfast.errors import HoldfastError, ToolError
+from holdfast.tools.workflow.definition import (
+    END,
+    MAX_STEPS,
+    Delay,
+    SetVariable,
+    Step,
+    Steps,
+    WaitEvent,
+    WaitHandles,
+    Workflow,
+)
+from holdfast.tools.workflow.expressions import shortened
+from holdfast.tools.workflow.flow import Cut, Ended, Failure, LimitReached, nearer, timed_out
+from holdfast.tools.workflow.frame import Deadline, Frame, flat
+from holdfast.tools.workflow.http import Http
+from holdfast.tools.workflow.leaves import leaf
+from holdfast.tools.workflow.nested import NESTED
+from holdfast.tools.workflow.surroundings import Surroundings, WorkflowFailed
+
+MAX_KEPT = 64 * 1024 * 1024
+"""Bytes of all results of a run, as JSON."""
+
+
+async def run_workflow(
+    definition: Workflow, fx: Effects, around: Surroundings, *, now: Callable[[], float], max_steps: int = MAX_STEPS
+) -> dict[str, Any]:
+    """Run it; its result. Raises `WorkflowFailed` with what there is when a step fails or the time is up.
+
+    `now` tells the time of day. It is asked only where the answer is recorded, or to wait for a time that is.
+    """
+    run = Run(definition, fx, around, now, max_steps)
+    try:
+        return await run.whole()
+    finally:
+        await run.http.close()
+
+
+class Run:
+    """One run of a workflow in one attempt."""
+
+    def __init__(
+        self, definition: Workflow, fx: Effects, around: Surroundings, now: Callable[[], float], max_steps: int
+    ) -> None:
+        self.fx = fx
+        self.around = around
+        self.http = Http()
+        self.now = now
+        self._definition = definition
+        self._max_steps = max_steps
+        self.executed = 0
+        self._kept = 0
+        self._began = self._last = 0.0
+
+    async def whole(self) -> dict[str, Any]:
+        definition = self._definition
+        self._began = self._last = await self._time("start")
+        frame = Frame(input=definition.input, context=definition.context, data=definition.input)
+        if definition.timeout is not None:
+            frame.deadline = Deadline(self._began + definition.timeout, "", definition.timeout)
+        try:
+            await self.run_list(definition.steps, frame)
+        except (Failure, LimitReached) as failed:
+            raise WorkflowFailed(failed.error, self._result("failed", frame)) from None
+        except Cut:
+            error = ToolError(f"the workflow timed out after {definition.timeout or 0:g} s", code="timeout")
+            raise WorkflowFailed(error, self._result("timeout", frame)) from None
+        return self._result("completed", frame)
+
+    def _result(self, status: str, frame: Frame) -> dict[str, Any]:
+        return {
+            "workflowId": self._definition.id,
+            "name": self._definition.name,
+            "status": status,
+            "steps": flat(frame.records),
+            "finalOutput": frame.data,
+            "context": {**frame.whole_context(), "variables": dict(frame.variables)},
+            "executionTime": round((self._last - self._began) * 1000),
+        }
+
+    async def run_list(self, steps: Steps, frame: Frame) -> Any:
+        """Run a list to its end; the data then. Raises `Failure` or `Cut`."""
+        visits: dict[str, int] = {}
+        position = 0
+        while position < len(steps.steps):
+            step = steps.steps[position]
+            visit = visits[step.id] = visits.get(step.id, 0) + 1
+            target = await self._visit(step, f"{frame.prefix}{step.id}:{visit}", frame)
+            if target == END:
+                break
+            position = position + 1 if target is None else steps.positions[target]
+        return frame.data
+
+    async def _visit(self, step: Step, name: str, frame: Frame) -> str | None:
+        """Run a step once; where to jump then."""
+        self._count(step)
+        try:
+            ended = await self._run(step, name, frame)
+        except Cut as cut:
+            ended = Ended(cut.at, error=timed_out(step.timeout or 0))
+            if cut.name != name:
+                if not cut.recorded:
+                    cut.recorded = True
+                    self._record(step, frame, Ended(cut.at, error=ToolError("it was stopped: the time was up")))
+                raise
+        self._record(step, frame, ended)
+        if ended.error is None:
+            if not ended.skipped and not step.preserve_data:
+                frame.data = ended.result
+            if isinstance(step.kind, SetVariable) and not ended.skipped:
+                frame.variables[step.kind.name] = ended.result
+            return None if ended.skipped else step.on_success
+        frame.error = {"message": ended.error.message, "code": ended.error.code, "stepId": step.id}
+        if step.on_error is not None or step.continue_on_error:
+            return step.on_error
+        raise Failure(
+            ToolError(
+                f"step `{step.id}` failed: {ended.error.message}",
+                code=ended.error.code,
+                transient=ended.error.transient,
+            )
+        )
+
+    def _count(self, step: Step) -> None:
+        self.executed += 1
+        if self.executed > self._max_steps:
+            raise LimitReached(
+                ToolError(
+                    f"the workflow has executed {self._max_steps:,} steps, which is the limit; `{step.id}` was next. "
+                    "Look for a jump that never ends",
+                    code="limit_exceeded",
+                )
+            )
+        total = float(len(self._definition.steps.steps)) if self._definition.straight else None
+        self.around.progress(self.executed - 1, total, f"{step.id} ({step.type})")
+
+    def _record(self, step: Step, frame: Frame, ended: Ended) -> None:
+        record: dict[str, Any] = {"stepId": step.id, "type": step.type}
+        result = ended.result
+        if ended.error is None:
+            record["result"] = result
+        else:
+            record["error"] = ended.error.message
+            result = {"error": ended.error.message}
+        record |= {"timestamp": timestamp(ended.at), "success": ended.error is None}
+        frame.records.append(record)
+        frame.results[step.id] = result
+        self._last = max(self._last, ended.at)
+        self._kept += len(msgspec.json.encode(result))
+        if self._kept > MAX_KEPT:
+            raise LimitReached(
+                ToolError(f"the results of the steps are over 64 MiB, with that of `{step.id}`", code="limit_exceeded")
+            )
+
+    async def _run(self, step: Step, name: str, frame: Frame) -> Ended:
+        try:
+            reason = _reason_to_skip(step, frame)
+        except ToolError as error:
+            return Ended(await self._time(name), error=error)
+        if reason is not None:
+            return Ended(await self._time(name), {"skipped": True, "reason": reason}, skipped=True)
+        if type(step.kind) in NESTED:
+            return await self._nested(step, name, frame)
+        if isinstance(step.kind, Delay):
+            return await self._delay(step, step.kind, name, frame)
+        return await self._leaf(step, name, frame)
+
+    async def _nested(self, step: Step, name: str, frame: Frame) -> Ended:
+        """A step with steps in it. What they do is recorded by them; here it is when all was done."""
+        deadline = await self._deadline(step, name, frame)
+        result, error = None, None
+        try:
+            result = await NESTED[type(step.kind)](self, step.kind, name, frame, deadline)
+        except Failure as failed:
+            error = failed.error
+        except Cut as cut:
+            if cut.name != name:
+                raise
+            error = timed_out(step.timeout or 0)
+        return Ended(await self._time(name), result, error)
+
+    async def _deadline(self, step: Step, name: str, frame: Frame) -> Deadline | None:
+        """Until when it may run. When it began is recorded, so that a restart does not prolong it."""
+        if step.timeout is None:
+            return frame.deadline
+        began = await self._time(f"{name}?")
+        return nearer(frame.deadline, Deadline(began + step.timeout, name, step.timeout))
+
+    async def _delay(self, step: Step, kind: Delay, name: str, frame: Frame) -> Ended:
+        """Its one entry says when it began; when it is due follows from that, so it has no other."""
+        work = leaf(self, kind, name, frame)
+        entry = await self._entry(name, work.given, frame.deadline, None, work.run)
+        if "result" not in entry:
+            return self._ended(entry)
+        ms, began = entry["result"], entry["at"]
+        seconds = ms / 1000 if step.timeout is None else min(ms / 1000, step.timeout)
+        due = await self._until(began + seconds, frame)
+        if seconds * 1000 < ms:
+            return Ended(due, error=timed_out(seconds))
+        return Ended(due, {"delayed": ms, "timestamp": timestamp(due)})
+
+    async def _leaf(self, step: Step, name: str, frame: Frame) -> Ended:
+        """A step without steps in it: one entry for each attempt."""
+        work = leaf(self, step.kind, name, frame)
+        if isinstance(step.kind, WaitEvent):
+            await self._announce(step.kind, name, step, frame)
+        waits = isinstance(step.kind, WaitHandles | WaitEvent)
+        deadline = await self._deadline(step, name, frame) if waits else frame.deadline
+        attempt = 1
+        while True:
+            entry_name = name if attempt == 1 else f"{name}~{attempt}"
+            entry = await self._entry(entry_name, work.given, deadline, None if waits else step.timeout, work.run)
+            failed = entry.get("error")
+            if failed is None or not failed["transient"] or attempt >= step.retry.max_attempts:
+                return self._ended(entry)
+            await self._until(entry["at"] + step.retry.pause(attempt), frame)
+            attempt += 1
+
+    async def event_key(self, kind: WaitEvent, name: str) -> str:
+        """The key of the event that a visit waits for: each visit has its own."""
+        return await self.fx.external_event_key(f"{name}:{kind.event}")
+
+    async def _announce(self, kind: WaitEvent, name: str, step: Step, frame: Frame) -> None:
+        """Tell how the event can be brought. Process events are numbered in the order they are reached, which side by
+        side is another one in a replay; there only the progress tells."""
+        key = await self.event_key(kind, name)
+        self.around.progress(self.executed - 1, None, f"{step.id} waits for the event `{kind.event}`; its key: {key}")
+        if frame.concurrent:
+            return
+        try:
+            await self.fx.emit_process_event(
+                "workflow.waiting", {"stepId": step.id, "event": kind.event, "key": str(key)}
+            )
+        except ToolError as error:
+            if error.code != "durable_effect_process_event_unavailable":
+                raise
+
+    def _ended(self, entry: dict[str, Any]) -> Ended:
+        self._last = max(self._last, entry["at"])
+        if "cut" in entry:
+            raise Cut(entry["cut"], entry["at"])
+        if "error" in entry:
+            return Ended(entry["at"], error=ToolError(**entry["error"]))
+        return Ended(entry["at"], entry["result"])
+
+    async def _entry(
+        self, name: str, given: Any, deadline: Deadline | None, limit: float | None, work: Callable[[], Awaitable[Any]]
+    ) -> dict[str, Any]:
+        """Do the work as one step of the journal: `at`, and one of `result`, `error`, `cut`."""
+
+        async def attempt(_: Any) -> dict[str, Any]:
+            left = math.inf if deadline is None else deadline.at - self.now()
+            if left <= 0 and deadline is not None:
+                return {"at": self.now(), "cut": deadline.name}
+            seconds = min(left, math.inf if limit is None else limit)
+            timer = asyncio.timeout(None if seconds == math.inf else seconds)
+            try:
+                async with timer:
+                    result = await work()
+                return {"at": self.now(), "result": result}
+            except ToolError as error:
+                return {"at": self.now(), "error": _error(error)}
+            except TimeoutError as error:
+                if timer.expired() and deadline is not None and seconds == left:
+                    return {"at": self.now(), "cut": deadline.name}
+                raised = timed_out(seconds) if timer.expired() else ToolError(f"TimeoutError: {error}")
+                return {"at": self.now(), "error": _error(raised)}
+            except Exception as error:
+                if isinstance(error, HoldfastError) and error.code in NOT_THE_TOOLS:
+                    raise
+                code = error.code if isinstance(error, HoldfastError) else "tool_error"
+                return {"at": self.now(), "error": _error(ToolError(_words(error), code=code))}
+
+        try:
+            entry: dict[str, Any] = await self.fx.run_json(name, given, attempt)
+        except ToolError as error:
+            if error.code != "durable_effect_not_json":
+                raise  # the journal is not of this workflow
+            return {"at": self._last, "error": _error(error)}  # a value in the workflow itself, so always so
+        return entry
+
+    async def _time(self, name: str) -> float:
+        """The time of day, as it was when this was first asked."""
+
+        async def ask(_: Any) -> float:
+            return self.now()
+
+        at: float = await self.fx.run_json(name, None, ask)
+        return at
+
+    async def _until(self, due: float, frame: Frame) -> float:
+        """Until a time that follows from what is recorded. Raises `Cut` at the frame's deadline if that is before."""
+        deadline = frame.deadline
+        end = due if deadline is None else min(due, deadline.at)
+        while (left := end - self.now()) > 0:  # noqa: ASYNC110 (nobody but time can tell)
+            await asyncio.sleep(left)
+        self._last = max(self._last, end)
+        if deadline is not None and deadline.at < due:
+            raise Cut(deadline.name, end)
+        return end
+
+
+def _reason_to_skip(step: Step, frame: Frame) -> str | None:
+    for field, expression, skips in (("condition", step.condition, False), ("skipIf", step.skip_if, True)):
+        if expression is None:
+            continue
+        given = frame.evaluate(expression)
+        if not isinstance(given, bool):
+            raise ToolError(f"`{field}` must give true or false, and `{shortened(expression.source)}` gives neither")
+        if given is skips:
+            return f"{field} is {str(given).lower()}: {shortened(expression.source)}"
+    return None
+
+
+def _error(error: ToolError) -> dict[str, Any]:
+    return {"message": error.message, "code": error.code, "transient": error.transient}
+
+
+def _words(error: Exception) -> str:
+    return error.message if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
+
+
+def timestamp(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,322 @@
+"""An MCP server to be used by holdfast: `python mcp_program.py stdio`, or `… http PORT`, and `legacy` for the old era.
+
+What it has done is noted, a line each, in the file that `MCP_NOTES` names: the tests see it from outside.
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import mcp.types as types
+from mcp.server import MCPServer
+from mcp.server.extension import Extension, MethodBinding
+from mcp.server.mcpserver import Context, Elicit, Image, Resolve
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.subscriptions import ListenHandler
+from mcp.shared.exceptions import MCPError
+from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
+from pydantic import BaseModel, Field
+
+MODERN = frozenset({"2026-07-28"})
+TASKS = "io.modelcontextprotocol/tasks"
+PUSHES = "push" in sys.argv
+
+
+def note(text: str) -> None:
+    with Path(os.environ["MCP_NOTES"]).open("a") as file:
+        file.write(text + "\n")
+
+
+# Tasks (SEP-2663), kept in memory
+
+
+class Ref(types.RequestParams):
+    task_id: str
+
+
+class Answers(Ref):
+    input_responses: dict[str, Any]
+
+
+class Task:
+    """A task: its state, and what it waits for."""
+
+    def __init__(self) -> None:
+        self.id = secrets.token_urlsafe(16)
+        self.state: dict[str, Any] = {"status": "working", "statusMessage": "begun", "ttlMs": None}
+        self.answers: dict[str, Any] = {}
+        self.changed = asyncio.Event()
+        self.work: asyncio.Task[None] | None = None
+
+    def shown(self) -> dict[str, Any]:
+        at = "2026-01-01T00:00:00Z"
+        return {"taskId": self.id, "createdAt": at, "lastUpdatedAt": at, "pollIntervalMs": 50, **self.state}
+
+    def put(self, **state: Any) -> None:
+        self.state = {"ttlMs": None, **state}
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def ask(self, message: str, schema: dict[str, Any]) -> Any:
+        key = secrets.token_hex(4)
+        params = {"mode": "form", "message": message, "requestedSchema": schema}
+        self.put(status="input_required", inputRequests={key: {"method": "elicitation/create", "params": params}})
+        while key not in self.answers:  # noqa: ASYNC110 (a request brings it)
+            await asyncio.sleep(0.01)
+        self.put(status="working", statusMessage="answered")
+        return self.answers[key]
+
+
+async def work(task: Task, name: str, arguments: dict[str, Any]) -> None:
+    try:
+        text = "built"
+        if name == "build_asking":
+            one = {"type": "object", "properties": {"sure": {"type": "boolean"}}, "required": ["sure"]}
+            first = await task.ask("First?", one)
+            second = await task.ask("Second?", one)
+            text = f"built {first.get('content')} {second.get('content')}"
+        await until_released(arguments["file"])
+        note(f"worked {name}")
+        task.put(status="completed", result={"content": [{"type": "text", "text": text}], "isError": False})
+    except asyncio.CancelledError:
+        note(f"task cancelled {name}")
+        task.put(status="cancelled")
+
+
+async def until_released(file: str) -> None:
+    while not Path(file).exists():  # noqa: ASYNC110 (another process makes it)
+        await asyncio.sleep(0.01)
+
+
+class Tasks(Extension):
+    identifier = TASKS
+
+    def __init__(self) -> None:
+        self.all: dict[str, Task] = {}
+
+    def methods(self) -> Sequence[MethodBinding]:
+        return [
+            MethodBinding("tasks/get", Ref, self.get, MODERN),
+            MethodBinding("tasks/update", Answers, self.update, MODERN),
+            MethodBinding("tasks/cancel", Ref, self.cancel, MODERN),
+        ]
+
+    def find(self, id: str) -> Task:
+        if id not in self.all:
+            raise MCPError(code=types.INVALID_PARAMS, message="Task not found")
+        return self.all[id]
+
+    async def get(self, ctx: Any, params: Ref) -> dict[str, Any]:
+        note("tasks/get")
+        return {"resultType": "complete", **self.find(params.task_id).shown()}
+
+    async def update(self, ctx: Any, params: Answers) -> dict[str, Any]:
+        note(f"tasks/update {sorted(map(str, params.input_responses.values()))}")
+        self.find(params.task_id).answers |= params.input_responses
+        return {"resultType": "complete"}
+
+    async def cancel(self, ctx: Any, params: Ref) -> dict[str, Any]:
+        task = self.find(params.task_id)
+        if task.work is not None:
+            task.work.cancel()
+        return {"resultType": "complete"}
+
+    async def intercept_tool_call(self, params: Any, ctx: Any, call_next: Any) -> Any:
+        capabilities = ctx.session.client_capabilities
+        declared = (capabilities.extensions if capabilities else None) or {}
+        if TASKS not in declared or not params.name.startswith("build"):
+            return await call_next(ctx)
+        note(f"called {params.name}")
+        task = Task()
+        self.all[task.id] = task
+        task.work = asyncio.get_running_loop().create_task(work(task, params.name, params.arguments or {}))
+        return {"resultType": "task", **task.shown()}
+
+
+class TaskTold(BaseModel):
+    """`notifications/tasks`, which `mcp` has no type for."""
+
+    method: Literal["notifications/tasks"] = "notifications/tasks"
+    params: dict[str, Any]
+
+
+class Listen:
+    """`subscriptions/listen` that also tells of tasks; without `push` of nothing but lists."""
+
+    def __init__(self, tasks: Tasks, others: ListenHandler) -> None:
+        self._tasks = tasks
+        self._others = others
+
+    async def __call__(self, ctx: Any, params: types.SubscriptionsListenRequestParams) -> Any:
+        wanted = (params.notifications.model_extra or {}).get("taskIds")
+        if not wanted:
+            return await self._others(ctx, params)
+        if not PUSHES:
+            raise MCPError(code=types.INVALID_PARAMS, message="no tasks are pushed")
+        meta = {SUBSCRIPTION_ID_META_KEY: ctx.request_id}
+        task = self._tasks.find(wanted[0])
+        while True:
+            changed = task.changed
+            told: Any = TaskTold(params={**task.shown(), "_meta": meta})
+            await ctx.session.send_notification(told, related_request_id=ctx.request_id)
+            await changed.wait()
+
+
+async def only_legacy(ctx: Any, call_next: Any) -> Any:
+    if ctx.method == "server/discover":
+        raise MCPError(code=types.METHOD_NOT_FOUND, message="Method not found")
+    return await call_next(ctx)
+
+
+# Its tools
+
+extension = Tasks()
+server = MCPServer(
+    "program", version="1", extensions=[extension], middleware=[only_legacy] if "legacy" in sys.argv else []
+)
+server._lowlevel_server.add_request_handler(
+    "subscriptions/listen",
+    types.SubscriptionsListenRequestParams,
+    Listen(extension, ListenHandler(server._subscriptions)),
+)
+
+
+@server.tool()
+def add(a: int, b: int) -> dict[str, int]:
+    """Add two numbers."""
+    return {"sum": a + b}
+
+
+@server.tool()
+def echo(text: str) -> str:
+    """Say it again."""
+    return text
+
+
+@server.tool()
+def picture() -> list[Any]:
+    """Words and a picture."""
+    return ["here:", Image(data=b"x" * 3000, format="png")]
+
+
+@server.tool()
+def fail(why: str) -> str:
+    """Fail."""
+    raise ToolError(why)
+
+
+@server.tool()
+def identify(id: str) -> str:
+    """Has a parameter of a name that stateful tools have for themselves."""
+    return id
+
+
+@server.tool()
+def environment(name: str) -> str:
+    """A variable."""
+    return os.environ.get(name, "(none)")
+
+
+@server.tool()
+async def slow(file: str, ctx: Context[Any]) -> str:
+    """Wait until the file is there."""
+    note("slow began")
+    await ctx.report_progress(1, 3, "waiting")
+    try:
+        await until_released(file)
+    except asyncio.CancelledError:
+        note("slow cancelled")
+        raise
+    return "done"
+
+
+@server.tool()
+def die() -> str:
+    """Die in the middle of a call."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "never"
+
+
+@server.tool()
+def fork() -> str:
+    """Leave a process in a session of its own."""
+    child = subprocess.Popen(["sleep", "300"], start_new_session=True, stdin=subprocess.DEVNULL)
+    return str(child.pid)
+
+
+class Choice(BaseModel):
+    colour: Literal["red", "blue"] = Field(description="Which colour?")
+    name: str = Field(description="What name?")
+
+
+async def choose(ctx: Context[Any]) -> Elicit[Choice]:
+    return Elicit("Paint it?", Choice)
+
+
+@server.tool()
+async def paint(choice: Annotated[Choice, Resolve(choose)]) -> str:
+    """Asks, in either era."""
+    return f"{choice.colour} {choice.name}"
+
+
+class Count(BaseModel):
+    count: int
+
+
+async def how_many(ctx: Context[Any]) -> Elicit[Count]:
+    return Elicit("How many?", Count)
+
+
+@server.tool()
+async def number(count: Annotated[Count, Resolve(how_many)]) -> str:
+    """Asks for something that cannot be asked."""
+    return str(count.count)
+
+
+@server.tool()
+async def grow(ctx: Context[Any]) -> str:
+    """Have one more tool."""
+    server.add_tool(lambda: "late", name="late", description="Came later.")
+    await changed(ctx)
+    return "grown"
+
+
+@server.tool()
+async def shrink(ctx: Context[Any]) -> str:
+    """Have one tool less."""
+    server.remove_tool("late")
+    await changed(ctx)
+    return "shrunk"
+
+
+async def changed(ctx: Context[Any]) -> None:
+    if ctx.request_context.protocol_version in MODERN:
+        await ctx.notify_tools_changed()
+    else:
+        await ctx.session.send_tool_list_changed()
+
+
+@server.tool()
+def build(file: str) -> str:
+    """A task, for those who follow tasks."""
+    return "built at once"
+
+
+@server.tool()
+def build_asking(file: str) -> str:
+    """A task that asks twice."""
+    return "built at once"
+
+
+if __name__ == "__main__":
+    note(f"started {os.getpid()}")
+    if "http" in sys.argv:
+        server.run("streamable-http", port=int(sys.argv[sys.argv.index("http") + 1]))
+    else:
+        server.run("stdio")

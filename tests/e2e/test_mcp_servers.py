@@ -1,0 +1,143 @@
+"""Tools of other programs' MCP servers, over pipes and HTTP, in both eras of the protocol (M6)."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e.mcp_servers import Server, names, serving, until, using
+
+from holdfast import AskQuestion, Runtime, Said, ToolCall
+
+WAYS = [("stdio", "modern"), ("stdio", "legacy"), ("http", "modern"), ("http", "legacy")]
+
+
+@pytest.fixture(params=WAYS, ids="-".join)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    with serving(tmp_path, *request.param) as made:
+        yield made
+
+
+async def test_M6_tools_are_listed_called_and_answered(server: Server) -> None:
+    async with Runtime(servers=[server.spec()]) as rt:
+        assert await rt.connected()
+        assert {"add", "echo", "slow", "await"} <= names(rt)
+        async with rt.turn("main") as turn:
+            assert (await using(turn, "add", a=1, b=2)).result == '{"sum":3}'
+            assert (await using(turn, "echo", text="hello\nthere")).result == "hello\nthere"
+            assert (await using(turn, "picture")).result == "here:\n[image image/png, 3 KiB]"
+            failed = await using(turn, "fail", why="no luck")
+            assert failed.is_error and failed.code == "tool_error" and "no luck" in failed.result
+            wrong = await using(turn, "add", a="x", b=2)
+            assert wrong.code == "invalid_arguments"  # checked here: the server never sees it
+
+
+async def test_M6_a_call_can_be_spawned_watched_and_aborted(server: Server, tmp_path: Path) -> None:
+    async with Runtime(servers=[server.spec()]) as rt:
+        await rt.connected()
+        async with rt.turn("main") as turn:
+            never = str(tmp_path / "never")
+            spawned = json.loads((await using(turn, "slow", action="spawn", id="s", file=never)).result)
+            assert spawned == {"id": "s", "state": "running"}
+            await until(lambda: rt.live()[0].progress is not None)
+            progress = (await rt.handle("s", conversation="main")).progress
+            assert progress is not None and (progress.done, progress.total, progress.message) == (1, 3, "waiting")
+            refused = await using(turn, "slow", action="apply", id="s", input="x")
+            assert refused.code == "not_running"
+            aborted = json.loads((await using(turn, "slow", action="abort", id="s")).result)
+            assert aborted["ended_by"] == "abort"
+            await until(lambda: "slow cancelled" in server.noted())
+
+
+async def test_C1_a_tool_with_a_parameter_id_is_one_shot_only(server: Server) -> None:
+    async with Runtime(servers=[server.spec()]) as rt:
+        await rt.connected()
+        async with rt.turn("main") as turn:
+            assert (await using(turn, "identify", id="x")).result == "x"
+
+
+async def test_M6_lists_that_change_are_followed(server: Server) -> None:
+    async with Runtime(servers=[server.spec()]) as rt:
+        await rt.connected()
+        async with rt.turn("main") as turn:
+            assert (await using(turn, "late")).code == "unknown_tool"
+            await using(turn, "grow")
+            await until(lambda: "late" in names(rt))
+            assert (await using(turn, "late")).result == "late"
+            await using(turn, "shrink")
+            await until(lambda: "late" not in names(rt))
+            gone = await using(turn, "late")
+            assert gone.is_error and "tool `late` of MCP server `other` is gone" in gone.result
+
+
+async def test_M6_elicitation_of_a_one_shot_call_goes_to_the_person(server: Server) -> None:
+    asked: list[str] = []
+
+    async def person(prompt: object) -> Said:
+        assert isinstance(prompt, AskQuestion)
+        asked.append(prompt.question.text)
+        return Said("red" if prompt.question.id == "colour" else "Rose")
+
+    async with Runtime(servers=[server.spec()], prompter=person) as rt:
+        await rt.connected()
+        async with rt.turn("main") as turn:
+            assert (await using(turn, "paint")).result == "red Rose"
+    assert asked == ["Which colour?", "What name?"]
+
+
+async def test_M6_elicitation_of_a_spawned_call_is_answered_by_apply(server: Server) -> None:
+    async with Runtime(servers=[server.spec()]) as rt:
+        await rt.connected()
+        async with rt.turn("main") as turn:
+            waiting = json.loads((await using(turn, "paint", action="spawn", id="p")).result)
+            assert waiting["state"] == "waiting" and waiting["question"]["id"] == "colour"
+            assert waiting["question"]["answer_type"] == {"Select": {"options": ["red", "blue"]}}
+            bad = await using(turn, "paint", action="apply", id="p", input="green")
+            assert bad.code == "bad_answer"
+            waiting = json.loads((await using(turn, "paint", action="apply", id="p", input="blue")).result)
+            assert waiting["question"]["id"] == "name"
+            done = json.loads((await using(turn, "paint", action="apply", id="p", input="Sky")).result)
+            assert done == {"id": "p", "state": "stopped", "result": "blue Sky"}
+
+
+async def test_M6_what_cannot_be_asked_is_declined_and_the_call_says_so(server: Server) -> None:
+    async with Runtime(servers=[server.spec()]) as rt:
+        await rt.connected()
+        async with rt.turn("main") as turn:
+            failed = await using(turn, "number")
+            assert failed.is_error
+            assert "booleans, choices and texts, and `count` is none of these" in failed.result
+
+
+async def test_M6_with_nobody_to_ask_the_call_says_what_would_help(server: Server) -> None:
+    async with Runtime(servers=[server.spec()]) as rt:
+        await rt.connected()
+        async with rt.turn("main") as turn:
+            failed = await using(turn, "paint")
+            assert failed.is_error and "[conversation.tools.paint.questions.colour]" in failed.result
+
+
+async def test_M6_a_server_that_dies_in_a_call_gives_a_transient_error_and_comes_back(
+    server: Server, tmp_path: Path
+) -> None:
+    if server.url is not None:
+        pytest.skip("nobody starts an HTTP server again; see test_mcp_loss.py")
+    async with Runtime(servers=[server.spec()]) as rt:
+        await rt.connected()
+        async with rt.turn("main") as turn:
+            waits = asyncio.create_task(
+                turn.run(
+                    [
+                        ToolCall(id="1", name="slow", arguments={"file": str(tmp_path / "never")}),
+                        ToolCall(id="2", name="die", arguments={}),
+                    ]
+                )
+            )
+            for response in await waits:
+                assert response.is_error and response.code == "mcp_disconnected"
+                assert "MCP server `other` cannot be reached" in response.result
+            again = await using(turn, "echo", text="back")
+            assert again.result == "back"
+            told = [each.kind for each in again.notifications]
+            assert told == ["mcp.disconnected", "mcp.reconnected"]
