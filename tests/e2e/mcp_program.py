@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import anyio
 import mcp.types as types
 from mcp.server import MCPServer
 from mcp.server.extension import Extension, MethodBinding
 from mcp.server.mcpserver import Context, Elicit, Image, Resolve
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import ListenHandler
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from pydantic import BaseModel, Field
 
@@ -174,6 +177,28 @@ async def only_legacy(ctx: Any, call_next: Any) -> Any:
     return await call_next(ctx)
 
 
+async def legacy_on_pipes() -> None:
+    """As a server of before 2026-07-28, which does not know `server/discover`."""
+    async with stdio_server() as (read, write), anyio.create_task_group() as group:
+        put, rest = anyio.create_memory_object_stream[Any](0)
+
+        async def sift() -> None:
+            async with put:
+                async for item in read:
+                    request = getattr(item, "message", None)
+                    if isinstance(request, types.JSONRPCRequest) and request.method == "server/discover":
+                        unknown = types.ErrorData(code=types.METHOD_NOT_FOUND, message="Method not found")
+                        refusal = types.JSONRPCError(jsonrpc="2.0", id=request.id, error=unknown)
+                        await write.send(SessionMessage(refusal))
+                    else:
+                        await put.send(item)
+
+        group.start_soon(sift)
+        lowlevel = server._lowlevel_server
+        await lowlevel.run(rest, write, lowlevel.create_initialization_options())
+        group.cancel_scope.cancel()
+
+
 # Its tools
 
 extension = Tasks()
@@ -318,5 +343,7 @@ if __name__ == "__main__":
     note(f"started {os.getpid()}")
     if "http" in sys.argv:
         server.run("streamable-http", port=int(sys.argv[sys.argv.index("http") + 1]))
+    elif "legacy" in sys.argv:
+        anyio.run(legacy_on_pipes)
     else:
         server.run("stdio")

@@ -1,15 +1,18 @@
 """The server that foreign programs are tried on: `python -m tests.interop.fixture --port N`, at /mcp.
 
-It says where it listens on its standard output as soon as it does, and ends on SIGTERM.
+It is our own server with what the conformance suite asks for added. It says where it listens on its standard output as
+soon as it does, and ends on SIGTERM.
 """
 
 import argparse
 import asyncio
 import socket
+import warnings
 
 import uvicorn
-from mcp.server import ServerRequestContext
-from mcp.server.mcpserver import MCPServer, RequestStateSecurity
+from mcp.server import MCPServer, ServerRequestContext
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.exceptions import MCPDeprecationWarning
 from mcp.types import (
     Completion,
     CompletionArgument,
@@ -18,27 +21,28 @@ from mcp.types import (
     PromptReference,
     ResourceTemplateReference,
     SetLevelRequestParams,
-    SubscribeRequestParams,
-    UnsubscribeRequestParams,
 )
+from starlette.types import ASGIApp
 from tests.interop.asking import add_asking
 from tests.interop.contents import add_contents
 from tests.interop.events import Events
+from tests.interop.jobs import JOBS, name_first
+
+from holdfast import Runtime
+from holdfast.mcp.http import Door
+from holdfast.mcp.server import Server
 
 
 def add_fixtures(server: MCPServer) -> None:
     """Give the server everything that the conformance suite asks of one, apart from tasks."""
     add_contents(server)
     add_asking(server)
-    # MCPServer has no public way to answer these; all that is asked here is that they are answered.
-    handlers = server._lowlevel_server
-    handlers.add_request_handler("logging/setLevel", SetLevelRequestParams, _noted)
-    handlers.add_request_handler("resources/subscribe", SubscribeRequestParams, _noted)
-    handlers.add_request_handler("resources/unsubscribe", UnsubscribeRequestParams, _noted)
+    # MCPServer has no public way to answer this; all that is asked here is that it is answered.
+    server._lowlevel_server.add_request_handler("logging/setLevel", SetLevelRequestParams, _noted)
     server.completion()(_complete)  # type: ignore[no-untyped-call]
 
 
-async def _noted(ctx: ServerRequestContext, params: object) -> EmptyResult:
+async def _noted(ctx: ServerRequestContext, params: SetLevelRequestParams) -> EmptyResult:
     return EmptyResult()
 
 
@@ -48,19 +52,30 @@ async def _complete(
     return Completion(values=[], total=0, has_more=False)
 
 
+def _app(server: Server) -> ASGIApp:
+    """The server behind our own door, with streams that a client can come back to (SEP-1699)."""
+    doors = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    return Door(
+        server.streamable_http_app(event_store=Events(), retry_interval=100, transport_security=doors), tokens={}
+    )
+
+
 async def serve(port: int) -> None:
-    security = RequestStateSecurity(keys=[b"a key of the fixture server, of 32 bytes or more"])
-    server = MCPServer("holdfast-fixture", version="1", request_state_security=security)
-    add_fixtures(server)
-    app = server.streamable_http_app(event_store=Events(), retry_interval=100)
-    with socket.create_server(("127.0.0.1", port)) as listening:
-        print(f"http://localhost:{listening.getsockname()[1]}/mcp", flush=True)
-        await uvicorn.Server(uvicorn.Config(app, log_level="warning")).serve(sockets=[listening])
+    """Serve until the process is told to end."""
+    async with Runtime(JOBS) as runtime:
+        server = Server(runtime, log_level="CRITICAL")
+        server.middleware.append(name_first)
+        add_fixtures(server)
+        with socket.create_server(("127.0.0.1", port)) as listening:
+            print(f"http://localhost:{listening.getsockname()[1]}/mcp", flush=True)
+            await uvicorn.Server(uvicorn.Config(_app(server), log_level="warning")).serve(sockets=[listening])
+        await server.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one")
+    warnings.simplefilter("ignore", MCPDeprecationWarning)  # what is deprecated is asked for by older clients
     asyncio.run(serve(parser.parse_args().port))
 
 

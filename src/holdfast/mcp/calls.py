@@ -7,13 +7,13 @@ call asks meanwhile is asked of the client, in the way its protocol has (see `el
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from mcp.server.context import HandlerResult, ServerRequestContext
 from mcp_types import CallToolRequestParams, InputRequiredResult
 
 from holdfast.errors import ToolError
-from holdfast.handles.handle import Handle, Watcher
+from holdfast.handles.handle import Handle, OnStop, Watcher
 from holdfast.handles.question import Question
 from holdfast.mcp.elicit import Asker, Elicit
 from holdfast.mcp.results import result
@@ -51,8 +51,20 @@ class Served:
         return handle is not None and not handle.stateful
 
 
+class Followed(Protocol):
+    """What calls need of tasks: a call that asks is as good as one, until its client comes back."""
+
+    async def find(self, ctx: Context, task_id: str) -> Handle | None: ...
+    async def mark(self, handle: Handle, asker: Asker | None, elicits: bool) -> None: ...
+    async def answer(self, handle: Handle, responses: Mapping[str, Any]) -> None: ...
+    def requests(self, handle: Handle) -> dict[str, dict[str, Any]]: ...
+    async def outcome(self, handle: Handle) -> dict[str, Any]: ...
+
+
 class Calls:
     """The calls of one server."""
+
+    _tasks: Followed
 
     def __init__(self, runtime: Runtime, conversation: str = "mcp") -> None:
         self.runtime = runtime
@@ -66,6 +78,10 @@ class Calls:
         """The conversation of whoever sent a request (M5)."""
         principal = ctx.request.scope.get(PRINCIPAL) if ctx.request is not None else None
         return self._conversation if principal is None else f"{self._conversation}:{principal}"
+
+    def followed_by(self, tasks: Followed) -> None:
+        """The two know each other."""
+        self._tasks = tasks
 
     def desk(self, ctx: Context) -> Desk:
         return self.runtime.desk(self.conversation(ctx))
@@ -86,17 +102,30 @@ class Calls:
 
     async def call(self, ctx: Context, tool: Tool, params: CallToolRequestParams) -> HandlerResult:
         """Serve a call to its answer, or until it needs input that the client has to come back with."""
-        served = self._come_back(ctx, params) or await self.begin(ctx, tool, params)
-        return await self.answer(ctx, served)
+        handle = await self._tasks.find(ctx, params.request_state) if params.request_state else None
+        if handle is None:
+            return await self.answer(ctx, await self.begin(ctx, tool, params))
+        await self._tasks.answer(handle, {key: plain(said) for key, said in (params.input_responses or {}).items()})
+        served = self._asking.pop(handle.uid, None)
+        return await (self.answer(ctx, served) if served is not None else self._follow(handle))
 
-    def _come_back(self, ctx: Context, params: CallToolRequestParams) -> Served | None:
-        """The call that a client comes back to with the input it was asked for."""
-        served = self._asking.pop(params.request_state, None) if params.request_state else None
-        if served is None or served.handle is None or served.handle.conversation != self.conversation(ctx):
-            return None
-        assert served.asker is not None
-        served.asker.answer({key: plain(said) for key, said in (params.input_responses or {}).items()})
-        return served
+    async def _follow(self, handle: Handle) -> HandlerResult:
+        """The answer of a call that was begun by another server, or before a restart."""
+        watcher = _Progress()
+        handle.watch(watcher)
+        try:
+            while handle.active and not self._tasks.requests(handle):
+                await watcher.told.wait()
+                watcher.told.clear()
+        finally:
+            handle.unwatch(watcher)
+        return self._needs_input(handle) if handle.active else await self._tasks.outcome(handle)
+
+    def _needs_input(self, handle: Handle) -> HandlerResult:
+        """What a 2026 client is answered whose user has to say something first."""
+        return InputRequiredResult.model_validate(
+            {"inputRequests": self._tasks.requests(handle), "requestState": handle.uid}
+        )
 
     async def answer(self, ctx: Context, served: Served) -> HandlerResult:
         asker, handle = served.asker, served.handle
@@ -108,10 +137,10 @@ class Calls:
         try:
             await asyncio.wait({answered} if asked is None else {answered, asked}, return_when="FIRST_COMPLETED")
             if not answered.done() and asker is not None and handle is not None:
+                await self._tasks.mark(handle, asker, True)
                 self._asking[handle.uid] = served
-                return InputRequiredResult.model_validate(
-                    {"inputRequests": asker.requests(), "requestState": handle.uid}
-                )
+                handle.watch(OnStop(self._asked_no_more))
+                return self._needs_input(handle)
             response = answered.result()
             return result(served.tool, response.model, response.is_error, response.notifications)
         except asyncio.CancelledError:
@@ -123,6 +152,9 @@ class Calls:
                     task.cancel()
             if not answered.done():
                 answered.cancel()  # nobody waits any more; the call itself goes on
+
+    def _asked_no_more(self, handle: Handle) -> None:
+        self._asking.pop(handle.uid, None)
 
     def cancelled(self, ctx: Context) -> None:
         """The client has cancelled one of its requests."""
@@ -191,6 +223,12 @@ class _Progress(Watcher):
         self.told = asyncio.Event()
 
     def progressed(self, handle: Handle) -> None:
+        self.told.set()
+
+    def stopped(self, handle: Handle) -> None:
+        self.told.set()
+
+    def touched(self, handle: Handle) -> None:
         self.told.set()
 
 

@@ -61,6 +61,7 @@ class Tasks(Extension):
         self._after = after
         self._askers: dict[str, Asker] = {}
         calls.runtime.people.found = self._found
+        calls.followed_by(self)
 
     def methods(self) -> list[MethodBinding]:
         return [
@@ -115,16 +116,21 @@ class Tasks(Extension):
         handle = begun.handle
         assert handle is not None
         begun.visit.detach()
+        if begun.asker is not None:
+            begun.asker.ask_by(None)
+        await self.mark(handle, begun.asker, elicits)
+        return handle
+
+    async def mark(self, handle: Handle, asker: Asker | None, elicits: bool) -> None:
+        """Whoever runs the call, also after a crash, asks its client what it asks."""
+        if asker is not None and handle.uid not in self._askers:
+            asker.changed = lambda: self._calls.runtime.registry.touch(handle)
+            self._keep(handle, asker)
         try:
             await self._calls.runtime.registry.write((Annotated(handle.uid, metadata={MARK: {"elicits": elicits}}),))
         except HoldfastError as error:
             if error.code != "already_stopped":
                 raise
-        if begun.asker is not None:
-            begun.asker.ask_by(None)
-            begun.asker.changed = lambda: self._calls.runtime.registry.touch(handle)
-            self._keep(handle, begun.asker)
-        return handle
 
     def _keep(self, handle: Handle, asker: Asker) -> None:
         self._askers[handle.uid] = asker
@@ -164,6 +170,13 @@ class Tasks(Extension):
             require_client_extension(ctx, TASKS)
             if header:
                 _check_header(ctx, task_id)
+        handle = await self.find(ctx, task_id)
+        if handle is None:
+            raise MCPError(code=INVALID_PARAMS, message="Task not found")
+        return handle
+
+    async def find(self, ctx: Context, task_id: str) -> Handle | None:
+        """The same for whoever takes none for an answer."""
         registry = self._calls.runtime.registry
         await registry.refresh((task_id,))
         handle = registry.loaded(task_id)
@@ -172,7 +185,7 @@ class Tasks(Extension):
             handle = registry.adopt(record) if record is not None else None
         mine = handle is not None and handle.conversation == self._calls.conversation(ctx)
         if handle is None or not mine or registry.expired(handle.state, handle.conversation):
-            raise MCPError(code=INVALID_PARAMS, message="Task not found")
+            return None
         return handle
 
     async def answer(self, handle: Handle, responses: Mapping[str, Any]) -> None:

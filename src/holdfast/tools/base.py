@@ -8,7 +8,7 @@ call (input, an abort) goes through the `Live` thing that `start` returned. All 
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
@@ -121,6 +121,14 @@ class Launch:
     priority: int = 0
     retry: RetryPolicy | None = None
     """Of this call, where it differs from its tool's."""
+    on_crash: OnCrash | None = None
+    """The same."""
+
+    def of(self, tool: "Tool") -> "Tool":
+        """The tool with the policies of this call."""
+        if self.retry is None and self.on_crash is None:
+            return tool
+        return replace(tool, retry=self.retry or tool.retry, on_crash=self.on_crash or tool.on_crash)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +307,12 @@ class SupportsSlots(Protocol):
     """A runtime of which only so many calls run at once, whatever tools they belong to (Y2's threads)."""
 
     slots: Mapping[str, int]
+
+
+class SupportsSlotsOfCalls(Protocol):
+    """The same where it depends on the call: of each agent only so many run at once (W11)."""
+
+    def slots_of(self, arguments: Mapping[str, Any]) -> Mapping[str, int]: ...
 
 
 class SupportsRecordedInput(Protocol):

@@ -31,6 +31,7 @@ from holdfast.tools.base import (
     RunMode,
     Scheduling,
     Sink,
+    TaskMode,
     Tool,
 )
 from holdfast.tools.call import Call
@@ -96,6 +97,8 @@ def tool(
     retry: RetryPolicy | Literal["never", "safe", "idempotent"] = "never",
     requires_durable: bool = False,
     deadline_secs: float | None = None,
+    task: TaskMode = "auto",
+    hints: Mapping[str, Any] = {},
 ) -> Callable[[Callable[..., Any]], FunctionTool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a tool of a function: its schema comes from the signature, its description from the docstring.
@@ -130,6 +133,7 @@ def _make(
         parameters=signature.parameters if parameters is None else parameters,
         output=output or OutputPolicy(),
         runtime=Function(function, signature),
+        returns=signature.returns,
         **fields,
     )
 

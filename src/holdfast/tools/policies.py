@@ -13,6 +13,7 @@ from holdfast.tools.base import (
     RunMode,
     Scheduling,
     SpawnPolicy,
+    TaskMode,
 )
 
 
@@ -35,6 +36,8 @@ class Policies(TypedDict, total=False):
     priority: int
     on_crash: Literal["fail", "replay"]
     retry: RetryPolicy | Literal["never", "safe", "idempotent"]
+    task: TaskMode
+    hints: Mapping[str, Any]
 
 
 def tool_fields(

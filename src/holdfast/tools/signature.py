@@ -5,12 +5,16 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
+from holdfast.durable.deferred import Pending
 from holdfast.errors import ConfigError, ToolError
+from holdfast.handles.state import Reply
 from holdfast.tools.call import Call
 
 _PLAIN = (str, int, float, bool, dict, list, Any)
@@ -28,6 +32,8 @@ class Signature:
     call_parameter: str | None
     model: type[BaseModel] | None
     """Turns JSON into the annotated types; None when all of them are plain JSON already."""
+    returns: Mapping[str, Any] | None = None
+    """JSON Schema of what it returns, if that is an object of a declared form."""
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "Signature":
@@ -58,7 +64,8 @@ class Signature:
             )  # type: ignore[call-overload]
         schema = _tidy(model.model_json_schema())
         schema.setdefault("properties", {})
-        return cls(description, schema, call_parameter, None if plain else model)
+        returns = _returned(hints.get("return"))
+        return cls(description, schema, call_parameter, None if plain else model, returns)
 
     def bind(self, call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
         """Keyword arguments for the function. `arguments` fit the schema already."""
@@ -97,6 +104,22 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
         else:
             description.append(line)
     return "\n".join(description).strip(), arguments
+
+
+def _returned(annotation: Any) -> dict[str, Any] | None:
+    """The schema of a returned object: of a dataclass, a TypedDict or a Struct, `Pending` aside (D1)."""
+    union = get_origin(annotation) in (Union, UnionType)
+    parts = [part for part in get_args(annotation) if part is not Pending] if union else [annotation]
+    if len(parts) != 1 or not isinstance(parts[0], type) or parts[0] is Reply:
+        return None
+    try:
+        (reference,), defined = msgspec.json.schema_components(parts, ref_template="#/$defs/{name}")
+    except (TypeError, NameError):  # it says something that JSON Schema cannot
+        return None
+    root = defined.pop(str(reference.get("$ref")).rpartition("/")[2], None)
+    if root is None or root.get("type") != "object":
+        return None
+    return _tidy({**root, "$defs": defined} if defined else root)  # type: ignore[no-any-return]
 
 
 def _tidy(schema: Any) -> Any:

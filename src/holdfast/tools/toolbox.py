@@ -103,7 +103,7 @@ class Toolbox:
         """Whether `names` may give any for a call of the tool."""
         if tool.resources or tool.max_running is not None or (self._slots and tool.source != "builtin"):
             return True
-        return bool(getattr(tool.runtime, "slots", None))
+        return bool(getattr(tool.runtime, "slots", None)) or hasattr(tool.runtime, "slots_of")
 
     def names(self, invocation: Invocation) -> dict[str, int]:
         """What a call needs before it may run: its resources, and slots of its tool and runtime (B5, W11)."""
@@ -114,9 +114,12 @@ class Toolbox:
             names[RESOURCE + resource.render(values_of(invocation, options=options, root=root))] = 1
         if tool.max_running is not None:
             names[f"tool:{tool.name}"] = tool.max_running
-        if tool.source != "builtin":
+        if tool.source != "builtin" and tool.kind != "workflow":  # its steps queue, it would hold them up itself
             names.update(self._slots)
         names.update(getattr(tool.runtime, "slots", {}))  # SupportsSlots
+        slots_of = getattr(tool.runtime, "slots_of", None)  # SupportsSlotsOfCalls
+        if slots_of is not None:
+            names.update(slots_of(invocation.arguments))
         return names
 
 

@@ -6,7 +6,6 @@ runtimes that recover at once one wins each call, and nothing the dead owner may
 
 import asyncio
 import logging
-from dataclasses import replace
 from functools import partial
 
 from holdfast.durable.calls import Durability
@@ -94,8 +93,10 @@ class Recovery:
         tool = self._toolbox.get(record.tool)
         if tool is None or tool.launching is None:
             return tool
-        launch = tool.launching.read(record.arguments, self._registry.clock.now())
-        return tool if launch.retry is None else replace(tool, retry=launch.retry)
+        try:
+            return tool.launching.read(record.arguments, self._registry.clock.now()).of(tool)
+        except ToolError:  # what it names is not here, an agent say: somebody who has it will go on with it
+            return None
 
     def _is_command(self, record: Record) -> bool:
         tool = self._toolbox.get(record.tool)

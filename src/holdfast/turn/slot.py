@@ -1,7 +1,6 @@
 """One call of a batch: what the model sent, read and checked, and its place in the batch (B1, C1, C2, C9, C10)."""
 
 import contextlib
-from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -137,7 +136,7 @@ def read_call(call: ToolCall, position: int, toolbox: Toolbox, limits: Limits, n
 
 def _read_launch(slot: Slot, tool: Tool, launch: Launch) -> None:
     slot.action, slot.launch, slot.handle_id = "spawn", launch, check_id(launch.id)
-    slot.tool = tool if launch.retry is None else replace(tool, retry=launch.retry)
+    slot.tool = launch.of(tool)
 
 
 def _read_action(slot: Slot, tool: Tool, arguments: dict[str, Any], toolbox: Toolbox) -> None:

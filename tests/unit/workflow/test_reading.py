@@ -1,4 +1,4 @@
-"""A workflow is checked as a whole before anything runs (W10): one error, everything that is wrong, each with a path."""
+"""A workflow is checked as a whole before anything runs (W10): one error with all that is wrong, each with its path."""
 
 from typing import Any
 

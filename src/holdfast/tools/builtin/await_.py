@@ -1,6 +1,7 @@
 """`await`: block until handles have stopped (A)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from holdfast.errors import ToolError
@@ -36,6 +37,19 @@ PARAMETERS: dict[str, Any] = {
 }
 
 
+_ENTRY = {"type": "object", "properties": {"id": {"type": "string"}, "state": {"type": "string"}}, "required": ["id"]}
+RETURNS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "completed": {"type": "array", "items": _ENTRY, "description": "Those that have stopped, with their results."},
+        "pending": {"type": "array", "items": _ENTRY},
+        "timed_out": {"type": "boolean"},
+        "needs_input": {"type": "boolean", "description": "All that are pending wait for you."},
+    },
+    "required": ["completed", "pending"],
+}
+
+
 def await_tool(show: Callable[[Waited], Reply]) -> Tool:
     """The tool; `show` makes the reply of what a wait came to (A3)."""
 
@@ -49,4 +63,4 @@ def await_tool(show: Callable[[Waited], Reply]) -> Tool:
             raise ToolError("`timeout_secs` must be 0 or more; leave it out to wait for ever", code="invalid_arguments")
         return show(await call.handles.wait(all=all or (), any=any or (), timeout=timeout_secs))
 
-    return await_
+    return replace(await_, returns=RETURNS, hints={"readOnlyHint": True, "openWorldHint": False})

@@ -142,11 +142,11 @@ class Connection:
             failures = 1 if was_up and loop.time() - began > _STEADY_SECS else failures + 1
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures - 1, 10)) * (1 - random.random() / 2)
             self._next = loop.time() + pause
-            self._conclude()
             if not self._closing.is_set():
                 if was_up:
                     self._around.lost(self, self.reason)
                 else:
+                    self._conclude()
                     _log.warning("MCP server `%s` cannot be reached: %s", self.server.name, self.reason)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
@@ -160,9 +160,13 @@ class Connection:
         try:
             reason = await link.run()
         finally:
-            was_up, self.link, self._trying = self.link is not None, None, None
+            self.link = self._trying = None
         self.reason = self.server.without_secrets(reason)
-        return was_up
+        return link.was_up
+
+    def down(self) -> None:
+        """The link is of no use any more; it is being left."""
+        self.link = None
 
     def up(self, link: "Link", tools: Sequence["ListedTool"]) -> None:
         """The link is open and knows the tools."""

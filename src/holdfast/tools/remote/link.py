@@ -45,6 +45,8 @@ class Link:
         self.server = connection.server
         self.calls: set[Asker] = set()
         """Those that run."""
+        self.was_up = False
+        """It has been open."""
         self.tasks = TasksExtension()
         self._ended = asyncio.Event()
         self._changed = asyncio.Event()
@@ -78,6 +80,7 @@ class Link:
                 async with self.client:
                     tools = await self._list()
                     timer.cancel()
+                    self.was_up = True
                     self._connection.up(self, tools)
                     await self._stay()
             except Exception as error:
@@ -92,6 +95,7 @@ class Link:
         """The connection is of no use any more, or not wanted."""
         self._reason = self._reason or reason
         self._ended.set()
+        self._connection.down()
 
     def cancel(self) -> None:
         """End it, whatever it is doing; its program is ended all the same."""
