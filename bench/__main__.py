@@ -25,6 +25,7 @@ from bench import (
     terminal,
     throughput,
     wake,
+    workflow,
 )
 from bench.machine import facts
 from bench.results import FILE, bullets, keep, table
@@ -46,6 +47,7 @@ TABLES: dict[str, dict[str, ModuleType]] = {
         "durable-commits": durable_commits,
         "durable-replay": durable_replay,
         "durable-parked": durable_parked,
+        "workflow": workflow,
         "dbos": dbos_peer,
     },
     "Terminals": {"terminal": terminal},

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -32,10 +32,13 @@ from holdfast.tools.builtin import builtin_tools
 from holdfast.tools.guard import Guard
 from holdfast.tools.run import FORCE_SECS
 from holdfast.tools.toolbox import Toolbox
-from holdfast.tools.waiting import wait_tools
+from holdfast.tools.waiting.agents import AgentFunction, Agents
+from holdfast.tools.waiting.cleanup import archive_in
+from holdfast.tools.waiting.measure import Measure, Metrics
 from holdfast.turn import person
 from holdfast.turn.actions import Actions
 from holdfast.turn.admission import Admission
+from holdfast.turn.aside import Aside
 from holdfast.turn.batch import Batch
 from holdfast.turn.budget import Projector, ProjectorProtocol
 from holdfast.turn.deadlines import Deadlines
@@ -75,7 +78,7 @@ class Runtime:
     `store` names where handles are kept (default: what the configuration says, else `memory:`); `config` is a
     `holdfast.toml` whose tools and settings to use. `servers` are MCP servers whose tools to use: they are connected in
     the background, and `connected` waits for them. `prompter` asks a person (`turn/prompts.py`), `inquiry` a model
-    (`turn/inquiry.py`); without them nobody is there to be asked.
+    (`turn/inquiry.py`); without them nobody is there to be asked. `metrics` are told of handles and waits (W8).
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Runtime:
         prompter: Prompter | None = None,
         inquiry: Inquire | None = None,
         servers: "Iterable[McpServer]" = (),
+        metrics: Metrics | None = None,
     ) -> None:
         loaded = _load(config)
         self.limits = loaded.limits.policy() if loaded else Limits()
@@ -96,7 +100,11 @@ class Runtime:
         """Those that are not answered yet."""
         self.turns: set[Turn] = set()
         """Those that are open."""
+        self.on_tools: list[Callable[[], None]] = []
+        """Called when the list of tools is another one."""
         self._desks: dict[str, Desk] = {}
+        self._agents = Agents()
+        self._measure = Measure(metrics)
         self._guard = Guard()
         self._prompter = prompter
         self._opening: asyncio.Task[None] | None = None
@@ -115,6 +123,10 @@ class Runtime:
         self.registry = Registry(
             opened, clock or SystemClock(), Spool(opened.directory), self.toolbox.known, retention=retention
         )
+        self._measure.begin(self.registry)
+        if loaded is not None:
+            self.registry.shorter = loaded.wait_handles.retention()
+            self.registry.archive = archive_in(loaded.root, loaded.wait_handles.archive)
         settings = loaded.conversation.inquiry if loaded else None
         self.inquiries = Inquiries(
             self.registry,
@@ -156,7 +168,7 @@ class Runtime:
                 raise ConfigError([f"{tool!r:.80} is not a tool; make one of a function with @holdfast.tool"])
         chosen = [self._guarded(tool) for tool in chosen]
         person = self._prompter is not None
-        waiting = wait_tools(self.replies.object, self.replies.printed)
+        waiting = Aside(self).tools(self._agents, self._measure)
         if config is None:
             known = [*chosen, *(server.like for server in servers)]
             return Toolbox([*chosen, *builtin_tools(known, self.replies.waited, waiting, person=person)])
@@ -181,7 +193,9 @@ class Runtime:
             self.registry.run_soon(self.notifications.notify(kind, level, message, conversation))
 
     def _tools_arrived(self) -> None:
-        """Calls of dead processes may have waited for these tools (R1)."""
+        """Tools of MCP servers have come or gone. Calls of dead processes may have waited for them (R1)."""
+        for told in tuple(self.on_tools):
+            told()
         if self.registry.store.durable and not self.closing:
             self.registry.run_soon(self.recovery.sweep())
 
@@ -281,6 +295,18 @@ class Runtime:
         """Wait until every MCP server has listed its tools or could not be reached; whether all have listed them."""
         await self._ready()
         return self._servers is None or await self._servers.ready(timeout)
+
+    def agent(
+        self, id: str, *, on_crash: Literal["replay", "fail"] = "fail", max_running: int | None = None
+    ) -> Callable[[AgentFunction], AgentFunction]:
+        """Decorator: make `async def (call, request)` the agent of that id, for `execute_agent_async` (W12).
+
+        It returns a text, or an object with `response`. With `replay` it may use `call.durable()` and is run again with
+        its journal after a crash, by a runtime that has registered it before it is opened. Only `max_running` of its
+        runs go on at once; the others queue by priority (W11).
+        """
+
+        return self._agents.registering(id, on_crash, max_running)
 
     def tools(self, dialect: Dialect = "generic") -> list[dict[str, Any]]:
         """The tools as a model sees them, in stable order (G3)."""

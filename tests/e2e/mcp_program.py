@@ -224,7 +224,7 @@ def echo(text: str) -> str:
     return text
 
 
-@server.tool()
+@server.tool(structured_output=False)
 def picture() -> list[Any]:
     """Words and a picture."""
     return ["here:", Image(data=b"x" * 3000, format="png")]

@@ -83,9 +83,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def using(turn: Turn, name: str, **arguments: Any) -> Response:
+async def using(turn: Turn, tool: str, /, **arguments: Any) -> Response:
     """The response to one call."""
-    (response,) = await turn.run([ToolCall(id="1", name=name, arguments=arguments)])
+    (response,) = await turn.run([ToolCall(id="1", name=tool, arguments=arguments)])
     return response
 
 

@@ -66,7 +66,10 @@ async def serve(port: int) -> None:
         server = Server(runtime, log_level="CRITICAL")
         server.middleware.append(name_first)
         add_fixtures(server)
-        with socket.create_server(("127.0.0.1", port)) as listening:
+        # Named as TCP, or asyncio leaves Nagle's algorithm on, which holds every answer for 40 ms.
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
+            listening.bind(("127.0.0.1", port))
+            listening.listen()
             print(f"http://localhost:{listening.getsockname()[1]}/mcp", flush=True)
             await uvicorn.Server(uvicorn.Config(_app(server), log_level="warning")).serve(sockets=[listening])
         await server.close()

@@ -36,9 +36,9 @@ async def failing_job() -> str:
 
 @holdfast.tool(task="required")
 async def protocol_error_job() -> str:
-    """Ends as a call does whose process died: without an answer of its own."""
+    """Ends without an answer of its own; always a task."""
     await asyncio.sleep(0.2)
-    raise ToolError("this job never answers", code="crashed")
+    raise ToolError("this job never answers", code="mcp_protocol_error")
 
 
 @holdfast.tool

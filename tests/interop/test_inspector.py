@@ -47,6 +47,21 @@ def test_M2_a_tool_that_is_always_a_task(call: Callable[..., subprocess.Complete
 
 
 @pytest.mark.parametrize("era", ["modern", "legacy"])
+def test_Q2_a_client_that_cannot_ask_its_user_is_told_so(
+    call: Callable[..., subprocess.CompletedProcess[str]], era: str
+) -> None:
+    run = call(era, "confirm_delete", filename="a.txt")
+    assert run.returncode == TOOL_FAILED
+    assert "nobody is there to answer it" in _text(run.stdout)
+
+
+def test_M1_every_schema_is_one_that_clients_can_use(url: str, tmp_path: Path) -> None:
+    options = ["--format", "json", "--method", "tools/list", "--strict"]
+    listed = json.loads(told(node(INSPECTOR, "--cli", url, *options, environment={"HOME": str(tmp_path)})))
+    assert {"slow_compute", "await", "wait_for_multiple"} <= {tool["name"] for tool in listed["result"]["tools"]}
+
+
+@pytest.mark.parametrize("era", ["modern", "legacy"])
 def test_W_several_handles_are_waited_for(call: Callable[..., subprocess.CompletedProcess[str]], era: str) -> None:
     both = [f"inspector-{era}-1", f"inspector-{era}-2"]
     for name in both:

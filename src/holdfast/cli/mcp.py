@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from holdfast.cli.store import store_of, store_option
 from holdfast.config import Config, load_config, the_config
 from holdfast.errors import ConfigError
 from holdfast.runtime import Runtime
+
+if TYPE_CHECKING:
+    from holdfast.mcp.server import Server
 
 TOKEN = "HOLDFAST_TOKEN"
 
@@ -47,7 +50,7 @@ def mcp(
     Handles outlive a connection: a client that comes back finds them by their ids, unless --store is `memory:`.
     """
     from holdfast.mcp.http import check_bind, http_app
-    from holdfast.mcp.server import Server
+    from holdfast.mcp.server import Server, state_keys
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     known = _tokens(tokens)
@@ -57,11 +60,18 @@ def mcp(
     if port is not None:
         check_bind(host, known)
     runtime = Runtime(store=store or store_of(loaded), config=loaded)
-    server = Server(runtime, conversation=conversation, **_settings(loaded))
-    if port is None:
-        sys.exit(asyncio.run(_serve(runtime, server, server.run_stdio_async())))
-    app = http_app(server, tokens=known, hosts=[host])
-    sys.exit(asyncio.run(_serve(runtime, server, _http(app, host, port))))
+
+    async def serve() -> int:
+        async with runtime:
+            server = Server(
+                runtime, conversation=conversation, state_keys=await state_keys(runtime), **_settings(loaded)
+            )
+            if port is None:
+                return await _until_stopped(server, server.run_stdio_async())
+            app = http_app(server, tokens=known, hosts=[host])
+            return await _until_stopped(server, _http(app, runtime, host, port))
+
+    sys.exit(asyncio.run(serve()))
 
 
 def _settings(config: Config) -> dict[str, Any]:
@@ -83,27 +93,26 @@ def _tokens(file: Path | None) -> dict[str, str]:
     return known
 
 
-async def _serve(runtime: Runtime, server: Any, serving: Coroutine[Any, Any, None]) -> int:
-    """Serve until the client goes, or a signal comes; then close in good order (R6)."""
+async def _until_stopped(server: "Server", serving: Coroutine[Any, Any, None]) -> int:
+    """Serve until the client goes, or a signal comes. The runtime is closed in good order after that (R6)."""
     stopped: list[int] = []
-    async with runtime:
-        task = asyncio.ensure_future(serving)
+    task = asyncio.ensure_future(serving)
 
-        def stop(number: int) -> None:
-            if stopped:
-                os._exit(128 + number)  # asked twice: the guard ends what is left
-            stopped.append(number)
-            server.listeners.close()
-            task.cancel()
+    def stop(number: int) -> None:
+        if stopped:
+            os._exit(128 + number)  # asked twice: the guard ends what is left
+        stopped.append(number)
+        server.listeners.close()
+        task.cancel()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop, number)
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
     return 128 + stopped[0] if stopped else 0
 
 
-async def _http(app: Any, host: str, port: int) -> None:
+async def _http(app: Any, runtime: Runtime, host: str, port: int) -> None:
     import uvicorn
 
     # No access log: the path of a completion is its key (K5). Signals are ours.
@@ -113,7 +122,9 @@ async def _http(app: Any, host: str, port: int) -> None:
     server.lifespan = config.lifespan_class(config)
     sockets = [config.bind_socket()]
     bound = sockets[0].getsockname()[1]
-    click.echo(f"MCP at http://{host}:{bound}/mcp", err=True)
+    shown = f"[{host}]" if ":" in host else host
+    runtime.durability.complete_url = f"http://{shown}:{bound}/complete"
+    click.echo(f"MCP at http://{shown}:{bound}/mcp", err=True)
     try:
         await server._serve(sockets)
     finally:

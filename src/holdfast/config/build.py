@@ -52,8 +52,8 @@ def build_tools(config: Config, guard: Guard) -> list[Tool]:
 
 
 def configure_builtin(tool: Tool, config: Config) -> Tool:
-    """The built-in tool with what the configuration says about it: `run`, `result`, `output`; one that is named there is
-    offered, where it would not be otherwise (W)."""
+    """The built-in tool with what the configuration says about it: `run`, `result`, `output`; a wait tool that is named
+    there is offered (W)."""
     settings = config.conversation.tools.get(tool.name)
     if settings is None or settings.source != "builtin":
         return tool

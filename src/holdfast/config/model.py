@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from holdfast.config.source import Source
 from holdfast.limits import Limits
-from holdfast.store.rows import CARRIERS, Carrier
+from holdfast.store.rows import CARRIERS, Carrier, Status
 from holdfast.tools.base import (
     ACTIONS,
     Action,
@@ -313,6 +313,29 @@ class StoreSettings(Table):
     retention_secs: Seconds | None = None
 
 
+class WaitRetention(Table):
+    """`[wait_handles.retention_secs]`: by status; None is as long as any other handle (`[store] retention_secs`)."""
+
+    completed: Seconds | None = None
+    failed: Seconds | None = None
+    timeout: Seconds | None = None
+
+
+class WaitHandleSettings(Table):
+    """`[wait_handles]` (W8): when handles that have settled go, if earlier than others, and where they are archived."""
+
+    retention_secs: WaitRetention = WaitRetention()
+    archive: str | None = None
+
+    def retention(self) -> dict[Status, float]:
+        given: dict[Status, float | None] = {
+            "completed": self.retention_secs.completed,
+            "failed": self.retention_secs.failed,
+            "timeout": self.retention_secs.timeout,
+        }
+        return {status: secs for status, secs in given.items() if secs is not None}
+
+
 class RuntimeSettings(Table):
     """`[runtime]`: how many calls run at once in all (W11); None is as many as come."""
 
@@ -349,6 +372,7 @@ class Config(Table):
     limits: LimitSettings = LimitSettings()
     store: StoreSettings = StoreSettings()
     runtime: RuntimeSettings = RuntimeSettings()
+    wait_handles: WaitHandleSettings = WaitHandleSettings()
     mcp: McpSettings = McpSettings()
     _source: Source | None = PrivateAttr(default=None)
 

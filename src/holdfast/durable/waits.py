@@ -15,6 +15,7 @@ from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.registry import Registry
 from holdfast.store.base import (
+    Op,
     Parking,
     Record,
     Resolution,
@@ -58,11 +59,16 @@ class Waits:
         id = key_id(conversation, uid, wait)
         row = await self._registry.store.wait(id)
         if row is None:
-            secret_id, secret = await self._newest_secret()
+            secret_id, secret = await self.newest_secret()
             await self._registry.write((WaitOpened(uid, fence, id, kind, name, secret_id, parking),))
         else:
             secret_id, secret = row.secret_id, await self._secret(row.secret_id)
         return make_key(conversation, uid, wait, secret_id, secret)
+
+    async def opening(self, uid: str, conversation: str) -> WaitOpened:
+        """What takes the completion key of a call that is parked from the start, for the commit that makes it."""
+        secret_id, _ = await self.newest_secret()
+        return WaitOpened(uid, 1, key_id(conversation, uid, "completion"), "completion", "", secret_id)
 
     async def key_of(self, record: Record) -> Key:
         """The completion key that a call has taken."""
@@ -73,8 +79,8 @@ class Waits:
         """Make new keys with a new secret. Keys made before stay good. Returns the secret's id."""
         return (await self._add_secret())[0]
 
-    async def _newest_secret(self) -> tuple[str, bytes]:
-        """Read each time: another process may have rotated it."""
+    async def newest_secret(self) -> tuple[str, bytes]:
+        """The id of the newest secret, and the secret. Read each time: another process may have rotated it."""
         return await self._registry.store.secret() or await self._add_secret()
 
     async def _add_secret(self) -> tuple[str, bytes]:
@@ -109,32 +115,35 @@ class Waits:
         terminal = result.terminal
         return ResolveOutcome(result.status, resolution_json(terminal) if terminal is not None else None)
 
-    async def complete(self, handle: Handle, resolution: Resolution) -> Resolving:
+    async def complete(self, handle: Handle, resolution: Resolution, also: Sequence[Op] = ()) -> Resolving:
         """Resolve the completion of a call by whoever may do so without its key; the first resolution counts.
 
-        Of a call that has not taken its key yet it is kept until the call is parked.
+        Of a call that has not taken its key yet it is kept until the call is parked. `also` is written with it.
         """
         id = key_id(handle.conversation, handle.uid, "completion")
-        result = await self._resolve(id, handle.uid, resolution)
+        result = await self._resolve(id, handle.uid, resolution, also)
         if result.status == "unknown_or_revoked":
             with contextlib.suppress(HoldfastError):  # it has stopped: `_resolve` says so
                 await self.take(handle.uid, handle.fence, handle.conversation, "completion")
-            result = await self._resolve(id, handle.uid, resolution)
+            result = await self._resolve(id, handle.uid, resolution, also)
         return result
 
-    def _resolve(self, id: str, uid: str, resolution: Resolution) -> "asyncio.Future[Resolving]":
+    def _resolve(
+        self, id: str, uid: str, resolution: Resolution, also: Sequence[Op] = ()
+    ) -> "asyncio.Future[Resolving]":
         answered: asyncio.Future[Resolving] = asyncio.get_running_loop().create_future()
 
         def done(results: Sequence[Resolving]) -> None:
-            self._resolved(id, uid, resolution, results[0])
+            self._resolved(id, uid, resolution, results[-1])
             if not answered.done():
-                answered.set_result(results[0])
+                answered.set_result(results[-1])
 
         def failed(error: Exception) -> None:
             if not answered.done():
                 answered.set_exception(error)
 
-        self._registry.store.commit((Resolved(id, resolution, self._registry.clock.now()),), done, failed)
+        op = Resolved(id, resolution, self._registry.clock.now())
+        self._registry.store.commit((*also, op), done, failed)
         return answered
 
     def _resolved(self, id: str, uid: str, resolution: Resolution, result: Resolving) -> None:

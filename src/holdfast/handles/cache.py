@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.clock import Clock
@@ -21,7 +23,7 @@ from holdfast.handles.output import Output
 from holdfast.handles.question import Question
 from holdfast.handles.spool import Spool
 from holdfast.handles.state import Progress, State, Stopped, Waiting
-from holdfast.store.base import TOMBSTONE_SECS, Collected, Expired, Op, Record, Store
+from holdfast.store.base import TOMBSTONE_SECS, WAIT_KINDS, Collected, Expired, Op, Record, Status, Store
 
 if TYPE_CHECKING:
     from holdfast.tools.base import Tool
@@ -76,6 +78,14 @@ class Cache:
         """Told of the uid of a call whose completion may be there, and that must pass its tool's runtime (P1)."""
         self.on_deadline: Callable[[float], None] | None = None
         """Told when a call is parked that has a deadline."""
+        self.on_created: Callable[[Sequence[Handle]], None] | None = None
+        """Told of the handles that this runtime has made."""
+        self.on_settled: Callable[[str, Stopped], None] | None = None
+        """Told of the uid and the end of a handle, once, where that was written."""
+        self.archive: Callable[[Sequence[Record]], Awaitable[None]] | None = None
+        """Gets what the store is about to let go of; if it raises, nothing goes (W8)."""
+        self.shorter: Mapping[Status, float] = {}
+        """Retentions of wait handles by status, where they do not stay as long as others (W8)."""
         self.followers: dict[str, list[Callable[[Handle], None]]] = {}
         """By conversation: who is told of every handle of it that was made, or has changed its state."""
         self.waiting: set[asyncio.Future[None]] = set()
@@ -154,6 +164,10 @@ class Cache:
         if handle is None:
             raise ToolError(f"Call `{call_id}` not found in this conversation", code="handle_not_found")
         return handle
+
+    def tool(self, name: str) -> "Tool":
+        """The tool of that name, or what stands in for it."""
+        return self._tool(name)
 
     def loaded(self, uid: str) -> Handle | None:
         """The handle of that uid, if it is in memory."""
@@ -238,6 +252,8 @@ class Cache:
 
     def changed_elsewhere(self, uid: str, state: State) -> None:
         """A commit that was not about this handle alone has changed its state."""
+        if self.on_settled is not None and isinstance(state, Stopped):
+            self.on_settled(uid, state)
         handle = self._by_uid.get(uid)
         if handle is not None and handle.active:
             handle.decided = handle.state = state
@@ -388,13 +404,33 @@ class Cache:
     async def collect(self) -> None:
         """Let the store go of what stopped a retention ago and whose turn is over (S5)."""
         now = self.clock.now()
-        op = Collected(math.nextafter(now - self.retention, math.inf), now)  # what stopped just then goes, too
-        while True:
-            (gone,) = await self.write((op,), keep=False)
-            if gone < op.limit:
-                break
+        for status, secs in self.shorter.items():
+            if secs < self.retention:
+                await self.let_go(Collected(_until(now - secs), now, kinds=WAIT_KINDS, statuses=(status,)))
+        op = Collected(_until(now - self.retention), now)
+        if self.archive is not None:
+            await self.let_go(op)
+        else:  # nobody wants to know what goes
+            while (await self.write((op,), keep=False))[0] == op.limit:
+                pass
         for handle in [each for each in self._idle.values() if self.expired(each.state, each.conversation)]:
             self._forget(handle)
+
+    async def let_go(self, op: Collected) -> list[Record]:
+        """Let the store go of what the operation is about; what is archived is so before it goes."""
+        gone: list[Record] = []
+        while True:
+            records = await self.store.expiring(op)
+            if self.archive is not None and records:
+                await self.archive(records)
+            await self.write((replace(op, only=tuple(record.uid for record in records)),), keep=False)
+            for record in records:
+                handle = self._by_uid.get(record.uid)
+                if handle is not None:
+                    self._forget(handle)
+            gone += records
+            if len(records) < op.limit:
+                return gone
 
     def turn_began(self, conversation: str, turn: str) -> None:
         """The conversation has a turn, which keeps what has not expired by now."""
@@ -405,6 +441,11 @@ class Cache:
         known = self.conversation(conversation)
         known.turn = None
         self._forget_conversation(known)
+
+
+def _until(at: float) -> float:
+    """What stopped just then goes, too."""
+    return math.nextafter(at, math.inf)
 
 
 def _set(future: "asyncio.Future[Sequence[Any]]", results: Sequence[Any]) -> None:

@@ -131,6 +131,17 @@ class Gate:
         for name, capacity in ticket.names.items():
             self.lines.setdefault(name, Line(name, capacity)).holders.append(ticket)
 
+    def rank(self, ticket: Ticket, priority: int) -> None:
+        """Give a ticket that queues another priority; among equals it keeps its place by arrival."""
+        if ticket.held or ticket.priority == priority:
+            return
+        for line in ticket.lines():
+            line.queue.remove(ticket)
+        ticket.priority, ticket.rank = priority, (-priority, ticket.rank[1])
+        for line in ticket.lines():
+            insort(line.queue, ticket)
+        self._serve(ticket.names)
+
     def leave(self, ticket: Ticket) -> None:
         """Give back what the ticket holds, or leave the queues. Harmless when done twice."""
         freed = []

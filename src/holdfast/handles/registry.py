@@ -124,6 +124,8 @@ class Registry(Cache):
     def _registered(self, new: list[Handle], done: Callable[[], None], results: Sequence[Any]) -> None:
         for handle in new:
             self.enlist(handle)
+        if self.on_created is not None:
+            self.on_created(new)
         done()
 
     def take_over(self, record: Record) -> Handle:
@@ -185,6 +187,8 @@ class Registry(Cache):
         if self.followers and not isinstance(state, Stopped):
             self._follow(handle)
         if isinstance(state, Stopped):
+            if self.on_settled is not None:
+                self.on_settled(handle.uid, state)
             self._stopped(handle)
             parking = handle.parking
             if parking is not None and self.on_cancelled is not None and hook_is_due(parking, state.ended_by):
@@ -242,6 +246,8 @@ class Registry(Cache):
         state = results[0]
         if isinstance(state, Stopped):
             handle.decided = handle.state = state
+            if self.on_settled is not None:
+                self.on_settled(handle.uid, state)
             self._stopped(handle)
         else:
             self._rest(handle)
@@ -285,6 +291,14 @@ class Registry(Cache):
             if handle is not None and handle.run is not None and handle.run.content is not None:
                 handle.run.content.shown()
 
+    def annotated(self, handle: Handle, record: Record) -> None:
+        """What was said about a handle is written; of one that queues here the priority counts at once (W11)."""
+        handle.metadata, handle.priority = record.metadata, record.priority
+        if handle.ticket is not None:
+            self.gate.rank(handle.ticket, record.priority)
+        if record.progress is not None and record.progress != handle.progress:
+            self.progressed(handle, record.progress)
+
     def output_of(self, handle: Handle) -> Output:
         """The handle's output, made when it first has some."""
         if handle.output is None:
@@ -313,6 +327,10 @@ class Registry(Cache):
         if handle.lingering:
             handle.lingering = False
             self._settle_accounts(handle)
+
+    @property
+    def collecting_is_due(self) -> bool:
+        return self.clock.now() >= self._collect_at
 
     async def collect_sometimes(self) -> None:
         """Collect, if that was not done in the last minute."""

@@ -5,11 +5,13 @@ call asks meanwhile is asked of the client, in the way its protocol has (see `el
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from mcp.server.context import HandlerResult, ServerRequestContext
+from mcp.shared.jsonrpc_dispatcher import progress_token_from_params
 from mcp_types import CallToolRequestParams, InputRequiredResult
 
 from holdfast.errors import ToolError
@@ -105,8 +107,8 @@ class Calls:
         handle = await self._tasks.find(ctx, params.request_state) if params.request_state else None
         if handle is None:
             return await self.answer(ctx, await self.begin(ctx, tool, params))
-        await self._tasks.answer(handle, {key: plain(said) for key, said in (params.input_responses or {}).items()})
         served = self._asking.pop(handle.uid, None)
+        await self._tasks.answer(handle, {key: plain(said) for key, said in (params.input_responses or {}).items()})
         return await (self.answer(ctx, served) if served is not None else self._follow(handle))
 
     async def _follow(self, handle: Handle) -> HandlerResult:
@@ -119,7 +121,9 @@ class Calls:
                 watcher.told.clear()
         finally:
             handle.unwatch(watcher)
-        return self._needs_input(handle) if handle.active else await self._tasks.outcome(handle)
+        if handle.active:
+            return self._needs_input(handle)
+        return {"resultType": "complete", **await self._tasks.outcome(handle)}
 
     def _needs_input(self, handle: Handle) -> HandlerResult:
         """What a 2026 client is answered whose user has to say something first."""
@@ -213,7 +217,7 @@ async def _until_asked(asker: Asker) -> None:
 
 
 def _wants_progress(ctx: Context) -> bool:
-    return ctx.meta is not None and ctx.meta.get("progress_token", ctx.meta.get("progressToken")) is not None
+    return progress_token_from_params(ctx.params) is not None
 
 
 class _Progress(Watcher):
@@ -239,13 +243,13 @@ async def report(ctx: Context, handle: Handle) -> None:
     if handle.progress is not None:
         watcher.told.set()
     try:
-        while handle.active:
-            try:
+        while True:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROGRESS_SECS):
                     await watcher.told.wait()
-            except TimeoutError:
-                pass
             watcher.told.clear()
+            if not handle.active:
+                return
             told, elapsed = handle.progress, time.monotonic() - began
             last = max(elapsed if told is None else told.done, last + 1e-3)  # it must grow each time
             message = f"{handle.tool.name}: {elapsed:.0f} s" if told is None or told.message is None else told.message

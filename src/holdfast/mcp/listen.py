@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from mcp.server.session import ServerSession
 from mcp.server.subscriptions import SUBSCRIPTION_ID_META_KEY, SubscriptionBus
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import (
@@ -50,6 +51,7 @@ class Listeners:
         self._bus = bus
         self._streams: set[_Stream] = set()
         self._sessions: dict[int, dict[str, Changes]] = {}
+        self._joined: dict[int, ServerSession] = {}
 
     # 2026: one stream for all that a client wants to hear
 
@@ -161,9 +163,18 @@ class Listeners:
 
     # For the server
 
-    async def tools_changed(self) -> None:
+    def joined(self, ctx: Context) -> None:
+        """A client of 2025 is there, and is told what it cannot ask to be told."""
+        connection = ctx.session._connection
+        self._joined[id(connection)] = ctx.session
+        connection.exit_stack.callback(self._joined.pop, id(connection), None)
+
+    def tools_changed(self) -> None:
         """The list of tools is another one."""
-        await self._bus.publish(ToolsListChanged())
+        run_soon = self._calls.runtime.registry.run_soon
+        run_soon(self._bus.publish(ToolsListChanged()))
+        for session in self._joined.values():
+            run_soon(session.send_tool_list_changed())
 
     def close(self) -> None:
         """End every stream in good order."""

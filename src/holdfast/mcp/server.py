@@ -4,6 +4,7 @@
 extension, and subscriptions to handles. It serves one runtime, which must be open while it serves.
 """
 
+import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -49,6 +50,13 @@ else does: a webhook, a person, another agent. Results outlive this connection: 
 `read_output` reads the rest."""
 
 
+async def state_keys(runtime: Runtime) -> list[bytes]:
+    """Keys for `Server`, the same for all servers of a store and after a restart."""
+    await runtime.open()
+    _, secret = await runtime.durability.waits.newest_secret()
+    return [hashlib.sha256(b"holdfast mcp request state" + secret).digest()]
+
+
 class Server(MCPServer[Any]):
     """An MCP server over a runtime."""
 
@@ -76,7 +84,7 @@ class Server(MCPServer[Any]):
         options.setdefault("version", version("holdfast"))
         options.setdefault("log_level", "WARNING")
         extensions = [self.tasks, *options.pop("extensions", ())]
-        middleware = [Tasks2025(self.calls, self.tasks), *options.pop("middleware", ())]
+        middleware = [Tasks2025(self.calls, self.tasks, self.listeners), *options.pop("middleware", ())]
         if state_keys:
             options.setdefault("request_state_security", RequestStateSecurity(keys=list(state_keys)))
         super().__init__(
@@ -85,6 +93,7 @@ class Server(MCPServer[Any]):
             middleware=middleware,
             subscriptions=bus,
         )
+        runtime.on_tools.append(self.listeners.tools_changed)
         self._serve("subscriptions/listen", SubscriptionsListenRequestParams, self.listeners.listen)
         self._serve("resources/subscribe", SubscribeRequestParams, self.listeners.subscribe)
         self._serve("resources/unsubscribe", UnsubscribeRequestParams, self.listeners.unsubscribe)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from holdfast.handles.handle import Handle, OnStop
 from holdfast.handles.state import Error, Stopped
 from holdfast.mcp.calls import Calls, Context, by_request, elicits
+from holdfast.mcp.listen import Listeners
 from holdfast.mcp.tasks import MARK, POLL_MS, Tasks, may_be_task, protocol_error
 
 VERSION = "2025-11-25"
@@ -26,8 +27,9 @@ _PAGE = 100
 class Tasks2025:
     """The middleware."""
 
-    def __init__(self, calls: Calls, tasks: Tasks) -> None:
+    def __init__(self, calls: Calls, tasks: Tasks, listeners: Listeners) -> None:
         self._calls = calls
+        self._listeners = listeners
         self._tasks = tasks
         self._methods = {
             "tasks/get": self._get,
@@ -42,7 +44,8 @@ class Tasks2025:
         if ctx.request_id is None:
             return await call_next(ctx)
         if ctx.method == "initialize":
-            return _advertised(ctx, await call_next(ctx))
+            self._listeners.joined(ctx)
+            return _advertised(await call_next(ctx))
         if ctx.protocol_version != VERSION:
             return await call_next(ctx)
         if ctx.method == "tools/call":
@@ -125,11 +128,14 @@ class Tasks2025:
         return {**shown, "ttl": self._tasks.ttl_ms, "pollInterval": POLL_MS}
 
 
-def _advertised(ctx: Context, served: HandlerResult) -> HandlerResult:
-    """What the server is capable of, with tasks for a client that may know them."""
+def _advertised(served: HandlerResult) -> HandlerResult:
+    """What the server is capable of: its tools come and go, and it has tasks for a client that may know them."""
     shown = (
         served.model_dump(by_alias=True, exclude_none=True, mode="json") if isinstance(served, BaseModel) else served
     )
-    if shown is None or shown.get("protocolVersion") != VERSION:
+    if shown is None:
         return served
-    return {**shown, "capabilities": {**shown.get("capabilities", {}), "tasks": CAPABILITY}}
+    capabilities = {**shown.get("capabilities", {}), "tools": {"listChanged": True}}
+    if shown.get("protocolVersion") == VERSION:
+        capabilities["tasks"] = CAPABILITY
+    return {**shown, "capabilities": capabilities}

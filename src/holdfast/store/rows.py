@@ -7,6 +7,8 @@ import msgspec
 from holdfast.handles.state import Error, Progress, State, Stopped
 
 Kind = Literal["tool", "agent", "workflow", "timer", "hook", "custom"]
+WAIT_KINDS: tuple[Kind, ...] = ("agent", "workflow", "timer", "hook", "custom")
+"""Those of the wait tools (W)."""
 Status = Literal["pending", "completed", "failed", "timeout"]
 """A state as the wait tools see it (W1)."""
 Given = tuple[str, str, str, bool, str | None]

@@ -95,6 +95,8 @@ class Desk:
         async with self._line:
             runtime.check_open()
             await runtime.open()
+            if runtime.registry.collecting_is_due:
+                runtime.registry.run_soon(runtime.registry.collect_sometimes())
             self._visits += 1
             slot = read_call(call, 0, runtime.toolbox, runtime.limits, runtime.registry.clock.now())
             batch = Batch(

@@ -75,7 +75,6 @@ def test_an_error_is_raised_with_its_text_and_is_not_transient() -> None:
         (types.CONNECTION_CLOSED, "Connection closed", True),
         (types.REQUEST_TIMEOUT, "timed out", True),
         (types.INTERNAL_ERROR, "Server returned an error response", True),
-        (types.INVALID_REQUEST, "Session terminated", True),
         (types.INTERNAL_ERROR, "boom", False),
         (types.INVALID_PARAMS, "Unknown tool", False),
     ],

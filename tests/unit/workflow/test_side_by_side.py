@@ -38,7 +38,7 @@ class Crowd:
 
 
 async def test_W10_parallel_never_fails_and_counts() -> None:
-    branches = [transform("a", "data + 1")], [call("b", "t"), transform("never", "1")], []
+    branches: list[Any] = [[transform("a", "data + 1")], [call("b", "t"), transform("never", "1")], []]
     result = await run(given(parallel(*branches), input=1), Around({"t": failing()}))
     assert result["finalOutput"] == {
         "type": "parallel",

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.unit.workflow.world import Around, Effects, Killed, call, failed, ids, run, step, transform, workflow
 
+from holdfast import ToolError
 from holdfast.testing import VirtualClock
 
 
@@ -84,8 +85,6 @@ async def test_W10_the_timeout_of_the_run_stops_it_and_what_was_done_is_kept(clo
 )
 async def test_W10_the_timeout_of_the_run_stops_whatever_runs(clock: VirtualClock, endless: dict[str, Any]) -> None:
     def busy(arguments: dict[str, Any]) -> None:
-        from holdfast import ToolError
-
         raise ToolError("busy", transient=True)
 
     began, around = clock.now(), Around({"t": Slow(), "busy": busy})

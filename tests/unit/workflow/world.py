@@ -63,7 +63,7 @@ class Effects:
         return self.brought.setdefault(name, asyncio.get_running_loop().create_future())
 
     async def external_event_key(self, name: str) -> Key:
-        return Key(f"key-of-{name}")
+        return Key(f"key-of-{name}", "id")
 
     async def await_event_json(self, key: str) -> Any:
         return await asyncio.shield(self.key(key.removeprefix("key-of-")))

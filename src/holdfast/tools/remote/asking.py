@@ -115,8 +115,8 @@ def _field(name: str, table: Mapping[str, Any], message: str, required: bool, si
     kind, values = _kind(table), _choices(table)
     assert kind is not None
     about = str(table.get("description") or "")
-    title = str(table.get("title") or "") or about or name
-    text, before = (message or title, about) if single else (title, message)
+    own = about or str(table.get("title") or "") or name
+    text, before = (message or own, about) if single else (own, message)
     if kind == "Text" and not required:
         text += " (may be left empty)"
     default = table.get("default")

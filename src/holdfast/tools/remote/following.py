@@ -51,7 +51,7 @@ class Following:
                 try:
                     return await self._over(link)
                 except MCPError as error:
-                    if not is_lost(error):
+                    if not (is_lost(error) or link.is_over):
                         raise self._gone(error) from None
                     await asyncio.sleep(_LEAST_POLL_SECS)  # until the connection, too, knows that it is lost
         finally:

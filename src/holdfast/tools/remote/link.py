@@ -87,9 +87,11 @@ class Link:
                 self._reason = self._reason or self._words(error)
             finally:
                 timer.cancel()
+        reason = self._reason or "the connection was closed"
         if self._late:
-            return f"it did not answer within {self.server.timeout_secs:g} s"
-        return self._reason or "the connection was closed"
+            reason = f"it did not answer within {self.server.timeout_secs:g} s"
+        said = self._errors.last_words
+        return f"{reason}; its program said: {said}" if said else reason
 
     def end(self, reason: str) -> None:
         """The connection is of no use any more, or not wanted."""
@@ -110,6 +112,8 @@ class Link:
 
     def _refused(self, status: int) -> None:
         self._status = status
+        if status == 404 and self.was_up and not self.is_modern:
+            self.end("it has forgotten our session")  # it was started anew
 
     async def _stay(self) -> None:
         async with anyio.create_task_group() as group:
@@ -118,6 +122,11 @@ class Link:
                 group.start_soon(self._listen)
             await self._ended.wait()
             group.cancel_scope.cancel()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes over it."""
+        return self._ended.is_set()
 
     @property
     def is_modern(self) -> bool:
@@ -132,10 +141,7 @@ class Link:
             words = f"{error.filename or 'it'}: {error.strerror}"
         else:
             words = str(error) or type(error).__name__
-        if self._status is not None:
-            words += f" (HTTP {self._status})"
-        said = self._errors.last_words
-        return f"{words}; its program said: {said}" if said else words
+        return words if self._status is None else f"{words} (HTTP {self._status})"
 
     # Its tools
 

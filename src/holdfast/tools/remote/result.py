@@ -12,8 +12,6 @@ from holdfast.tools.remote.server import McpServer
 _LOST = (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT)
 _HTTP_TROUBLE = (types.INTERNAL_ERROR, "Server returned an error response")
 """How `mcp` words a response with an error status and no JSON-RPC in it: a proxy, or a server that is overloaded."""
-SESSION_ENDED = (types.INVALID_REQUEST, "Session terminated")
-"""How `mcp` words that the server does not know our session any more: it was started anew."""
 
 
 def value_of(result: types.CallToolResult) -> Any:
@@ -57,7 +55,7 @@ def _size(base64: str) -> str:
 
 def is_lost(error: MCPError) -> bool:
     """Whether the error says that the server was not reached or is gone, so that trying again may help."""
-    return error.code in _LOST or (error.code, error.message) in (_HTTP_TROUBLE, SESSION_ENDED)
+    return error.code in _LOST or (error.code, error.message) == _HTTP_TROUBLE
 
 
 def failure(server: McpServer, error: Exception) -> ToolError:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from holdfast.tools.remote.link import Link
 
+_ANYTHING = {"type": "object", "properties": {}, "additionalProperties": True}
 _STEP = "task"
 """The journal's step that keeps the id of the task a call has become."""
 
@@ -105,7 +106,7 @@ class Remote:
         from pydantic import ValidationError
 
         from holdfast.tools.remote.link import current
-        from holdfast.tools.remote.result import SESSION_ENDED, failure, is_lost
+        from holdfast.tools.remote.result import failure, is_lost
         from holdfast.tools.remote.tasks import TaskMade
 
         async def report(progress: float, total: float | None, message: str | None) -> None:
@@ -118,9 +119,7 @@ class Remote:
         except TaskMade as made:
             task = made.task
         except MCPError as error:
-            if (error.code, error.message) == SESSION_ENDED:
-                link.end("it has forgotten our session")
-            if is_lost(error):
+            if is_lost(error) or link.is_over:
                 raise self.connection.gone(error.message.lower()) from None
             raise failure(self.connection.server, error) from None
         except (ValidationError, RuntimeError) as error:
@@ -169,7 +168,7 @@ class _Running(_Task):
 
 def unlisted(connection: Connection, name: str, tool: str, like: Tool) -> Tool:
     """A tool that has settings of its own and whose server has not said yet what it takes: callable, not offered."""
-    return replace(like, name=name, runtime=Remote(connection, tool), parameters={"type": "object"}, offered=False)
+    return replace(like, name=name, runtime=Remote(connection, tool), parameters=_ANYTHING, offered=False)
 
 
 def listed(connection: Connection, name: str, tool: "ListedTool", like: Tool) -> Tool:

@@ -70,10 +70,10 @@ def complete_tool(show: Show) -> Tool:
         if handle.tool.name != CREATE:
             raise _refusal(handle)
         if isinstance(handle.state, Stopped):
-            raise _settled(id, status(handle))
+            raise settled(id, status(handle))
         result = await call._durability.waits.complete(handle, resolution)
         if result.status != "accepted":
-            raise _settled(id, await _status_now(call, id, result))
+            raise settled(id, await _status_now(call, id, result))
         return _completed(call, handle, resolution)
 
     async def _by_key(call: Call, key: str, resolution: Resolution) -> Reply:
@@ -85,7 +85,7 @@ def complete_tool(show: Show) -> Tool:
         handle = registry.adopt(record)
         outcome = await waits.resolve(key, resolution)
         if outcome.status == "already_resolved" and outcome.terminal is not None:
-            raise _settled(handle.id, _STATUS[outcome.terminal["status"]])
+            raise settled(handle.id, _STATUS[outcome.terminal["status"]])
         if outcome.status != "accepted":
             raise ToolError("No wait has this key, or it was revoked", code="await_event_unknown_or_revoked")
         return _completed(call, handle, resolution)
@@ -128,7 +128,7 @@ async def _status_now(call: Call, id: str, result: Resolving) -> str:
     return status(await find(call, id))
 
 
-def _settled(id: str, now: str) -> Refused:
+def settled(id: str, now: str) -> Refused:
     return Refused(f"Wait handle {id} is already {now}", code="already_stopped", currentStatus=now)
 
 

@@ -121,7 +121,10 @@ class Filter:
     """Which handles are asked for."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self.asked: dict[str, Any] = {"status": arguments.get("status") or "all", "type": arguments.get("type") or "all"}
+        self.asked: dict[str, Any] = {
+            "status": arguments.get("status") or "all",
+            "type": arguments.get("type") or "all",
+        }
         self.status: Status | None = None if self.asked["status"] == "all" else self.asked["status"]
         self.kind: Kind | None = None if self.asked["type"] == "all" else self.asked["type"]
         self.metadata: dict[str, Any] | None = arguments.get("metadata") or None

@@ -5,18 +5,22 @@ times are floored.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
 
 from holdfast.handles.handle import Handle
 from holdfast.handles.state import Error, Ok, Printed, Progress, Reply, State, Stopped, Waiting
 from holdfast.handles.text import to_json
-from holdfast.store.rows import Kind, status_of
+from holdfast.store.rows import WAIT_KINDS, status_of
 
-TYPES: tuple[Kind, ...] = ("agent", "workflow", "timer", "hook", "custom")
+TYPES = WAIT_KINDS
 """What `create_wait_handle` makes."""
 STATUSES = ("pending", "completed", "failed", "timeout")
+
+_PARTIAL_BYTES = 1024 * 1024
 
 Text = Callable[[Handle], str]
 """What a handle printed or failed with, as a model is shown it."""
@@ -64,7 +68,7 @@ def came_to(handle: Handle, text: Text) -> dict[str, Any]:
         return {}
     match state.outcome:
         case Ok(value):
-            return {"result": value}
+            return {"result": fitting(value)}
         case Printed():
             return {"result": text(handle)}
         case Reply(result):
@@ -72,7 +76,40 @@ def came_to(handle: Handle, text: Text) -> dict[str, Any]:
         case Error(message):
             # A command's reason is of little use without what it printed.
             error = {"error": text(handle) if handle.tool.source in ("local", "terminal") else message}
+            error |= partial(handle) if handle.kind == "workflow" else {}
             return error | ({"endedBy": state.ended_by} if state.deliberate else {})
+
+
+def partial(handle: Handle) -> dict[str, Any]:
+    """What a workflow had done when it failed: the last line it printed."""
+    output = handle.output
+    if output is None or not output.total:
+        return {}
+    said: Any = f"Too long to be shown here. {read_hint(handle.id)}"
+    if output.total <= _PARTIAL_BYTES:
+        try:
+            said = msgspec.json.decode(output.read(0, output.total).data.splitlines()[-1])
+        except msgspec.DecodeError:  # not of a workflow that failed: it was ended while it printed
+            return {}
+    return {"partialResult": fitting(said)}
+
+
+def fitting(value: Any, room: int = 12_000) -> Any:
+    """A value as it may stand in a reply: one whose structure alone takes more room is shown as its JSON text, of which
+    as much is shown as fits. A reply stays JSON, whatever is in it."""
+    encoded = to_json(value)
+    if len(encoded) <= room or isinstance(value, str):
+        return value
+    structure = len(encoded) - sum(len(to_json(string)) for string in _strings(value))
+    return value if structure <= room else encoded.decode()
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strings(each)
 
 
 def wants(handle: Handle) -> dict[str, Any]:

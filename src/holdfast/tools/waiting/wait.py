@@ -15,8 +15,9 @@ from holdfast.handles.view import Waited
 from holdfast.handles.waits import Group, all_of, any_of, first_success
 from holdfast.tools.base import Tool, View
 from holdfast.tools.call import Call
+from holdfast.tools.waiting.around import Around
 from holdfast.tools.waiting.find import find, find_all
-from holdfast.tools.waiting.tool import READS, Arguments, Show, object_schema, wait_tool
+from holdfast.tools.waiting.tool import READS, Arguments, object_schema, wait_tool
 from holdfast.tools.waiting.view import (
     COUNT,
     FLAG,
@@ -28,6 +29,7 @@ from holdfast.tools.waiting.view import (
     Text,
     came_to,
     elapsed,
+    fitting,
     instant,
     milliseconds,
     number,
@@ -128,8 +130,9 @@ RETURNS_MULTIPLE = object_schema(
 )
 
 
-def wait_for_tool(show: Show, text: Text) -> Tool:
+def wait_for_tool(around: Around) -> Tool:
     """The tool for one handle."""
+    show = around.show
 
     async def wait_for(call: Call, arguments: Arguments) -> Reply:
         clock = call._durability.registry.clock
@@ -139,11 +142,12 @@ def wait_for_tool(show: Show, text: Text) -> Tool:
         waited = await wait(call, "all", (handle,), timeout)
         now = clock.now()
         passed = milliseconds(now - began)
+        around.measure.waited("wait_for", "timeout" if waited.timed_out else status(handle), now - began)
         if waited.timed_out:
             error = f"Wait timed out after {number(timeout or 0)}ms"
             return show({"handleId": handle.id, "status": "timeout", "error": error, "elapsedMs": passed})
         took, how = operation_ms(handle.state, now), status(handle)
-        answer = {"handleId": handle.id, "type": handle.kind, "status": how, **came_to(handle, text)}
+        answer = {"handleId": handle.id, "type": handle.kind, "status": how, **came_to(handle, around.text)}
         if waited.needs_input:
             answer |= {**wants(handle), **progress_of(handle.progress)}
         if how == "failed":
@@ -174,8 +178,9 @@ def wait_for_tool(show: Show, text: Text) -> Tool:
     )
 
 
-def wait_for_multiple_tool(show: Show, text: Text) -> Tool:
+def wait_for_multiple_tool(around: Around) -> Tool:
     """The tool for several."""
+    show = around.show
 
     async def wait_for_multiple(call: Call, arguments: Arguments) -> Reply:
         mode, timeout = arguments["mode"], arguments.get("timeoutMs")
@@ -189,14 +194,16 @@ def wait_for_multiple_tool(show: Show, text: Text) -> Tool:
         passed = milliseconds(now - began)
         statuses = [status(handle) for handle in handles]
         answer: dict[str, Any] = {"mode": mode, "status": _verdict(mode, waited, statuses)}
+        around.measure.waited("wait_for_multiple", answer["status"], now - began)
         if waited.timed_out:
             answer["error"] = f"Wait timed out after {number(timeout or 0)}ms"
         elif mode == "race" and not waited.needs_input:
-            answer["winner"] = _first(waited).id
+            answer["winner"] = first(waited).id
         answer |= _counts(statuses)
         if waited.needs_input:
             answer["needsInput"] = True
-        answer["results"] = {handle.id: _entry(handle, now, text, waited.needs_input) for handle in handles}
+        answer["results"] = {each.id: _entry(each, now, around.text, waited.needs_input) for each in handles}
+        _fit(answer["results"])
         if waited.timed_out:
             answer["elapsedMs"] = passed
         answer |= {"waitedMs": passed, "waitedTime": elapsed(passed)}
@@ -251,10 +258,10 @@ def _verdict(mode: str, waited: Waited, statuses: Sequence[str]) -> str:
             return "completed" if all(each == "completed" for each in statuses) else "partial"
         case "any":
             return "completed" if "completed" in statuses else "failed"
-    return status(_first(waited))
+    return status(first(waited))
 
 
-def _first(waited: Waited) -> Handle:
+def first(waited: Waited) -> Handle:
     """Who settled first, by time; of two in the same instant, the one the wait was told of first."""
     over = [handle for handle in waited.handles if isinstance(handle.state, Stopped)]
     return min(over, key=lambda handle: (_stopped_at(handle), handle is not waited.first))
@@ -282,6 +289,14 @@ def _entry(handle: Handle, now: float, text: Text, needs_input: bool) -> dict[st
         if needs_input and handle.blocked_on_caller():
             entry |= wants(handle)
     return entry | {"elapsedMs": took, "elapsedTime": elapsed(took)}
+
+
+def _fit(results: dict[str, dict[str, Any]]) -> None:
+    """Many results have less room each."""
+    if len(results) > 4:
+        for entry in results.values():
+            for key in entry.keys() & {"result", "partialResult"}:
+                entry[key] = fitting(entry[key], 4 * View().limit // len(results))
 
 
 def _room(answer: dict[str, Any]) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import ToolError
-from holdfast.tools.workflow.source import MAX_GROWTH, MAX_LENGTH, growth, reads
+from holdfast.tools.workflow.source import MAX_GROWTH, MAX_LENGTH, builds_lists, growth, reads
 
 VARIABLES = ("input", "data", "context", "vars", "steps", "error")
 """What every expression may read."""
@@ -23,6 +23,8 @@ LOOP_VARIABLES = ("item", "index")
 """What only one inside a loop may read."""
 MAX_BYTES = 1024 * 1024
 """As JSON, of what an expression reads and of what it gives."""
+MAX_LIST = 2000
+"""Elements of a list that `map` and `filter` may go over, and that `split` gives: a tenth of a second."""
 
 _REASON = re.compile(r"^(?:[A-Z_]+: )?(?:ERROR: <input>:(\d+):(\d+): )?(.*?)(?: \[[A-Z_]+\])?$")
 _NO_FIELD = "Applying SELECT to non-message type"
@@ -35,7 +37,7 @@ class BadExpression(ValueError):
 class Expression:
     """A compiled expression."""
 
-    __slots__ = ("_program", "reads", "source")
+    __slots__ = ("_builds", "_program", "reads", "source")
 
     def __init__(self, source: str, *, in_loop: bool = False) -> None:
         """Raises `BadExpression`."""
@@ -48,6 +50,7 @@ class Expression:
             )
         names = VARIABLES + LOOP_VARIABLES if in_loop else VARIABLES
         self.source = source
+        self._builds = builds_lists(source)
         self.reads = reads(source, names)
         """Which variables it reads, as far as its text tells."""
         try:
@@ -66,6 +69,8 @@ class Expression:
             raise self._failed(f"what it reads is not JSON ({error})") from None
         if read > MAX_BYTES:
             raise self._failed(f"it reads more than 1 MiB ({read:,} bytes); name the part that is needed")
+        if self._builds and read > MAX_LIST and _longest(values) > MAX_LIST:
+            raise self._failed(f"`map` and `filter` go over lists of at most {MAX_LIST:,} elements; use a `loop` step")
         try:
             value = self._program.eval(data=values)
             kind, made = value.type().name(), value.plain_value()
@@ -123,6 +128,12 @@ def _join(parts: list[str], between: str = "") -> str:
     return between.join(parts)
 
 
+def _split(text: str, by: str) -> list[str]:
+    if (text.count(by) if by else len(text)) >= MAX_LIST:
+        raise ValueError(f"`split` gives at most {MAX_LIST:,} parts")
+    return text.split(by) if by else list(text)
+
+
 def _replace(text: str, old: str, new: str) -> str:
     _check(len(text) + text.count(old) * len(new))
     return text.replace(old, new)
@@ -139,7 +150,7 @@ _FUNCTIONS: tuple[tuple[str, tuple[str, ...], str, _Function], ...] = (
     ("join", ("strings", "string"), "string", _join),
     ("lowerAscii", ("string",), "string", lambda text: text.encode().lower().decode()),
     ("replace", ("string", "string", "string"), "string", _replace),
-    ("split", ("string", "string"), "strings", lambda text, by: text.split(by) if by else list(text)),
+    ("split", ("string", "string"), "strings", _split),
     ("substring", ("string", "int"), "string", lambda text, begin: text[max(0, begin) :]),
     ("substring", ("string", "int", "int"), "string", lambda text, begin, end: text[max(0, begin) : max(0, end)]),
     ("trim", ("string",), "string", str.strip),
@@ -171,6 +182,16 @@ def _plain(value: Any) -> Any:
         case timedelta():
             return f"{value.total_seconds():.15g}s"
     raise TypeError(f"a {'bytes' if isinstance(value, bytes | bytearray) else type(value).__name__} value")
+
+
+def _longest(value: Any) -> int:
+    """The length of the longest list in it."""
+    match value:
+        case list():
+            return max(len(value), max(map(_longest, value), default=0))
+        case Mapping():
+            return max(map(_longest, value.values()), default=0)
+    return 0
 
 
 def _refusal(text: str, names: tuple[str, ...]) -> str:

@@ -64,6 +64,11 @@ def growth(source: str) -> float:
     return float((1 + max(0, repeats - macros) / macros) ** macros)
 
 
+def builds_lists(source: str) -> bool:
+    """Whether it makes lists of lists; the library takes the square of the length for that."""
+    return any(text in ("map", "filter") and after == "(" for (_, text), (_, after) in pairwise(_tokens(source)))
+
+
 def _tokens(source: str) -> list[tuple[str, str]]:
     return [(match.lastgroup or "", match[0]) for match in _TOKEN.finditer(source) if match.lastgroup != "blank"]
 

@@ -1,0 +1,143 @@
+"""Agents: functions that are run beside the conversation by `execute_agent_async` (W12).
+
+A runtime has them by `@rt.agent("id")`. Each has its own `max_running`, queued by priority (W11), and says itself
+whether it is run again with its journal after a crash.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import ConfigError, ToolError
+from holdfast.tools.base import OnCrash
+from holdfast.tools.call import Call
+from holdfast.tools.waiting.create import timed_out
+from holdfast.tools.waiting.view import instant
+
+
+class Message(msgspec.Struct, frozen=True):
+    """What was said before."""
+
+    role: str
+    content: str
+
+
+class Document(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something to read."""
+
+    content: str
+    id: str | None = None
+    name: str | None = None
+
+
+class AgentRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What an agent is asked to do. None: nothing was said about it, the agent decides."""
+
+    agent_id: str
+    prompt: str
+    model: str | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    top_p: float | None = None
+    system_prompt: str | None = None
+    context: tuple[Message, ...] = ()
+    tools: tuple[str, ...] = ()
+    documents: tuple[Document, ...] = ()
+    timeout_ms: float | None = None
+
+
+AgentFunction = Callable[[Call, AgentRequest], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One agent."""
+
+    id: str
+    function: AgentFunction
+    on_crash: OnCrash
+    max_running: int | None
+
+
+class Agents:
+    """The agents of a runtime."""
+
+    def __init__(self) -> None:
+        self._agents: dict[str, Agent] = {}
+
+    def registering(
+        self, id: str, on_crash: OnCrash, max_running: int | None
+    ) -> Callable[[AgentFunction], AgentFunction]:
+        """A decorator that makes a function an agent."""
+
+        def register(function: AgentFunction) -> AgentFunction:
+            self.add(id, function, on_crash, max_running)
+            return function
+
+        return register
+
+    def add(self, id: str, function: AgentFunction, on_crash: OnCrash, max_running: int | None) -> None:
+        """Make a function an agent."""
+        if not id or id in self._agents:
+            why = "is registered already; choose another id" if id else "needs an id that is not empty"
+            raise ConfigError([f"agent `{id}` {why}"])
+        if not asyncio.iscoroutinefunction(function):
+            raise ConfigError([f"agent `{id}`: {function!r:.80} is not async; make it `async def (call, request)`"])
+        if on_crash not in ("replay", "fail"):
+            raise ConfigError([f'agent `{id}`: on_crash must be "replay" or "fail", not {on_crash!r}'])
+        if max_running is not None and max_running < 1:
+            raise ConfigError([f"agent `{id}`: max_running must be 1 or more, not {max_running}"])
+        self._agents[id] = Agent(id, function, on_crash, max_running)
+
+    def find(self, id: str) -> Agent:
+        """The agent of that id. Raises `ToolError`, which lists those there are."""
+        agent = self._agents.get(id)
+        if agent is None:
+            known = ", ".join(self._agents) or "none; a program registers them with @rt.agent"
+            raise ToolError(f"Agent {id} not found; known agents: {known}", code="invalid_arguments")
+        return agent
+
+    def slots_of(self, arguments: Mapping[str, Any]) -> dict[str, int]:
+        """What a run of the agent queues for (W11)."""
+        agent = self._agents.get(arguments["agentId"])
+        return {} if agent is None or agent.max_running is None else {f"agent:{agent.id}": agent.max_running}
+
+    async def run(self, call: Call, arguments: Mapping[str, Any], *, since: float) -> dict[str, Any]:
+        """Run an agent; its result. Its timeout runs from the time `since` (W5)."""
+        registry = call._durability.registry
+        request = read_request(arguments)
+        agent = self.find(request.agent_id)
+        limit = request.timeout_ms or None
+        left = None if limit is None else max(0.0, since + limit / 1000 - registry.clock.now())
+        try:
+            async with asyncio.timeout(left) as timeout:
+                value = await agent.function(call, request)
+        except TimeoutError:
+            if limit is None or not timeout.expired():
+                raise
+            raise ToolError(timed_out(limit), code="timeout") from None
+        return _result(request, value, registry.clock.now())
+
+
+def read_request(arguments: Mapping[str, Any]) -> AgentRequest:
+    """The request that these arguments make. Raises `ToolError`."""
+    try:
+        return msgspec.convert(arguments, AgentRequest)
+    except msgspec.ValidationError as error:
+        raise ToolError(f"not what an agent can be asked: {error}", code="invalid_arguments") from None
+
+
+def _result(request: AgentRequest, value: Any, now: float) -> dict[str, Any]:
+    """A text is the response; an object that has `response` may say more about it."""
+    said = value if isinstance(value, dict) and "response" in value else {"response": value}
+    return {
+        "agentId": request.agent_id,
+        "response": said["response"],
+        "model": said.get("model", request.model),
+        "usage": said.get("usage"),
+        "finishReason": said.get("finishReason", "stop"),
+        "timestamp": instant(now),
+    }

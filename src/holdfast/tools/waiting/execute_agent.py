@@ -1,0 +1,103 @@
+"""`execute_agent_async`: run an agent beside the conversation, as a handle of kind `agent` (W12)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.durable.calls import Durability
+from holdfast.handles.handle import Handle
+from holdfast.tools.base import Launch, Launching, SpawnPolicy, Tool
+from holdfast.tools.call import Call
+from holdfast.tools.function import Function
+from holdfast.tools.signature import Signature
+from holdfast.tools.waiting import launch
+from holdfast.tools.waiting.agents import Agents, read_request
+from holdfast.tools.waiting.around import Around
+from holdfast.tools.waiting.create import PRIORITY, TIMEOUT
+from holdfast.tools.waiting.tool import object_schema
+from holdfast.tools.waiting.view import TEXT
+
+NAME = "execute_agent_async"
+DESCRIPTION = "Execute an agent asynchronously. Returns a handle at once; wait for its result with wait_for."
+_PROMPT_SHOWN = 100
+
+PARAMETERS = object_schema(
+    {
+        "agentId": {"type": "string", "minLength": 1, "description": "Which agent."},
+        "prompt": {"type": "string", "description": "What it is to do."},
+        "model": {"type": "string"},
+        "temperature": {"type": "number", "minimum": 0, "maximum": 2},
+        "maxTokens": {"type": "integer", "minimum": 1},
+        "topP": {"type": "number", "minimum": 0, "maximum": 1},
+        "systemPrompt": {"type": "string"},
+        "context": {
+            "type": "array",
+            "items": object_schema(
+                {"role": {"type": "string", "enum": ["user", "assistant", "system"]}, "content": TEXT},
+                ["role", "content"],
+            ),
+            "description": "What was said before.",
+        },
+        "tools": {"type": "array", "items": {"type": "string"}},
+        "documents": {
+            "type": "array",
+            "items": object_schema({"id": TEXT, "content": TEXT, "name": TEXT}, ["content"]),
+        },
+        "timeoutMs": TIMEOUT,
+        "priority": PRIORITY,
+        "retry": launch.RETRY,
+    },
+    ["agentId", "prompt"],
+)
+RETURNS = object_schema({**launch.RETURNS, "agentId": TEXT}, [*launch.REQUIRED, "agentId"])
+
+
+class _AgentRuns(Function):
+    """Runs agents, of each only so many at once."""
+
+    def __init__(self, agents: Agents) -> None:
+        async def run(call: Call, **arguments: Any) -> dict[str, Any]:
+            return await agents.run(call, arguments, since=launch.created(call))
+
+        super().__init__(run, Signature(DESCRIPTION, PARAMETERS, "call", None))
+        self.slots_of = agents.slots_of
+
+
+def execute_agent_tool(around: Around) -> Tool:
+    """The tool."""
+    agents = around.agents
+
+    def read(arguments: Mapping[str, Any], now: float) -> Launch:
+        request = read_request(arguments)
+        agent = agents.find(request.agent_id)
+        prompt = request.prompt
+        shown = prompt if len(prompt) <= _PROMPT_SHOWN else f"{prompt[:_PROMPT_SHOWN]}..."
+        model = {} if request.model is None else {"model": request.model}
+        return Launch(
+            id=launch.handle_id("agent", agent.id, now),
+            kind="agent",
+            metadata={"agentId": agent.id, **model, "prompt": shown},
+            priority=arguments.get("priority") or 0,
+            retry=launch.retry(arguments),
+            on_crash=agent.on_crash,
+        )
+
+    async def reply(handle: Handle, durability: Durability) -> dict[str, Any]:
+        record = await durability.registry.store.handle(handle.uid)
+        assert record is not None
+        if handle.active and record.arguments.get("timeoutMs"):
+            launch.Overdue(durability.registry, handle, record.arguments["timeoutMs"], around.end)
+        return launch.reply(handle, "Agent", record.arguments) | {"agentId": record.arguments["agentId"]}
+
+    return Tool(
+        name=NAME,
+        description=DESCRIPTION,
+        parameters=PARAMETERS,
+        returns=RETURNS,
+        runtime=_AgentRuns(agents),
+        launching=Launching(read=read, reply=reply, numbered=True),
+        kind="agent",
+        errors="object",
+        offered=False,
+        spawn=SpawnPolicy(on_turn_end="keep"),
+        hints={"title": "Run an agent", "readOnlyHint": False, "destructiveHint": False, "openWorldHint": True},
+    )

@@ -1,0 +1,72 @@
+"""Metrics of the wait tools (W8): what `Runtime(metrics=…)` is told, and when. Without it nothing is counted."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from holdfast.handles.handle import Handle
+from holdfast.handles.registry import Registry
+from holdfast.handles.state import Stopped
+from holdfast.store.rows import Kind, status_of
+
+CREATED = "holdfast_handles_created_total"
+SETTLED = "holdfast_handles_settled_total"
+SECONDS = "holdfast_handle_seconds"
+WAITS = "holdfast_waits_total"
+WAIT_SECONDS = "holdfast_wait_seconds"
+
+
+class Metrics(Protocol):
+    """Where numbers go. Both are called on the event loop's thread, and must not block it."""
+
+    def count(self, name: str, **labels: str) -> None:
+        """One more of something."""
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """How much it was this time."""
+
+
+class Measure:
+    """Tells the metrics of a runtime, if it has any."""
+
+    def __init__(self, metrics: Metrics | None) -> None:
+        self._metrics = metrics
+        self._registry: Registry | None = None
+
+    def begin(self, registry: Registry) -> None:
+        """Hear of handles from now on."""
+        if self._metrics is not None:
+            self._registry = registry
+            registry.on_created, registry.on_settled = self._created, self._settled
+
+    def waited(self, tool: str, status: str, secs: float) -> None:
+        """A wait has ended."""
+        if self._metrics is not None:
+            self._metrics.count(WAITS, tool=tool, status=status)
+            self._metrics.observe(WAIT_SECONDS, secs, tool=tool, status=status)
+
+    def _created(self, handles: Sequence[Handle]) -> None:
+        assert self._metrics is not None
+        for handle in handles:
+            if handle.stateful:
+                self._metrics.count(CREATED, type=handle.kind)
+
+    def _settled(self, uid: str, state: Stopped) -> None:
+        """Told once, in the process that has written it."""
+        assert self._registry is not None
+        handle = self._registry.loaded(uid)
+        if handle is None:
+            self._registry.run_soon(self._read(uid, state))
+        elif handle.stateful:
+            self._tell(handle.kind, state)
+
+    async def _read(self, uid: str, state: Stopped) -> None:
+        assert self._registry is not None
+        record = await self._registry.store.handle(uid)
+        if record is not None and record.stateful:
+            self._tell(record.kind, state)
+
+    def _tell(self, kind: Kind, state: Stopped) -> None:
+        assert self._metrics is not None
+        labels: dict[str, Any] = {"type": kind, "status": status_of(state)}
+        self._metrics.count(SETTLED, **labels)
+        self._metrics.observe(SECONDS, state.stopped - state.created, **labels)

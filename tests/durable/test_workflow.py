@@ -1,0 +1,112 @@
+"""Workflows on a real store (W10): a crash in the middle resumes at the step."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.durable.lives import HandClock, journaled, ok, power_cut, stopped, stored_in, until
+from tests.durable.workflow_program import LINES, flow_tool
+from tests.turn.calls import spawn
+
+from holdfast import Error, Ok, Runtime
+
+ROOT = Path(__file__).parents[2]
+
+
+def workflow(*steps: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"workflowId": "w", "name": "W", "steps": list(steps), **more}
+
+
+def transform(id: str, expression: str) -> dict[str, Any]:
+    return {"id": id, "type": "transform", "config": {"expression": expression}}
+
+
+def nothing(arguments: dict[str, Any]) -> Any:
+    raise AssertionError("no step asks for this")
+
+
+async def life(directory: Path, kill_at: int) -> tuple[int, str]:
+    """One process on the store of the directory; how it ended, and what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.durable.workflow_program", stored_in(directory), str(directory), str(kill_at),
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    printed, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, printed.decode()
+
+
+@pytest.mark.parametrize("kill_at", [5, 9])
+async def test_W10_a_process_that_is_killed_again_and_again_does_every_step_once(tmp_path: Path, kill_at: int) -> None:
+    """Killed in the middle of a step, whose record is lost with it. Up to three are under way at once."""
+    lives = 1
+    while (ended := await life(tmp_path, kill_at))[0]:
+        assert ended[0] == -signal.SIGKILL
+        lives += 1
+    result = json.loads(ended[1])
+    assert result["status"] == "completed" and result["finalOutput"] == [3, 13]
+    done = Counter((tmp_path / "lines").read_text().split())
+    assert sorted(done) == LINES and lives > 2
+    assert sum(done.values()) - len(LINES) <= 3 * (lives - 1)  # those that were in the air: one in each of three lists
+    assert max(done.values()) <= lives
+    timestamps = [each["timestamp"] for each in result["steps"] if each["stepId"].startswith("a")]
+    assert timestamps == sorted(timestamps)
+
+
+async def test_W10_a_step_costs_one_commit(tmp_path: Path) -> None:
+    clock = HandClock()
+    async with Runtime([flow_tool(nothing, clock.now)], store=stored_in(tmp_path), clock=clock) as rt:
+        turn = await rt.turn("main").__aenter__()
+        counts = []
+        for id, steps in (("few", 10), ("more", 20)):
+            given = workflow(*(transform(f"s{n}", "1") for n in range(steps)))
+            before = rt.registry.store.commits  # type: ignore[attr-defined]
+            await turn.run([spawn("flow", id, workflow=given)])
+            await stopped(rt, id)
+            counts.append(rt.registry.store.commits - before)  # type: ignore[attr-defined]
+        assert counts[1] - counts[0] == 10
+
+
+async def test_W10_an_event_is_waited_for_over_a_power_cut(tmp_path: Path) -> None:
+    clock, store = HandClock(), stored_in(tmp_path)
+    given = workflow(
+        transform("a", "input + 1"),
+        {"id": "w", "type": "wait", "config": {"event": "approved", "timeoutMs": 60_000}},
+        transform("b", "[steps.a, data.by]"),
+        input=1,
+    )
+    tool = flow_tool(nothing, clock.now)
+    async with Runtime([tool], store=store, clock=clock) as rt:
+        turn = await rt.turn("main").__aenter__()
+        await turn.run([spawn("flow", "w", workflow=given)])
+        await until(lambda: journaled(rt, "w", 4))
+        info = await rt.handle("w", conversation="main")
+        (event,) = await rt.process_events(info.uid)
+        cut = power_cut(store)
+    assert event.type == "workflow.waiting" and event.payload["event"] == "approved"
+    async with Runtime([tool], store=cut, clock=clock) as rt:
+        assert str(await rt.resolve(event.payload["key"], ok({"by": "me"}))) == "accepted"
+        outcome = (await stopped(rt, "w")).outcome
+        assert isinstance(outcome, Ok) and outcome.value["finalOutput"] == [2, "me"]
+        assert len(await rt.process_events(info.uid)) == 1
+
+
+async def test_W10_the_time_of_a_run_goes_on_while_nobody_runs_it(tmp_path: Path) -> None:
+    clock, store = HandClock(), stored_in(tmp_path)
+    given = workflow(transform("a", "1"), {"id": "d", "type": "delay", "config": {"ms": 3_600_000}}, timeoutMs=60_000)
+    tool = flow_tool(nothing, clock.now)
+    async with Runtime([tool], store=store, clock=clock) as rt:
+        turn = await rt.turn("main").__aenter__()
+        await turn.run([spawn("flow", "w", workflow=given)])
+        await until(lambda: journaled(rt, "w", 3))
+        cut = power_cut(store)
+    clock.at += 61
+    async with Runtime([tool], store=cut, clock=clock) as rt:
+        outcome = (await stopped(rt, "w")).outcome
+        assert isinstance(outcome, Error) and outcome.code == "timeout"
+        assert outcome.message == "the workflow timed out after 60 s"

@@ -1,0 +1,172 @@
+"""Servers under test: `holdfast mcp` as a process of its own, and one in the test's own loop that can be looked into."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from mcp.client.stdio import StdioServerParameters
+from tests.mcp.office import CONFIG, TOOLS
+
+from holdfast import Runtime
+from holdfast.mcp.http import http_app
+from holdfast.mcp.server import Server
+from holdfast.tools.base import Tool
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 10.0
+"""Seconds after which something is a hang."""
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Until it is so; a hang is an error."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110 (another process may make it so)
+            await asyncio.sleep(0.005)
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """That of a user who has set nothing and has a state directory of their own."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
+    return {
+        **kept,
+        "PYTHONPATH": f"{ROOT}:{ROOT}/src" if "SNAP" not in os.environ else f"/tmp/snap/src:{ROOT}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "XDG_STATE_HOME": str(directory / "state"),
+    }
+
+
+class Office:
+    """A directory with a configuration and a store, and the commands that serve it."""
+
+    def __init__(self, directory: Path, more: str = "") -> None:
+        self.directory = directory
+        (directory / "holdfast.toml").write_text(CONFIG + more)
+        self.store = f"sqlite:///{directory / 'store.db'}"
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def path(self, name: str) -> str:
+        return str(self.directory / name)
+
+    def open(self, gate: str) -> None:
+        """Let whoever waits at it through."""
+        (self.directory / gate).touch()
+
+    def command(self, *words: str) -> list[str]:
+        # -W error: a coroutine that nobody awaited is a defect
+        return [sys.executable, "-W", "error", "-m", "holdfast", "mcp", "--store", self.store, *words]
+
+    def stdio(self) -> StdioServerParameters:
+        program, *words = self.command()
+        return StdioServerParameters(command=program, args=words, env=environment(self.directory), cwd=self.directory)
+
+    def start(self, *words: str, stderr: Any = None, **options: Any) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(
+            self.command(*words),
+            cwd=self.directory,
+            env={**environment(self.directory), **options.pop("env", {})},
+            stderr=subprocess.DEVNULL if stderr is None else stderr,
+            **options,
+        )
+        self._running.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self._running:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+
+class Process:
+    """`holdfast mcp --http` on a port that stays the same over restarts. What it says is in a file."""
+
+    def __init__(self, office: Office, *words: str, env: Mapping[str, str] = {}) -> None:
+        self._office = office
+        self._words = words
+        self._env = env
+        self.port = free_port()
+        self.base = f"http://127.0.0.1:{self.port}"
+        self.url = f"{self.base}/mcp"
+        self.said = office.directory / f"said-{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it serves."""
+        with self.said.open("ab") as said:
+            self.process = self._office.start("--http", str(self.port), *self._words, stderr=said, env=self._env)
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and self.process.poll() is None:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.01)
+        raise AssertionError(f"the server did not start: {self.said.read_text()}")
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(PATIENCE)
+
+    def cpu_secs(self) -> float:
+        """How long it has computed, by now."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Here:
+    """A server in this process, over HTTP."""
+
+    runtime: Runtime
+    server: Server
+    url: str
+
+    @property
+    def base(self) -> str:
+        return self.url.removesuffix("/mcp")
+
+    def idle(self) -> bool:
+        """Whether nothing is left of calls, streams and subscriptions that are over."""
+        live = self.runtime.registry.live()
+        waiting = any(handle.watchers for handle in live)
+        followed = any(self.runtime.registry.followers.values())
+        listeners = self.server.listeners
+        return not (self.runtime.batches or waiting or followed or listeners._streams or listeners._sessions)
+
+
+@asynccontextmanager
+async def serving(
+    *, tools: Iterable[Tool] = TOOLS, store: str = "memory:", tokens: Mapping[str, str] | None = None, **options: Any
+) -> AsyncIterator[Here]:
+    """Serve these tools over HTTP, in this loop."""
+    async with Runtime(tools, store=store) as runtime:
+        server = Server(runtime, **options)
+        config = uvicorn.Config(http_app(server, tokens=tokens), log_level="critical", ws="none")
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            web = uvicorn.Server(config)
+            serving = asyncio.create_task(web.serve(sockets=[listening]))
+            await until(lambda: web.started)
+            try:
+                yield Here(runtime, server, f"http://127.0.0.1:{listening.getsockname()[1]}/mcp")
+            finally:
+                await server.close()
+                web.should_exit = True
+                async with asyncio.timeout(PATIENCE):
+                    await serving
