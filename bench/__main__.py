@@ -20,6 +20,9 @@ from bench import (
     durable_steps,
     durable_wake,
     fanout,
+    mcp_calls,
+    mcp_parked,
+    mcp_wake,
     memory,
     startup,
     terminal,
@@ -51,6 +54,7 @@ TABLES: dict[str, dict[str, ModuleType]] = {
         "dbos": dbos_peer,
     },
     "Terminals": {"terminal": terminal},
+    "MCP": {"mcp-wake": mcp_wake, "mcp-calls": mcp_calls, "mcp-parked": mcp_parked},
 }
 BENCHMARKS = {name: module for benchmarks in TABLES.values() for name, module in benchmarks.items()}
 HEAD = ("what", "against", "holdfast", "result (min–max)", "bar", "met")

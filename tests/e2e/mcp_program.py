@@ -79,6 +79,8 @@ class Task:
 async def work(task: Task, name: str, arguments: dict[str, Any]) -> None:
     try:
         text = "built"
+        if name == "build_sampling":
+            task.put(status="input_required", inputRequests={"k": {"method": "sampling/createMessage", "params": {}}})
         if name == "build_asking":
             one = {"type": "object", "properties": {"sure": {"type": "boolean"}}, "required": ["sure"]}
             first = await task.ask("First?", one)
@@ -269,6 +271,27 @@ def die() -> str:
 
 
 @server.tool()
+def die_once(file: str) -> str:
+    """Die in the first call."""
+    if Path(file).exists():
+        return "alive"
+    Path(file).touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "never"
+
+
+@server.tool()
+async def confirm(text: str, ctx: Context[Any]) -> str:
+    """Asks as old servers do, by a request of its own."""
+    answer = await ctx.elicit(text, Sure)
+    return f"{text} {answer.data.sure}" if answer.action == "accept" else f"{text} {answer.action}"
+
+
+class Sure(BaseModel):
+    sure: bool
+
+
+@server.tool()
 def fork() -> str:
     """Leave a process in a session of its own."""
     child = subprocess.Popen(["sleep", "300"], start_new_session=True, stdin=subprocess.DEVNULL)
@@ -336,6 +359,12 @@ def build(file: str) -> str:
 @server.tool()
 def build_asking(file: str) -> str:
     """A task that asks twice."""
+    return "built at once"
+
+
+@server.tool()
+def build_sampling(file: str) -> str:
+    """A task that asks for what is not offered."""
     return "built at once"
 
 

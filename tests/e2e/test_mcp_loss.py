@@ -69,6 +69,45 @@ async def test_M6_a_configured_tool_of_a_server_that_is_away_fails_with_a_transi
 
 
 @pytest.mark.parametrize("era", ["modern", "legacy"])
+async def test_M6_a_program_that_dies_in_a_call_gives_a_transient_error_and_is_started_again(
+    era: str, tmp_path: Path
+) -> None:
+    with serving(tmp_path, "stdio", era) as server:
+        async with Runtime(servers=[server.spec()]) as rt, rt.turn("main") as turn:
+            await rt.connected()
+            calls = [
+                ToolCall(id="1", name="slow", arguments={"file": str(tmp_path / "never")}),
+                ToolCall(id="2", name="die", arguments={}),
+            ]
+            for response in await turn.run(calls):
+                assert response.is_error and response.code == "mcp_disconnected"
+                assert "MCP server `other` cannot be reached" in response.result
+            again = await using(turn, "echo", text="back")
+            assert again.result == "back"
+            assert [each.kind for each in again.notifications] == ["mcp.disconnected", "mcp.reconnected"]
+
+
+async def test_R5_a_call_that_lost_its_server_is_tried_again_if_that_is_safe(tmp_path: Path) -> None:
+    with serving(tmp_path, "stdio", "modern") as server:
+        file = tmp_path / "holdfast.toml"
+        file.write_text(
+            f"""
+            [mcp.servers.other]
+            command = {json.dumps(list(server.spec().command))}
+            env = {{ MCP_NOTES = {json.dumps(str(server.notes))} }}
+            [conversation.tools.die_once]
+            source = "mcp"
+            server = "other"
+            run = "unattended"
+            retry.policy = "safe"
+            """
+        )
+        async with Runtime(config=file) as rt, rt.turn("main") as turn:
+            await rt.connected()
+            assert (await using(turn, "die_once", file=str(tmp_path / "died"))).result == "alive"
+
+
+@pytest.mark.parametrize("era", ["modern", "legacy"])
 async def test_M6_an_http_server_that_is_started_anew_is_found_again(era: str, tmp_path: Path) -> None:
     server, port = Server(tmp_path, era), free_port()
     server.url = f"http://127.0.0.1:{port}/mcp"

@@ -90,6 +90,17 @@ async def test_M6_what_a_task_asks_is_asked_and_answered(remote: Server, tmp_pat
             assert waited["completed"][0]["result"] == "built {'sure': True} {'sure': False}"
 
 
+async def test_M6_a_task_that_asks_for_what_is_not_offered_fails_and_is_cancelled(
+    remote: Server, tmp_path: Path
+) -> None:
+    async with Runtime(servers=[remote.spec()]) as rt:
+        await rt.connected()
+        async with rt.turn("main") as turn:
+            failed = await using(turn, "build_sampling", file=str(tmp_path / "never"))
+            assert failed.is_error and "asks for `sampling/createMessage`, which is not offered" in failed.result
+            await until(lambda: "task cancelled build_sampling" in remote.noted())
+
+
 async def test_E_after_a_crash_the_same_task_is_followed_and_nobody_is_asked_twice(
     remote: Server, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -120,13 +121,25 @@ async def _http(app: Any, runtime: Runtime, host: str, port: int) -> None:
     server = uvicorn.Server(config)
     config.load()
     server.lifespan = config.lifespan_class(config)
-    sockets = [config.bind_socket()]
-    bound = sockets[0].getsockname()[1]
+    listening = _bound(host, port)
+    bound = listening.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     runtime.durability.complete_url = f"http://{shown}:{bound}/complete"
     click.echo(f"MCP at http://{shown}:{bound}/mcp", err=True)
+    with listening:
+        await server._serve([listening])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket that says that it is of TCP: only then does asyncio send replies at once, 40 ms sooner."""
     try:
-        await server._serve(sockets)
-    finally:
-        for each in sockets:
-            each.close()
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, socket.IPPROTO_TCP)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.set_inheritable(False)
+    except OSError as error:
+        raise ConfigError(
+            [f"cannot listen on {host}:{port}: {error.strerror}; choose another with --http PORT"]
+        ) from None
+    return listening

@@ -12,7 +12,14 @@ from typing import Any, Protocol
 
 from mcp.server.context import HandlerResult, ServerRequestContext
 from mcp.shared.jsonrpc_dispatcher import progress_token_from_params
-from mcp_types import CallToolRequestParams, InputRequiredResult
+from mcp.shared.message import ServerMessageMetadata
+from mcp_types import (
+    CallToolRequestParams,
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitResult,
+    InputRequiredResult,
+)
 
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle, OnStop, Watcher
@@ -123,7 +130,7 @@ class Calls:
             handle.unwatch(watcher)
         if handle.active:
             return self._needs_input(handle)
-        return {"resultType": "complete", **await self._tasks.outcome(handle)}
+        return await self._tasks.outcome(handle)
 
     def _needs_input(self, handle: Handle) -> HandlerResult:
         """What a 2026 client is answered whose user has to say something first."""
@@ -186,11 +193,14 @@ def elicits(ctx: Context) -> bool:
     return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
 
 
-def by_request(ctx: Context) -> Elicit:
+def by_request(ctx: Context, meta: dict[str, Any] | None = None) -> Elicit:
     """Ask by a request of ours, beside the client's own."""
 
     async def elicit(message: str, schema: dict[str, Any]) -> Mapping[str, Any]:
-        said = await ctx.session.elicit_form(message, schema, related_request_id=ctx.request_id)
+        params = {"message": message, "requestedSchema": schema, "_meta": meta}
+        request = ElicitRequest(params=ElicitRequestFormParams.model_validate(params))
+        beside = ServerMessageMetadata(related_request_id=ctx.request_id)
+        said = await ctx.session.send_request(request, ElicitResult, metadata=beside)
         return {"action": said.action, "content": said.content}
 
     return elicit

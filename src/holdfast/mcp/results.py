@@ -19,11 +19,14 @@ def described(tools: Sequence[Tool], schema: Schema) -> list[Described]:
     return [_described(tool, shown) for tool, shown in zip(tools, tool_list(tools, schema), strict=True)]
 
 
+def may_be_task(tool: Tool) -> bool:
+    """Whether calls of a tool may be tasks at all."""
+    return tool.task != "never" and tool.launching is None and tool.source != "builtin"
+
+
 def _described(tool: Tool, shown: dict[str, Any]) -> Described:
-    support: Literal["forbidden", "optional", "required"] = "optional"
-    if tool.task == "never" or tool.launching is not None:
-        support = "forbidden"
-    elif tool.task == "required":
+    support: Literal["forbidden", "optional", "required"] = "optional" if may_be_task(tool) else "forbidden"
+    if tool.task == "required":
         support = "required"
     return Described(
         name=tool.name,

@@ -23,9 +23,8 @@ from holdfast.handles.handle import Handle, OnStop
 from holdfast.handles.state import Error, Outcome, Reply, Stopped, Waiting
 from holdfast.mcp.calls import Calls, Context, Served, elicits, plain, queued, unknown
 from holdfast.mcp.elicit import Asker, Elicit, elicitation, question_form
-from holdfast.mcp.results import result
+from holdfast.mcp.results import may_be_task, result
 from holdfast.store.base import Annotated, TakenBack
-from holdfast.tools.base import Tool
 from holdfast.turn.people import People
 from holdfast.turn.slot import Slot, ToolCall
 
@@ -283,18 +282,13 @@ class Tasks(Extension):
             taken = TakenBack(handle.conversation, ((handle.uid, "stopped"),))
             await runtime.registry.write((taken,))
         answer = result(handle.tool, reply.model, reply.is_error)
-        return answer.model_dump(by_alias=True, exclude_none=True, mode="json", exclude={"result_type"})
+        return answer.model_dump(by_alias=True, exclude_none=True, mode="json")
 
     def ask_by(self, handle: Handle, elicit: Elicit | None) -> None:
         """Ask what the task asks in this way; None: it is asked for (`tasks/update`)."""
         asker = self._askers.get(handle.uid)
         if asker is not None:
             asker.ask_by(elicit)
-
-
-def may_be_task(tool: Tool) -> bool:
-    """Whether calls of a tool may be tasks at all."""
-    return tool.task != "never" and tool.launching is None and tool.source != "builtin"
 
 
 def declares(ctx: Context) -> bool:
@@ -332,6 +326,8 @@ def _message(handle: Handle) -> str | None:
     progress = handle.progress
     if isinstance(handle.state, Waiting):
         return handle.state.question.text
+    if isinstance(handle.state, Stopped) and isinstance(handle.state.outcome, Error):
+        return handle.state.outcome.message
     if progress is None or not handle.active:
         return None
     of = "" if progress.total is None else f" of {progress.total:g}"

@@ -16,7 +16,8 @@ from holdfast.handles.handle import Handle, OnStop
 from holdfast.handles.state import Error, Stopped
 from holdfast.mcp.calls import Calls, Context, by_request, elicits
 from holdfast.mcp.listen import Listeners
-from holdfast.mcp.tasks import MARK, POLL_MS, Tasks, may_be_task, protocol_error
+from holdfast.mcp.results import may_be_task
+from holdfast.mcp.tasks import MARK, POLL_MS, Tasks, protocol_error
 
 VERSION = "2025-11-25"
 RELATED = "io.modelcontextprotocol/related-task"
@@ -88,7 +89,8 @@ class Tasks2025:
         over = asyncio.Event()
         watcher = OnStop(lambda _: over.set())
         handle.watch(watcher)
-        self._tasks.ask_by(handle, by_request(ctx) if ctx.session.can_send_request else None)
+        related = {RELATED: {"taskId": handle.uid}}
+        self._tasks.ask_by(handle, by_request(ctx, related) if ctx.session.can_send_request else None)
         try:
             await over.wait()
         finally:
@@ -100,9 +102,10 @@ class Tasks2025:
             error = protocol_error(state.outcome)
             raise MCPError(error["code"], error["message"])
         shown = await self._tasks.outcome(handle)
+        del shown["resultType"]
         if state.deliberate and isinstance(state.outcome, Error):
             shown["isError"] = True  # a cancelled call has no result of its own
-        return {**shown, "_meta": {RELATED: {"taskId": handle.uid}}}
+        return {**shown, "_meta": related}
 
     async def _list(self, ctx: Context) -> dict[str, Any]:
         cursor = (ctx.params or {}).get("cursor")

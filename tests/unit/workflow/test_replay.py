@@ -24,6 +24,7 @@ from tests.unit.workflow.world import (
     workflow,
 )
 
+from holdfast import ToolError
 from holdfast.testing import VirtualClock
 from holdfast.tools.workflow import WorkflowFailed
 
@@ -55,7 +56,7 @@ def check(given: dict[str, Any]) -> Any:
             first = Effects(dies_at=dies_at, written=written)
             with pytest.raises(Killed):
                 clock.run(life(given, first, around, clock))
-            second = Effects(dict(first.entries))
+            second = Effects(dict(first.entries), failed=[id for id in first.failed if id in first.entries])
             assert clock.run(life(given, second, around, clock)) == expected, (dies_at, written)
             again = set(first.ran) & set(second.ran)
             assert len(again) == (0 if written else 1) and again.isdisjoint(first.entries)
@@ -185,3 +186,29 @@ def workflows(draw: st.DrawFn) -> list[dict[str, Any]]:
 @given(workflows())
 def test_W10_any_workflow_that_is_killed_at_any_commit_gives_the_same(steps: list[dict[str, Any]]) -> None:
     check(workflow(*steps, input={}, timeoutMs=4200))
+
+
+# Trying the whole run again (R5): successes are kept, errors are not
+
+
+def test_R5_another_attempt_goes_on_at_the_step_that_ended_the_run() -> None:
+    """An error that something went on from stays as it was: what came after it depends on it."""
+    calm = False
+
+    def sometimes(arguments: dict[str, Any]) -> Any:
+        if not calm:
+            raise ToolError("busy", transient=True)
+        return "done"
+
+    inner = [call("x", "wrap"), call("y", "sometimes")]
+    steps = [call("a", "sometimes", {"continueOnError": True}), step("l", "loop", {"items": [1, 2], "steps": inner})]
+    around, clock, first = surroundings(), VirtualClock(), Effects()
+    around.tools["sometimes"] = sometimes
+    failed = clock.run(life(workflow(*steps), first, around, clock))
+    assert failed[:3] == ["step `l` failed: step `y` failed: busy", "tool_error", True]
+    assert first.failed == ["l:1/0/y:1"]
+    calm = True
+    kept = {id: entry for id, entry in first.entries.items() if id not in first.failed}
+    result = clock.run(life(workflow(*steps), Effects(kept), around, clock))
+    assert result["finalOutput"]["results"] == ["done", "done"] and result["steps"][0]["error"] == "busy"
+    assert [name for name, _ in around.asked] == ["sometimes", "wrap", "sometimes", "sometimes", "wrap", "sometimes"]

@@ -25,9 +25,16 @@ class Effects:
     durable = True
 
     def __init__(
-        self, entries: dict[str, bytes] | None = None, *, dies_at: int | None = None, written: bool = True
+        self,
+        entries: dict[str, bytes] | None = None,
+        *,
+        failed: list[str] | None = None,
+        dies_at: int | None = None,
+        written: bool = True,
     ) -> None:
         self.entries = {} if entries is None else entries
+        self.failed = [] if failed is None else failed
+        """Entries that are errors."""
         self.commits = 0
         self.ran: list[str] = []
         """Steps whose functions ran in this life."""
@@ -45,9 +52,17 @@ class Effects:
         if step_id in self.entries:
             was, value = msgspec.json.decode(self.entries[step_id])
             assert msgspec.json.encode(was) == msgspec.json.encode(msgspec.json.decode(given)), f"{step_id}: {input}"
+            if step_id in self.failed:
+                message, code, transient, trace = value
+                raise ToolError(message, code=code, transient=transient, trace=trace)
             return value
         self.ran.append(step_id)
-        result = await function(input)
+        try:
+            result = await function(input)
+        except ToolError as error:
+            self.failed.append(step_id)
+            self._commit(step_id, to_bytes([input, [error.message, error.code, error.transient, error.trace]], "it"))
+            raise
         self._commit(step_id, to_bytes([input, result], "the result"))
         return msgspec.json.decode(to_bytes(result, "the result"))
 

@@ -31,6 +31,8 @@ _STEADY_SECS = 30.0
 """A connection that lasted so long was a good one: the next pause is the first again."""
 _SHORT_SECS = 1.0
 """A pause so short is waited for by those who call meanwhile."""
+_USERS = 100
+"""How many conversations are told that a server is gone."""
 _CLOSE_SECS = 2.0
 """How long a session over HTTP may take to be ended."""
 
@@ -55,8 +57,7 @@ class Connection:
         self._around = around
         self.tools: dict[str, ListedTool] | None = None
         """What the server has listed, by its own names; None: nothing yet. Kept while the connection is lost."""
-        self.used_by: set[str] = set()
-        """Conversations that have called a tool of it: whoever else would hear that it is gone has no use for that."""
+        self._users: dict[str, None] = {}
         self.reason = "it is not connected yet"
         """Why there is no connection."""
         self.link: Link | None = None
@@ -68,6 +69,18 @@ class Connection:
         self._next = 0.0
         """When the next attempt begins, or has begun, by the loop's time."""
         self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """The conversations that called a tool of it last: others have no use for the news that it is gone."""
+        return tuple(self._users)
+
+    def used_by(self, conversation: str) -> None:
+        """A conversation calls a tool of it."""
+        self._users.pop(conversation, None)
+        self._users[conversation] = None
+        if len(self._users) > _USERS:
+            del self._users[next(iter(self._users))]
 
     def open(self) -> None:
         """Begin to connect."""

@@ -41,18 +41,25 @@ class Following:
         self._answering: dict[str, asyncio.Task[None]] = {}
         self._unsent: dict[str, dict[str, Any]] = {}
         """Answers that did not reach the server."""
+        self._heard = asyncio.get_running_loop().time()
+        """When the server last told of the task."""
 
     async def result(self) -> types.CallToolResult:
         """The end of the task. Raises `ToolError` if it failed, was cancelled, or is gone."""
         self._count_questions()
+        loop = asyncio.get_running_loop()
         try:
             while True:
                 link = await self._connection.again(AWAY_SECS)
                 try:
                     return await self._over(link)
+                except ValidationError as error:
+                    raise failure(self._server, error) from None
                 except MCPError as error:
                     if not (is_lost(error) or link.is_over):
                         raise self._gone(error) from None
+                    if loop.time() - self._heard > AWAY_SECS:
+                        raise self._connection.gone("it does not answer about the task of this call") from None
                     await asyncio.sleep(_LEAST_POLL_SECS)  # until the connection, too, knows that it is lost
         finally:
             for answering in self._answering.values():
@@ -74,11 +81,12 @@ class Following:
             state: tasks.TaskState | None = None
             while True:
                 state = state or await tasks.get(session, self._task, self._server.timeout_secs)
+                self._heard = asyncio.get_running_loop().time()
                 if state.status_message:
                     self._asker.call.progress(0, None, state.status_message)
                 if state.status not in ("working", "input_required"):
                     return self._end(state)
-                await self._answer(link, state)
+                await self._answer(link, state, news)
                 state = await news.next(self._poll)
         finally:
             listening.cancel()
@@ -106,10 +114,11 @@ class Following:
 
     # What it asks
 
-    async def _answer(self, link: "Link", state: tasks.TaskState) -> None:
+    async def _answer(self, link: "Link", state: tasks.TaskState, news: tasks.News) -> None:
         for key, request in state.input_requests.items():
             if key not in self._answering:
                 self._answering[key] = asyncio.create_task(self._ask(key, request))
+                self._answering[key].add_done_callback(lambda _: news.wake())
             elif key in self._unsent:
                 await self._send(link, key, self._unsent[key])
         for answering in self._answering.values():

@@ -140,7 +140,7 @@ class Link:
         if isinstance(error, OSError) and error.strerror:
             words = f"{error.filename or 'it'}: {error.strerror}"
         else:
-            words = str(error) or type(error).__name__
+            words = (str(error).splitlines() or [type(error).__name__])[0][:300]
         return words if self._status is None else f"{words} (HTTP {self._status})"
 
     # Its tools

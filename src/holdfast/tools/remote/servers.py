@@ -82,7 +82,7 @@ class Servers:
         self._tell_users(connection, "mcp.reconnected", "info", text)
 
     def _tell_users(self, connection: Connection, kind: str, level: Level, message: str) -> None:
-        for conversation in sorted(connection.used_by):
+        for conversation in connection.users:
             self._tell(kind, level, message, conversation)
 
     # Which tools there are

@@ -106,6 +106,10 @@ class News:
         self.pushes = False
         self._changed.set()
 
+    def wake(self) -> None:
+        """Something has happened here: it is time to ask."""
+        self._changed.set()
+
     async def next(self, seconds: float) -> TaskState | None:
         """The next state that is pushed; None when it is time to ask."""
         try:

@@ -45,7 +45,7 @@ class Remote:
         return live
 
     async def _run(self, call: Call, arguments: dict[str, Any]) -> Any:
-        self.connection.used_by.add(call.conversation)
+        self.connection.used_by(call.conversation)
         asker = Asker(call)
         try:
             return await self._value(asker, arguments)
@@ -146,9 +146,9 @@ class Remote:
         following = Following(self.connection, asker, task, poll_ms)
         try:
             return await following.result()
-        except asyncio.CancelledError:
+        except BaseException:
             if not getattr(asker.call._sink, "letting_go", False):  # else the next runtime follows it (R6)
-                await following.cancel()
+                await following.cancel()  # harmless if it has ended by itself
             raise
 
 

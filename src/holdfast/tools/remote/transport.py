@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any
+from urllib.request import getproxies
 
 import httpx2
 from mcp.client._transport import TransportStreams
@@ -21,6 +22,8 @@ from holdfast.tools.guard import Guard
 from holdfast.tools.remote.server import McpServer
 from holdfast.tools.remote.stderr import Stderr
 
+_LARGEST_EVENT = 100 << 20
+"""Bytes of one message over HTTP: as much as is kept of an output unless its tool says otherwise."""
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
@@ -60,13 +63,17 @@ async def over_http(server: McpServer, refused: Callable[[int], None]) -> AsyncI
 
     # Every running call holds a connection, so their number must not be limited here.
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
+    # A transport of our own would pass a configured proxy by.
+    own = None if getproxies() else httpx2.AsyncHTTPTransport(limits=limits, socket_options=_KEEPALIVE)
     client = httpx2.AsyncClient(
         headers=dict(server.headers),
         timeout=httpx2.Timeout(server.timeout_secs, read=None, pool=None),
-        transport=httpx2.AsyncHTTPTransport(limits=limits, socket_options=_KEEPALIVE),
+        limits=limits,
+        transport=own,
         event_hooks={"response": [look]},
     )
-    async with client, streamable_http_client(server.url, http_client=client) as streams:
+    reading = streamable_http_client(server.url, http_client=client, max_sse_event_size=_LARGEST_EVENT)
+    async with client, reading as streams:
         yield streams
 
 

@@ -179,6 +179,11 @@ class Step:
     """Seconds."""
     retry: Retry = Retry(max_attempts=1)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the list goes on if it fails."""
+        return self.on_error is not None or self.continue_on_error
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workflow:

@@ -7,7 +7,7 @@ is recorded and is worked out anew. So a crash in the middle goes on at the step
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,10 +31,12 @@ from holdfast.tools.workflow.expressions import shortened
 from holdfast.tools.workflow.flow import Cut, Ended, Failure, LimitReached, nearer, timed_out
 from holdfast.tools.workflow.frame import Deadline, Frame, flat
 from holdfast.tools.workflow.http import Http
-from holdfast.tools.workflow.leaves import leaf
+from holdfast.tools.workflow.leaves import Work, leaf
 from holdfast.tools.workflow.nested import NESTED
 from holdfast.tools.workflow.surroundings import Surroundings, WorkflowFailed
 
+_AT = "ended at "
+"""How the trace of a recorded error begins, which says when it was."""
 MAX_KEPT = 64 * 1024 * 1024
 """Bytes of all results of a run, as JSON."""
 
@@ -128,7 +130,7 @@ class Run:
                 frame.variables[step.kind.name] = ended.result
             return None if ended.skipped else step.on_success
         frame.error = {"message": ended.error.message, "code": ended.error.code, "stepId": step.id}
-        if step.on_error is not None or step.continue_on_error:
+        if step.goes_on:
             return step.on_error
         raise Failure(
             ToolError(
@@ -184,10 +186,12 @@ class Run:
 
     async def _nested(self, step: Step, name: str, frame: Frame) -> Ended:
         """A step with steps in it. What they do is recorded by them; here it is when all was done."""
-        deadline = await self._deadline(step, name, frame)
+        inner = frame.within("")
+        inner.deadline = await self._deadline(step, name, frame)
+        inner.guarded = frame.guarded or step.goes_on
         result, error = None, None
         try:
-            result = await NESTED[type(step.kind)](self, step.kind, name, frame, deadline)
+            result = await NESTED[type(step.kind)](self, step.kind, name, inner)
         except Failure as failed:
             error = failed.error
         except Cut as cut:
@@ -206,7 +210,8 @@ class Run:
     async def _delay(self, step: Step, kind: Delay, name: str, frame: Frame) -> Ended:
         """Its one entry says when it began; when it is due follows from that, so it has no other."""
         work = leaf(self, kind, name, frame)
-        entry = await self._entry(name, work.given, frame.deadline, None, work.run)
+        final = not (frame.guarded or step.goes_on)
+        entry = await self._entry(name, work, frame.deadline, None, final=final)
         if "result" not in entry:
             return self._ended(entry)
         ms, began = entry["result"], entry["at"]
@@ -226,9 +231,11 @@ class Run:
         attempt = 1
         while True:
             entry_name = name if attempt == 1 else f"{name}~{attempt}"
-            entry = await self._entry(entry_name, work.given, deadline, None if waits else step.timeout, work.run)
+            last = attempt >= step.retry.max_attempts
+            final = last and not (frame.guarded or step.goes_on)
+            entry = await self._entry(entry_name, work, deadline, None if waits else step.timeout, final=final)
             failed = entry.get("error")
-            if failed is None or not failed["transient"] or attempt >= step.retry.max_attempts:
+            if failed is None or not failed["transient"] or last:
                 return self._ended(entry)
             await self._until(entry["at"] + step.retry.pause(attempt), frame)
             attempt += 1
@@ -261,40 +268,52 @@ class Run:
         return Ended(entry["at"], entry["result"])
 
     async def _entry(
-        self, name: str, given: Any, deadline: Deadline | None, limit: float | None, work: Callable[[], Awaitable[Any]]
+        self, name: str, work: Work, deadline: Deadline | None, limit: float | None, *, final: bool
     ) -> dict[str, Any]:
-        """Do the work as one step of the journal: `at`, and one of `result`, `error`, `cut`."""
+        """Do the work as one step of the journal: `at`, and one of `result`, `error`, `cut`.
 
-        async def attempt(_: Any) -> dict[str, Any]:
-            left = math.inf if deadline is None else deadline.at - self.now()
-            if left <= 0 and deadline is not None:
-                return {"at": self.now(), "cut": deadline.name}
-            seconds = min(left, math.inf if limit is None else limit)
-            timer = asyncio.timeout(None if seconds == math.inf else seconds)
-            try:
-                async with timer:
-                    result = await work()
-                return {"at": self.now(), "result": result}
-            except ToolError as error:
-                return {"at": self.now(), "error": _error(error)}
-            except TimeoutError as error:
-                if timer.expired() and deadline is not None and seconds == left:
-                    return {"at": self.now(), "cut": deadline.name}
-                raised = timed_out(seconds) if timer.expired() else ToolError(f"TimeoutError: {error}")
-                return {"at": self.now(), "error": _error(raised)}
-            except Exception as error:
-                if isinstance(error, HoldfastError) and error.code in NOT_THE_TOOLS:
-                    raise
-                code = error.code if isinstance(error, HoldfastError) else "tool_error"
-                return {"at": self.now(), "error": _error(ToolError(_words(error), code=code))}
+        An error that ends the run is recorded as one, so that an attempt to run it again (R5) does the step again.
+        An error that something goes on from is recorded as what the step gave, and stays.
+        """
+
+        async def function(_: Any) -> dict[str, Any]:
+            entry = await self._attempt(work, deadline, limit)
+            if final and "error" in entry:
+                raise ToolError(**entry["error"], trace=(f"{_AT}{entry['at']!r}",))
+            return entry
 
         try:
-            entry: dict[str, Any] = await self.fx.run_json(name, given, attempt)
+            entry: dict[str, Any] = await self.fx.run_json(name, work.given, function)
+            return entry
         except ToolError as error:
+            if error.trace and error.trace[0].startswith(_AT):
+                return {"at": float(error.trace[0].removeprefix(_AT)), "error": _error(error)}
             if error.code != "durable_effect_not_json":
                 raise  # the journal is not of this workflow
             return {"at": self._last, "error": _error(error)}  # a value in the workflow itself, so always so
-        return entry
+
+    async def _attempt(self, work: Work, deadline: Deadline | None, limit: float | None) -> dict[str, Any]:
+        left = math.inf if deadline is None else deadline.at - self.now()
+        if deadline is not None and left <= 0:
+            return {"at": self.now(), "cut": deadline.name}
+        seconds = min(left, math.inf if limit is None else limit)
+        timer = asyncio.timeout(None if seconds == math.inf else seconds)
+        try:
+            async with timer:
+                result = await work.run()
+            return {"at": self.now(), "result": result}
+        except ToolError as error:
+            raised = error
+        except TimeoutError as error:
+            if deadline is not None and timer.expired() and seconds == left:
+                return {"at": self.now(), "cut": deadline.name}
+            raised = timed_out(seconds) if timer.expired() else ToolError(f"TimeoutError: {error}")
+        except Exception as error:
+            if isinstance(error, HoldfastError) and error.code in NOT_THE_TOOLS:
+                raise
+            code = error.code if isinstance(error, HoldfastError) else "tool_error"
+            raised = ToolError(_words(error), code=code)
+        return {"at": self.now(), "error": _error(raised)}
 
     async def _time(self, name: str) -> float:
         """The time of day, as it was when this was first asked."""

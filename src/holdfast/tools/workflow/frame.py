@@ -47,8 +47,10 @@ class Frame:
     """`item` and `index`."""
     concurrent: bool = False
     """Others run beside it."""
+    guarded: bool = False
+    """Whoever is around goes on if it fails."""
 
-    def within(self, prefix: str, *, deadline: Deadline | None, loop: Mapping[str, Any] | None = None) -> "Frame":
+    def within(self, prefix: str, *, loop: Mapping[str, Any] | None = None) -> "Frame":
         """For a list inside one of its steps: it writes where this one does."""
         return Frame(
             prefix=prefix,
@@ -58,15 +60,16 @@ class Frame:
             variables=self.variables,
             results=self.results,
             records=self.records,
-            deadline=deadline,
+            deadline=self.deadline,
             error=self.error,
             loop=loop or self.loop,
             concurrent=self.concurrent,
+            guarded=self.guarded,
         )
 
-    def beside(self, prefix: str, *, deadline: Deadline | None, loop: Mapping[str, Any] | None = None) -> "Frame":
+    def beside(self, prefix: str, *, loop: Mapping[str, Any] | None = None) -> "Frame":
         """For a list that runs beside others."""
-        frame = self.within(prefix, deadline=deadline, loop=loop)
+        frame = self.within(prefix, loop=loop)
         frame.variables, frame.results = self.variables.new_child(), self.results.new_child()
         frame.records = []
         frame.concurrent = True

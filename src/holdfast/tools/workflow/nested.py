@@ -8,15 +8,15 @@ from holdfast.errors import ToolError
 from holdfast.tools.workflow.definition import Condition, Loop, Parallel, Steps, Switch, TryCatch, Value
 from holdfast.tools.workflow.expressions import shortened
 from holdfast.tools.workflow.flow import Cut, Failure
-from holdfast.tools.workflow.frame import Deadline, Frame
+from holdfast.tools.workflow.frame import Frame
 
 if TYPE_CHECKING:
     from holdfast.tools.workflow.engine import Run
 
-Nested = Callable[["Run", Any, str, Frame, Deadline | None], Awaitable[Any]]
+Nested = Callable[["Run", Any, str, Frame], Awaitable[Any]]
 
 
-async def _condition(run: "Run", kind: Condition, name: str, frame: Frame, deadline: Deadline | None) -> Any:
+async def _condition(run: "Run", kind: Condition, name: str, frame: Frame) -> Any:
     with failing():
         given = frame.evaluate(kind.expression)
         if not isinstance(given, bool):
@@ -24,36 +24,37 @@ async def _condition(run: "Run", kind: Condition, name: str, frame: Frame, deadl
             raise ToolError(f"`expression` must give true or false, and `{source}` gives neither")
     if kind.then is None and kind.otherwise is None:
         return given
-    return await _chosen(
-        run, kind.then if given else kind.otherwise, name, frame, deadline, "then" if given else "else"
-    )
+    return await _chosen(run, kind.then if given else kind.otherwise, name, frame, "then" if given else "else")
 
 
-async def _switch(run: "Run", kind: Switch, name: str, frame: Frame, deadline: Deadline | None) -> Any:
+async def _switch(run: "Run", kind: Switch, name: str, frame: Frame) -> Any:
     value = _resolved(frame, kind.value)
     for at, (equals, steps) in enumerate(kind.cases):
         if _same(_resolved(frame, equals), value):
-            return await _chosen(run, steps, name, frame, deadline, str(at))
-    return await _chosen(run, kind.default, name, frame, deadline, "default")
+            return await _chosen(run, steps, name, frame, str(at))
+    return await _chosen(run, kind.default, name, frame, "default")
 
 
-async def _chosen(run: "Run", steps: Steps | None, name: str, frame: Frame, deadline: Deadline | None, key: str) -> Any:
+async def _chosen(run: "Run", steps: Steps | None, name: str, frame: Frame, key: str) -> Any:
     """What a list makes of the data; no list leaves it as it is."""
-    return frame.data if steps is None else await run.run_list(steps, frame.within(f"{name}/{key}/", deadline=deadline))
+    return frame.data if steps is None else await run.run_list(steps, frame.within(f"{name}/{key}/"))
 
 
-async def _try_catch(run: "Run", kind: TryCatch, name: str, frame: Frame, deadline: Deadline | None) -> Any:
-    tried = frame.within(f"{name}/try/", deadline=deadline)
+async def _try_catch(run: "Run", kind: TryCatch, name: str, frame: Frame) -> Any:
+    tried = frame.within(f"{name}/try/")
+    tried.guarded = True
     try:
         return await run.run_list(kind.tried, tried)
     except Failure:
-        caught = frame.within(f"{name}/catch/", deadline=deadline)
+        caught = frame.within(f"{name}/catch/")
         caught.error = tried.error
         return await run.run_list(kind.caught, caught)
 
 
-async def _parallel(run: "Run", kind: Parallel, name: str, frame: Frame, deadline: Deadline | None) -> Any:
-    frames = [frame.beside(f"{name}/{at}/", deadline=deadline) for at in range(len(kind.branches))]
+async def _parallel(run: "Run", kind: Parallel, name: str, frame: Frame) -> Any:
+    frames = [frame.beside(f"{name}/{at}/") for at in range(len(kind.branches))]
+    for each in frames:
+        each.guarded = True
     ends = await _side_by_side(run, list(zip(kind.branches, frames, strict=True)), kind.concurrency, frame)
     results = [
         {"success": False, "error": end.message} if isinstance(end, ToolError) else {"success": True, "result": end}
@@ -64,7 +65,7 @@ async def _parallel(run: "Run", kind: Parallel, name: str, frame: Frame, deadlin
     return {"type": "parallel", "results": results, **counts}
 
 
-async def _loop(run: "Run", kind: Loop, name: str, frame: Frame, deadline: Deadline | None) -> Any:
+async def _loop(run: "Run", kind: Loop, name: str, frame: Frame) -> Any:
     items = frame.data if kind.items is None else _resolved(frame, kind.items)
     with failing():
         if not isinstance(items, list):
@@ -76,7 +77,7 @@ async def _loop(run: "Run", kind: Loop, name: str, frame: Frame, deadline: Deadl
             )
 
     def body(at: int, make: Callable[..., Frame]) -> Frame:
-        made = make(f"{name}/{at}/", deadline=deadline, loop={"item": items[at], "index": at})
+        made = make(f"{name}/{at}/", loop={"item": items[at], "index": at})
         made.data = items[at]
         return made
 
