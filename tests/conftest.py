@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from holdfast.testing import VirtualClock
 from holdfast.testing.clock import where
 
-pytest_plugins = ["tests.leaks"]
+pytest_plugins = ["tests.leaks", "tests.interop.counts"]
 
 # Two busy cores make examples slow now and then; that is no defect of the code under test.
 settings.register_profile("repeatable", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from tests.durable.lives import HandClock, journaled, ok, power_cut, stopped, stored_in, until
-from tests.durable.workflow_program import LINES, flow_tool
+from tests.durable.workflow_program import LINES, Around, flow_tool
 from tests.turn.calls import spawn
 
-from holdfast import Error, Ok, Runtime
+import holdfast
+from holdfast import Call, Error, Ok, RetryPolicy, Runtime, ToolError
+from holdfast.tools.workflow import read_workflow, run_workflow
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,17 +61,40 @@ async def test_W10_a_process_that_is_killed_again_and_again_does_every_step_once
 
 
 async def test_W10_a_step_costs_one_commit(tmp_path: Path) -> None:
+    took: list[int] = []
+
+    @holdfast.tool(on_crash="replay")
+    async def measured(call: Call) -> None:
+        given = read_workflow(workflow(*(transform(f"s{n}", "1") for n in range(10))))
+        before = store.commits
+        await run_workflow(given, call.durable(), Around(call, nothing), now=HandClock().now)
+        took.append(store.commits - before)
+
+    async with Runtime([measured], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
+        store: Any = rt.registry.store
+        await turn.run([holdfast.ToolCall("1", "measured")])
+    assert took == [11]  # and one for when it began
+
+
+async def test_R5_a_run_that_is_tried_again_goes_on_at_the_step_that_failed(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def note(arguments: dict[str, Any]) -> Any:
+        asked.append(arguments["line"])
+        if asked.count("b") == 1 and arguments["line"] == "b":
+            raise ToolError("busy", transient=True)
+        return arguments["line"]
+
+    def noting(line: str) -> dict[str, Any]:
+        return {"id": line, "type": "tool", "config": {"name": "note", "arguments": {"line": line}}}
+
     clock = HandClock()
-    async with Runtime([flow_tool(nothing, clock.now)], store=stored_in(tmp_path), clock=clock) as rt:
+    tool = flow_tool(note, clock.now, retry=RetryPolicy(policy="safe", base_delay_ms=1))
+    async with Runtime([tool], store=stored_in(tmp_path)) as rt:
         turn = await rt.turn("main").__aenter__()
-        counts = []
-        for id, steps in (("few", 10), ("more", 20)):
-            given = workflow(*(transform(f"s{n}", "1") for n in range(steps)))
-            before = rt.registry.store.commits  # type: ignore[attr-defined]
-            await turn.run([spawn("flow", id, workflow=given)])
-            await stopped(rt, id)
-            counts.append(rt.registry.store.commits - before)  # type: ignore[attr-defined]
-        assert counts[1] - counts[0] == 10
+        await turn.run([spawn("flow", "w", workflow=workflow(noting("a"), noting("b"), noting("c")))])
+        info = await stopped(rt, "w")
+    assert isinstance(info.outcome, Ok) and info.attempt == 2 and asked == ["a", "b", "b", "c"]
 
 
 async def test_W10_an_event_is_waited_for_over_a_power_cut(tmp_path: Path) -> None:

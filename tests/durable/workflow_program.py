@@ -47,10 +47,10 @@ class Around:
         self._call.progress(done, total, message)
 
 
-def flow_tool(note: Note, now: Callable[[], float]) -> FunctionTool:
+def flow_tool(note: Note, now: Callable[[], float], **options: Any) -> FunctionTool:
     """A tool that runs the workflow it is given."""
 
-    @holdfast.tool(name="flow", actions=STATEFUL, on_crash="replay")
+    @holdfast.tool(name="flow", actions=STATEFUL, on_crash="replay", **options)
     async def flow(call: Call, workflow: dict[str, Any]) -> Any:
         """Run a workflow."""
         return await run_workflow(read_workflow(workflow), call.durable(), Around(call, note), now=now)

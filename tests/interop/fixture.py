@@ -11,7 +11,6 @@ import warnings
 
 import uvicorn
 from mcp.server import MCPServer, ServerRequestContext
-from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPDeprecationWarning
 from mcp.types import (
     Completion,
@@ -22,14 +21,13 @@ from mcp.types import (
     ResourceTemplateReference,
     SetLevelRequestParams,
 )
-from starlette.types import ASGIApp
 from tests.interop.asking import add_asking
 from tests.interop.contents import add_contents
 from tests.interop.events import Events
 from tests.interop.jobs import JOBS, name_first
 
 from holdfast import Runtime
-from holdfast.mcp.http import Door
+from holdfast.mcp.http import http_app
 from holdfast.mcp.server import Server
 
 
@@ -52,14 +50,6 @@ async def _complete(
     return Completion(values=[], total=0, has_more=False)
 
 
-def _app(server: Server) -> ASGIApp:
-    """The server behind our own door, with streams that a client can come back to (SEP-1699)."""
-    doors = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    return Door(
-        server.streamable_http_app(event_store=Events(), retry_interval=100, transport_security=doors), tokens={}
-    )
-
-
 async def serve(port: int) -> None:
     """Serve until the process is told to end."""
     async with Runtime(JOBS) as runtime:
@@ -71,7 +61,9 @@ async def serve(port: int) -> None:
             listening.bind(("127.0.0.1", port))
             listening.listen()
             print(f"http://localhost:{listening.getsockname()[1]}/mcp", flush=True)
-            await uvicorn.Server(uvicorn.Config(_app(server), log_level="warning")).serve(sockets=[listening])
+            await uvicorn.Server(
+                uvicorn.Config(http_app(server, event_store=Events(), retry_interval=100), log_level="warning")
+            ).serve(sockets=[listening])
         await server.close()
 
 

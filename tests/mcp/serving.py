@@ -170,3 +170,12 @@ async def serving(
                 web.should_exit = True
                 async with asyncio.timeout(PATIENCE):
                     await serving
+                await _end_watcher()
+
+
+async def _end_watcher() -> None:
+    """The library that writes event streams keeps a task for the loop's whole life; a test's loop ends sooner."""
+    for task in asyncio.all_tasks():
+        if getattr(task.get_coro(), "__name__", "") == "_shutdown_watcher":
+            task.cancel()
+            await asyncio.wait([task])

@@ -6,14 +6,17 @@ call asks meanwhile is asked of the client, in the way its protocol has (see `el
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from mcp.server.context import HandlerResult, ServerRequestContext
+from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import progress_token_from_params
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types import (
+    INVALID_PARAMS,
     CallToolRequestParams,
     ElicitRequest,
     ElicitRequestFormParams,
@@ -22,7 +25,7 @@ from mcp_types import (
 )
 
 from holdfast.errors import ToolError
-from holdfast.handles.handle import Handle, OnStop, Watcher
+from holdfast.handles.handle import Handle, Watcher
 from holdfast.handles.question import Question
 from holdfast.mcp.elicit import Asker, Elicit
 from holdfast.mcp.results import result
@@ -38,6 +41,8 @@ PRINCIPAL = "holdfast.principal"
 """Where the HTTP face says who a request is from, in its scope."""
 PROGRESS_SECS = 5.0
 """How often a client that wants to know is told that its call goes on."""
+_BACK_SECS = 3600.0
+"""How long a client may take to come back with input for a call that only this server knows."""
 _CANCELLED_SECS = 0.05
 """How long it may take until it is known whether a call was cancelled or its client is gone."""
 
@@ -45,8 +50,9 @@ _CANCELLED_SECS = 0.05
 class Served:
     """A call that is being served."""
 
-    def __init__(self, tool: Tool, visit: Visit, asker: Asker | None) -> None:
+    def __init__(self, tool: Tool, visit: Visit, asker: Asker | None, conversation: str) -> None:
         self.tool = tool
+        self.conversation = conversation
         self.visit = visit
         self.asker = asker
 
@@ -68,6 +74,7 @@ class Followed(Protocol):
     async def answer(self, handle: Handle, responses: Mapping[str, Any]) -> None: ...
     def requests(self, handle: Handle) -> dict[str, dict[str, Any]]: ...
     async def outcome(self, handle: Handle) -> dict[str, Any]: ...
+    async def cancel(self, handle: Handle) -> None: ...
 
 
 class Calls:
@@ -79,7 +86,7 @@ class Calls:
         self.runtime = runtime
         self._conversation = conversation
         self._asking: dict[str, Served] = {}
-        """By uid: calls whose client was told that they need input, and is expected back."""
+        """By `requestState`: calls, other than one-shot ones, whose client is to come back with input."""
         self._cancelled: set[tuple[int, Any]] = set()
         """By connection and request: calls that their client has cancelled."""
 
@@ -104,41 +111,59 @@ class Calls:
             asker.ask_by(by_request(ctx))
         call = ToolCall(str(ctx.request_id), params.name, dict(params.arguments or {}))
         people = None if asker is None else People(asker)
-        served = Served(tool, await self.desk(ctx).begin(call, park_after=park_after, people=people), asker)
+        desk = self.desk(ctx)
+        visit = await desk.begin(call, park_after=park_after, people=people)
+        served = Served(tool, visit, asker, desk.conversation)
         if asker is not None and served.handle is not None:
             asker.queued = queued(served.handle)
         return served
 
     async def call(self, ctx: Context, tool: Tool, params: CallToolRequestParams) -> HandlerResult:
         """Serve a call to its answer, or until it needs input that the client has to come back with."""
-        handle = await self._tasks.find(ctx, params.request_state) if params.request_state else None
-        if handle is None:
+        if params.request_state is None:
             return await self.answer(ctx, await self.begin(ctx, tool, params))
-        served = self._asking.pop(handle.uid, None)
-        await self._tasks.answer(handle, {key: plain(said) for key, said in (params.input_responses or {}).items()})
-        return await (self.answer(ctx, served) if served is not None else self._follow(handle))
+        said = {key: plain(each) for key, each in (params.input_responses or {}).items()}
+        handle = await self._tasks.find(ctx, params.request_state)
+        if handle is not None:
+            await self._tasks.answer(handle, said)
+            return await self._follow(ctx, handle)
+        served = self._asking.get(params.request_state)
+        if served is None or served.conversation != self.conversation(ctx) or served.asker is None:
+            # A new call would do twice what may have been done: whoever retries is told, nothing runs.
+            raise MCPError(
+                INVALID_PARAMS, "the call that this requestState belongs to is not waiting for input any more"
+            )
+        del self._asking[params.request_state]
+        await served.asker.taken(said)
+        return await self.answer(ctx, served)
 
-    async def _follow(self, handle: Handle) -> HandlerResult:
-        """The answer of a call that was begun by another server, or before a restart."""
+    async def _follow(self, ctx: Context, handle: Handle) -> HandlerResult:
+        """The answer of a one-shot call that was begun with another request, here or elsewhere."""
         watcher = _Progress()
         handle.watch(watcher)
         try:
             while handle.active and not self._tasks.requests(handle):
                 await watcher.told.wait()
                 watcher.told.clear()
+        except asyncio.CancelledError:
+            asyncio.get_running_loop().call_later(_CANCELLED_SECS, self._unfollowed, handle, _request(ctx))
+            raise
         finally:
             handle.unwatch(watcher)
         if handle.active:
-            return self._needs_input(handle)
+            return self._needs_input(self._tasks.requests(handle), handle.uid)
         return await self._tasks.outcome(handle)
 
-    def _needs_input(self, handle: Handle) -> HandlerResult:
+    def _unfollowed(self, handle: Handle, request: tuple[int, Any]) -> None:
+        if request in self._cancelled and handle.active:
+            self.runtime.registry.run_soon(self._tasks.cancel(handle))
+
+    def _needs_input(self, requests: dict[str, Any], state: str) -> HandlerResult:
         """What a 2026 client is answered whose user has to say something first."""
-        return InputRequiredResult.model_validate(
-            {"inputRequests": self._tasks.requests(handle), "requestState": handle.uid}
-        )
+        return InputRequiredResult.model_validate({"inputRequests": requests, "requestState": state})
 
     async def answer(self, ctx: Context, served: Served) -> HandlerResult:
+        """The answer to a call, or what it needs first."""
         asker, handle = served.asker, served.handle
         answered = asyncio.ensure_future(served.visit.response())
         reporting = asyncio.create_task(report(ctx, handle)) if _wants_progress(ctx) and handle is not None else None
@@ -147,15 +172,12 @@ class Calls:
             asked = asyncio.create_task(_until_asked(asker))
         try:
             await asyncio.wait({answered} if asked is None else {answered, asked}, return_when="FIRST_COMPLETED")
-            if not answered.done() and asker is not None and handle is not None:
-                await self._tasks.mark(handle, asker, True)
-                self._asking[handle.uid] = served
-                handle.watch(OnStop(self._asked_no_more))
-                return self._needs_input(handle)
+            if not answered.done() and asker is not None:
+                return await self._wait_for_input(served, asker)
             response = answered.result()
             return result(served.tool, response.model, response.is_error, response.notifications)
         except asyncio.CancelledError:
-            asyncio.get_running_loop().call_later(_CANCELLED_SECS, self._left, served, _request(ctx))
+            self.left(ctx, served)
             raise
         finally:
             for task in (reporting, asked):
@@ -164,26 +186,48 @@ class Calls:
             if not answered.done():
                 answered.cancel()  # nobody waits any more; the call itself goes on
 
-    def _asked_no_more(self, handle: Handle) -> None:
-        self._asking.pop(handle.uid, None)
+    async def _wait_for_input(self, served: Served, asker: Asker) -> HandlerResult:
+        """The client is to come back. A one-shot call can be found by its uid then, here or by another server; of other
+        calls, such as a spawn that a person has to permit, only this one knows."""
+        requests, handle = asker.requests(), served.handle
+        if handle is not None and not handle.stateful:
+            await self._tasks.mark(handle, asker, True)
+            served.visit.leave()
+            return self._needs_input(requests, handle.uid)
+        state = secrets.token_urlsafe(16)
+        self._asking[state] = served
+        asyncio.get_running_loop().call_later(_BACK_SECS, self._never_back, state)
+        return self._needs_input(requests, state)
+
+    def _never_back(self, state: str) -> None:
+        served = self._asking.pop(state, None)
+        if served is not None:
+            served.visit.cancel()
 
     def cancelled(self, ctx: Context) -> None:
         """The client has cancelled one of its requests."""
-        request = (ctx.params or {}).get("requestId")
-        key = (id(ctx.session._connection), request)
+        key = (_channel(ctx), (ctx.params or {}).get("requestId"))
         self._cancelled.add(key)
         asyncio.get_running_loop().call_later(10 * _CANCELLED_SECS, self._cancelled.discard, key)
 
-    def _left(self, served: Served, request: tuple[int, Any]) -> None:
+    def left(self, ctx: Context, served: Served) -> None:
         """Nobody waits for a call any more: it was cancelled, or its client is gone (M3)."""
+        asyncio.get_running_loop().call_later(_CANCELLED_SECS, self._left, served, _request(ctx))
+
+    def _left(self, served: Served, request: tuple[int, Any]) -> None:
         if request in self._cancelled:
             served.visit.cancel()
         else:
             served.visit.leave()
 
 
+def _channel(ctx: Context) -> int:
+    """What the requests of one client have in common: at 2026 each has a connection of its own."""
+    return id(ctx.session._connection.outbound)
+
+
 def _request(ctx: Context) -> tuple[int, Any]:
-    return id(ctx.session._connection), ctx.request_id
+    return _channel(ctx), ctx.request_id
 
 
 def elicits(ctx: Context) -> bool:

@@ -9,9 +9,12 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -23,6 +26,8 @@ from holdfast.mcp.calls import PRINCIPAL
 from holdfast.mcp.server import Server
 
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_ANY = ("0.0.0.0", "::", "[::]")
+"""Bound to all addresses, it has names that nobody can list. That takes a token, which a stranger's page has not."""
 _STATUS = {"accepted": 200, "already_resolved": 409, "unknown_or_revoked": 404}
 _PRINCIPAL = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 
@@ -52,14 +57,24 @@ def check_bind(host: str, tokens: Mapping[str, str]) -> None:
 
 
 def http_app(
-    server: Server, *, tokens: Mapping[str, str] | None = None, hosts: Sequence[str] = (), path: str = "/mcp"
+    server: Server,
+    *,
+    tokens: Mapping[str, str] | None = None,
+    hosts: Sequence[str] = (),
+    path: str = "/mcp",
+    **transport: Any,
 ) -> ASGIApp:
-    """The server as an ASGI application. `tokens` by principal; `hosts` are further names it is reached by."""
+    """The server as an ASGI application. `tokens` by principal; `hosts` are further names it is reached by.
+
+    Further options are those of the SDK's transport. It shares an `event_store` among all sessions, and names streams
+    by request ids that sessions choose: only for a server of one client.
+    """
     server.custom_route("/complete/{key}", methods=["POST"])(_completes(server))
     app = server.streamable_http_app(
         streamable_http_path=path,
         max_request_body_size=server.runtime.limits.line_bytes,
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Door` does it
+        **transport,
     )
     return Door(app, tokens or {}, hosts)
 
@@ -71,6 +86,7 @@ class Door:
         self._app = app
         self._tokens = {name: token.encode() for name, token in tokens.items()}
         self._hosts = {*_LOOPBACK, *(host.lower() for host in hosts)}
+        self._any_host = bool(tokens) and any(host in _ANY for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,10 +97,10 @@ class Door:
         await (self._app if refusal is None else refusal)(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        if self._name(headers.get("host", "")) not in self._hosts:
+        if not self._any_host and self._name(headers.get("host", "")) not in self._hosts:
             return JSONResponse({"error": "this server is not reached by that name (Host)"}, 403)
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != headers["host"].lower():
+        if origin is not None and _place(origin) != headers.get("host", "").lower():
             return JSONResponse({"error": "requests from pages of other origins are refused (Origin)"}, 403)
         if not self._tokens or scope["path"].startswith("/complete/"):
             return None
@@ -92,6 +108,8 @@ class Door:
         if principal is None:
             return JSONResponse({"error": "a token is needed"}, 401, {"www-authenticate": "Bearer"})
         scope[PRINCIPAL] = principal
+        # The SDK binds sessions to this, so that nobody else's session can be used, listened to or ended.
+        scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=principal, scopes=[]))
         return None
 
     @staticmethod
@@ -107,6 +125,14 @@ class Door:
         return fitting[0] if fitting else None
 
 
+def _place(origin: str) -> str | None:
+    """Where a page is from: host and port."""
+    try:
+        return urlsplit(origin).netloc.lower() or None
+    except ValueError:
+        return None
+
+
 def _completes(server: Server):  # type: ignore[no-untyped-def]
     async def complete(request: Request) -> Response:
         """Resolve what a key stands for; the body is a resolution (D4)."""
@@ -117,7 +143,7 @@ def _completes(server: Server):  # type: ignore[no-untyped-def]
                 return JSONResponse({"error": "the body is larger than [limits] arguments_bytes allows"}, 413)
         try:
             outcome = await server.runtime.resolve(request.path_params["key"], msgspec.json.decode(bytes(body)))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             return JSONResponse({"error": f"the body is not JSON: {error}"}, 400)
         except ToolError as error:
             return JSONResponse({"error": error.message}, 400)

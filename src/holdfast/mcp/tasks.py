@@ -86,9 +86,13 @@ class Tasks(Extension):
             return await self._calls.call(ctx, tool, params)
         begun = await self._calls.begin(ctx, tool, params, park_after=None)
         handle = begun.handle
-        if handle is None or handle.stateful or await self._over_soon(begun):
-            return await self._calls.answer(ctx, begun)
-        return {"resultType": "task", **self.flat(await self.announce(begun, elicits(ctx)))}
+        try:
+            if handle is not None and not handle.stateful and not await self._over_soon(begun):
+                return {"resultType": "task", **self.flat(await self.announce(begun, elicits(ctx)))}
+        except asyncio.CancelledError:
+            self._calls.left(ctx, begun)
+            raise
+        return await self._calls.answer(ctx, begun)
 
     async def _over_soon(self, begun: Served) -> bool:
         """Whether the call ends within a moment, without asking anything."""
@@ -278,7 +282,7 @@ class Tasks(Extension):
         """What the call of a task that has ended would have been answered with."""
         runtime = self._calls.runtime
         reply = runtime.replies.outcome(handle)
-        if handle.parking is not None:  # its end was news (D9), and this shows it
+        if handle.parking is not None or handle.stateful:  # its end was news (D9), and this shows it
             taken = TakenBack(handle.conversation, ((handle.uid, "stopped"),))
             await runtime.registry.write((taken,))
         answer = result(handle.tool, reply.model, reply.is_error)

@@ -276,7 +276,7 @@ class Actions:
     def _launched(self, handle: Handle, how: Launching, answer: Answer) -> None:
         """A spawn by another name is answered in its own words (W7, W12)."""
         if how.parks and handle.active and not handle.parked:
-            handle.watch(_OnPark(lambda: self._launched(handle, how, answer)))
+            handle.watch(_OnPark(lambda _: self._launched(handle, how, answer)))
         else:
             self._registry.run_soon(self._tell_launched(handle, how, answer))
 
@@ -391,20 +391,12 @@ def _backs_out(slot: Slot) -> bool:
 
 
 class _OnPark(OnStop):
-    """Told once that it is parked, or has stopped before it was."""
+    """Told once: that it is parked, or has stopped before it was."""
 
-    __slots__ = ("_told",)
-
-    def __init__(self, then: Callable[[], None]) -> None:
-        super().__init__(lambda _: self._tell(then))
-        self._told = False
-
-    def _tell(self, then: Callable[[], None]) -> None:
-        if not self._told:
-            self._told = True
-            then()
+    __slots__ = ()
 
     def parked(self, handle: Handle) -> None:
+        handle.unwatch(self)
         self.stopped(handle)
 
 

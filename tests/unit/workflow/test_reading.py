@@ -167,6 +167,11 @@ def test_a_jump_stays_in_its_list() -> None:
     assert where in said and "a jump may go to b, $end" in said
 
 
+def test_every_mistake_is_named_once_and_causes_no_other() -> None:
+    wrong = step("a", "nope"), step("b", "delay", {"ms": "x"}, onError="a", onSuccess="a")
+    assert refusal(workflow(*wrong)).count("\n") == 2
+
+
 def test_everything_that_is_wrong_is_said_at_once() -> None:
     steps = [step("a", "nope"), transform("a", "1 +"), call("c", "t", onError="zz"), step("d", "delay", {"ms": "x"})]
     said = refusal(workflow(*steps))

@@ -121,8 +121,9 @@ class Reads:
         return counts
 
     async def expiring(self, op: Collected) -> list[Record]:
-        query, bound = expired(SQL["records"], op)
-        return self._records(query, *bound)
+        query, bound = expired(op)
+        which = f"WHERE h.number IN (SELECT number FROM ({query})) ORDER BY h.stopped_at"
+        return self._records(f"{SQL['records']} {which}", *bound)
 
     async def owners(self) -> list[str]:
         return [owner for (owner,) in self._rows(SQL["call_owners"], ()) if owner != self.owner]

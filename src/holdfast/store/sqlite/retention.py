@@ -10,9 +10,9 @@ from holdfast.store.sqlite.sql import SQL
 from holdfast.store.sqlite.transaction import Transaction
 
 
-def expired(columns: str, op: base.Collected) -> Query:
-    """The query for what the operation is about, what stopped first first."""
-    conditions = [SQL["old"]]
+def expired(op: base.Collected) -> Query:
+    """The query for what the operation is about, what stopped first first: `number` and what it takes to let go of it."""
+    conditions = [SQL["expired"]]
     bound: list[Any] = [op.before]
     if op.conversation is not None:
         conditions.append("h.conversation = ?")
@@ -21,12 +21,12 @@ def expired(columns: str, op: base.Collected) -> Query:
         if values is not None:
             conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
             bound.append(encode(values).decode())
-    return f"{columns} WHERE {' AND '.join(conditions)} ORDER BY h.stopped_at LIMIT ?", (*bound, op.limit)
+    return f"{' AND '.join(conditions)} ORDER BY h.stopped_at LIMIT ?", (*bound, op.limit)
 
 
 def collected(tx: Transaction, op: base.Collected) -> int:
     _remove_litter(tx)
-    gone = tx.rows(*expired(SQL["expired"], op))
+    gone = tx.rows(*expired(op))
     tx.forgetful = True
     for number, uid, id, conversation, file in gone:
         tx.run(SQL["add_tombstone"], (uid, id, conversation, op.at))

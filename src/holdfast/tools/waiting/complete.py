@@ -24,6 +24,7 @@ from holdfast.tools.waiting.view import (
     TIME,
     TYPE,
     elapsed,
+    fitting,
     instant,
     milliseconds,
     status,
@@ -102,7 +103,7 @@ def complete_tool(show: Show) -> Tool:
             "status": _STATUS[resolution.status],
         }
         if resolution.status == "ok":
-            answer["result"] = resolution.payload
+            answer["result"] = fitting(resolution.payload)
         else:
             answer["error"] = resolution.payload["message"]
         answer |= {"elapsedMs": took, "elapsedTime": elapsed(took)}

@@ -11,7 +11,7 @@ from holdfast.tools.call import Call
 from holdfast.tools.waiting.around import Around
 from holdfast.tools.waiting.complete import settled
 from holdfast.tools.waiting.create import NAME as CREATE
-from holdfast.tools.waiting.create import PRIORITY
+from holdfast.tools.waiting.create import PRIORITY, small
 from holdfast.tools.waiting.find import find
 from holdfast.tools.waiting.tool import ENDS, WRITES, Arguments, object_schema, wait_tool
 from holdfast.tools.waiting.view import (
@@ -83,7 +83,7 @@ def update_tool(around: Around) -> Tool:
             raise settled(handle.id, status(handle))
         registry = call._durability.registry
         changes = Annotated(
-            handle.uid, _progress(handle, arguments), arguments.get("priority"), arguments.get("metadata")
+            handle.uid, _progress(handle, arguments), arguments.get("priority"), small(arguments.get("metadata") or {})
         )
         try:
             (record,) = await registry.write((changes,), keep=False)

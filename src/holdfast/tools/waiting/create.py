@@ -12,6 +12,7 @@ from holdfast.durable.deferred import Pending, TimedPending
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.state import Error, Stopped
+from holdfast.handles.text import to_json
 from holdfast.tools.base import Launch, Launching, SpawnPolicy, Tool
 from holdfast.tools.call import Call
 from holdfast.tools.waiting.tool import WRITES, function_tool, object_schema
@@ -19,6 +20,7 @@ from holdfast.tools.waiting.view import FLAG, METADATA, STATUS, TEXT, TIME, TYPE
 
 NAME = "create_wait_handle"
 EXISTS = "Wait handle {id} already exists"
+METADATA_BYTES = 8192
 
 TIMEOUT = {
     "type": "number",
@@ -77,9 +79,20 @@ def _read(arguments: Mapping[str, Any], now: float) -> Launch:
     return Launch(
         id=arguments["handleId"],
         kind=arguments["type"],
-        metadata=arguments.get("metadata") or {},
+        metadata=small(arguments.get("metadata") or {}),
         priority=arguments.get("priority") or 0,
     )
+
+
+def small(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Metadata, which is in every reply and every list, and has no room for data. Raises `ToolError`."""
+    size = len(to_json(metadata))
+    if size > METADATA_BYTES:
+        raise ToolError(
+            f"`metadata` has {size} bytes, more than {METADATA_BYTES}; it is for labels, keep data elsewhere",
+            code="limit_exceeded",
+        )
+    return metadata
 
 
 async def _park(call: Call, **arguments: Any) -> Pending:

@@ -33,6 +33,8 @@ from holdfast.tools.waiting.view import (
 
 _PAGE_BYTES = 12_000
 """How big the handles of a page may be in all, so that the reply is not cut."""
+PAGE_LIMIT = 2 * _PAGE_BYTES
+"""How big a reply with a page may be."""
 _PAGE = 100
 _COUNTED = 1000
 
@@ -91,7 +93,7 @@ def list_tool(show: Show) -> Tool:
         limit = arguments.get("limit") or _PAGE
         tally = await registry.store.tally(call.conversation)
         records = await wanted.page(registry, call.conversation, arguments.get("cursor"), limit + 1)
-        handles = _page([_entry(registry, record) for record in records[:limit]])
+        handles = page([_entry(registry, record) for record in records[:limit]])
         answer: dict[str, Any] = {
             "stats": {
                 "total": sum(tally.values()),
@@ -104,7 +106,7 @@ def list_tool(show: Show) -> Tool:
         }
         if len(handles) < len(records):
             answer["nextCursor"] = records[len(handles) - 1].uid
-        return show(answer, limit=2 * _PAGE_BYTES)
+        return show(answer, limit=PAGE_LIMIT)
 
     return wait_tool(
         show,
@@ -159,7 +161,7 @@ def _sum(tally: Tally, *, status: str | None = None, kind: str | None = None) ->
     return sum(count for (of, how), count in tally.items() if kind in (None, of) and status in (None, how))
 
 
-def _page(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def page(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """As many as fit into a reply, but one at least."""
     room, count = _PAGE_BYTES, 0
     for entry in entries:

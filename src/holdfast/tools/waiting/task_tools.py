@@ -14,6 +14,8 @@ from holdfast.tools.base import Tool
 from holdfast.tools.call import Call
 from holdfast.tools.waiting import task_store as tasks
 from holdfast.tools.waiting.around import Around
+from holdfast.tools.waiting.create import small
+from holdfast.tools.waiting.listing import PAGE_LIMIT, page
 from holdfast.tools.waiting.tasks import STATUSES, Task
 from holdfast.tools.waiting.tool import READS, WRITES, Arguments, Refused, Schema, object_schema, wait_tool
 from holdfast.tools.waiting.view import COUNT, FLAG, METADATA, TEXT, TIME
@@ -91,7 +93,13 @@ class TaskTools:
         task = object_schema(_TASK, _TASK_REQUIRED)
         timer = object_schema({"success": FLAG, **_TASK, "message": TEXT}, ["taskId", "timerActive", "isPaused"])
         listed = object_schema(
-            {"tasks": {"type": "array", "items": task}, "stats": {"type": "object"}, "count": COUNT}, ["tasks", "count"]
+            {
+                "tasks": {"type": "array", "items": task},
+                "count": COUNT,
+                "omittedCount": {**COUNT, "description": "So many more would not fit into the reply."},
+                "stats": {"type": "object"},
+            },
+            ["tasks", "count"],
         )
         return [
             self._tool("create_task", "Create a task with a timer.", CREATE_PARAMETERS, created, self._create, WRITES),
@@ -134,7 +142,7 @@ class TaskTools:
         async with self._changing:
             if await tasks.load(call, id) is not None:
                 raise _exists(id)
-            new = Task(task_id=id, task_name=arguments["taskName"], metadata=arguments.get("metadata") or {})
+            new = Task(task_id=id, task_name=arguments["taskName"], metadata=small(arguments.get("metadata") or {}))
             task = new.moved(arguments.get("initialStatus") or "not-started", now)
             await self._make(call, task)
         return self._around.show({"success": True, "timerInitialized": True, **task.shown(now)})
@@ -221,11 +229,14 @@ class TaskTools:
                 chosen.sort(key=lambda task: -(task.started or 0))
             case "recently-completed":
                 chosen.sort(key=lambda task: -(task.ended or 0))
-        answer: dict[str, Any] = {"tasks": [task.shown(now) for task in chosen], "count": len(chosen)}
+        shown = page([task.shown(now) for task in chosen])
+        answer: dict[str, Any] = {"tasks": shown, "count": len(chosen)}
+        if len(shown) < len(chosen):
+            answer["omittedCount"] = len(chosen) - len(shown)
         if arguments.get("includeStats", True):
             counts = {status: sum(task.status == status for task in every) for status in STATUSES}
             answer["stats"] = {"total": len(every), "byStatus": counts}
-        return self._around.show(answer)
+        return self._around.show(answer, limit=PAGE_LIMIT)
 
 
 def _open(task: Task) -> Task:
@@ -239,7 +250,7 @@ def _said(task: Task, arguments: Arguments) -> Task:
         task_id=task.task_id,
         task_name=arguments.get("taskName") or task.task_name,
         status=task.status,
-        metadata={**task.metadata, **(arguments.get("metadata") or {})},
+        metadata=small({**task.metadata, **(arguments.get("metadata") or {})}),
         started=task.started,
         ended=task.ended,
         worked=task.worked,

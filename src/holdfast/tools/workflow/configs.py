@@ -90,7 +90,7 @@ def _delay(fields: Fields, _: Lists) -> Kind:
         fields.problems.add(fields.path, "has both `ms` and `duration`; they are the same, give one")
     key = "duration" if fields.has("duration") else "ms"
     ms = fields.value(key, int, 1000)
-    if ms.literal and isinstance(ms.given, int):
+    if isinstance(fields.given.get(key), int):
         fields.number(key, 1000, least=0, most=MAX_DELAY_MS)
     return Delay(ms)
 

@@ -76,11 +76,11 @@ class _Reading:
         read = [self._step(each, f"{path}[{at}]", in_loop) for at, each in enumerate(given)]
         self._depth -= 1
         steps = tuple(step for step in read if step is not None)
-        here = Steps(steps, {step.id: at for at, step in enumerate(steps)})
+        targets = [each["id"] for each in given if isinstance(each, Mapping) and isinstance(each.get("id"), str)]
         for at, step in enumerate(read):
             if step is not None:
-                self._check_jumps(step, here, f"{path}[{at}]")
-        return here
+                self._check_jumps(step, targets, f"{path}[{at}]")
+        return Steps(steps, {step.id: at for at, step in enumerate(steps)})
 
     def _step(self, given: Any, path: str, in_loop: bool) -> Step | None:
         if not isinstance(given, Mapping):
@@ -135,16 +135,16 @@ class _Reading:
             fields.number("maxDelayMs", 5000, least=0, most=86_400_000),
         )
 
-    def _check_jumps(self, step: Step, here: Steps, path: str) -> None:
+    def _check_jumps(self, step: Step, targets: list[str], path: str) -> None:
         for key, target in (("onSuccess", step.on_success), ("onError", step.on_error)):
             if target is None:
                 continue
             self.jumps = True
-            if target == END or target in here.positions:
+            if target == END or target in targets:
                 continue
             elsewhere = self._ids.get(target)
             why = f"stands in another list, at {elsewhere}" if elsewhere else "is the id of no step"
-            known = ", ".join([*here.positions, END])
+            known = ", ".join([*targets, END])
             self._problems.add(f"{path}.{key}", f"`{target}` {why}; from here a jump may go to {known}")
 
     def check_references(self) -> None:
