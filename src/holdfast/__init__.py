@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.tools.function import tool
     from holdfast.tools.remote.server import mcp_server
     from holdfast.tools.terminal.make import terminal
+    from holdfast.tools.waiting.agents import AgentRequest
     from holdfast.turn.ending import Ending
     from holdfast.turn.inquiry import Inquiry
     from holdfast.turn.notifications import Notification, notification_block
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from holdfast.turn.turn import OpenBatch, Response, Turn
 
 __all__ = [
+    "AgentRequest",
     "Approved",
     "AskQuestion",
     "Call",
@@ -83,6 +85,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AgentRequest": "holdfast.tools.waiting.agents",
     "Approved": "holdfast.turn.prompts",
     "AskQuestion": "holdfast.turn.prompts",
     "Call": "holdfast.tools.call",

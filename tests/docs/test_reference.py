@@ -157,6 +157,8 @@ TABLES: dict[str, type[BaseModel]] = {
     "[limits]": model.LimitSettings,
     "[store]": model.StoreSettings,
     "[runtime]": model.RuntimeSettings,
+    "[mcp]": model.McpSettings,
+    "[mcp.servers.<name>]": model.McpServerSettings,
 }
 """Which section is about which table. The four caps of a view are those of `output`."""
 

@@ -152,12 +152,13 @@ async def test_M6_a_session_that_the_server_has_forgotten_is_made_again(tmp_path
 
 async def test_M6_an_error_of_a_proxy_is_transient(tmp_path: Path) -> None:
     """A 503 without JSON-RPC, in the middle of things."""
-    broken = False
+    broken, relays = False, set[asyncio.Task[None] | None]()
     with serving(tmp_path, "http", "modern") as server:
         assert server.url is not None
         target = server.url
 
         async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            relays.add(asyncio.current_task())
             port = int(target.split(":")[2].split("/")[0])
             to_reader, to_writer = await asyncio.open_connection("127.0.0.1", port)
 
@@ -182,8 +183,7 @@ async def test_M6_an_error_of_a_proxy_is_transient(tmp_path: Path) -> None:
                 broken = False
                 assert failed.is_error and failed.code == "mcp_disconnected"
                 assert (await using(turn, "echo", text="x")).result == "x"
-            proxy.close()
-            await asyncio.sleep(0.05)
+            await asyncio.gather(*(relay for relay in relays if relay is not None))
 
 
 async def test_R2_a_server_and_what_it_forked_end_with_the_runtime(tmp_path: Path) -> None:

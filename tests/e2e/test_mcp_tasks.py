@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,9 @@ async def test_M6_what_is_pushed_is_not_asked_for(tmp_path: Path) -> None:
                 file = tmp_path / "go"
                 call = asyncio.create_task(turn.run([ToolCall(id="1", name="build", arguments={"file": str(file)})]))
                 await until(lambda: "tasks/get" in server.noted())
-                for _ in range(4):  # while others answer, the task is not asked for, though 50 ms are its interval
-                    await asyncio.sleep(0.1)
+                async with rt.turn("other") as other:  # meanwhile; the interval to ask at would be 50 ms
+                    for _ in range(100):
+                        assert (await using(other, "echo", text="x")).result == "x"
                 file.touch()
                 (response,) = await call
                 assert response.result == "built"
@@ -88,6 +90,21 @@ async def test_M6_what_a_task_asks_is_asked_and_answered(remote: Server, tmp_pat
             await using(turn, "build_asking", action="apply", id="b", input=False)
             waited = json.loads((await using(turn, "await", all=["b"])).result)
             assert waited["completed"][0]["result"] == "built {'sure': True} {'sure': False}"
+
+
+async def test_R1_without_a_journal_a_task_is_followed_all_the_same(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+
+    async def person(prompt: object) -> Said:
+        return Said(True)
+
+    spec = server.spec()
+    spec = replace(spec, like=replace(spec.like, on_crash="fail"))
+    async with Runtime(servers=[spec], prompter=person) as rt:
+        await rt.connected()
+        async with rt.turn("main") as turn:
+            built = await using(turn, "build_asking", file=str(tmp_path / "go"))
+            assert built.result == "built {'sure': True} {'sure': True}"
 
 
 async def test_M6_a_task_that_asks_for_what_is_not_offered_fails_and_is_cancelled(

@@ -87,6 +87,13 @@ async def ask(client: Client, method: str, **params: Any) -> dict[str, Any]:
     return (await client.session.send_request(request, Anything)).fields
 
 
+async def ask_for_task(client: Client, name: str, **arguments: Any) -> str:
+    """Call a tool as a task, as clients of 2025-11-25 do; the SDK's own has no method for it."""
+    params = {"name": name, "arguments": arguments, "task": {"ttl": 60_000}}
+    made = await client.session._dispatcher.send_raw_request("tools/call", params, {})
+    return str(made["task"]["taskId"])
+
+
 async def start_task(client: Client, name: str, **arguments: Any) -> str:
     """Call a tool that becomes a task."""
     made = await client.session.call_tool(name, arguments, allow_claimed=True)

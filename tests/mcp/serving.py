@@ -39,7 +39,7 @@ def environment(directory: Path) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
     return {
         **kept,
-        "PYTHONPATH": f"{ROOT}:{ROOT}/src" if "SNAP" not in os.environ else f"/tmp/snap/src:{ROOT}",
+        "PYTHONPATH": str(ROOT),
         "PYTHONDONTWRITEBYTECODE": "1",
         "XDG_STATE_HOME": str(directory / "state"),
     }

@@ -39,7 +39,7 @@ async def test_R4_handles_and_waits_outlive_a_killed_server(era: str, office: Of
     server.start()
     async with connected(server.url, era) as client:
         listed = read(await client.call_tool("list_wait_handles", {}))
-        assert {handle["handleId"]: handle["status"] for handle in listed["handles"]} == {"h": "pending", "a": "pending"}
+        assert {handle["id"]: handle["status"] for handle in listed["handles"]} == {"h": "pending", "a": "pending"}
         done = await client.call_tool("complete_wait_handle", {"handleId": "h", "result": {"n": 1}})
         assert read(done)["status"] == "completed"
     async with httpx2.AsyncClient() as http:
@@ -91,8 +91,6 @@ async def test_M2_a_task_answered_before_the_crash_is_not_asked_again(office: Of
     async with connected(server.url, tasks=KnowsTasks(), elicitation_callback=Person()) as client:
         for task in tasks:
             done = await task_is(client, task, "completed", "input_required", "failed")
-            while done["status"] == "working":
-                done = await task_is(client, task, "completed", "input_required", "failed")
             assert done["status"] == "completed", done
 
 
@@ -110,5 +108,5 @@ async def test_M3_a_call_that_its_client_left_is_found_after_a_restart(office: O
     server.kill()
     server.start()
     async with connected(server.url) as client:
-        waited = await client.call_tool("wait_for", {"handleId": found["handleId"]})
+        waited = await client.call_tool("wait_for", {"handleId": found["id"]})
         assert waited.is_error and read(waited)["status"] == "failed"

@@ -51,7 +51,7 @@ def mcp(
     Handles outlive a connection: a client that comes back finds them by their ids, unless --store is `memory:`.
     """
     from holdfast.mcp.http import check_bind, http_app
-    from holdfast.mcp.server import Server, state_keys
+    from holdfast.mcp.server import Server
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     known = _tokens(tokens)
@@ -62,11 +62,11 @@ def mcp(
         check_bind(host, known)
     runtime = Runtime(store=store or store_of(loaded), config=loaded)
 
+    server = Server(runtime, conversation=conversation, **_settings(loaded))
+
     async def serve() -> int:
         async with runtime:
-            server = Server(
-                runtime, conversation=conversation, state_keys=await state_keys(runtime), **_settings(loaded)
-            )
+            await server.open()
             if port is None:
                 return await _until_stopped(server, server.run_stdio_async())
             app = http_app(server, tokens=known, hosts=[host])

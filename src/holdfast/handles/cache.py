@@ -215,15 +215,19 @@ class Cache:
         handle.owner, handle.fence, handle.attempt = record.owner, record.fence, record.attempt
         handle.next_attempt_at, handle.parking = record.next_attempt_at, record.parking
         handle.id, handle.stateful = record.id, record.stateful
-        handle.metadata, handle.priority = record.metadata, record.priority
-        if record.progress is not None and record.progress != handle.progress:
-            self.progressed(handle, record.progress)
+        self._annotate(handle, record)
         handle.asks_caller = isinstance(record.state, Waiting) and _asks_caller(handle.tool, record.state.question)
         shown = handle.output.total if handle.output is not None else -1
         if record.output is not None and record.output.total > shown:
             handle.output = Output.restored(self.spool, record.output, record.uid)
         printed = handle.output.total if handle.output is not None else 0
         handle.cursor = max(handle.cursor, min(record.cursor, printed))
+
+    def _annotate(self, handle: Handle, record: Record) -> None:
+        """What anybody may say of a handle, whoever runs it (W8)."""
+        handle.metadata, handle.priority = record.metadata, record.priority
+        if record.progress is not None and record.progress != handle.progress:
+            self.progressed(handle, record.progress)
 
     def _update(self, handle: Handle, record: Record) -> None:
         """Take over what another process, or a resolution, has done to a handle that is not ours."""
@@ -249,6 +253,10 @@ class Cache:
                 record = await self.store.handle(handle.uid)
                 if record is not None and self._others_change(handle):
                     self._update(handle, record)
+            elif uids is not None and self.runs(handle):
+                record = await self.store.handle(handle.uid)
+                if record is not None:
+                    self._annotate(handle, record)
 
     def changed_elsewhere(self, uid: str, state: State) -> None:
         """A commit that was not about this handle alone has changed its state."""

@@ -68,6 +68,8 @@ class Waiting(msgspec.Struct, frozen=True, tag="waiting"):
     started: float
     asked: float
     question: Question
+    number: int = 0
+    """Which of the call's questions it is, counted from 1: those that were answered at once do not count."""
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
@@ -106,6 +108,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
 class Asked(msgspec.Struct, frozen=True, tag="asked"):
     at: float
     question: Question
+    number: int = 0
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
@@ -145,7 +148,7 @@ def transition(state: State, event: Event) -> State:
         case Started() if isinstance(state, Pending):
             return Running(state.created, event.at)
         case Asked() if isinstance(state, Running):
-            return Waiting(state.created, state.started, event.at, event.question)
+            return Waiting(state.created, state.started, event.at, event.question, event.number)
         case Answered() if isinstance(state, Waiting):
             return Running(state.created, state.started)
     if isinstance(state, Stopped):

@@ -26,7 +26,6 @@ from mcp_types import (
 
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle, Watcher
-from holdfast.handles.question import Question
 from holdfast.mcp.elicit import Asker, Elicit
 from holdfast.mcp.results import result
 from holdfast.runtime import Runtime
@@ -114,8 +113,8 @@ class Calls:
         desk = self.desk(ctx)
         visit = await desk.begin(call, park_after=park_after, people=people)
         served = Served(tool, visit, asker, desk.conversation)
-        if asker is not None and served.handle is not None:
-            asker.queued = queued(served.handle)
+        if asker is not None:
+            asker.handle = served.handle
         return served
 
     async def call(self, ctx: Context, tool: Tool, params: CallToolRequestParams) -> HandlerResult:
@@ -248,16 +247,6 @@ def by_request(ctx: Context, meta: dict[str, Any] | None = None) -> Elicit:
         return {"action": said.action, "content": said.content}
 
     return elicit
-
-
-def queued(handle: Handle) -> Any:
-    """What a call will ask when its open question is answered."""
-
-    def questions() -> list[Question]:
-        live = handle.run.live if handle.run is not None else None
-        return list(getattr(live, "queued", ()))
-
-    return questions
 
 
 def plain(said: Any) -> Any:

@@ -9,7 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from holdfast.handles.handle import Handle
 from holdfast.handles.question import Question, select_options
+from holdfast.handles.state import Waiting
 from holdfast.handles.text import to_json
 from holdfast.turn.prompts import (
     Approved,
@@ -39,21 +41,22 @@ class Asker:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         """Something is open."""
-        self.queued: Callable[[], list[Question]] = list
-        """Questions that the call will ask when the open one is answered."""
+        self.handle: Handle | None = None
+        """The call's own, if it has one: what it asks is known by its place there, whoever looks."""
         self.changed: Callable[[], None] = lambda: None
         """Called when something was opened or answered."""
         self._open: dict[str, tuple[Form, asyncio.Future[Mapping[str, Any]]]] = {}
         self._early: dict[str, Mapping[str, Any]] = {}
         self._count = 0
+        self._last = ""
+        self._again = 0
         self._elicit: Elicit | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, prompt: Prompt) -> Decision:
         if isinstance(prompt, AskQuestion) and prompt.question.secret:
             return Cancelled(NO_SECRETS)
-        self._count += 1
-        key = _key(prompt, self._count)
+        key = self._key(prompt)
         early = self._early.pop(key, None)
         if early is not None:
             return decision(prompt, early)
@@ -99,15 +102,12 @@ class Asker:
     def requests(self) -> dict[str, dict[str, Any]]:
         """What is open, by a key of its own, as MCP writes it."""
         forms = {key: form for key, (form, _) in self._open.items()}
-        for place, question in enumerate(self.queued()):
-            key = f"{question.id}.{self._count + 1 + place}"
-            if key not in self._early:
-                forms[key] = question_form(question, None)
-        return {key: elicitation(form) for key, form in forms.items()}
+        coming = {key: question_form(each, None) for key, each in self._coming().items() if key not in self._early}
+        return {key: elicitation(form) for key, form in {**forms, **coming}.items()}
 
     def answer(self, responses: Mapping[str, Any]) -> None:
         """Answers by key. Unknown and answered keys are left aside."""
-        coming = {f"{question.id}.{self._count + 1 + place}" for place, question in enumerate(self.queued())}
+        coming = self._coming()
         for key, said in responses.items():
             if not isinstance(said, Mapping):
                 continue
@@ -116,6 +116,27 @@ class Asker:
                 self._early[key] = said
             elif opened is not None and not opened[1].done():
                 opened[1].set_result(said)
+
+    def _key(self, prompt: Prompt) -> str:
+        """Its own, for the life of the call. What is asked again, because the answer did not fit, has another."""
+        state = self.handle.state if self.handle is not None else None
+        if isinstance(prompt, AskQuestion) and isinstance(state, Waiting) and self.handle is not None:
+            key = question_key(state.question, state.number)
+            if key != self._last:
+                self._last, self._again = key, 0
+                return key
+            self._again += 1
+            return f"{key}.again{self._again}"
+        self._count += 1
+        return f"{'result' if isinstance(prompt, DeliverResult) else 'permission'}.{self._count}"
+
+    def _coming(self) -> dict[str, Question]:
+        """Questions that the call will ask when the open one is answered, by the keys they will have."""
+        handle = self.handle
+        if handle is None or handle.run is None:
+            return {}
+        queued = getattr(handle.run.live, "queued", ())
+        return {question_key(each, handle.run.questions + 1 + at): each for at, each in enumerate(queued)}
 
     async def taken(self, responses: Mapping[str, Any]) -> None:
         """Like `answer`, until whoever asked has what was answered."""
@@ -136,14 +157,9 @@ def elicitation(form: Form) -> dict[str, Any]:
     }
 
 
-def _key(prompt: Prompt, number: int) -> str:
-    match prompt:
-        case AskQuestion():
-            return f"{prompt.question.id}.{number}"
-        case RunTool():
-            return f"permission.{number}"
-        case DeliverResult():
-            return f"result.{number}"
+def question_key(question: Question, number: int) -> str:
+    """The key of a question of a call, the same for everyone who reads the store."""
+    return f"{question.id}.{number}"
 
 
 def form(prompt: Prompt) -> Form:

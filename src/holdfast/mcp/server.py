@@ -5,12 +5,13 @@ extension, and subscriptions to handles. It serves one runtime, which must be op
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+import secrets
+from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any
 
 from mcp.server import MCPServer
-from mcp.server.request_state import RequestStateSecurity
+from mcp.server.request_state import AESGCMRequestStateCodec, RequestStateSecurity
 from mcp.server.subscriptions import InMemorySubscriptionBus
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
@@ -37,6 +38,8 @@ from holdfast.mcp.tasks import Tasks
 from holdfast.mcp.tasks_2025 import Tasks2025
 from holdfast.runtime import Runtime
 
+_STATE_SECS = 7 * 86_400.0
+"""How long a client may take to come back with an answer."""
 TASK_AFTER_SECS = 0.5
 """After how long a call becomes a task, for clients that know tasks."""
 
@@ -50,11 +53,20 @@ else does: a webhook, a person, another agent. Results outlive this connection: 
 `read_output` reads the rest."""
 
 
-async def state_keys(runtime: Runtime) -> list[bytes]:
-    """Keys for `Server`, the same for all servers of a store and after a restart."""
-    await runtime.open()
-    _, secret = await runtime.durability.waits.newest_secret()
-    return [hashlib.sha256(b"holdfast mcp request state" + secret).digest()]
+class _Sealed:
+    """What a 2026 client carries for us, sealed: with a key of this process until the store's is known."""
+
+    def __init__(self) -> None:
+        self._codec = AESGCMRequestStateCodec([secrets.token_bytes(32)])
+
+    def use(self, key: bytes) -> None:
+        self._codec = AESGCMRequestStateCodec([key])
+
+    def seal(self, payload: bytes) -> str:
+        return self._codec.seal(payload)
+
+    def unseal(self, token: str) -> bytes:
+        return self._codec.unseal(token)
 
 
 class Server(MCPServer[Any]):
@@ -67,12 +79,10 @@ class Server(MCPServer[Any]):
         conversation: str = "mcp",
         schema: Schema = "generic",
         task_after: float = TASK_AFTER_SECS,
-        state_keys: Sequence[bytes] = (),
         **options: Any,
     ) -> None:
-        """`conversation` is where handles live, of an authenticated client one of its own. `state_keys` seal what a
-        2026 client brings back with its answers; servers that stand in for each other need the same ones. Further
-        options are those of the SDK's server."""
+        """`conversation` is where handles live, of an authenticated client one of its own; after `task_after` seconds
+        a call becomes a task. Further options are those of the SDK's server."""
         self.runtime = runtime
         self._schema: Schema = schema
         self.calls = Calls(runtime, conversation)
@@ -85,8 +95,8 @@ class Server(MCPServer[Any]):
         options.setdefault("log_level", "WARNING")
         extensions = [self.tasks, *options.pop("extensions", ())]
         middleware = [Tasks2025(self.calls, self.tasks, self.listeners), *options.pop("middleware", ())]
-        if state_keys:
-            options.setdefault("request_state_security", RequestStateSecurity(keys=list(state_keys)))
+        self._sealed = _Sealed()
+        options.setdefault("request_state_security", RequestStateSecurity(codec=self._sealed, ttl=_STATE_SECS))
         super().__init__(
             **options,
             extensions=extensions,
@@ -140,6 +150,14 @@ class Server(MCPServer[Any]):
         except HoldfastError as error:
             raise MCPError(INVALID_PARAMS, error.message, data={"uri": uri}) from None
         return ReadResourceResult(contents=[TextResourceContents(uri=uri, mime_type="application/json", text=text)])
+
+    async def open(self) -> None:
+        """Open the runtime, and use what all servers of its store share: a client may come back to any of them.
+
+        Make the server before its runtime is opened: calls that are taken up again may want to ask their clients."""
+        await self.runtime.open()
+        _, secret = await self.runtime.durability.waits.newest_secret()
+        self._sealed.use(hashlib.sha256(b"holdfast mcp request state" + secret).digest())
 
     async def close(self) -> None:
         """End the streams that listen, in good order."""

@@ -21,8 +21,8 @@ from pydantic import Field
 from holdfast.errors import HoldfastError
 from holdfast.handles.handle import Handle, OnStop
 from holdfast.handles.state import Error, Outcome, Reply, Stopped, Waiting
-from holdfast.mcp.calls import Calls, Context, Served, elicits, plain, queued, unknown
-from holdfast.mcp.elicit import Asker, Elicit, elicitation, question_form
+from holdfast.mcp.calls import Calls, Context, Served, elicits, plain, unknown
+from holdfast.mcp.elicit import Asker, Elicit, elicitation, question_form, question_key
 from holdfast.mcp.results import may_be_task, result
 from holdfast.store.base import Annotated, TakenBack
 from holdfast.turn.people import People
@@ -148,7 +148,7 @@ class Tasks(Extension):
         if not isinstance(mark, Mapping) or not mark.get("elicits"):
             return None
         asker = Asker()
-        asker.queued = queued(handle)
+        asker.handle = handle
         self._keep(handle, asker)
         return People(asker)
 
@@ -197,10 +197,13 @@ class Tasks(Extension):
         if asker is not None:
             await asker.taken(responses)
         elif isinstance(handle.state, Waiting) and runtime.relay.elsewhere(handle):
-            said = responses.get(_key_of(handle.state))
+            question = handle.state.question
+            said = responses.get(question_key(question, handle.state.number))
             content = said.get("content") if isinstance(said, Mapping) else None
-            if isinstance(content, Mapping) and handle.state.question.id in content:
-                await self._by_person(handle, "apply", {"input": content[handle.state.question.id]})
+            if isinstance(said, Mapping) and said.get("action") in ("decline", "cancel"):
+                await self._by_person(handle, "apply", {}, declines=True)
+            elif isinstance(content, Mapping) and question.id in content:
+                await self._by_person(handle, "apply", {"input": content[question.id]})
         await runtime.registry.write(())
 
     async def cancel(self, handle: Handle) -> None:
@@ -208,12 +211,14 @@ class Tasks(Extension):
         if handle.active:
             await self._by_person(handle, "abort", {})
 
-    async def _by_person(self, handle: Handle, action: Any, arguments: dict[str, Any]) -> None:
+    async def _by_person(
+        self, handle: Handle, action: Any, arguments: dict[str, Any], *, declines: bool = False
+    ) -> None:
         """What a client does with its task, it does as the person behind it."""
         runtime = self._calls.runtime
         slot = Slot(ToolCall(handle.call_id, handle.tool.name), 0)
         slot.tool, slot.action, slot.handle_id, slot.by = handle.tool, action, handle.id, "person"
-        slot.arguments = arguments
+        slot.arguments, slot.declines = arguments, declines
         done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         def answer(reply: Reply) -> None:
@@ -262,7 +267,8 @@ class Tasks(Extension):
             return asker.requests()
         mark = (handle.metadata or {}).get(MARK)
         if isinstance(handle.state, Waiting) and isinstance(mark, Mapping) and mark.get("elicits"):
-            return {_key_of(handle.state): elicitation(question_form(handle.state.question, None))}
+            question, number = handle.state.question, handle.state.number
+            return {question_key(question, number): elicitation(question_form(question, None))}
         return {}
 
     async def detailed(self, handle: Handle) -> dict[str, Any]:
@@ -310,11 +316,6 @@ def protocol_error(outcome: Outcome) -> dict[str, Any]:
 def moment(at: float) -> str:
     """A time as MCP writes it."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _key_of(state: Waiting) -> str:
-    """The key of a question that another process asks."""
-    return f"{state.question.id}.{int(state.asked * 1000)}"
 
 
 def _updated(state: Any) -> float | None:

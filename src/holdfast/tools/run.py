@@ -107,6 +107,8 @@ class Run(Attempts):
         if isinstance(handle.decided, Stopped) or self._parking is not None or self.letting_go:
             return  # ended, or let go, while its start was being written
         assert self._invocation is not None
+        recorded = sum(entry.kind == "ask" for entry in self._invocation.entries)  # answered before a crash
+        self.questions = max(self.questions, recorded)
         if tool.timeout_secs is not None:
             self._began = self.registry.clock.now()
             self._patience = Patience(tool.timeout_secs, self._timed_out)
@@ -186,7 +188,7 @@ class Run(Attempts):
             handle.asks_caller = route.caller and not route.person
             if route.person and self._patience is not None:
                 self._patience.pause()
-            registry.apply_event(handle, Asked(now, question), partial(self._asked, then))
+            registry.apply_event(handle, Asked(now, question, self.questions), partial(self._asked, then))
         else:
             registry.apply_event(handle, Asked(now, question), quiet=True)
             also = (record(route.value, b""),) if record is not None and isinstance(route, Ok) else ()

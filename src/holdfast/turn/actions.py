@@ -20,6 +20,7 @@ from holdfast.tools.base import Invocation, Launching, Tool
 from holdfast.tools.toolbox import Toolbox
 from holdfast.turn.admission import Admission
 from holdfast.turn.permission import ASK, Permission, Verdict, require
+from holdfast.turn.questions import not_answered
 from holdfast.turn.relay import Relay
 from holdfast.turn.replies import CANCELLED, Replies, error_reply, failed_reply
 from holdfast.turn.settle import Settle, printed
@@ -72,6 +73,10 @@ class Actions:
         tool = handle.tool
         if slot.action == "apply":
             _check_takes_input(handle)  # before anybody is asked about it
+        if slot.declines and isinstance(handle.state, Waiting) and handle.run is not None:
+            handle.watch(OnStop(lambda _: answer(self._replies.handle(handle))))
+            handle.run.end(not_answered(handle.state.question.id, None), "self")
+            return
         verdict = None
         if slot.by != "person":
             verdict = self._permission.to_run(tool, slot.action, handle.conversation, slot.people)

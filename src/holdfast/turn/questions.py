@@ -153,8 +153,7 @@ class Questions:
                     self._remembered.answered(handle.conversation, handle.tool.name, question.id, value)
                 self._answer(handle, value)
             case Cancelled(reason):
-                why = f"the prompt failed: {reason}" if reason else "the person cancelled the prompt"
-                self._end(handle, Error(f"Question `{question.id}` was not answered: {why}.", "input_cancelled"))
+                self._end(handle, not_answered(question.id, reason))
 
     # The assistant
 
@@ -197,6 +196,12 @@ class Questions:
         if "apply" in handle.tool.actions and not policy.exclusive:
             spawn = ", or spawn the tool and answer with `apply`"
         return Error(f"{asked} {who}. Set a fixed `answer` in {setting}{spawn}.", "question_unanswered")
+
+
+def not_answered(question: str, reason: str | None) -> Error:
+    """The end of a call whose question the person did not want to answer, or could not be shown (Q7)."""
+    why = f"the prompt failed: {reason}" if reason else "the person cancelled the prompt"
+    return Error(f"Question `{question}` was not answered: {why}.", "input_cancelled")
 
 
 def _is_awaited(handle: Handle) -> bool:

@@ -42,6 +42,7 @@ class _Wanted(msgspec.Struct):
     """What else the call says: of `apply` its input, of a terminal's also keys, a size, a view."""
     cause: str = ""
     by: Literal["assistant", "person"] = "assistant"
+    declines: bool = False
 
 
 class Relay:
@@ -68,7 +69,7 @@ class Relay:
         assert slot.action is not None
         try:
             reply = await self._request(
-                handle, _Wanted(slot.action, handle.cursor, slot.arguments, slot.cause.decode(), slot.by)
+                handle, _Wanted(slot.action, handle.cursor, slot.arguments, slot.cause.decode(), slot.by, slot.declines)
             )
             if reply is not None:
                 answer(reply)
@@ -139,6 +140,7 @@ class Relay:
         slot = Slot(ToolCall(handle.call_id, handle.tool.name), 0)
         slot.tool, slot.action, slot.handle_id = handle.tool, wanted.action, handle.id
         slot.arguments, slot.cause, slot.by = wanted.arguments, wanted.cause.encode(), wanted.by
+        slot.declines = wanted.declines
         try:
             self.actions.act(slot, handle, answer)
         except ToolError as error:

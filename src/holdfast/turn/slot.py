@@ -34,6 +34,7 @@ class Slot:
         "by",
         "call",
         "cause",
+        "declines",
         "error",
         "given",
         "handle",
@@ -70,6 +71,8 @@ class Slot:
         """Of an `apply`: which call it is, recorded with what it sends, so that a resumed batch sends it once (B9)."""
         self.by: Literal["assistant", "person"] = "assistant"
         """Who sends it: a person may do what the assistant may not (C2, Q4)."""
+        self.declines = False
+        """The person does not want to answer the open question (Q7)."""
         self.secret = False
         """It is the answer to a question for a secret, and nothing else."""
         self.people: People | None = None

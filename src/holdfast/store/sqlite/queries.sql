@@ -271,8 +271,8 @@ DELETE FROM requests WHERE id = ?;
 INSERT INTO secrets (id, secret, at) VALUES (?, ?, ?);
 
 -- name: expired
--- Handles whose retention is over, in conversations without a turn; the file their output is in, if there is one. What is
--- let go of adds conditions and ORDER BY.
+-- Handles whose retention is over, in conversations without a turn; the file their output is in, if there is one.
+-- `retention.py` adds conditions, and ORDER BY.
 SELECT h.number, h.uid, CASE WHEN h.stateful THEN h.id END, h.conversation, o.file
 FROM handles h LEFT JOIN outputs o ON o.handle = h.number
 WHERE h.stopped_at < ? AND h.stopped_at IS NOT NULL AND NOT h.hook_due

@@ -11,7 +11,7 @@ from holdfast.store.sqlite.transaction import Transaction
 
 
 def expired(op: base.Collected) -> Query:
-    """The query for what the operation is about, what stopped first first: `number` and what it takes to let go of it."""
+    """The query for what the operation is about, by `number`, what stopped first first."""
     conditions = [SQL["expired"]]
     bound: list[Any] = [op.before]
     if op.conversation is not None:

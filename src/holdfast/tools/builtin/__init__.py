@@ -27,7 +27,7 @@ def builtin_tools(
     A one-shot call that is parked may become a handle (D10), so there is `await` also where no tool is stateful.
     """
     offered: list[Tool] = []
-    makes_handles = any(tool.actions for tool in tools) or any(tool.offered and tool.launching for tool in waiting)
+    makes_handles = any(tool.actions for tool in tools) or any(tool.offered for tool in waiting)
     offered.append(replace(await_tool(show), offered=makes_handles))
     offered.append(replace(read_output_tool(), names="id", offered=bool(tools) or makes_handles))
     if any(tool.examples or tool.summary for tool in tools):

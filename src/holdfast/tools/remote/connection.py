@@ -148,7 +148,7 @@ class Connection:
     async def _run(self) -> None:
         # It takes most of a second to import, which must not pass on the loop.
         await asyncio.to_thread(importlib.import_module, "holdfast.tools.remote.link")
-        loop, failures = asyncio.get_running_loop(), 0
+        loop, failures, logged = asyncio.get_running_loop(), 0, ""
         while not self._closing.is_set():
             began = loop.time()
             was_up = await self._connect()
@@ -160,7 +160,9 @@ class Connection:
                     self._around.lost(self, self.reason)
                 else:
                     self._conclude()
-                    _log.warning("MCP server `%s` cannot be reached: %s", self.server.name, self.reason)
+                    level = logging.WARNING if self.reason != logged else logging.DEBUG  # once, not twice a minute
+                    _log.log(level, "MCP server `%s` cannot be reached: %s", self.server.name, self.reason)
+                    logged = self.reason
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self._closing.wait()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 POLL_SECS, _LEAST_POLL_SECS = 1.0, 0.02
 _CANCEL_SECS = 1.5
 _STEP = "input "
-"""What the names of the journal's steps with answers begin with; the rest is the key of the request."""
+"""What the names of the journal's steps with answers begin with; the task and the key of the request follow."""
 
 
 class Following:
@@ -43,6 +43,7 @@ class Following:
         """Answers that did not reach the server."""
         self._heard = asyncio.get_running_loop().time()
         """When the server last told of the task."""
+        self._ended = False
 
     async def result(self) -> types.CallToolResult:
         """The end of the task. Raises `ToolError` if it failed, was cancelled, or is gone."""
@@ -68,7 +69,7 @@ class Following:
     async def cancel(self) -> None:
         """Tell the server that nobody wants the task any more, as far as it can be told quickly."""
         link = self._connection.link
-        if link is not None:
+        if link is not None and not self._ended:
             with contextlib.suppress(MCPError, TimeoutError):
                 async with asyncio.timeout(_CANCEL_SECS):
                     await tasks.cancel(link.client.session, self._task, _CANCEL_SECS)
@@ -84,7 +85,7 @@ class Following:
                 self._heard = asyncio.get_running_loop().time()
                 if state.status_message:
                     self._asker.call.progress(0, None, state.status_message)
-                if state.status not in ("working", "input_required"):
+                if state.status in tasks.ENDS:
                     return self._end(state)
                 await self._answer(link, state, news)
                 state = await news.next(self._poll)
@@ -93,6 +94,7 @@ class Following:
             await asyncio.wait([listening])
 
     def _end(self, state: tasks.TaskState) -> types.CallToolResult:
+        self._ended = True
         match state.status:
             case "completed":
                 return types.CallToolResult.model_validate(state.result)
@@ -128,8 +130,11 @@ class Following:
             self._answering[key].cancel()  # nobody waits for it any more
 
     async def _ask(self, key: str, request: dict[str, Any]) -> None:
-        effects = self._asker.call.durable()
-        recorded = await effects.run_json(_STEP + key, request, self._response)
+        if self._asker.call._journal is None:
+            recorded = await self._response(request)
+        else:
+            step = f"{_STEP}{self._task} {key}"
+            recorded = await self._asker.call.durable().run_json(step, request, self._response)
         self._unsent[key] = recorded["response"]
         link = self._connection.link
         if link is not None:

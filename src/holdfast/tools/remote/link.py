@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 import mcp.types as types
-from mcp import Client
 from mcp.client import ClientRequestContext
 from mcp.client._transport import TransportStreams
+from mcp.client.client import Client
 from mcp.client.session import IncomingMessage
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError

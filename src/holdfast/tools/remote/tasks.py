@@ -5,6 +5,7 @@ the call to whoever follows the task.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from pydantic import Field
 _log = logging.getLogger("holdfast.mcp")
 
 Status = Literal["working", "input_required", "completed", "failed", "cancelled"]
+ENDS: tuple[Status, ...] = ("completed", "failed", "cancelled")
 
 
 class TaskCreated(types.Result):
@@ -89,21 +91,26 @@ async def cancel(session: ClientSession, task: str, timeout: float) -> None:
 
 
 class News:
-    """What a server pushes about one task. While it does, nobody needs to ask."""
+    """What a server pushes about one task. While it does, nobody needs to ask every now and then.
+
+    Notifications may arrive in another order than they were sent, so all but the end of a task is only a hint.
+    """
 
     def __init__(self) -> None:
-        self.state: TaskState | None = None
-        """The last one that was pushed and not taken."""
-        self.pushes = False
+        self._end: TaskState | None = None
+        self._pushes = False
         self._changed = asyncio.Event()
 
     def put(self, state: TaskState) -> None:
-        self.state, self.pushes = state, True
+        """A state was pushed."""
+        self._pushes = True
+        if state.status in ENDS:
+            self._end = state
         self._changed.set()
 
     def over(self) -> None:
         """Nothing more is pushed."""
-        self.pushes = False
+        self._pushes = False
         self._changed.set()
 
     def wake(self) -> None:
@@ -111,15 +118,12 @@ class News:
         self._changed.set()
 
     async def next(self, seconds: float) -> TaskState | None:
-        """The next state that is pushed; None when it is time to ask."""
-        try:
-            async with asyncio.timeout(None if self.pushes else seconds):
+        """Wait until it is time to ask, at most so long if nothing is pushed. Returns the end if that was pushed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if self._pushes else seconds):
                 await self._changed.wait()
-        except TimeoutError:
-            return None
         self._changed.clear()
-        state, self.state = self.state, None
-        return state
+        return self._end
 
 
 class TasksExtension(ClientExtension):

@@ -4,7 +4,6 @@ A call that the server answers just runs; a crash in the middle ends it, because
 that became a task of the server is followed (`following`), also by the runtime after this one.
 """
 
-import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from holdfast.tools.remote.link import Link
 
 _ANYTHING = {"type": "object", "properties": {}, "additionalProperties": True}
-_STEP = "task"
-"""The journal's step that keeps the id of the task a call has become."""
+_STEP = "task "
+"""What the journal's steps are called that keep the task a call has become; the number of the attempt follows."""
 
 
 class Remote:
@@ -36,7 +35,7 @@ class Remote:
         self.connection = connection
         self.tool = tool
         self._begun: set[str] = set()
-        """Calls with an attempt in this process, of tools that may be tried again."""
+        """Calls that run here, or will be tried again here."""
 
     def start(self, invocation: Invocation, sink: Sink) -> Live:
         call = Call(invocation, sink, threaded=False)
@@ -46,19 +45,19 @@ class Remote:
 
     async def _run(self, call: Call, arguments: dict[str, Any]) -> Any:
         self.connection.used_by(call.conversation)
-        asker = Asker(call)
+        asker, again = Asker(call), False
         try:
             return await self._value(asker, arguments)
         except ToolError as error:
+            again = error.transient
             if asker.notes and error.code != "mcp_disconnected":
-                raise ToolError(
-                    "\n".join((error.message, *(f"({note})" for note in asker.notes))),
-                    code=error.code,
-                    transient=error.transient,
-                ) from None
+                text = "\n".join((error.message, *(f"({note})" for note in asker.notes)))
+                raise ToolError(text, code=error.code, transient=error.transient) from None
             raise
         finally:
             asker.close()
+            if not again:
+                self._begun.discard(call.uid)
 
     async def _value(self, asker: Asker, arguments: dict[str, Any]) -> Any:
         task = self._recorded(asker.call)
@@ -75,9 +74,12 @@ class Remote:
         return value_of(result)
 
     def _recorded(self, call: Call) -> Any:
-        """The task that an earlier attempt of this call has become."""
-        entry = None if call._journal is None else call._journal.recorded("step", _STEP)
-        return msgspec.json.decode(entry.value) if entry is not None and entry.ok else None
+        """The task that this call became before its process died. One that failed here is not followed again (R5)."""
+        if call._journal is None or call.uid in self._begun:
+            return None
+        entries = [entry for entry in call._invocation.entries if entry.kind == "step" and entry.name.startswith(_STEP)]
+        newest = max(entries, key=lambda entry: int(entry.name.removeprefix(_STEP)), default=None)
+        return None if newest is None else msgspec.json.decode(newest.value)
 
     def _check_begun(self, call: Call) -> None:
         """A call whose process died in the middle is not repeated: what it did is not known (R1, R5)."""
@@ -85,8 +87,7 @@ class Remote:
         if call.attempt > 1 and retry != "idempotent" and call.uid not in self._begun:
             text = "The process that ran this call ended before the server had answered it."
             raise ToolError(text, code="crashed", transient=retry == "never")
-        if retry == "safe":
-            self._begun.add(call.uid)
+        self._begun.add(call.uid)
 
     def _check_there(self) -> None:
         server, listed = self.connection.server.name, self.connection.tools or {}
@@ -126,29 +127,24 @@ class Remote:
             raise failure(self.connection.server, error) from None
         finally:
             link.calls.discard(asker)
-        return await self._became(asker, arguments, task.task_id, task.poll_interval_ms)
+        return await self._followed(asker, task.task_id, task.poll_interval_ms, new=True)
 
-    async def _became(
-        self, asker: Asker, arguments: dict[str, Any], task: str, poll_ms: int | None
-    ) -> "CallToolResult":
-        """The call is a task now: written down first, so that it is found again."""
-
-        async def made(_: Any) -> Any:
-            return {"taskId": task, "pollIntervalMs": poll_ms}
-
-        if asker.call._invocation.tool.on_crash == "replay":
-            await asker.call.durable().run_json(_STEP, {"tool": self.tool, "arguments": arguments}, made)
-        return await self._followed(asker, task, poll_ms)
-
-    async def _followed(self, asker: Asker, task: str, poll_ms: int | None) -> "CallToolResult":
+    async def _followed(self, asker: Asker, task: str, poll_ms: int | None, *, new: bool = False) -> "CallToolResult":
+        """The result of a task. A new one is written down first, so that it is found again."""
         from holdfast.tools.remote.following import Following
 
-        following = Following(self.connection, asker, task, poll_ms)
+        async def made(task: Any) -> Any:
+            return task
+
+        call, following = asker.call, Following(self.connection, asker, task, poll_ms)
         try:
+            if new and call._journal is not None:
+                known = {"taskId": task, "pollIntervalMs": poll_ms}
+                await call.durable().run_json(f"{_STEP}{call.attempt}", known, made)
             return await following.result()
         except BaseException:
-            if not getattr(asker.call._sink, "letting_go", False):  # else the next runtime follows it (R6)
-                await following.cancel()  # harmless if it has ended by itself
+            if not getattr(call._sink, "letting_go", False):  # else the next runtime follows it (R6)
+                await following.cancel()
             raise
 
 

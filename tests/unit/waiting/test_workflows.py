@@ -1,0 +1,142 @@
+"""`execute_workflow_async` as a handle (W10, W12); what its steps do is tested in tests/unit/workflow."""
+
+import asyncio
+from typing import Any
+
+from tests.unit.waiting.calls import Caller, calling
+
+import holdfast
+from holdfast import AgentRequest, Call, Runtime, ToolError
+from holdfast.testing import VirtualClock
+
+
+def step(id: str, type: str, **config: Any) -> dict[str, Any]:
+    return {"id": id, "type": type, "config": config}
+
+
+@holdfast.tool
+async def double(n: int) -> int:
+    return 2 * n
+
+
+@holdfast.tool
+async def broken() -> None:
+    raise ToolError("out of order", transient=True)
+
+
+async def run(ask: Caller, *steps: dict[str, Any], **more: Any) -> Any:
+    return await ask("execute_workflow_async", workflowId="data-pipeline-1", name="Data", steps=list(steps), **more)
+
+
+async def test_W12_a_workflow_is_a_handle(clock: VirtualClock) -> None:
+    async with calling(clock, double) as ask:
+        started = await run(
+            ask,
+            step("wait", "delay", ms=5000),
+            step("twice", "tool", name="double", arguments={"n": {"cel": "input.n"}}),
+            input={"n": 21},
+            timeoutMs=300_000,
+        )
+        assert {key: started[key] for key in ("async", "handleId", "status", "stepCount", "timeout")} == {
+            "async": True,
+            "handleId": "workflow_data-pipeline-1_1767225600000",
+            "status": "pending",
+            "stepCount": 2,
+            "timeout": 300_000,
+        }
+        info = await ask.rt.handle(started["handleId"], conversation="main")
+        assert (info.kind, info.metadata["stepCount"]) == ("workflow", 2)
+        waited = await ask.wait_for(started["handleId"])
+        assert (waited["result"]["status"], waited["result"]["finalOutput"]) == ("completed", 42)
+        assert waited["waitedMs"] == 5000
+
+
+async def test_W10_a_bad_workflow_is_refused_before_anything_runs(clock: VirtualClock) -> None:
+    async with calling(clock) as ask:
+        bad = [step("a", "nonsense")]
+        refused = await ask.error("execute_workflow_async", workflowId="w", name="W", steps=bad)
+        assert "steps[0]" in refused["error"]
+        assert (await ask("list_wait_handles"))["stats"]["total"] == 0
+
+
+async def test_W10_a_failure_keeps_what_was_done(clock: VirtualClock) -> None:
+    async with calling(clock, double, broken) as ask:
+        steps = [step("good", "tool", name="double", arguments={"n": 1}), step("bad", "tool", name="broken")]
+        id = (await run(ask, *steps))["handleId"]
+        waited = await ask.wait_for(id)
+        assert waited["status"] == "failed" and "out of order" in waited["error"]
+        partial = waited["partialResult"]
+        assert (partial["status"], partial["steps"][0]["result"]) == ("failed", 2)
+        read = await ask.response("read_output", id=id)
+        assert '\\"stepId\\":\\"good\\"' in read.result
+        several = await ask.wait_for_multiple("all", id)
+        assert several["results"][id]["partialResult"]["steps"][0]["result"] == 2
+
+
+async def test_W10_its_timeout_stops_it(clock: VirtualClock) -> None:
+    async with calling(clock) as ask:
+        id = (await run(ask, step("a", "transform", expression="1"), step("b", "delay", ms=60_000), timeoutMs=1000))[
+            "handleId"
+        ]
+        waited = await ask.wait_for(id)
+        assert (waited["status"], waited["operationElapsedMs"]) == ("timeout", 1000)
+        assert waited["partialResult"]["steps"][0]["result"] == 1
+
+
+async def test_W10_steps_run_agents_and_wait_for_handles(clock: VirtualClock) -> None:
+    rt = Runtime(clock=clock)
+
+    @rt.agent("echo")
+    async def echo(call: Call, request: AgentRequest) -> str:
+        return request.prompt.upper()
+
+    async with rt, asyncio.TaskGroup() as group:
+        ask = Caller(rt)
+        await ask.create("h")
+        steps = [
+            step("said", "agent", agentId="echo", prompt="hi"),
+            step("waited", "wait", handleId="h"),
+            step("both", "transform", expression="[steps.said.response, steps.waited]"),
+        ]
+        id = (await run(ask, *steps))["handleId"]
+        waiting = group.create_task(ask.wait_for(id))
+        await clock.advance(10)
+        await ask.complete("h", result={"n": 1})
+        assert (await waiting)["result"]["finalOutput"] == ["HI", {"n": 1}]
+
+
+async def test_R5_W10_a_workflow_is_tried_again_where_it_failed(clock: VirtualClock) -> None:
+    did: list[str] = []
+
+    @holdfast.tool
+    async def note(what: str) -> str:
+        did.append(what)
+        if what == "flaky" and did.count("flaky") < 3:
+            raise ToolError("busy", transient=True)
+        return what
+
+    async with calling(clock, note) as ask:
+        steps = [step(each, "tool", name="note", arguments={"what": each}) for each in ("once", "flaky")]
+        id = (await run(ask, *steps, retry={"maxAttempts": 3, "baseDelayMs": 10}))["handleId"]
+        assert (await ask.wait_for(id))["status"] == "completed"
+        assert did == ["once", "flaky", "flaky", "flaky"]
+
+
+async def test_cancelling_a_workflow_cancels_the_tool_it_is_in(clock: VirtualClock) -> None:
+    ended: list[str] = []
+
+    @holdfast.tool
+    async def long() -> None:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            ended.append("long")
+            raise
+
+    async with calling(clock, long) as ask:
+        id = (await run(ask, step("a", "tool", name="long")))["handleId"]
+        await clock.advance(5)
+        assert (await ask("cancel_wait_handle", handleId=id))["elapsedMs"] == 5000
+        await clock.advance(1)
+        assert ended == ["long"]
+        assert ask.rt.live() == []
