@@ -42,6 +42,8 @@ CODES: dict[str, str] = {
     "lease_lost": "another process has taken the call over; nothing was written",
     "limit_exceeded": "over one of the [limits]; the message names the limit and the setting",
     "not_storable": "a value that no store can keep, such as text that is no Unicode; nothing was written",
+    "mcp_disconnected": "the MCP server of the tool cannot be reached, or was lost during the call",
+    "mcp_error": "the MCP server of the tool refused the call, or answered in no valid form",
     "no_open_batch": "the turn has no batch that was left unanswered, so there is nothing to resume",
     "not_running": "the handle is not in a state that takes input",
     "owner_not_answering": "the process that runs the handle lives but did not answer within 5 s",

@@ -171,15 +171,19 @@ class Runtime:
         waiting = Aside(self).tools(self._agents, self._measure)
         if config is None:
             known = [*chosen, *(server.like for server in servers)]
-            return Toolbox([*chosen, *builtin_tools(known, self.replies.waited, waiting, person=person)])
+            builtins = builtin_tools(known, self.replies.waited, waiting, now=self._offered, person=person)
+            return Toolbox([*chosen, *builtins])
         from holdfast.config import build_tools, configure_builtin
 
         chosen += build_tools(config, self._guard)
         known = [*chosen, *(server.like for server in servers)]
         waiting = [configure_builtin(tool, config) for tool in waiting]
-        builtins = builtin_tools(known, self.replies.waited, waiting, person=person)
+        builtins = builtin_tools(known, self.replies.waited, waiting, now=self._offered, person=person)
         builtins = [configure_builtin(tool, config) for tool in builtins]
         return Toolbox([*chosen, *builtins], max_running=config.runtime.max_running)
+
+    def _offered(self) -> Iterable[Tool]:
+        return self.toolbox
 
     def _use(self, servers: "list[McpServer]") -> "Servers | None":
         if not servers:

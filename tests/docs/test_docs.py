@@ -4,8 +4,11 @@ import ast
 import json
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, links, name
 from tests.docs.sessions import Step, matches, run, steps
@@ -18,11 +21,21 @@ TOOL = '[conversation.tools.fragment]\nsource = "local"\ncommand = ["true"]\n'
 """What a fragment of a tool's table is put under."""
 
 
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """Where a page is tried. What it starts in the background ends with it, also if it fails before it says so."""
+    yield tmp_path
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.cwd() == str(tmp_path):
+                process.kill()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_what_the_page_shows_works(page: Path, tmp_path: Path) -> None:
+def test_what_the_page_shows_works(page: Path, directory: Path) -> None:
     for block in blocks(page):
         try:
-            show(block, tmp_path)
+            show(block, directory)
         except Exception as error:
             raise AssertionError(f"{block.where}: {error}") from error
 

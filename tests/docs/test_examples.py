@@ -35,6 +35,14 @@ ESSENTIAL = {
         '"pending":[{"id":"door","state":"running","waiting_for_input":true}],"needs_input":true}',
         '{"id":"door","state":"stopped","result":"Hello, the model!"}',
     ],
+    "mcp_server.py": [
+        "first client: bread is running",
+        "first client: gives up on the rolls, and goes",
+        "(kill -9)\n  next server: ",
+        "second client: finds bread and call:",
+        "second client: bread: 4 x loaf",
+        ": 3 x roll",
+    ],
     "terminal.py": [
         "  | +fire\n  | (1/1) Stage this hunk",
         'stage({"action": "apply", "id": "s", "input": "n"})',
@@ -62,6 +70,7 @@ def test_an_example_runs_and_shows_the_essential(example: Path, printed: dict[st
 
 def test_a_step_that_was_recorded_before_the_kill_runs_once(printed: dict[str, str]) -> None:
     assert printed["approval.py"].count("step `build` runs") == 1
+    assert printed["mcp_server.py"].count("loaf 1 is in the oven") == 1
 
 
 def test_the_readme_shows_what_the_examples_print(printed: dict[str, str]) -> None:

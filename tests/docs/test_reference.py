@@ -157,6 +157,8 @@ TABLES: dict[str, type[BaseModel]] = {
     "[limits]": model.LimitSettings,
     "[store]": model.StoreSettings,
     "[runtime]": model.RuntimeSettings,
+    "[wait_handles]": model.WaitHandleSettings,
+    "[wait_handles.retention_secs]": model.WaitRetention,
     "[mcp]": model.McpSettings,
     "[mcp.servers.<name>]": model.McpServerSettings,
 }
@@ -173,7 +175,13 @@ EFFECTIVE = {
 }
 """The defaults of keys that are None in their model, because somebody else has the default."""
 
-KEYS = [(title, key) for title, table in TABLES.items() for key in table.model_fields]
+
+def fields(table: type[BaseModel]) -> dict[str, str]:
+    """Its keys as they are written in a file, with the names they have in Python."""
+    return {field.alias or name: name for name, field in table.model_fields.items()}
+
+
+KEYS = [(title, key) for title, table in TABLES.items() for key in fields(table)]
 
 
 def reachable(table: type[BaseModel]) -> set[type[BaseModel]]:
@@ -193,25 +201,27 @@ def test_every_table_has_a_section() -> None:
 
 @pytest.mark.parametrize("title", TABLES)
 def test_a_section_has_the_keys_of_its_table_and_no_others(title: str) -> None:
-    assert set(rows(sections(REFERENCE / "config.md")[title])) == set(TABLES[title].model_fields)
+    assert set(rows(sections(REFERENCE / "config.md")[title])) == set(fields(TABLES[title]))
 
 
 @pytest.mark.parametrize(("title", "key"), KEYS)
 def test_the_default_of_a_key_is_the_one_shown(title: str, key: str) -> None:
     table, shown = TABLES[title], rows(sections(REFERENCE / "config.md")[title])[key][1]
-    default = table.model_fields[key].get_default()
+    name = fields(table)[key]
+    default = table.model_fields[name].get_default()
     if isinstance(default, BaseModel) or default in (None, {}):
         default = EFFECTIVE.get((title, key))
         assert shown in ("", "`{}`") if default is None else shown
     if shown and default is not None:
         written = tomllib.loads(f"value = {shown.strip('`')}")["value"]
-        assert getattr(table.model_validate({key: written}), key) == default
+        assert getattr(table.model_validate({key: written}), name) == default
 
 
 @pytest.mark.parametrize(("title", "key"), KEYS)
 def test_every_choice_of_a_key_is_shown(title: str, key: str) -> None:
     row = " ".join(rows(sections(REFERENCE / "config.md")[title])[key])
-    for choice in choices(TABLES[title].model_fields[key].annotation):
+    table = TABLES[title]
+    for choice in choices(table.model_fields[fields(table)[key]].annotation):
         assert f'"{choice}"' in row
 
 

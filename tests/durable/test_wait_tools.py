@@ -11,6 +11,7 @@ from tests.unit.waiting.calls import Caller
 
 import holdfast
 from holdfast import AgentRequest, Call, Runtime, ToolCall
+from holdfast.cli.store import without_tools
 from holdfast.handles.state import Running
 from holdfast.store.base import Parked, Parking, Record, Registered, Resolution
 
@@ -198,6 +199,30 @@ async def test_W10_a_crash_resumes_a_workflow_at_its_step(tmp_path: Path) -> Non
         waited = await Caller(rt).wait_for(id)
         assert [step["result"] for step in waited["result"]["steps"]] == ["first", "second"]
         assert story.did[:2] == ["first", "second"] and story.did.count("first") == 1
+
+
+async def test_R1_a_workflow_waits_for_who_has_its_tools(tmp_path: Path) -> None:
+    store, story = stored_in(tmp_path), Story()
+
+    @holdfast.tool
+    async def mine() -> str:
+        await story.cut_here()
+        return "went on"
+
+    async with Runtime([mine], store=store) as rt:
+        steps = [{"id": "a", "type": "tool", "config": {"name": "mine"}}]
+        started = await Caller(rt)("execute_workflow_async", workflowId="w", name="W", steps=steps)
+        await story.reached.wait()
+        await rt.registry.write(())
+        after = power_cut(store)
+        story.dies = False
+    async with without_tools(after) as rt:
+        assert (await rt.handle(started["handleId"], conversation="main")).state == "running"
+    async with Runtime(store=after) as rt:
+        assert (await rt.handle(started["handleId"], conversation="main")).state == "running"
+    async with Runtime([mine], store=after) as rt:
+        waited = await Caller(rt).wait_for(started["handleId"])
+        assert waited["result"]["finalOutput"] == "went on"
 
 
 async def test_W10_a_workflow_of_an_unanswered_batch_does_not_wait_for_the_turn(tmp_path: Path) -> None:

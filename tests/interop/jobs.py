@@ -38,7 +38,7 @@ async def failing_job() -> str:
 async def protocol_error_job() -> str:
     """Ends without an answer of its own; always a task."""
     await asyncio.sleep(0.2)
-    raise ToolError("this job never answers", code="mcp_protocol_error")
+    raise ToolError("this job never answers", code="mcp_error")
 
 
 @holdfast.tool

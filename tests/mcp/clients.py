@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import httpx2
 import mcp_types
-from mcp import Client
-from mcp.client import ClaimContext, ClientExtension, NotificationBinding, ResultClaim
+from mcp.client import ClaimContext, Client, ClientExtension, NotificationBinding, ResultClaim
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, Result
 from pydantic import BaseModel, ConfigDict

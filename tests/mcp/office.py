@@ -1,4 +1,4 @@
-"""The tools of the servers under test. Gates are files: whoever runs a tool, in whichever process, the test opens it."""
+"""The tools of the servers under test. Gates are files, so that a test can open them in whichever process they are."""
 
 import asyncio
 from pathlib import Path
@@ -6,8 +6,9 @@ from typing import TypedDict
 
 import holdfast
 from holdfast import Call, Pending, Question, ToolError
+from holdfast.tools.base import Action
 
-STATEFUL = ("spawn", "fetch", "apply", "abort")
+STATEFUL: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
 
 
 class Weighed(TypedDict):

@@ -1,4 +1,4 @@
-"""Servers under test: `holdfast mcp` as a process of its own, and one in the test's own loop that can be looked into."""
+"""Servers under test: `holdfast mcp` as a process of its own, and one in the test's loop that can be looked into."""
 
 import asyncio
 import os
@@ -117,6 +117,10 @@ class Process:
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(PATIENCE)
+
+    def connections(self) -> int:
+        """How many sockets it has open."""
+        return sum("socket:" in str(entry.readlink()) for entry in Path(f"/proc/{self.process.pid}/fd").iterdir())
 
     def cpu_secs(self) -> float:
         """How long it has computed, by now."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import mcp_types
 import pytest
-from mcp import Client
+from mcp.client import Client
 from mcp.shared.exceptions import MCPError
 from tests.mcp.clients import ERAS, MODERN, KnowsTasks, Person, ask, connected, start_task, task_is, text, texts
 from tests.mcp.serving import Office, serving, until
@@ -86,17 +86,18 @@ async def test_Q2_two_clients_are_asked_each_for_its_own() -> None:
         return mcp_types.ElicitResult(action="accept", content={"sure": True})
 
     for era in ERAS:
-        slow.clear(), asked.clear()
-        async with serving() as here:
-            async with (
-                connected(here.url, era, elicitation_callback=dawdle) as one,
-                connected(here.url, era, elicitation_callback=Person({"sure": False})) as other,
-            ):
-                first = asyncio.create_task(one.call_tool("confirm", {"what": "one"}))
-                await asked.wait()
-                assert text(await other.call_tool("confirm", {"what": "other"})) == "other: no"
-                slow.set()
-                assert text(await first) == "one: yes"
+        slow.clear()
+        asked.clear()
+        async with (
+            serving() as here,
+            connected(here.url, era, elicitation_callback=dawdle) as one,
+            connected(here.url, era, elicitation_callback=Person({"sure": False})) as other,
+        ):
+            first = asyncio.create_task(one.call_tool("confirm", {"what": "one"}))
+            await asked.wait()
+            assert text(await other.call_tool("confirm", {"what": "other"})) == "other: no"
+            slow.set()
+            assert text(await first) == "one: yes"
 
 
 async def test_E2_a_client_that_comes_back_twice_does_not_run_the_tool_twice(tmp_path: Path) -> None:

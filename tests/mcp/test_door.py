@@ -123,7 +123,11 @@ async def test_K6_deep_nesting_is_an_error_like_any_other(depth: int) -> None:
         "io.modelcontextprotocol/clientCapabilities": {},
         "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "0"},
     }
-    params: dict[str, Any] = {"name": "complete_wait_handle", "arguments": {"handleId": "h", "result": 0}, "_meta": meta}
+    params: dict[str, Any] = {
+        "name": "complete_wait_handle",
+        "arguments": {"handleId": "h", "result": 0},
+        "_meta": meta,
+    }
     message = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
     deep = message.replace('"result": 0', f'"result": {"[" * depth}{"]" * depth}')
     headers = {

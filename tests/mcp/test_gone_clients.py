@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp import Client
+from mcp.client import Client
 from mcp.shared.exceptions import MCPError
 from tests.mcp.clients import ERAS, MODERN, KnowsTasks, connected, read, texts
 from tests.mcp.serving import Here, Office, serving, until
@@ -102,15 +102,15 @@ async def test_M3_a_spawned_handle_outlives_its_connection(era: str, tmp_path: P
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("how", ["cancels", "leaves"])
 async def test_A8_a_wait_that_nobody_wants_ends_and_leaves_the_handle_alone(waits: str, era: str, how: str) -> None:
-    arguments: dict[str, Any] = {
+    named: dict[str, dict[str, Any]] = {
         "wait_for": {"handleId": "h"},
         "wait_for_multiple": {"handleIds": ["h"], "mode": "all"},
         "await": {"all": ["h"]},
-    }[waits]
+    }
     async with serving() as here:
         async with connected(here.url, era) as client:
             await client.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
-            lost = calling(client, waits, **arguments)
+            lost = calling(client, waits, **named[waits])
             registry = here.runtime.registry
             await until(lambda: any(handle.tool.name == waits for handle in registry.live()))
             handle = registry.find("h", "mcp")

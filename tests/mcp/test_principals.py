@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import mcp_types
 import pytest
-from mcp import Client
+from mcp.client import Client
 from mcp.shared.exceptions import MCPError
 from tests.mcp.clients import (
     ERAS,
@@ -40,43 +40,47 @@ async def refused(client: Client, method: str, **params: Any) -> tuple[int, str,
 
 @pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
 async def test_M2_the_task_of_another_is_none(method: str, tmp_path: Path) -> None:
-    async with serving(tokens=TOKENS) as here:
-        async with connected(here.url, token=TOKENS["alice"], tasks=KnowsTasks()) as alice:
-            task = await start_task(alice, "fragile", gate=str(tmp_path / "gate"))
-            async with connected(here.url, token=TOKENS["bob"], tasks=KnowsTasks()) as bob:
-                more = {"inputResponses": {"sure.1": {"action": "accept", "content": {}}}} if "update" in method else {}
-                theirs = await refused(bob, method, taskId=task, **more)
-                assert theirs == await refused(bob, method, taskId=NEVER, **more)
-            assert (await task_is(alice, task, "working"))["status"] == "working"
-            (tmp_path / "gate").touch()
-            await task_is(alice, task, "completed")
+    async with (
+        serving(tokens=TOKENS) as here,
+        connected(here.url, token=TOKENS["alice"], tasks=KnowsTasks()) as alice,
+    ):
+        task = await start_task(alice, "fragile", gate=str(tmp_path / "gate"))
+        async with connected(here.url, token=TOKENS["bob"], tasks=KnowsTasks()) as bob:
+            more = {"inputResponses": {"sure.1": {"action": "accept", "content": {}}}} if "update" in method else {}
+            theirs = await refused(bob, method, taskId=task, **more)
+            assert theirs == await refused(bob, method, taskId=NEVER, **more)
+        assert (await task_is(alice, task, "working"))["status"] == "working"
+        (tmp_path / "gate").touch()
+        await task_is(alice, task, "completed")
 
 
 @pytest.mark.parametrize("method", ["tasks/get", "tasks/result", "tasks/cancel"])
 async def test_M2_so_it_is_for_a_2025_client(method: str, tmp_path: Path) -> None:
-    async with serving(tokens=TOKENS) as here:
-        async with (
-            connected(here.url, "legacy", token=TOKENS["alice"]) as alice,
-            connected(here.url, "legacy", token=TOKENS["bob"]) as bob,
-        ):
-            task = await ask_for_task(alice, "wait_at", gate=str(tmp_path / "gate"))
-            assert await refused(bob, method, taskId=task) == await refused(bob, method, taskId=NEVER)
-            assert (await ask(bob, "tasks/list"))["tasks"] == []
-            assert [each["taskId"] for each in (await ask(alice, "tasks/list"))["tasks"]] == [task]
-            (tmp_path / "gate").touch()
-            assert (await ask(alice, "tasks/result", taskId=task))["content"][0]["text"] == "through gate"
+    async with (
+        serving(tokens=TOKENS) as here,
+        connected(here.url, "legacy", token=TOKENS["alice"]) as alice,
+        connected(here.url, "legacy", token=TOKENS["bob"]) as bob,
+    ):
+        task = await ask_for_task(alice, "wait_at", gate=str(tmp_path / "gate"))
+        assert await refused(bob, method, taskId=task) == await refused(bob, method, taskId=NEVER)
+        assert (await ask(bob, "tasks/list"))["tasks"] == []
+        assert [each["taskId"] for each in (await ask(alice, "tasks/list"))["tasks"]] == [task]
+        (tmp_path / "gate").touch()
+        assert (await ask(alice, "tasks/result", taskId=task))["content"][0]["text"] == "through gate"
 
 
 async def test_M2_nobody_listens_to_the_task_of_another(tmp_path: Path) -> None:
-    async with serving(tokens=TOKENS) as here:
-        async with connected(here.url, token=TOKENS["alice"], tasks=KnowsTasks()) as alice:
-            task = await start_task(alice, "fragile", gate=str(tmp_path / "gate"))
-            honored = await acknowledged(here, TOKENS["bob"], taskIds=[task, NEVER])
-            assert honored == await acknowledged(here, TOKENS["bob"], taskIds=[NEVER])
-            assert honored.get("taskIds", []) == []
-            assert (await acknowledged(here, TOKENS["alice"], taskIds=[task, NEVER]))["taskIds"] == [task]
-            (tmp_path / "gate").touch()
-            await task_is(alice, task, "completed")
+    async with (
+        serving(tokens=TOKENS) as here,
+        connected(here.url, token=TOKENS["alice"], tasks=KnowsTasks()) as alice,
+    ):
+        task = await start_task(alice, "fragile", gate=str(tmp_path / "gate"))
+        honored = await acknowledged(here, TOKENS["bob"], taskIds=[task, NEVER])
+        assert honored == await acknowledged(here, TOKENS["bob"], taskIds=[NEVER])
+        assert honored.get("taskIds", []) == []
+        assert (await acknowledged(here, TOKENS["alice"], taskIds=[task, NEVER]))["taskIds"] == [task]
+        (tmp_path / "gate").touch()
+        await task_is(alice, task, "completed")
 
 
 async def acknowledged(here: Here, token: str, **wanted: Any) -> dict[str, Any]:
@@ -114,33 +118,35 @@ async def acknowledged(here: Here, token: str, **wanted: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("era", ERAS)
 async def test_M5_the_handle_of_another_is_none_for_every_tool(era: str, tmp_path: Path) -> None:
     """Each of these is asked of a handle that another has, and of one that nobody has."""
-    async with serving(tokens=TOKENS) as here:
-        async with (
-            connected(here.url, era, token=TOKENS["alice"]) as alice,
-            connected(here.url, era, token=TOKENS["bob"]) as bob,
-        ):
-            await alice.call_tool("create_wait_handle", {"handleId": "theirs1", "type": "hook"})
-            await alice.call_tool("work", {"action": "spawn", "id": "theirs2", "gate": str(tmp_path / "gate")})
-            for id in ("theirs1", "theirs2"):
-                for tool, arguments in {
-                    "wait_for": {"handleId": id},
-                    "wait_for_multiple": {"handleIds": [id], "mode": "all"},
-                    "await": {"any": [id]},
-                    "complete_wait_handle": {"handleId": id},
-                    "work": {"action": "fetch", "id": id},
-                    "read_output": {"id": id},
-                }.items():
-                    assert await seen(bob, tool, arguments, id) == await seen(bob, tool, arguments, "nobody", id)
-                for action in ("apply", "abort"):
-                    arguments = {"action": action, "id": id}
-                    assert await seen(bob, "work", arguments, id) == await seen(bob, "work", arguments, "nobody", id)
-            assert read(await bob.call_tool("list_wait_handles", {}))["stats"]["total"] == 0
-            assert read(await alice.call_tool("list_wait_handles", {}))["stats"]["total"] == 2
-            # the ids are free for others
-            made = await bob.call_tool("create_wait_handle", {"handleId": "theirs1", "type": "custom"})
-            assert read(made)["success"] is True
-            (tmp_path / "gate").touch()
-            await alice.call_tool("await", {"all": ["theirs2"]})
+    async with (
+        serving(tokens=TOKENS) as here,
+        connected(here.url, era, token=TOKENS["alice"]) as alice,
+        connected(here.url, era, token=TOKENS["bob"]) as bob,
+    ):
+        await alice.call_tool("create_wait_handle", {"handleId": "theirs1", "type": "hook"})
+        await alice.call_tool("work", {"action": "spawn", "id": "theirs2", "gate": str(tmp_path / "gate")})
+        for id in ("theirs1", "theirs2"):
+            asked: list[tuple[str, dict[str, Any]]] = [
+                ("wait_for", {"handleId": id}),
+                ("wait_for_multiple", {"handleIds": [id], "mode": "all"}),
+                ("await", {"any": [id]}),
+                ("complete_wait_handle", {"handleId": id}),
+                ("update_wait_handle", {"handleId": id, "progress": 1}),
+                ("cancel_wait_handle", {"handleId": id}),
+                ("read_output", {"id": id}),
+                ("work", {"action": "fetch", "id": id}),
+                ("work", {"action": "apply", "id": id, "input": "x"}),
+                ("work", {"action": "abort", "id": id}),
+            ]
+            for tool, arguments in asked:
+                assert await seen(bob, tool, arguments, id) == await seen(bob, tool, arguments, "nobody", id)
+        assert read(await bob.call_tool("list_wait_handles", {}))["stats"]["total"] == 0
+        assert read(await alice.call_tool("list_wait_handles", {}))["stats"]["total"] == 2
+        # the ids are free for others
+        made = await bob.call_tool("create_wait_handle", {"handleId": "theirs1", "type": "custom"})
+        assert read(made)["success"] is True
+        (tmp_path / "gate").touch()
+        await alice.call_tool("await", {"all": ["theirs2"]})
 
 
 async def seen(client: Client, tool: str, arguments: dict[str, Any], id: str, instead_of: str = "") -> tuple[bool, str]:
@@ -155,21 +161,21 @@ async def seen(client: Client, tool: str, arguments: dict[str, Any], id: str, in
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_M5_the_resource_of_another_is_none(era: str) -> None:
-    async with serving(tokens=TOKENS) as here:
-        async with (
-            connected(here.url, era, token=TOKENS["alice"]) as alice,
-            connected(here.url, era, token=TOKENS["bob"]) as bob,
-        ):
-            await alice.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
-            assert "h" in str((await alice.read_resource("holdfast://handles/h")).contents)
-            errors = []
-            for id in ("h", "n"):
-                with pytest.raises(MCPError) as raised:
-                    await bob.read_resource(f"holdfast://handles/{id}")
-                errors.append((raised.value.error.code, raised.value.error.message.replace(f"`{id}`", "`ID`")))
-            assert errors[0] == errors[1]
-            (listed,) = (await bob.read_resource("holdfast://handles")).contents
-            assert '"handles": []' in getattr(listed, "text", "")
+    async with (
+        serving(tokens=TOKENS) as here,
+        connected(here.url, era, token=TOKENS["alice"]) as alice,
+        connected(here.url, era, token=TOKENS["bob"]) as bob,
+    ):
+        await alice.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
+        assert "h" in str((await alice.read_resource("holdfast://handles/h")).contents)
+        errors = []
+        for id in ("h", "n"):
+            with pytest.raises(MCPError) as raised:
+                await bob.read_resource(f"holdfast://handles/{id}")
+            errors.append((raised.value.error.code, raised.value.error.message.replace(f"`{id}`", "`ID`")))
+        assert errors[0] == errors[1]
+        (listed,) = (await bob.read_resource("holdfast://handles")).contents
+        assert '"handles": []' in getattr(listed, "text", "")
 
 
 async def test_M5_a_change_is_told_to_its_owner_alone() -> None:
@@ -215,7 +221,9 @@ async def test_M5_the_session_of_another_is_none(how: str) -> None:
         body = {"jsonrpc": "2.0", "id": 2, "method": "ping"} if how == "POST" else None
         async with http.stream(how, here.url, json=body, headers=of["bob"] | session) as answered:
             assert answered.status_code == 404
-        ping = await http.post(here.url, json={"jsonrpc": "2.0", "id": 2, "method": "ping"}, headers=of["alice"] | session)
+        ping = await http.post(
+            here.url, json={"jsonrpc": "2.0", "id": 2, "method": "ping"}, headers=of["alice"] | session
+        )
         assert ping.status_code == 200
         ended = await http.delete(here.url, headers=of["alice"] | session)
         assert ended.status_code == 200

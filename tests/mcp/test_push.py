@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mcp_types
-from mcp import Client
+from mcp.client import Client
 from mcp.client.subscriptions import ResourceUpdated
 from tests.mcp.clients import KnowsTasks, Person, ask, connected, read, start_task, task_is
 from tests.mcp.serving import Office, Process, serving, until

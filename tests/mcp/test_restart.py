@@ -1,4 +1,4 @@
-"""A server that is killed and started again on its store and port: whatever was promised is still there (M2, R1, R4)."""
+"""A server that is killed and started again on its store and port: what was promised is still there (M2, R1, R4)."""
 
 import asyncio
 from pathlib import Path
@@ -102,7 +102,7 @@ async def test_M3_a_call_that_its_client_left_is_found_after_a_restart(office: O
         await until(Path(office.path("gate.begun")).exists)
         lost.cancel()
         async with asyncio.timeout(10):
-            while not (listed := read(await client.call_tool("list_wait_handles", {}))["handles"]):
+            while not (listed := read(await client.call_tool("list_wait_handles", {}))["handles"]):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     (found,) = listed
     server.kill()

@@ -135,6 +135,8 @@ class Examination:
             return facts | self._program(name)
         if settings.source == "python":
             return facts | self._function(name)
+        if settings.source == "mcp":
+            return facts | {"found": True, "program": f"MCP server {settings.server}"}
         written = "run" in settings.model_fields_set
         return facts | {"actions": [], "run": settings.run if written else "unattended", "found": True}
 

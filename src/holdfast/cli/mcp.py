@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from holdfast.mcp.server import Server
 
 TOKEN = "HOLDFAST_TOKEN"
+_GRACE_SECS = 2
+"""How long closing waits for connections to end by themselves."""
 
 
 @click.command()
@@ -68,7 +70,7 @@ def mcp(
         async with runtime:
             await server.open()
             if port is None:
-                return await _until_stopped(server, server.run_stdio_async())
+                return await _until_stopped(server, _stdio(server), leave=True)
             app = http_app(server, tokens=known, hosts=[host])
             return await _until_stopped(server, _http(app, runtime, host, port))
 
@@ -94,9 +96,26 @@ def _tokens(file: Path | None) -> dict[str, str]:
     return known
 
 
-async def _until_stopped(server: "Server", serving: Coroutine[Any, Any, None]) -> int:
+async def _stdio(server: "Server") -> None:
+    """Serve the client that has started us. One that closes what it reads is gone as well."""
+    try:
+        await server.run_stdio_async()
+    except* (BrokenPipeError, ConnectionResetError):
+        pass
+
+
+async def _leave(runtime: Runtime, code: int) -> None:
+    """End in good order, and at once: a thread that reads standard input cannot be woken."""
+    await runtime.close()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(code)
+
+
+async def _until_stopped(server: "Server", serving: Coroutine[Any, Any, None], *, leave: bool = False) -> int:
     """Serve until the client goes, or a signal comes. The runtime is closed in good order after that (R6)."""
     stopped: list[int] = []
+    leaving: list[asyncio.Task[None]] = []
     task = asyncio.ensure_future(serving)
 
     def stop(number: int) -> None:
@@ -104,7 +123,10 @@ async def _until_stopped(server: "Server", serving: Coroutine[Any, Any, None]) -
             os._exit(128 + number)  # asked twice: the guard ends what is left
         stopped.append(number)
         server.listeners.close()
-        task.cancel()
+        if leave:
+            leaving.append(asyncio.create_task(_leave(server.runtime, 128 + number)))
+        else:
+            task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
@@ -114,20 +136,29 @@ async def _until_stopped(server: "Server", serving: Coroutine[Any, Any, None]) -
 
 
 async def _http(app: Any, runtime: Runtime, host: str, port: int) -> None:
+    """Serve HTTP until this is cancelled; whoever waits is answered then."""
     import uvicorn
 
     # No access log: the path of a completion is its key (K5). Signals are ours.
-    config = uvicorn.Config(app, host=host, port=port, access_log=False, log_level="warning", timeout_keep_alive=75)
+    config = uvicorn.Config(
+        app, access_log=False, log_level="warning", timeout_keep_alive=75, timeout_graceful_shutdown=_GRACE_SECS
+    )
     server = uvicorn.Server(config)
     config.load()
     server.lifespan = config.lifespan_class(config)
-    listening = _bound(host, port)
-    bound = listening.getsockname()[1]
-    shown = f"[{host}]" if ":" in host else host
-    runtime.durability.complete_url = f"http://{shown}:{bound}/complete"
-    click.echo(f"MCP at http://{shown}:{bound}/mcp", err=True)
-    with listening:
-        await server._serve([listening])
+    with _bound(host, port) as listening:
+        bound = listening.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        runtime.durability.complete_url = f"http://{shown}:{bound}/complete"
+        click.echo(f"MCP at http://{shown}:{bound}/mcp", err=True)
+        serving = asyncio.create_task(server._serve([listening]))
+        try:
+            await asyncio.shield(serving)
+        except asyncio.CancelledError:
+            await runtime.close()  # calls that wait are answered
+            server.should_exit = True
+            await serving
+            raise
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -125,8 +125,9 @@ def standing(fact: dict[str, Any], now: float) -> str:
 async def waits_for_resume(store: Store, record: Record) -> bool:
     """Whether a call whose owner is gone is left to whoever resumes its turn (B9): not begun, or a built-in's."""
     from holdfast.tools.builtin import NAMES
+    from holdfast.tools.waiting import LASTING
 
-    if not isinstance(record.state, Pending) and record.tool not in NAMES:
+    if not isinstance(record.state, Pending) and (record.tool not in NAMES or record.tool in LASTING):
         return False
     turn = await store.turn(record.conversation)
     return turn is not None and turn.waits_for(record)

@@ -129,5 +129,6 @@ async def without_tools(url: str | None) -> "AsyncIterator[Runtime]":
 
     runtime = Runtime(store=_existing(url))
     runtime.registry.retention = math.inf
+    runtime.recovery.leaves_calls = True
     async with runtime:
         yield runtime

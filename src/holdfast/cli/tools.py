@@ -2,12 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.schema.dialects import DIALECTS, Dialect
 from holdfast.tools.base import ACTIONS
+
+if TYPE_CHECKING:
+    from holdfast import Runtime
+
+CONNECT_SECS = 30.0
 
 
 @click.command()
@@ -15,15 +20,27 @@ from holdfast.tools.base import ACTIONS
 @click.option("--dialect", type=click.Choice(DIALECTS), help="Print JSON, with schemas in the form of this provider.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def tools(config: Path | None, dialect: Dialect | None, as_json: bool) -> None:
-    """List the tools of a configuration, as a model sees them."""
+    """List the tools of a configuration, as a model sees them. MCP servers are started to ask for theirs."""
     from holdfast import Runtime
-    from holdfast.config import the_config
+    from holdfast.config import load_config, the_config
 
-    listed = Runtime(config=the_config(config)).tools(dialect=dialect or "generic")
+    loaded = load_config(the_config(config))
+    runtime = Runtime(config=loaded, store="memory:")
+    if loaded.mcp_servers():
+        import asyncio
+
+        asyncio.run(_connected(runtime))
+    listed = runtime.tools(dialect=dialect or "generic")
     if as_json or dialect:
         click.echo(json.dumps(listed, indent=2, ensure_ascii=False))
     else:
         _table([(tool["name"], _actions(tool["parameters"]), _first_line(tool["description"])) for tool in listed])
+
+
+async def _connected(runtime: "Runtime") -> None:
+    async with runtime:
+        if not await runtime.connected(CONNECT_SECS):
+            click.echo("some MCP servers could not be reached; their tools are not listed", err=True)
 
 
 def _table(rows: list[tuple[str, str, str]]) -> None:

@@ -22,6 +22,8 @@ from holdfast.turn.turn import Response, Turn
 
 PARK_AFTER_SECS = 30.0
 """How long a batch waits for a one-shot call that waits for its completion from outside (D10)."""
+CONNECT_SECS = 10.0
+"""How long to wait for the tools of MCP servers before the first batch; they may come later."""
 _EXAMPLE = '{"calls":[{"id":"1","name":"a_tool","arguments":{}}]}'
 
 
@@ -81,6 +83,7 @@ async def _run(
     lines = _Lines(source, runtime.limits.line_bytes)
     stopped: list[int] = []
     async with runtime:
+        await runtime.connected(CONNECT_SECS)
         turn = runtime.turn(conversation, resume=resume)
 
         def stop(number: int) -> None:

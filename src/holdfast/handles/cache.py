@@ -247,6 +247,8 @@ class Cache:
         if uids is None:
             chosen = [handle for handle in self._idle.values() if handle.watchers]
         else:
+            uids = tuple(uids)
+            await self._look_for_new(uids)
             chosen = [handle for uid in uids if (handle := self._by_uid.get(uid)) is not None]
         for handle in chosen:
             if self._others_change(handle):
@@ -257,6 +259,13 @@ class Cache:
                 record = await self.store.handle(handle.uid)
                 if record is not None:
                     self._annotate(handle, record)
+
+    async def _look_for_new(self, uids: Iterable[str]) -> None:
+        """Another process may have made handles of a conversation that somebody here follows."""
+        for uid in uids if self.followers else ():
+            record = await self.store.handle(uid) if uid not in self._by_uid else None
+            if record is not None and record.stateful and record.conversation in self.followers:
+                self._follow(self.adopt(record))
 
     def changed_elsewhere(self, uid: str, state: State) -> None:
         """A commit that was not about this handle alone has changed its state."""

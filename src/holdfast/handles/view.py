@@ -1,7 +1,7 @@
 """A conversation's handles, as a tool or a batch sees them: find, list, wait (B8, `call.handles`)."""
 
 import asyncio
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -53,7 +53,14 @@ class Handles:
         """Spawned handles, oldest first."""
         return await self._registry.page(conversation=self.conversation, limit=limit)
 
-    async def wait(self, *, all: Sequence[str] = (), any: Sequence[str] = (), timeout: float | None = None) -> Waited:
+    async def wait(
+        self,
+        *,
+        all: Sequence[str] = (),
+        any: Sequence[str] = (),
+        timeout: float | None = None,
+        told: Callable[[Handle], None] | None = None,
+    ) -> Waited:
         """Until every one of `all` and, if given, one of `any` has stopped (A2); ids are bound to handles now (S6)."""
         missing: dict[str, str] = {}
         found: dict[str, Handle] = {}
@@ -68,13 +75,19 @@ class Handles:
         groups = [all_of(found[id] for id in all)] if all else []
         if any:
             groups.append(any_of(found[id] for id in any))
-        return await self.wait_for(groups, timeout, tuple(dict.fromkeys(found.values())))
+        return await self.wait_for(groups, timeout, tuple(dict.fromkeys(found.values())), told)
 
-    async def wait_for(self, groups: Sequence[Group], timeout: float | None, handles: tuple[Handle, ...]) -> Waited:
-        """Wait for any combination of groups."""
+    async def wait_for(
+        self,
+        groups: Sequence[Group],
+        timeout: float | None,
+        handles: tuple[Handle, ...],
+        told: Callable[[Handle], None] | None = None,
+    ) -> Waited:
+        """Wait for any combination of groups. `told` is called with each handle that says how far it is."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
-        wait = Wait(groups, lambda _: None if over.done() else over.set_result(None), spare=self._spare)
+        wait = Wait(groups, lambda _: None if over.done() else over.set_result(None), spare=self._spare, told=told)
         wait.begin()
         if wait.reason != "satisfied" and (timeout is None or timeout > 0):
             for handle in handles:

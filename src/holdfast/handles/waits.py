@@ -52,12 +52,21 @@ def first_success(handles: Iterable[Handle]) -> Group:
 class Wait(Watcher):
     """Watches handles until its groups are satisfied or all are blocked, then calls `done`."""
 
-    __slots__ = ("_done", "_groups", "_line", "_of", "_spare", "reason", "settled")
+    __slots__ = ("_done", "_groups", "_line", "_of", "_spare", "_told", "reason", "settled")
     wants_reading = True
     """It ends when all it needs are blocked on the caller, so it wants to know who reads its input (C4)."""
 
-    def __init__(self, groups: Sequence[Group], done: Callable[["Wait"], None], *, spare: Container[str] = ()) -> None:
-        """`spare`: uids of handles that do not count as blocked, as the caller is dealing with them already."""
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        done: Callable[["Wait"], None],
+        *,
+        spare: Container[str] = (),
+        told: Callable[[Handle], None] | None = None,
+    ) -> None:
+        """`spare`: uids of handles that do not count as blocked, as the caller is dealing with them already. `told` is
+        called with each handle that says how far it is."""
+        self._told = told
         self._groups = groups
         self._done = done
         self._spare = spare
@@ -94,6 +103,10 @@ class Wait(Watcher):
     def touched(self, handle: Handle) -> None:
         if handle in self._of:
             self._check()
+
+    def progressed(self, handle: Handle) -> None:
+        if self._told is not None:
+            self._told(handle)
 
     @property
     def satisfied(self) -> bool:

@@ -26,6 +26,7 @@ from mcp_types import (
 
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle, Watcher
+from holdfast.handles.state import Ok, Stopped
 from holdfast.mcp.elicit import Asker, Elicit
 from holdfast.mcp.results import result
 from holdfast.runtime import Runtime
@@ -174,7 +175,14 @@ class Calls:
             if not answered.done() and asker is not None:
                 return await self._wait_for_input(served, asker)
             response = answered.result()
-            return result(served.tool, response.model, response.is_error, response.notifications)
+            return result(
+                served.tool,
+                response.model,
+                response.is_error,
+                response.notifications,
+                code=response.code,
+                value=value_of(handle),
+            )
         except asyncio.CancelledError:
             self.left(ctx, served)
             raise
@@ -247,6 +255,12 @@ def by_request(ctx: Context, meta: dict[str, Any] | None = None) -> Elicit:
         return {"action": said.action, "content": said.content}
 
     return elicit
+
+
+def value_of(handle: Handle | None) -> Any:
+    """What a one-shot call returned."""
+    state = handle.state if handle is not None and not handle.stateful else None
+    return state.outcome.value if isinstance(state, Stopped) and isinstance(state.outcome, Ok) else None
 
 
 def plain(said: Any) -> Any:

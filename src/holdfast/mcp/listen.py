@@ -5,6 +5,7 @@ connects late misses nothing. An event that comes while another of the same thin
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -125,11 +126,10 @@ class Listeners:
             each = Changes(lambda _, uri=uri: changed(uri))  # type: ignore[misc]
             id = id_of(uri)
             if id is not None:
-                try:
+                each.follow(registry, conversation, id)
+                with contextlib.suppress(HoldfastError):  # it may come to be
                     await registry.load(conversation, (id,))
                     each.add(registry.find(id, conversation))
-                except HoldfastError:
-                    continue  # it may come to be; then the list changes
             elif uri == LIST:
                 each.follow(registry, conversation)
             watching.append(each)

@@ -46,23 +46,36 @@ class Changes(Watcher):
     def __init__(self, changed: Callable[[Handle], None]) -> None:
         self._changed = changed
         self._handles: list[Handle] = []
-        self._followed: list[Callable[[Handle], None]] | None = None
+        self._registry: Registry | None = None
+        self._conversation = ""
+        self._id: str | None = None
 
     def add(self, handle: Handle) -> None:
         if handle.active:
             handle.watch(self)
             self._handles.append(handle)
 
-    def follow(self, registry: Registry, conversation: str) -> None:
-        """Watch all handles of a conversation, also those that are yet to come."""
-        self._followed = registry.followers.setdefault(conversation, [])
-        self._followed.append(self._changed)
+    def follow(self, registry: Registry, conversation: str, id: str | None = None) -> None:
+        """Watch all handles of a conversation, or those of an id, also those that are yet to come."""
+        self._id = id
+        self._registry, self._conversation = registry, conversation
+        registry.followers.setdefault(conversation, []).append(self._told)
+
+    def _told(self, handle: Handle) -> None:
+        if self._id is None:
+            self._changed(handle)
+        elif handle.id == self._id and handle not in self._handles:  # else it is watched, and tells itself
+            self.add(handle)
+            self._changed(handle)
 
     def close(self) -> None:
         for handle in self._handles:
             handle.unwatch(self)
-        if self._followed is not None:
-            self._followed.remove(self._changed)
+        if self._registry is not None:
+            followers = self._registry.followers[self._conversation]
+            followers.remove(self._told)
+            if not followers:
+                del self._registry.followers[self._conversation]
 
     def stopped(self, handle: Handle) -> None:
         self._changed(handle)

@@ -12,6 +12,8 @@ from holdfast.tools.base import Tool
 from holdfast.turn.notifications import Notification, notification_block
 
 Schema = Literal["generic", "canonical"]
+_NO_RESULT = ("aborted", "cancelled", "runtime_closed")
+"""Codes of calls that were ended before they came to anything."""
 
 
 def described(tools: Sequence[Tool], schema: Schema) -> list[Described]:
@@ -33,25 +35,54 @@ def _described(tool: Tool, shown: dict[str, Any]) -> Described:
         title=tool.hints.get("title"),
         description=shown["description"],
         input_schema=shown["parameters"],
-        output_schema=dict(tool.returns) if tool.returns is not None and not tool.actions else None,
+        output_schema=_form(tool),
         annotations=ToolAnnotations.model_validate(dict(tool.hints)) if tool.hints else None,
         execution=ToolExecution(task_support=support),
     )
 
 
-def result(tool: Tool | None, text: str, is_error: bool, news: Sequence[Notification] = ()) -> CallToolResult:
-    """What a call is answered with; news rides on it as a text of its own (M5)."""
+def result(
+    tool: Tool | None,
+    text: str,
+    is_error: bool,
+    news: Sequence[Notification] = (),
+    *,
+    code: str | None = None,
+    value: Any = None,
+) -> CallToolResult:
+    """What a call is answered with; news rides on it as a text of its own (M5).
+
+    A call that was ended has no result, which is an error to the client, though not the tool's (S3). `value` is what
+    the tool returned.
+    """
+    if code in _NO_RESULT:
+        is_error = True
+        if tool is not None and tool.errors == "object" and not text.startswith("{"):
+            text = msgspec.json.encode({"error": text, "isError": True}).decode()
     content: list[Any] = [TextContent(type="text", text=text)]
     if news:
         content.append(TextContent(type="text", text=notification_block(news)))
-    structured = None if is_error or tool is None or tool.returns is None or tool.actions else _structured(text)
+    structured = None
+    if not is_error and tool is not None and _form(tool) is not None:
+        structured = _structured(text, value)
     return CallToolResult(content=content, structured_content=structured, is_error=is_error)
 
 
-def _structured(text: str) -> Any:
-    """The object that a text is the JSON of. It was cut, if at all, in its strings (O3)."""
-    try:
-        value = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+def _form(tool: Tool) -> dict[str, Any] | None:
+    """The schema of what a client gets. A tool's own object may be missing, where a person skipped the call or it is
+    parked: then another one says so, and nothing can be required (P3, D10)."""
+    if tool.returns is None or tool.actions:
         return None
-    return value if isinstance(value, dict) else None
+    if tool.source == "builtin":
+        return dict(tool.returns)
+    return {key: value for key, value in tool.returns.items() if key not in ("required", "additionalProperties")}
+
+
+def _structured(text: str, value: Any) -> dict[str, Any]:
+    """The object that a text is the JSON of, cut in its strings (O3); where more had to be cut, the whole one; of any
+    other text an object with it."""
+    try:
+        shown = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        shown = value
+    return shown if isinstance(shown, dict) else {"message": text}

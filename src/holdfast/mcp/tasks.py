@@ -21,7 +21,7 @@ from pydantic import Field
 from holdfast.errors import HoldfastError
 from holdfast.handles.handle import Handle, OnStop
 from holdfast.handles.state import Error, Outcome, Reply, Stopped, Waiting
-from holdfast.mcp.calls import Calls, Context, Served, elicits, plain, unknown
+from holdfast.mcp.calls import Calls, Context, Served, elicits, plain, unknown, value_of
 from holdfast.mcp.elicit import Asker, Elicit, elicitation, question_form, question_key
 from holdfast.mcp.results import may_be_task, result
 from holdfast.store.base import Annotated, TakenBack
@@ -33,7 +33,7 @@ MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
 MARK = "mcp.task"
 """In a handle's metadata: that it is a task, and whether its client can ask its user something."""
 POLL_MS = 1000
-PROTOCOL_ERRORS = ("crashed", "mcp_protocol_error", "not_storable", "store_unavailable")
+PROTOCOL_ERRORS = ("crashed", "mcp_error", "not_storable", "store_unavailable")
 """Codes of errors that are not the tool's own answer: a task that ends with one has failed."""
 
 
@@ -291,7 +291,7 @@ class Tasks(Extension):
         if handle.parking is not None or handle.stateful:  # its end was news (D9), and this shows it
             taken = TakenBack(handle.conversation, ((handle.uid, "stopped"),))
             await runtime.registry.write((taken,))
-        answer = result(handle.tool, reply.model, reply.is_error)
+        answer = result(handle.tool, reply.model, reply.is_error, code=reply.code, value=value_of(handle))
         return answer.model_dump(by_alias=True, exclude_none=True, mode="json")
 
     def ask_by(self, handle: Handle, elicit: Elicit | None) -> None:

@@ -14,6 +14,7 @@ from holdfast.durable.effects import Effects, ProcessEvents
 from holdfast.durable.journal import Journal
 from holdfast.durable.keys import Key
 from holdfast.errors import ToolError
+from holdfast.handles.handle import Handle
 from holdfast.handles.question import Question
 from holdfast.handles.state import Error, Ok, Outcome
 from holdfast.handles.view import Handles
@@ -126,6 +127,13 @@ class Call:
             self._sink.progress(done, total, message)
         else:
             self._loop.call_soon_threadsafe(self._sink.progress, done, total, message)
+
+    def pass_on(self, handle: Handle) -> None:
+        """Another handle has said how far it is, and this call waits for it."""
+        progress = handle.progress
+        if progress is not None:
+            message = handle.id if progress.message is None else f"{handle.id}: {progress.message}"
+            self.progress(progress.done, progress.total, message)
 
     def input(self) -> Coroutine[Any, Any, Any]:
         """The next thing `apply` sends, as it was sent. Raises `EOFError` once the caller has closed the input."""

@@ -289,7 +289,7 @@ class Actions:
         try:
             answer(self._replies.object(await how.reply(handle, self._durability)))
         except Exception as error:
-            answer(failed_reply(handle.call_id, error))
+            answer(failed_reply(handle.call_id, error, handle.tool))
 
     def show(self, handle: Handle) -> Reply:
         """A handle's state as a reply (C3)."""

@@ -34,9 +34,18 @@ class Aside:
         replies = self._runtime.replies
         return wait_tools(
             Around(
-                show=replies.object, text=replies.printed, end=self.end, run=self.run, agents=agents, measure=measure
+                show=replies.object,
+                text=replies.printed,
+                end=self.end,
+                run=self.run,
+                has_tool=self._has_tool,
+                agents=agents,
+                measure=measure,
             )
         )
+
+    def _has_tool(self, name: str) -> bool:
+        return self._runtime.toolbox.get(name) is not None
 
     async def end(self, handle: Handle, error: Error, ended_by: EndedBy) -> None:
         """End a handle; it has stopped when this returns. One of another process ends in that one's words."""

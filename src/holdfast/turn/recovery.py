@@ -60,6 +60,8 @@ class Recovery:
         self._durability = durability
         self._admission = admission
         self._hooks: set[str] = set()
+        self.leaves_calls = False
+        """Whether calls are left to a runtime that has the tools of the program they came from (R1)."""
 
     async def start(self) -> None:
         """At start: the dead owners' calls, hooks that nobody calls, resources that parked calls hold."""
@@ -90,7 +92,7 @@ class Recovery:
 
     def _tool(self, record: Record) -> Tool | None:
         """The tool of a call, with the policies that the call itself chose."""
-        tool = self._toolbox.get(record.tool)
+        tool = None if self.leaves_calls else self._toolbox.get(record.tool)
         if tool is None or tool.launching is None:
             return tool
         try:

@@ -33,12 +33,12 @@ def error_reply(error: ToolError, tool: Tool | None = None) -> Reply:
     return Reply(text, text, True, error.code)
 
 
-def failed_reply(call_id: str, error: Exception) -> Reply:
+def failed_reply(call_id: str, error: Exception, tool: Tool | None = None) -> Reply:
     """A call that could not be done: in the tool's own words, or in ours where it is a bug of its runtime (C9)."""
     if isinstance(error, ToolError):
-        return error_reply(error)
+        return error_reply(error, tool)
     _log.error("call %s failed", call_id, exc_info=error)
-    return error_reply(ToolError(f"The call failed: {type(error).__name__}: {error}"))
+    return error_reply(ToolError(f"The call failed: {type(error).__name__}: {error}"), tool)
 
 
 def cancelled_reply() -> Reply:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.turn.calls import STATEFUL, settings, spawn
-from tests.unit.waiting.calls import Caller, calling
+from tests.unit.waiting.calls import calling
 
 import holdfast
-from holdfast import Runtime
 from holdfast.testing import VirtualClock
 
 
@@ -119,39 +118,45 @@ archive = "kept/archive.jsonl"
 
 async def test_W8_retention_by_status_and_an_archive(clock: VirtualClock, tmp_path: Path) -> None:
     archive = tmp_path / "kept" / "archive.jsonl"
-    with clock.real():
-        async with Runtime(clock=clock, config=settings(tmp_path, RETENTION)) as rt:
-            ask = Caller(rt)
-            await ask.create("good", metadata={"k": 1})
-            await ask.create("bad")
-            await ask.complete("good", result={"v": 1})
-            await ask.complete("bad", error="no")
-            clock._passed += 61
-            await rt.registry.collect()
-            (line,) = [json.loads(each) for each in archive.read_text().splitlines()]
-            assert {key: line[key] for key in ("id", "type", "status", "result", "metadata")} == {
-                "id": "good",
-                "type": "custom",
-                "status": "completed",
-                "result": {"v": 1},
-                "metadata": {"k": 1},
-            }
-            assert "expired" in (await ask.error("wait_for", handleId="good"))["error"]
-            assert (await ask.wait_for("bad"))["error"] == "no"
-            assert (await ask("gc_wait_handles"))["archived"] is True
-            assert [json.loads(each)["id"] for each in archive.read_text().splitlines()] == ["good", "bad"]
+    async with calling(clock, config=settings(tmp_path, RETENTION)) as ask:
+        await ask.create("good", metadata={"k": 1})
+        await ask.create("bad")
+        await ask.complete("good", result={"v": 1})
+        await ask.complete("bad", error="no")
+        await clock.advance(61)
+        await ask.rt.registry.collect()
+        (line,) = [json.loads(each) for each in archive.read_text().splitlines()]
+        assert {key: line[key] for key in ("id", "type", "status", "result", "metadata")} == {
+            "id": "good",
+            "type": "custom",
+            "status": "completed",
+            "result": {"v": 1},
+            "metadata": {"k": 1},
+        }
+        assert "expired" in (await ask.error("wait_for", handleId="good"))["error"]
+        assert (await ask.wait_for("bad"))["error"] == "no"
+        assert (await ask("gc_wait_handles"))["archived"] is True
+        assert [json.loads(each)["id"] for each in archive.read_text().splitlines()] == ["good", "bad"]
+
+
+async def test_W8_what_goes_with_the_rest_is_archived_too(clock: VirtualClock, tmp_path: Path) -> None:
+    async with calling(clock, config=settings(tmp_path, RETENTION)) as ask:
+        await ask.create("h", timeoutMs=1)
+        await clock.advance(3700)  # the retention of all handles in memory
+        await ask.rt.registry.collect()
+        (line,) = (tmp_path / "kept" / "archive.jsonl").read_text().splitlines()
+        assert (json.loads(line)["id"], json.loads(line)["status"]) == ("h", "timeout")
+        assert "expired" in (await ask.error("wait_for", handleId="h"))["error"]
 
 
 async def test_W8_what_cannot_be_archived_does_not_go(clock: VirtualClock, tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("a file, not a directory")
-    with clock.real():
-        async with Runtime(clock=clock, config=settings(tmp_path, RETENTION)) as rt:
-            ask = Caller(rt)
-            await ask.create("h")
-            await ask.complete("h", result=1)
-            clock._passed += 1
-            assert "archive" in (await ask.error("gc_wait_handles"))["error"]
-            assert (await ask.wait_for("h"))["result"] == 1
+    async with calling(clock, config=settings(tmp_path, RETENTION)) as ask:
+        await ask.create("h")
+        await ask.complete("h", result=1)
+        await clock.advance(1)
+        assert "archive" in (await ask.error("gc_wait_handles"))["error"]
+        assert (await ask.wait_for("h"))["result"] == 1
 
 
 class Counted:

@@ -203,6 +203,24 @@ async def test_D8_a_model_cannot_complete_a_parked_call_by_its_id(clock: Virtual
         assert late["currentStatus"] == "completed"
 
 
+async def test_D8_an_event_is_brought_by_its_key_and_the_call_goes_on(clock: VirtualClock) -> None:
+    keys: list[Key] = []
+
+    @holdfast.tool(actions=STATEFUL, on_crash="replay", on_turn_end="keep")
+    async def waits(call: Call) -> str:
+        keys.append(await call.durable().external_event_key("go"))
+        got = await call.durable().await_event_json(keys[0])
+        await asyncio.sleep(10)
+        return f"got {got}"
+
+    async with calling(clock, waits) as ask:
+        async with ask.rt.turn("main") as turn:
+            await turn.run([spawn("waits", "w")])
+        done = await ask.complete(keys[0], result=5)
+        assert (done["handleId"], done["status"]) == ("w", "pending") and "endTime" not in done
+        assert (await ask.wait_for("w"))["result"] == "got 5"
+
+
 async def test_D8_K5_a_key_that_is_none_is_not_repeated(clock: VirtualClock) -> None:
     async with calling(clock) as ask:
         refused = await ask.error("complete_wait_handle", handleId="hf1.x.y.z")

@@ -116,6 +116,10 @@ async def test_D8_a_task_is_not_completed_by_its_handle(clock: VirtualClock) -> 
     async with calling(clock) as ask:
         await ask("create_task", taskId="t", taskName="T")
         assert "update_task_status" in (await ask.error("complete_wait_handle", handleId="task_t"))["error"]
+        refused = await ask.error("update_wait_handle", handleId="task_t", metadata={"status": "wrong"})
+        assert "update_task_status" in refused["error"]
+        await ask("update_wait_handle", handleId="task_t", progress=1)
+        assert (await ask("get_task", taskId="t"))["status"] == "not-started"
 
 
 async def test_a_handle_of_the_name_that_is_no_task(clock: VirtualClock) -> None:

@@ -9,6 +9,7 @@ from tests.unit.waiting.calls import Caller, calling
 
 import holdfast
 from holdfast import Call, Question, Runtime
+from holdfast.store.base import Resolution
 from holdfast.testing import VirtualClock
 from holdfast.tools.waiting.view import elapsed
 
@@ -94,14 +95,8 @@ async def test_W5_states_are_read_again_at_the_timeout(clock: VirtualClock) -> N
         await clock.advance(0.5)
         registry = ask.rt.registry
         registry.changed_elsewhere = lambda uid, state: None  # type: ignore[method-assign]
-        await ask.rt.durability.waits.complete(registry.find("h", "main"), holdfast_ok("late"))
+        await ask.rt.durability.waits.complete(registry.find("h", "main"), Resolution("ok", "late"))
         assert (await waiting)["result"] == "late"
-
-
-def holdfast_ok(value: Any) -> Any:
-    from holdfast.store.base import Resolution
-
-    return Resolution("ok", value)
 
 
 async def test_W7_wait_for_what_does_not_exist(clock: VirtualClock) -> None:
@@ -196,6 +191,18 @@ async def test_W3_race_is_decided_by_time_and_not_by_order(clock: VirtualClock) 
         await clock.advance(10)
         waited = await ask.wait_for_multiple("race", "a", "b", "c")
         assert (waited["status"], waited["winner"]) == ("timeout", "b") and "error" not in waited
+
+
+async def test_W3_of_two_in_one_instant_the_first_wins_the_race(clock: VirtualClock) -> None:
+    async with calling(clock) as ask, asyncio.TaskGroup() as group:
+        await ask.create("a")
+        await ask.create("b")
+        waiting = group.create_task(ask.wait_for_multiple("race", "a", "b"))
+        await clock.advance(1)
+        waits, find = ask.rt.durability.waits, ask.rt.registry.find
+        await asyncio.gather(*(waits.complete(find(id, "main"), Resolution("ok", id)) for id in ("b", "a")))
+        waited = await waiting
+        assert (waited["winner"], waited["completedCount"]) == ("b", 2)
 
 
 async def test_W3_a_timeout_has_the_normal_shape(clock: VirtualClock) -> None:

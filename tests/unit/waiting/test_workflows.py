@@ -56,6 +56,10 @@ async def test_W10_a_bad_workflow_is_refused_before_anything_runs(clock: Virtual
         bad = [step("a", "nonsense")]
         refused = await ask.error("execute_workflow_async", workflowId="w", name="W", steps=bad)
         assert "steps[0]" in refused["error"]
+        inner = [step("b", "tool", name="nobodys"), step("d", "tool", name={"cel": "'unknown till then'"})]
+        unknown = [step("a", "loop", items=[1], steps=inner), step("c", "agent", agentId="x", prompt="p")]
+        refused = await ask.error("execute_workflow_async", workflowId="w", name="W", steps=unknown)
+        assert refused["error"] == "step `b`: there is no tool `nobodys`; step `c`: there is no agent `x`"
         assert (await ask("list_wait_handles"))["stats"]["total"] == 0
 
 

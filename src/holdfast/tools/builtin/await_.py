@@ -61,6 +61,7 @@ def await_tool(show: Callable[[Waited], Reply]) -> Tool:
             raise ToolError("At least one handle ID required", code="invalid_arguments")
         if timeout_secs is not None and timeout_secs < 0:
             raise ToolError("`timeout_secs` must be 0 or more; leave it out to wait for ever", code="invalid_arguments")
-        return show(await call.handles.wait(all=all or (), any=any or (), timeout=timeout_secs))
+        waited = call.handles.wait(all=all or (), any=any or (), timeout=timeout_secs, told=call.pass_on)
+        return show(await waited)
 
     return replace(await_, returns=RETURNS, hints={"readOnlyHint": True, "openWorldHint": False})

@@ -1,6 +1,6 @@
 """`describe_tools`: the whole description and the examples of tools that show only a summary (B8)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast.errors import ToolError
@@ -8,9 +8,8 @@ from holdfast.tools.base import Tool
 from holdfast.tools.function import tool
 
 
-def describe_tools_tool(tools: Sequence[Tool]) -> Tool:
-    """The tool, for these."""
-    known = {each.name: each for each in tools}
+def describe_tools_tool(offered: Callable[[], Iterable[Tool]]) -> Tool:
+    """The tool; `offered` gives those that there are, which may come and go."""
 
     @tool
     async def describe_tools(tools: list[str]) -> list[dict[str, Any]]:
@@ -19,6 +18,7 @@ def describe_tools_tool(tools: Sequence[Tool]) -> Tool:
         Args:
             tools: Names of the tools.
         """
+        known = {each.name: each for each in offered()}
         unknown = [name for name in tools if name not in known]
         if unknown:
             raise ToolError(f"unknown tools: {', '.join(unknown)}; known are: {', '.join(known)}", code="unknown_tool")

@@ -92,6 +92,10 @@ class Agents:
             raise ConfigError([f"agent `{id}`: max_running must be 1 or more, not {max_running}"])
         self._agents[id] = Agent(id, function, on_crash, max_running)
 
+    def has(self, id: str) -> bool:
+        """Whether there is an agent of that id."""
+        return id in self._agents
+
     def find(self, id: str) -> Agent:
         """The agent of that id. Raises `ToolError`, which lists those there are."""
         agent = self._agents.get(id)

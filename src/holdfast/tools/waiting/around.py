@@ -28,5 +28,6 @@ class Around:
     end: End
     run: Callable[[str, str, dict[str, Any]], Awaitable[Any]]
     """Calls a tool one-shot in a conversation: its name and arguments; what it returned. Raises `ToolError`."""
+    has_tool: Callable[[str], bool]
     agents: Agents
     measure: Measure

@@ -4,7 +4,6 @@ What goes is appended to the archive first, a line of JSON each, and only what w
 between archives it twice and loses nothing.
 """
 
-import asyncio
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -112,12 +111,13 @@ class Archive:
         if not lines:
             return
         try:
-            await asyncio.get_running_loop().run_in_executor(None, self._append, b"".join(lines))
+            self._append(b"".join(lines))
         except OSError as error:
             why = f"{self._path}: cannot be appended to: {error.strerror}; nothing was let go ([wait_handles] archive)"
             raise HoldfastError(why, code="store_unavailable") from None
 
     def _append(self, data: bytes) -> None:
+        # On the loop's thread: it is done once a minute at most, and nothing may go before it is on the disk.
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             file.write(data)

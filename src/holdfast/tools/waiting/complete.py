@@ -15,6 +15,7 @@ from holdfast.tools.base import Tool
 from holdfast.tools.call import Call
 from holdfast.tools.waiting.create import NAME as CREATE
 from holdfast.tools.waiting.find import find, named
+from holdfast.tools.waiting.task_store import CREATE as TASK
 from holdfast.tools.waiting.tool import WRITES, Arguments, Refused, Show, object_schema, wait_tool
 from holdfast.tools.waiting.view import (
     COUNT,
@@ -51,7 +52,7 @@ RETURNS = object_schema(
         "startTime": TIME,
         "endTime": TIME,
     },
-    ["success", "handleId", "type", "status", "elapsedMs", "elapsedTime", "startTime", "endTime"],
+    ["success", "handleId", "type", "status", "elapsedMs", "elapsedTime", "startTime"],
 )
 _STATUS = {"ok": "completed", "err": "failed", "timeout": "timeout", "cancelled": "failed"}
 
@@ -92,22 +93,24 @@ def complete_tool(show: Show) -> Tool:
         return _completed(call, handle, resolution)
 
     def _completed(call: Call, handle: Handle, resolution: Resolution) -> Reply:
-        # Of the resolution: a handle that had not been parked yet is about to stop with it.
+        # One of ours that has not been parked yet is about to stop with it. A call that waited for an event goes on,
+        # and one whose result a person has to see first has not ended.
         state = handle.state
+        over = not handle.active or handle.tool.name == CREATE
         end = state.stopped if isinstance(state, Stopped) else call._durability.registry.clock.now()
         took = milliseconds(end - state.created)
         answer: dict[str, Any] = {
             "success": True,
             "handleId": handle.id,
             "type": handle.kind,
-            "status": _STATUS[resolution.status],
+            "status": _STATUS[resolution.status] if over else "pending",
         }
         if resolution.status == "ok":
             answer["result"] = fitting(resolution.payload)
         else:
             answer["error"] = resolution.payload["message"]
         answer |= {"elapsedMs": took, "elapsedTime": elapsed(took)}
-        answer |= {"startTime": instant(state.created), "endTime": instant(end)}
+        answer |= {"startTime": instant(state.created)} | ({"endTime": instant(end)} if over else {})
         return show(answer, shown=() if handle.active else (handle,))
 
     return wait_tool(
@@ -138,7 +141,7 @@ def _refusal(handle: Handle) -> ToolError:
     match handle.kind:
         case "agent" | "workflow":
             how = "it ends by itself, and `cancel_wait_handle` ends it before that"
-        case "custom" if handle.id.startswith("task_"):
+        case "custom" if handle.tool.name == TASK:
             how = '`update_task_status` with status "completed" does'
         case _ if handle.parking is not None:
             how = "whoever has its completion key does, with that as `handleId`"

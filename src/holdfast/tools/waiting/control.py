@@ -13,6 +13,7 @@ from holdfast.tools.waiting.complete import settled
 from holdfast.tools.waiting.create import NAME as CREATE
 from holdfast.tools.waiting.create import PRIORITY, small
 from holdfast.tools.waiting.find import find
+from holdfast.tools.waiting.task_store import CREATE as TASK
 from holdfast.tools.waiting.tool import ENDS, WRITES, Arguments, object_schema, wait_tool
 from holdfast.tools.waiting.view import (
     COUNT,
@@ -81,6 +82,9 @@ def update_tool(around: Around) -> Tool:
         handle = await find(call, arguments["handleId"])
         if not handle.active:
             raise settled(handle.id, status(handle))
+        if handle.tool.name == TASK and "metadata" in arguments:
+            why = f"Wait handle {handle.id} is a task; its metadata is changed by `update_task_status`"
+            raise ToolError(why, code="handle_of_another_tool")
         registry = call._durability.registry
         changes = Annotated(
             handle.uid, _progress(handle, arguments), arguments.get("priority"), small(arguments.get("metadata") or {})
@@ -174,7 +178,7 @@ def _cancelled(call: Call, handle: Handle, why: str) -> dict[str, Any]:
 
 
 def _refusal(handle: Handle) -> ToolError:
-    if handle.id.startswith("task_"):
+    if handle.tool.name == TASK:
         how = '`update_task_status` with status "completed" does'
     elif "abort" in handle.tool.actions:
         how = f'`{handle.tool.name}` with action "abort" does'

@@ -4,7 +4,8 @@ A crash resumes it at its step. What a failed one has done is kept as its output
 it as `partialResult`, and `read_output` reads it.
 """
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from holdfast.durable.calls import Durability
@@ -20,7 +21,7 @@ from holdfast.tools.waiting.tool import function_tool, object_schema
 from holdfast.tools.waiting.view import COUNT, TEXT, came_to
 from holdfast.tools.waiting.wait import first, wait
 from holdfast.tools.workflow import PARAMETERS as OF_WORKFLOWS
-from holdfast.tools.workflow import WorkflowFailed, read_workflow, run_workflow
+from holdfast.tools.workflow import WorkflowFailed, definition, read_workflow, run_workflow
 
 NAME = "execute_workflow_async"
 PARAMETERS = {**OF_WORKFLOWS, "properties": {**OF_WORKFLOWS["properties"], "retry": launch.RETRY}}
@@ -32,6 +33,19 @@ RETURNS = object_schema(
 
 def execute_workflow_tool(around: Around) -> Tool:
     """The tool."""
+
+    def read(arguments: Mapping[str, Any], now: float) -> Launch:
+        workflow = read_workflow(_definition(arguments))
+        missing = list(_missing(workflow.steps, around))
+        if missing:  # refused now, and left alone when a dead process is recovered: somebody else may have it (R1)
+            raise ToolError("; ".join(missing), code="invalid_arguments")
+        return Launch(
+            id=launch.handle_id("workflow", workflow.id, now),
+            kind="workflow",
+            metadata={"workflowId": workflow.id, "name": workflow.name, "stepCount": len(arguments["steps"])},
+            priority=workflow.priority,
+            retry=launch.retry(arguments),
+        )
 
     async def run(call: Call, **arguments: Any) -> dict[str, Any]:
         registry = call._durability.registry
@@ -59,7 +73,7 @@ def execute_workflow_tool(around: Around) -> Tool:
         returns=RETURNS,
         source="python",
         kind="workflow",
-        launching=Launching(read=_read, reply=reply, numbered=True),
+        launching=Launching(read=read, reply=reply, numbered=True),
         on_crash="replay",
         spawn=SpawnPolicy(on_turn_end="keep"),
         hints={"title": "Run a workflow", "readOnlyHint": False, "destructiveHint": True, "openWorldHint": True},
@@ -70,15 +84,23 @@ def _definition(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if key != "retry"}
 
 
-def _read(arguments: Mapping[str, Any], now: float) -> Launch:
-    workflow = read_workflow(_definition(arguments))
-    return Launch(
-        id=launch.handle_id("workflow", workflow.id, now),
-        kind="workflow",
-        metadata={"workflowId": workflow.id, "name": workflow.name, "stepCount": len(arguments["steps"])},
-        priority=workflow.priority,
-        retry=launch.retry(arguments),
-    )
+def _missing(part: Any, around: Around, step: str = "") -> Iterator[str]:
+    """What steps, nested ones too, call by names that are nobody's here. A name may also be an expression."""
+    match part:
+        case definition.Step(id=id, kind=kind):
+            yield from _missing(kind, around, id)
+        case definition.Tool(name=definition.Value(given=str() as name)) if not around.has_tool(name):
+            yield f"step `{step}`: there is no tool `{name}`"
+        case definition.Agent(agent_id=definition.Value(given=str() as name)) if not around.agents.has(name):
+            yield f"step `{step}`: there is no agent `{name}`"
+        case definition.Value():
+            pass
+        case tuple():
+            for each in part:
+                yield from _missing(each, around, step)
+        case _ if dataclasses.is_dataclass(part):
+            for field in dataclasses.fields(part):
+                yield from _missing(getattr(part, field.name), around, step)
 
 
 class _Conversation:

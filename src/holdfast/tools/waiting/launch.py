@@ -3,16 +3,20 @@
 import asyncio
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.handles.handle import Handle, OnStop
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import Error
+from holdfast.handles.text import to_json
 from holdfast.tools.base import RetryPolicy
 from holdfast.tools.call import Call
 from holdfast.tools.waiting.create import timed_out
 from holdfast.tools.waiting.tool import object_schema
 from holdfast.tools.waiting.view import FLAG, STATUS, TEXT, TIME, instant, status
+
+if TYPE_CHECKING:
+    from holdfast.tools.waiting.around import End
 
 _NOT_IN_AN_ID = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
 _NAME_LENGTH = 100
@@ -61,11 +65,12 @@ def retry(arguments: Mapping[str, Any]) -> RetryPolicy | None:
 
 def reply(handle: Handle, what: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What such a call is answered with; `what` began."""
+    waiting = to_json({"handleId": handle.id}).decode()
     answer = {
         "async": True,
         "handleId": handle.id,
         "status": status(handle),
-        "message": f'{what} execution started asynchronously. Wait for it with wait_for {{"handleId": "{handle.id}"}}.',
+        "message": f"{what} execution started asynchronously. Wait for it with wait_for {waiting}.",
         "startTime": instant(handle.state.created),
     }
     return answer | ({"timeout": arguments["timeoutMs"]} if arguments.get("timeoutMs") else {})
@@ -80,7 +85,7 @@ def created(call: Call) -> float:
 class Overdue:
     """Ends what has not begun, or is between two attempts, when its time is up (W5): nothing of it runs that could."""
 
-    def __init__(self, registry: Registry, handle: Handle, timeout_ms: float, end: Any) -> None:
+    def __init__(self, registry: Registry, handle: Handle, timeout_ms: float, end: "End") -> None:
         self._registry = registry
         self._handle = handle
         self._ms = timeout_ms
@@ -92,4 +97,5 @@ class Overdue:
     def _due(self) -> None:
         handle, run = self._handle, self._handle.run
         if handle.active and not self._registry.closing and (run is None or run.live is None):
-            self._registry.run_soon(self._end(handle, Error(timed_out(self._ms), "timeout"), "timeout"))
+            error = Error(timed_out(self._ms), "timeout")
+            self._registry.run_soon(self._end(handle, error, "timeout"))

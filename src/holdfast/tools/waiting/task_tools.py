@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.state import Reply
@@ -246,16 +248,10 @@ def _open(task: Task) -> Task:
 
 def _said(task: Task, arguments: Arguments) -> Task:
     """The task with what a call says of it."""
-    return Task(
-        task_id=task.task_id,
+    return replace(
+        task,
         task_name=arguments.get("taskName") or task.task_name,
-        status=task.status,
         metadata=small({**task.metadata, **(arguments.get("metadata") or {})}),
-        started=task.started,
-        ended=task.ended,
-        worked=task.worked,
-        since=task.since,
-        paused=task.paused,
     )
 
 

@@ -231,7 +231,7 @@ def wait_for_multiple_tool(around: Around) -> Tool:
 async def wait(call: Call, mode: str, handles: tuple[Handle, ...], timeout_ms: float | None) -> Waited:
     """Wait as the mode says."""
     timeout = None if timeout_ms is None else timeout_ms / 1000
-    waited = await call.handles.wait_for([_group(mode, handles)], timeout, handles)
+    waited = await call.handles.wait_for([_group(mode, handles)], timeout, handles, call.pass_on)
     if waited.timed_out:  # W5: read again first; a bell of another process may have been lost
         await call._durability.registry.refresh([handle.uid for handle in handles])
         waited = await call.handles.wait_for([_group(mode, handles)], 0, handles)
