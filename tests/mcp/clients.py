@@ -65,6 +65,15 @@ class KnowsTasks(ClientExtension):
     async def _notified(self, told: Told) -> None:
         self.told.put_nowait(dict(told.model_extra or {}))
 
+    async def heard(self, task: str, last: str) -> list[dict[str, Any]]:
+        """What is told of a task, up to that status."""
+        told: list[dict[str, Any]] = []
+        async with asyncio.timeout(10):
+            while not told or told[-1]["status"] != last:
+                told.append(await self.told.get())
+                assert told[-1]["taskId"] == task
+        return told
+
 
 @asynccontextmanager
 async def connected(
@@ -91,6 +100,27 @@ async def ask_for_task(client: Client, name: str, **arguments: Any) -> str:
     params = {"name": name, "arguments": arguments, "task": {"ttl": 60_000}}
     made = await client.session._dispatcher.send_raw_request("tools/call", params, {})
     return str(made["task"]["taskId"])
+
+
+@asynccontextmanager
+async def listening(client: Client, **wanted: Any) -> AsyncIterator[asyncio.Future[dict[str, Any]]]:
+    """A stream for tasks, which the SDK's client does not know how to ask for; gives what was acknowledged."""
+    acknowledged: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    client.session._message_handler = _noting(acknowledged)
+    stream = asyncio.create_task(ask(client, "subscriptions/listen", notifications=wanted))
+    try:
+        yield acknowledged
+    finally:
+        stream.cancel()
+        await asyncio.wait([stream])
+
+
+def _noting(acknowledged: "asyncio.Future[dict[str, Any]]") -> Any:
+    async def note(message: Any) -> None:
+        if isinstance(message, mcp_types.SubscriptionsAcknowledgedNotification) and not acknowledged.done():
+            acknowledged.set_result(message.params.notifications.model_dump(by_alias=True, exclude_none=True))
+
+    return note
 
 
 async def start_task(client: Client, name: str, **arguments: Any) -> str:

@@ -71,7 +71,10 @@ async def test_P1_a_tool_of_a_file_is_run_when_its_user_says_so(era: str, office
             refused = await client.call_tool("guarded", {"word": "hello"})
             assert text(refused) == "Tool skipped by user." and not refused.is_error
     assert "guarded" in person.asked[0][0] and "hello" in person.asked[0][0]
-    async with Client(office.stdio(), mode=era) as client:
+
+
+async def test_P2_a_client_that_cannot_ask_is_told_what_would_allow_it(office: Office) -> None:
+    async with Client(office.stdio()) as client:
         denied = await client.call_tool("guarded", {"word": "hello"})
         assert denied.is_error and 'run = "unattended"' in text(denied)
 

@@ -104,16 +104,14 @@ async def test_K2_a_key_is_good_once_and_needs_no_token(office: Office, tmp_path
     assert key.encode() not in b"".join(path.read_bytes() for path in tmp_path.glob("said*"))
 
 
-async def test_K6_a_request_that_is_too_large_is_refused_and_nothing_is_lost(office: Office) -> None:
-    server = Process(office)
-    async with httpx2.AsyncClient(timeout=30) as http, connected(server.url) as client:
+async def test_K6_a_request_that_is_too_large_is_refused_and_nothing_is_lost() -> None:
+    async with serving() as here, httpx2.AsyncClient(timeout=30) as http, connected(here.url) as client:
         await client.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
         for version in (MODERN, "2025-11-25"):
             headers = {"Mcp-Protocol-Version": version, "Accept": "application/json, text/event-stream"}
-            answered = await http.post(server.url, content=b" " * (16 * 1024 * 1024 + 1), headers=headers)
+            answered = await http.post(here.url, content=b" " * (16 * 1024 * 1024 + 1), headers=headers)
             assert answered.status_code == 413
         assert read(await client.call_tool("wait_for", {"handleId": "h", "timeoutMs": 0}))["status"] == "timeout"
-    assert "Traceback" not in server.said.read_text()
 
 
 @pytest.mark.parametrize("depth", [65, 5000, 200_000])

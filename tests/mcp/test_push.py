@@ -1,50 +1,16 @@
 """What is told without being asked for: tasks and handles, on a stream of 2026 and to a session of 2025 (M2, W8)."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import mcp_types
-from mcp.client import Client
 from mcp.client.subscriptions import ResourceUpdated
-from tests.mcp.clients import KnowsTasks, Person, ask, connected, read, start_task, task_is
-from tests.mcp.serving import Office, Process, serving, until
+from tests.mcp.clients import KnowsTasks, Person, ask, connected, listening, read, start_task, task_is
+from tests.mcp.serving import serving, until
 
 YES = {"action": "accept", "content": {"sure": True}}
 LIST = "holdfast://handles"
-
-
-@asynccontextmanager
-async def listening(client: Client, **wanted: Any) -> AsyncIterator[asyncio.Future[dict[str, Any]]]:
-    """A stream for tasks, which the SDK's client does not know how to ask for; gives what was acknowledged."""
-    acknowledged: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-    client.session._message_handler = _noting(acknowledged)
-    stream = asyncio.create_task(ask(client, "subscriptions/listen", notifications=wanted))
-    try:
-        yield acknowledged
-    finally:
-        stream.cancel()
-        await asyncio.wait([stream])
-
-
-def _noting(acknowledged: "asyncio.Future[dict[str, Any]]") -> Any:
-    async def note(message: Any) -> None:
-        if isinstance(message, mcp_types.SubscriptionsAcknowledgedNotification) and not acknowledged.done():
-            acknowledged.set_result(message.params.notifications.model_dump(by_alias=True, exclude_none=True))
-
-    return note
-
-
-async def heard(tasks: KnowsTasks, task: str, last: str) -> list[dict[str, Any]]:
-    """What is told of a task, up to that status."""
-    told: list[dict[str, Any]] = []
-    async with asyncio.timeout(10):
-        while not told or told[-1]["status"] != last:
-            told.append(await tasks.told.get())
-            assert told[-1]["taskId"] == task
-    return told
 
 
 async def test_M2_a_task_is_told_from_its_current_state_to_its_end(tmp_path: Path) -> None:
@@ -58,7 +24,7 @@ async def test_M2_a_task_is_told_from_its_current_state_to_its_end(tmp_path: Pat
             assert first["status"] == "input_required" and first["inputRequests"] == asked["inputRequests"]
             (key,) = first["inputRequests"]
             await ask(client, "tasks/update", taskId=task, inputResponses={key: YES})
-            last = (await heard(tasks, task, "completed"))[-1]
+            last = (await tasks.heard(task, "completed"))[-1]
             assert last["result"]["content"][0]["text"] == "deployed: True"
             polled = await ask(client, "tasks/get", taskId=task)
             assert {**last, "_meta": None} == {**polled, "_meta": None}
@@ -73,7 +39,7 @@ async def test_M2_a_task_that_is_over_is_told_once(tmp_path: Path) -> None:
         task = await start_task(client, "fragile", gate=str(tmp_path / "gate"))
         await task_is(client, task, "completed")
         async with listening(client, taskIds=[task]):
-            assert [each["status"] for each in await heard(tasks, task, "completed")] == ["completed"]
+            assert [each["status"] for each in await tasks.heard(task, "completed")] == ["completed"]
         await until(here.idle)
 
 
@@ -84,7 +50,7 @@ async def test_M2_a_cancelled_task_is_told(tmp_path: Path) -> None:
         async with listening(client, taskIds=[task]) as acknowledged:
             await acknowledged
             await ask(client, "tasks/cancel", taskId=task)
-            assert [each["status"] for each in await heard(tasks, task, "cancelled")] == ["working", "cancelled"]
+            assert [each["status"] for each in await tasks.heard(task, "cancelled")] == ["working", "cancelled"]
 
 
 async def test_M2_progress_of_a_task_is_told(tmp_path: Path) -> None:
@@ -98,23 +64,7 @@ async def test_M2_progress_of_a_task_is_told(tmp_path: Path) -> None:
                 while (await tasks.told.get()).get("statusMessage") != "step 3":
                     pass
             (tmp_path / "gate").touch()
-            await heard(tasks, task, "completed")
-
-
-async def test_M2_a_task_of_another_server_is_told(office: Office) -> None:
-    one, other, tasks = Process(office), Process(office), KnowsTasks()
-    async with (
-        connected(one.url, tasks=KnowsTasks(), elicitation_callback=Person()) as here,
-        connected(other.url, tasks=tasks, elicitation_callback=Person()) as there,
-    ):
-        task = await start_task(here, "deploy", notes=office.path("notes"))
-        await task_is(here, task, "input_required")
-        async with listening(there, taskIds=[task]) as acknowledged:
-            assert (await acknowledged)["taskIds"] == [task]
-            assert (await tasks.told.get())["status"] == "input_required"
-            (key,) = (await task_is(here, task, "input_required"))["inputRequests"]
-            await ask(here, "tasks/update", taskId=task, inputResponses={key: YES})
-            await heard(tasks, task, "completed")
+            await tasks.heard(task, "completed")
 
 
 async def test_W8_changes_of_handles_are_told_on_a_stream() -> None:
@@ -162,22 +112,6 @@ async def test_W8_changes_of_handles_are_told_to_a_session() -> None:
             await client.call_tool("create_wait_handle", {"handleId": "new", "type": "custom"})
             assert await told.get() == LIST
         await until(here.idle)  # the session is over, and with it its subscriptions
-
-
-async def test_W8_changes_made_by_another_server_are_told(office: Office) -> None:
-    one, other = Process(office), Process(office)
-    async with connected(one.url) as here, connected(other.url) as there:
-        await here.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
-        async with (
-            there.listen(resource_subscriptions=[f"{LIST}/h"]) as one_handle,
-            there.listen(resource_subscriptions=[LIST]) as all_handles,
-            asyncio.timeout(10),
-        ):
-            await here.call_tool("complete_wait_handle", {"handleId": "h", "result": 1})
-            assert await anext(one_handle) == ResourceUpdated(uri=f"{LIST}/h")
-            assert await anext(all_handles) == ResourceUpdated(uri=LIST)
-            await here.call_tool("create_wait_handle", {"handleId": "new", "type": "custom"})
-            assert await anext(all_handles) == ResourceUpdated(uri=LIST)
 
 
 async def test_W8_a_stream_that_is_dropped_leaves_nothing(tmp_path: Path) -> None:
