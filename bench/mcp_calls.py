@@ -12,12 +12,13 @@ import tempfile
 from contextlib import AsyncExitStack
 from typing import Any
 
+from mcp import StdioServerParameters
+
 from bench.gaps import alternate
 from bench.mcp_clients import Calling, Kind, connected
 from bench.mcp_rows import ratio
 from bench.mcp_servers import MEMORY, bare, command, ours, served, sqlite
 from bench.rounds import Bar, Plan, Row
-from mcp import StdioServerParameters
 
 BAR = Bar(1.5)
 HTTP, PLAIN, STDIO, INSIDE = "streamable HTTP", "streamable HTTP by a plain socket", "stdio", "in process"

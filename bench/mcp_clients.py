@@ -15,10 +15,10 @@ from time import perf_counter
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
+from mcp import Client
 from mcp_types import TextContent
 
 from bench.gaps import TURN, Times
-from mcp import Client
 
 VERSION = "2026-07-28"
 Kind = Literal["sdk", "plain"]
@@ -52,7 +52,7 @@ class Plain(asyncio.Protocol):
         self._host = host
         self._ids = itertools.count(1)
         self._received = b""
-        self._reply: asyncio.Future[bytes]
+        self._reply: asyncio.Future[bytes] | None = None
         self.transport: asyncio.Transport
 
     async def call(self, name: str, **arguments: Any) -> str:
@@ -72,10 +72,11 @@ class Plain(asyncio.Protocol):
         head, ended, body = self._received.partition(b"\r\n\r\n")
         if ended and len(body) == int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]):
             self._received = b""
+            assert self._reply is not None
             self._reply.set_result(body)
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self._reply.done():
+        if self._reply is not None and not self._reply.done():
             self._reply.set_exception(error or ConnectionError("the server has closed the connection"))
 
 

@@ -2,13 +2,16 @@
 
 import statistics
 from collections.abc import Sequence
+from typing import Literal
 
 from bench.rounds import Bar, Row, seconds
 
 
-def ratio(what: str, bar: Bar | None, pairs: Sequence[tuple[float, float]]) -> Row:
-    """The row of the rounds' medians, of what it is compared with and of ours."""
-    speed = bar is not None and bar.of == "speed"
+def ratio(
+    what: str, bar: Bar | None, pairs: Sequence[tuple[float, float]], of: Literal["time", "speed"] = "time"
+) -> Row:
+    """The row of the rounds' medians, of what it is compared with and of ours. `of` is the bar's, if there is one."""
+    speed = (of if bar is None else bar.of) == "speed"
     ratios = [bare / ours if speed else ours / bare for bare, ours in pairs]
     middle = statistics.median(ratios)
     return Row(

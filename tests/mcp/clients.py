@@ -95,6 +95,26 @@ async def ask(client: Client, method: str, **params: Any) -> dict[str, Any]:
     return (await client.session.send_request(request, Anything)).fields
 
 
+async def post_modern(
+    http: httpx2.AsyncClient, url: str, id: int | str, tool: str, **arguments: Any
+) -> httpx2.Response:
+    """A call as it is on the wire, under that id."""
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": MODERN,
+        "io.modelcontextprotocol/clientCapabilities": {},
+        "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "0"},
+    }
+    headers = {
+        "Accept": "application/json, text/event-stream",
+        "Mcp-Protocol-Version": MODERN,
+        "Mcp-Method": "tools/call",
+        "Mcp-Name": tool,
+    }
+    params = {"name": tool, "arguments": arguments, "_meta": meta}
+    message = {"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}
+    return await http.post(url, json=message, headers=headers)
+
+
 async def ask_for_task(client: Client, name: str, **arguments: Any) -> str:
     """Call a tool as a task, as clients of 2025-11-25 do; the SDK's own has no method for it."""
     params = {"name": name, "arguments": arguments, "task": {"ttl": 60_000}}

@@ -92,6 +92,14 @@ async def deploy(call: Call, notes: str) -> str:
     return f"deployed: {sure}"
 
 
+@holdfast.tool(on_crash="replay")
+async def sign(call: Call, notes: str) -> str:
+    """The same, not as a task."""
+    with Path(notes).open("a") as file:
+        file.write(f"attempt {call.attempt}\n")
+    return f"signed: {await call.ask(Question(id='sure', text='Sign?', answer_type='Boolean'))}"
+
+
 @holdfast.tool(task="required")
 async def fragile(call: Call, gate: str) -> str:
     """Ends with the process that runs it."""
@@ -106,7 +114,7 @@ async def approve(call: Call, keys: str) -> Pending:
     return Pending(deadline=3600)
 
 
-TOOLS = (echo, weigh, wait_at, work, measure, confirm, name_it, secret, deploy, fragile, approve)
+TOOLS = (echo, weigh, wait_at, work, measure, confirm, name_it, secret, deploy, sign, fragile, approve)
 
 CONFIG = "".join(
     f"[conversation.tools.{tool.name}]\n"

@@ -8,7 +8,19 @@ import mcp_types
 import pytest
 from mcp.client import Client
 from mcp.shared.exceptions import MCPError
-from tests.mcp.clients import ERAS, MODERN, KnowsTasks, Person, ask, connected, start_task, task_is, text, texts
+from tests.mcp.clients import (
+    ERAS,
+    MODERN,
+    KnowsTasks,
+    Person,
+    ask,
+    ask_for_task,
+    connected,
+    start_task,
+    task_is,
+    text,
+    texts,
+)
 from tests.mcp.serving import Office, serving, until
 
 
@@ -150,3 +162,52 @@ async def test_M2_a_task_asks_and_takes_partial_and_unknown_answers(tmp_path: Pa
             await task_is(client, task, "completed")
             await ask(client, "tasks/update", taskId=task, inputResponses={second: right})  # acknowledged, and ignored
         await until(here.idle)
+
+
+async def test_Q2_a_2025_task_is_asked_about_by_whoever_waits_for_it() -> None:
+    """A first client goes without an answer; the next one that wants the result is asked."""
+    silent, asked = asyncio.Event(), asyncio.Event()
+
+    async def dawdle(context: Any, params: Any) -> mcp_types.ElicitResult:
+        asked.set()
+        await silent.wait()
+        raise AssertionError("it is cancelled before")
+
+    async with serving() as here:
+        async with connected(here.url, "legacy", elicitation_callback=dawdle) as client:
+            task = await ask_for_task(client, "confirm", what="it")
+            waiting = asyncio.create_task(ask(client, "tasks/result", taskId=task))
+            await asked.wait()
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        person = Person({"sure": True})
+        async with connected(here.url, "legacy", elicitation_callback=person) as client, asyncio.timeout(10):
+            answered = await ask(client, "tasks/result", taskId=task)
+            assert answered["content"][0]["text"] == "it: yes"
+        await until(here.idle)
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_Q2_a_client_that_goes_while_it_asks_leaves_nothing_hanging(era: str) -> None:
+    """Its call has ended, or can be found and ended by its id."""
+    asked = asyncio.Event()
+
+    async def dawdle(context: Any, params: Any) -> mcp_types.ElicitResult:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError("it is cancelled before")
+
+    async with serving() as here:
+        async with connected(here.url, era, elicitation_callback=dawdle) as client:
+            calling = asyncio.create_task(client.call_tool("confirm", {"what": "it"}))
+            await asked.wait()
+            if era == MODERN:  # such a client asks between two requests of its own
+                calling.cancel()
+        await asyncio.wait([calling])
+        await until(lambda: not here.runtime.batches)
+        async with connected(here.url, era) as client:
+            for handle in here.runtime.registry.live():
+                ended = await client.call_tool("cancel_wait_handle", {"handleId": handle.id})
+                assert not ended.is_error, texts(ended)
+        await until(here.idle)
+        assert not here.runtime.registry.live()

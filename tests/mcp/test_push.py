@@ -27,7 +27,7 @@ async def test_M2_a_task_is_told_from_its_current_state_to_its_end(tmp_path: Pat
             last = (await tasks.heard(task, "completed"))[-1]
             assert last["result"]["content"][0]["text"] == "deployed: True"
             polled = await ask(client, "tasks/get", taskId=task)
-            assert {**last, "_meta": None} == {**polled, "_meta": None}
+            assert {**last, "resultType": "complete", "_meta": None} == {**polled, "_meta": None}
         await until(here.idle)
         assert tasks.told.empty()  # nothing is told after the end
 

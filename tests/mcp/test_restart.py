@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import mcp_types
 import pytest
 from mcp.shared.exceptions import MCPError
-from tests.mcp.clients import ERAS, KnowsTasks, Person, ask, connected, read, start_task, task_is
+from tests.mcp.clients import ERAS, KnowsTasks, Person, ask, connected, read, start_task, task_is, texts
 from tests.mcp.serving import Office, Process, until
 
 
@@ -110,3 +111,20 @@ async def test_M3_a_call_that_its_client_left_is_found_after_a_restart(office: O
     async with connected(server.url) as client:
         waited = await client.call_tool("wait_for", {"handleId": found["id"]})
         assert waited.is_error and read(waited)["status"] == "failed"
+
+
+async def test_R4_a_client_comes_back_with_its_answer_after_a_restart(office: Office) -> None:
+    """The call that asked is run again, and gets it."""
+    server = Process(office)
+    given = {"notes": office.path("notes")}
+    async with connected(server.url, elicitation_callback=Person()) as client:
+        asked = await client.session.call_tool("sign", given, allow_input_required=True)
+    assert isinstance(asked, mcp_types.InputRequiredResult)
+    (key,) = asked.input_requests or {}
+    server.kill()
+    server.start()
+    said: Any = {key: mcp_types.ElicitResult(action="accept", content={"sure": True})}
+    back = {"input_responses": said, "request_state": asked.request_state}
+    async with connected(server.url, elicitation_callback=Person({"sure": True})) as client:
+        assert texts(await client.call_tool("sign", given, **back))[0] == "signed: True"
+    assert Path(office.path("notes")).read_text() == "attempt 1\nattempt 2\n"

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import mcp_types
 import pytest
 from mcp.client.subscriptions import ResourceUpdated
-from tests.mcp.clients import ERAS, KnowsTasks, Person, ask, connected, listening, read, start_task, task_is
+from tests.mcp.clients import ERAS, KnowsTasks, Person, ask, connected, listening, read, start_task, task_is, texts
 from tests.mcp.serving import Office, Process
 
 LIST = "holdfast://handles"
@@ -31,8 +32,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_W8_a_handle_of_one_is_waited_for_at_the_other(pair: Pair, era: str) -> None:
-    office, one, other = pair
-    async with connected(one.url, era) as here, connected(other.url, era) as there:
+    async with connected(pair.one.url, era) as here, connected(pair.other.url, era) as there:
         for number in range(5):
             id = f"{era}-{number}"
             await here.call_tool("create_wait_handle", {"handleId": id, "type": "custom"})
@@ -166,3 +166,20 @@ async def test_W8_changes_of_handles_are_told_at_the_other(pair: Pair) -> None:
             assert await anext(all_handles) == ResourceUpdated(uri=LIST)
             await here.call_tool("create_wait_handle", {"handleId": "made", "type": "custom"})
             assert await anext(all_handles) == ResourceUpdated(uri=LIST)
+
+
+async def test_E2_a_client_that_comes_back_to_the_other_does_not_run_the_tool_again(pair: Pair) -> None:
+    """It was asked by one and brings its answer to the other, as behind a proxy."""
+    office, one, other = pair
+    async with (
+        connected(one.url, elicitation_callback=Person()) as here,
+        connected(other.url, elicitation_callback=Person()) as there,
+    ):
+        given = {"notes": office.path("signed")}
+        asked = await here.session.call_tool("sign", given, allow_input_required=True)
+        assert isinstance(asked, mcp_types.InputRequiredResult)
+        (key,) = asked.input_requests or {}
+        said: Any = {key: mcp_types.ElicitResult(action="accept", content={"sure": True})}
+        done = await there.session.call_tool("sign", given, input_responses=said, request_state=asked.request_state)
+        assert texts(done)[0] == "signed: True"
+    assert Path(office.path("signed")).read_text() == "attempt 1\n"

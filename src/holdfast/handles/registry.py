@@ -72,6 +72,11 @@ def check_id(id: object) -> str:
     return id
 
 
+def call_id(label: str) -> str:
+    """The id of a one-shot call that gets one (D10): of its label, as far as that may be in an id (S6)."""
+    return f"call:{_BAD_IN_ID.sub('-', label)[:100]}"
+
+
 class Registry(Cache):
     """The handles of a runtime, and how they change."""
 

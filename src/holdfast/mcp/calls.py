@@ -39,6 +39,8 @@ Context = ServerRequestContext[Any, Any]
 
 PRINCIPAL = "holdfast.principal"
 """Where the HTTP face says who a request is from, in its scope."""
+GONE = "holdfast.gone"
+"""Where the HTTP face says that a request's client has gone, in its scope: of a 2025 client the SDK does not tell."""
 PROGRESS_SECS = 5.0
 """How often a client that wants to know is told that its call goes on."""
 _BACK_SECS = 3600.0
@@ -170,10 +172,16 @@ class Calls:
         asked = None
         if asker is not None and not ctx.session.can_send_request:
             asked = asyncio.create_task(_until_asked(asker))
+        gone = asyncio.create_task(_until_gone(ctx)) if ctx.session.can_send_request and ctx.request else None
         try:
-            await asyncio.wait({answered} if asked is None else {answered, asked}, return_when="FIRST_COMPLETED")
-            if not answered.done() and asker is not None:
+            waits = [each for each in (answered, asked, gone) if each is not None]
+            await asyncio.wait(waits, return_when="FIRST_COMPLETED")
+            if not answered.done() and gone is not None and gone.done():
+                served.visit.leave()
+            elif not answered.done() and asker is not None:
                 return await self._wait_for_input(served, asker)
+            if not answered.done():
+                return result(served.tool, "nobody takes this answer", True)
             response = answered.result()
             return result(
                 served.tool,
@@ -187,7 +195,7 @@ class Calls:
             self.left(ctx, served)
             raise
         finally:
-            for task in (reporting, asked):
+            for task in (reporting, asked, gone):
                 if task is not None:
                     task.cancel()
             if not answered.done():
@@ -266,6 +274,12 @@ def value_of(handle: Handle | None) -> Any:
 def plain(said: Any) -> Any:
     """A response of the client as JSON."""
     return said.model_dump(by_alias=True, exclude_none=True) if hasattr(said, "model_dump") else said
+
+
+async def _until_gone(ctx: Context) -> None:
+    """Until a 2025 client over HTTP has gone."""
+    gone = ctx.request.scope.get(GONE) if ctx.request is not None else None
+    await (gone.wait() if gone is not None else asyncio.Event().wait())
 
 
 async def _until_asked(asker: Asker) -> None:

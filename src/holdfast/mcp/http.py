@@ -5,6 +5,7 @@ by way of a browser, also not by a name that it has pointed here. With tokens, a
 is its principal; a key needs nothing else, it is the authority for its one wait.
 """
 
+import asyncio
 import hmac
 import ipaddress
 import re
@@ -19,10 +20,10 @@ from mcp.server.transport_security import TransportSecuritySettings
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.errors import ConfigError, HoldfastError, ToolError
-from holdfast.mcp.calls import PRINCIPAL
+from holdfast.mcp.calls import GONE, PRINCIPAL
 from holdfast.mcp.server import Server
 
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -76,14 +77,18 @@ def http_app(
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Door` does it
         **transport,
     )
-    return Door(app, tokens or {}, hosts)
+    return Door(app, tokens or {}, hosts, tells_gone="event_store" not in transport)
 
 
 class Door:
     """Lets in whom it may."""
 
-    def __init__(self, app: ASGIApp, tokens: Mapping[str, str], hosts: Sequence[str] = ()) -> None:
+    def __init__(
+        self, app: ASGIApp, tokens: Mapping[str, str], hosts: Sequence[str] = (), *, tells_gone: bool = True
+    ) -> None:
+        """`tells_gone`: calls are told when their client's connection ends, as nothing can be sent again."""
         self._app = app
+        self._tells_gone = tells_gone
         self._tokens = {name: token.encode() for name, token in tokens.items()}
         self._hosts = {*_LOOPBACK, *(host.lower() for host in hosts)}
         self._any_host = bool(tokens) and any(host in _ANY for host in hosts)
@@ -94,6 +99,8 @@ class Door:
             return
         headers = Headers(scope=scope)
         refusal = self._refusal(scope, headers)
+        if refusal is None and self._tells_gone:
+            receive = _telling(scope, receive)
         await (self._app if refusal is None else refusal)(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
@@ -123,6 +130,18 @@ class Door:
         given = token.strip().encode() if scheme.lower() == "bearer" else b""
         fitting = [name for name, known in self._tokens.items() if hmac.compare_digest(given, known)]
         return fitting[0] if fitting else None
+
+
+def _telling(scope: Scope, receive: Receive) -> Receive:
+    gone = scope[GONE] = asyncio.Event()
+
+    async def told() -> Message:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            gone.set()
+        return message
+
+    return told
 
 
 def _place(origin: str) -> str | None:

@@ -267,6 +267,10 @@ class Actions:
         self._registry.when_visible(lambda: answer(self._shown(handle)))
 
     def _shown(self, handle: Handle) -> Reply:
+        """The end of a call that never ran."""
+        outcome = handle.state.outcome if isinstance(handle.state, Stopped) else None
+        if handle.tool.launching is not None and isinstance(outcome, Error):
+            return error_reply(ToolError(outcome.message, code=outcome.code), handle.tool)
         return self._replies.handle(handle) if handle.stateful else self._replies.outcome(handle)
 
     def _spawned(self, handle: Handle, answer: Answer) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.handle import Handle
-from holdfast.handles.registry import Registry
+from holdfast.handles.registry import Registry, call_id
 from holdfast.handles.state import Error, Reply, Running, Stopped, error_of
 from holdfast.handles.view import Handles
 from holdfast.limits import Limits
@@ -315,7 +315,7 @@ class Batch:
         assert handle is not None
         number = 1
         while True:
-            id = f"call:{slot.call.id}" + (f"_{number}" if number > 1 else "")
+            id = call_id(slot.call.id) + (f"_{number}" if number > 1 else "")
             await self._registry.load(self._conversation, (id,))
             taken = self._registry.conversation(self._conversation).names.get(id)
             if taken is None or not taken.active:

@@ -251,6 +251,14 @@ async def test_a_tool_of_the_same_name_stands_in_for_a_wait_tool(clock: VirtualC
         assert (await ask.response("sleep")).result == "mine"
 
 
+async def test_P2_W7_one_that_nobody_permits_is_an_error_like_others(clock: VirtualClock, tmp_path: Path) -> None:
+    config = tmp_path / "holdfast.toml"
+    config.write_text('[conversation.tools.create_wait_handle]\nsource = "builtin"\nrun = "ask"\n')
+    async with calling(clock, config=config) as ask:
+        refused = await ask.error("create_wait_handle", handleId="h", type="hook")
+        assert "permission" in refused["error"]
+
+
 async def test_they_are_offered_where_the_configuration_names_them(clock: VirtualClock, tmp_path: Path) -> None:
     config = tmp_path / "holdfast.toml"
     config.write_text('[conversation.tools.create_wait_handle]\nsource = "builtin"\n')
