@@ -2,22 +2,27 @@
 
 Both answer with one text and nothing else. A server and its client are processes of their own, except in process; the
 transports are streamable HTTP of 2026-07-28 on loopback, standard input and output, and the SDK's in-process pair. Ours
-has a SQLite store, as `holdfast mcp` has, where a call is written before it runs and when it has ended; or none.
+has a SQLite store, as `holdfast mcp` has, where a call is written before it runs and when it has ended; or none. A raw
+commit (see `durable-steps`) is measured in the same turns.
 
 The client is the SDK's; the rows *by a plain socket* show the servers without it. The bar is for HTTP with SQLite.
 """
 
 import asyncio
 import tempfile
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mcp import StdioServerParameters
 
-from bench.gaps import alternate
+from bench.durable_steps import inserting
+from bench.gaps import Turn, alternate
 from bench.mcp_clients import Calling, Kind, connected
-from bench.mcp_rows import ratio
+from bench.mcp_rows import beside, ratio
 from bench.mcp_servers import MEMORY, bare, command, ours, served, sqlite
+from bench.raw import Raw
 from bench.rounds import Bar, Plan, Row
 
 BAR = Bar(1.5)
@@ -36,16 +41,18 @@ async def _target(stack: AsyncExitStack, transport: str, what: str) -> Any:
 
 async def _over(transport: str, plan: Plan, directory: str) -> list[Row]:
     kind: Kind = "plain" if transport == PLAIN else "sdk"
-    sides = []
     async with AsyncExitStack() as stack:
+        raw = stack.enter_context(closing(Raw(Path(directory) / f"{transport.replace(' ', '-')}-raw.db")))
+        sides: list[Turn] = [partial(inserting, raw)]
         for what in ("bare", sqlite(directory, transport.replace(" ", "-")), MEMORY):
             target = await _target(stack, transport, what)
-            sides.append(Calling(await stack.enter_async_context(connected(kind, target)), "echo", text="hello"))
+            sides.append(Calling(await stack.enter_async_context(connected(kind, target)), "echo", {"text": "hello"}))
         rounds = await alternate(plan, sides)
     name = f"call of a tool, p50, against a bare `MCPServer`, {transport}"
     return [
-        ratio(f"{name}: SQLite", BAR if transport == HTTP else None, [(bare, ours) for bare, ours, _ in rounds]),
-        ratio(f"{name}: memory", None, [(bare, ours) for bare, _, ours in rounds]),
+        ratio(f"{name}: SQLite", BAR if transport == HTTP else None, [(bare, ours) for _, bare, ours, _ in rounds]),
+        ratio(f"{name}: memory", None, [(bare, ours) for _, bare, _, ours in rounds]),
+        beside("… a raw commit meanwhile", [commit for commit, *_ in rounds]),
     ]
 
 

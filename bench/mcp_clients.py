@@ -120,13 +120,15 @@ async def connected(kind: Kind, target: Any) -> AsyncIterator[Caller]:
 
 
 class Calling:
-    """A tool called again and again, each call timed."""
+    """A tool called again and again, with a pause before each call, which is timed."""
 
-    def __init__(self, caller: Caller, name: str, **arguments: Any) -> None:
+    def __init__(self, caller: Caller, name: str, arguments: dict[str, Any], pause: float = 0.0) -> None:
         self._caller, self._name, self._arguments = caller, name, arguments
+        self._pause = pause
 
     async def __call__(self, times: Times) -> None:
         for _ in range(TURN):
+            await asyncio.sleep(self._pause)
             began = perf_counter()
             await self._caller.call(self._name, **self._arguments)
             times.append(perf_counter() - began)

@@ -22,3 +22,9 @@ def ratio(
         bar="" if bar is None else str(bar),
         met=None if bar is None else bar.met(middle),
     )
+
+
+def beside(what: str, rounds: Sequence[float]) -> Row:
+    """The row of a figure that explains others."""
+    spread = f"{seconds(min(rounds))}–{seconds(max(rounds))}"
+    return Row(what=what, bare=seconds(statistics.median(rounds)), ours="", result=f"({spread})")

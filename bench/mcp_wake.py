@@ -3,11 +3,12 @@
 The server is a process of its own with a SQLite store, reached by streamable HTTP of 2026-07-28 on loopback. The client
 that waits is a process of its own, too, so that the two replies do not queue for one interpreter. Timed from the moment
 the completing client begins its call to the moment the waiting one has its reply; in between the completion has come to
-the disk. The handle is created and waited for before that, and a wait that had not begun when it was completed (the
-server says how long it waited) does not count.
+the disk, so a raw commit (see `durable-steps`) is measured in the same turns. The handle is created and waited for
+before that, and a wait that had not begun when it was completed (the server says how long it waited) does not count.
 
 - *Against an empty tool*: its round trip, by the completing client; the tool is the SDK's own on the same server, so
-  nothing of holdfast is in it. A wake-up is two requests, of which each is a half: about one round trip.
+  nothing of holdfast is in it. It is called after the same pause as a completion: processes that have slept for 30 ms
+  take half as long again as busy ones. A wake-up is half of each of two requests: about one round trip.
 - *Against polling*: the tools as they were before, on a bare server, with a look every 100 ms. Completions come at
   moments that are spread evenly over that interval.
 
@@ -19,12 +20,16 @@ import asyncio
 import itertools
 import random
 import tempfile
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
+from functools import partial
+from pathlib import Path
 
+from bench.durable_steps import inserting
 from bench.gaps import TURN, Times, Turn, alternate
 from bench.mcp_clients import Caller, Calling, Kind, Waiter, connected, waiting
-from bench.mcp_rows import ratio
+from bench.mcp_rows import beside, ratio
 from bench.mcp_servers import MEMORY, POLL_SECS, served, sqlite
+from bench.raw import Raw
 from bench.rounds import Bar, Plan, Row
 
 BAR_EMPTY, BAR_POLLING = Bar(2), Bar(20, of="speed")
@@ -60,18 +65,20 @@ class Waking:
 
 async def _against_empty(plan: Plan, kind: Kind, directory: str) -> list[Row]:
     async with AsyncExitStack() as stack:
-        sides: list[Turn] = []
+        raw = stack.enter_context(closing(Raw(Path(directory) / f"{kind}-raw.db")))
+        sides: list[Turn] = [partial(inserting, raw)]
         for store in (sqlite(directory, kind), MEMORY):
             url = stack.enter_context(served(store))
             caller = await stack.enter_async_context(connected(kind, url))
             waiter = await stack.enter_async_context(waiting(kind, url))
-            sides += [Calling(caller, "empty"), Waking(caller, waiter)]
+            sides += [Calling(caller, "empty", {}, _SETTLE_SECS), Waking(caller, waiter)]
         rounds = await alternate(plan, sides)
     what = f"`complete_wait_handle` → `wait_for` reply of another client, p50, against an empty tool{_by(kind)}"
     bar = BAR_EMPTY if kind == "sdk" else None
     return [
-        ratio(f"{what}: SQLite", bar, [(empty, wake) for empty, wake, _, _ in rounds]),
-        ratio(f"{what}: memory", None, [(empty, wake) for _, _, empty, wake in rounds]),
+        ratio(f"{what}: SQLite", bar, [(empty, wake) for _, empty, wake, _, _ in rounds]),
+        ratio(f"{what}: memory", None, [(empty, wake) for _, _, _, empty, wake in rounds]),
+        beside("… a raw commit meanwhile", [commit for commit, *_ in rounds]),
     ]
 
 

@@ -71,6 +71,13 @@ async def confirm(call: Call, what: str) -> str:
     return f"{what}: {'yes' if sure else 'no'}"
 
 
+@holdfast.tool(actions=STATEFUL)
+async def discuss(call: Call, what: str) -> str:
+    """Asks whoever has spawned it."""
+    sure = await call.ask(Question(id="sure", text=f"Really {what}?", answer_type="Boolean"))
+    return f"{what}: {'yes' if sure else 'no'}"
+
+
 @holdfast.tool
 async def name_it(call: Call) -> str:
     """Asks a person for one of three words."""
@@ -114,7 +121,7 @@ async def approve(call: Call, keys: str) -> Pending:
     return Pending(deadline=3600)
 
 
-TOOLS = (echo, weigh, wait_at, work, measure, confirm, name_it, secret, deploy, sign, fragile, approve)
+TOOLS = (echo, weigh, wait_at, work, measure, confirm, discuss, name_it, secret, deploy, sign, fragile, approve)
 
 CONFIG = "".join(
     f"[conversation.tools.{tool.name}]\n"

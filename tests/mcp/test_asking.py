@@ -1,6 +1,7 @@
 """What a tool asks its user, by the client's forms, in both eras (Q, P over MCP)."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.mcp.clients import (
     ask,
     ask_for_task,
     connected,
+    read,
     start_task,
     task_is,
     text,
@@ -205,9 +207,42 @@ async def test_Q2_a_client_that_goes_while_it_asks_leaves_nothing_hanging(era: s
                 calling.cancel()
         await asyncio.wait([calling])
         await until(lambda: not here.runtime.batches)
-        async with connected(here.url, era) as client:
-            for handle in here.runtime.registry.live():
-                ended = await client.call_tool("cancel_wait_handle", {"handleId": handle.id})
-                assert not ended.is_error, texts(ended)
+        async with connected(here.url, tasks=KnowsTasks()) as client:
+            (listed,) = (await client.read_resource("holdfast://handles")).contents
+            for handle in json.loads(getattr(listed, "text", ""))["handles"]:
+                if handle["state"] != "stopped":
+                    await ask(client, "tasks/cancel", taskId=handle["uid"])
         await until(here.idle)
         assert not here.runtime.registry.live()
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_Q3_what_a_spawned_handle_asks_is_its_callers_to_answer(era: str) -> None:
+    person = Person()
+    async with serving() as here, connected(here.url, era, elicitation_callback=person) as client:
+        spawned = read(await client.call_tool("discuss", {"action": "spawn", "id": "d", "what": "it"}))
+        assert spawned["state"] == "waiting" and spawned["question"]["text"] == "Really it?"
+        waited = read(await client.call_tool("await", {"all": ["d"]}))
+        assert waited["needs_input"] is True and waited["pending"][0]["question"]["id"] == "sure"
+        wrong = await client.call_tool("discuss", {"action": "apply", "id": "d", "input": "perhaps"})
+        assert wrong.is_error
+        answered = read(await client.call_tool("discuss", {"action": "apply", "id": "d", "input": True}))
+        assert (answered["state"], answered["result"]) == ("stopped", "it: yes")
+        assert person.asked == []
+        await until(here.idle)
+
+
+async def test_M2_a_call_that_asks_is_a_task_at_once() -> None:
+    """However long calls of this server may take before they are one."""
+    async with (
+        serving(task_after=60) as here,
+        connected(here.url, MODERN, tasks=KnowsTasks(), elicitation_callback=Person()) as client,
+        asyncio.timeout(10),
+    ):
+        task = await start_task(client, "confirm", what="it")
+        (key,) = (await ask(client, "tasks/get", taskId=task))["inputRequests"]
+        said = {"action": "accept", "content": {"sure": True}}
+        await ask(client, "tasks/update", taskId=task, inputResponses={key: said})
+        done = await task_is(client, task, "completed")
+        assert done["result"]["content"][0]["text"] == "it: yes"
+        await until(here.idle)

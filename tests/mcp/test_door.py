@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.mcp.clients import MODERN, connected, read
+from tests.mcp.clients import MODERN, connected, read, texts
 from tests.mcp.serving import PATIENCE, Office, Process, serving
 
 TOKEN = "t" * 32
@@ -59,7 +59,7 @@ async def test_K1_its_own_page_and_its_own_names_are_let_in() -> None:
 
 
 def test_K1_the_network_is_not_let_in_without_a_token(office: Office, tmp_path: Path) -> None:
-    hosts = ("0.0.0.0", "::", "192.0.2.1")
+    hosts = ("0.0.0.0", "::")
     for server in [office.start("--http", "0", "--host", host, stderr=subprocess.PIPE) for host in hosts]:
         _, said = server.communicate(timeout=PATIENCE)
         assert server.returncode == 2
@@ -104,6 +104,24 @@ async def test_K2_a_key_is_good_once_and_needs_no_token(office: Office, tmp_path
     assert key.encode() not in b"".join(path.read_bytes() for path in tmp_path.glob("said*"))
 
 
+async def test_K5_the_token_is_no_secret_of_the_tools(tmp_path: Path) -> None:
+    """It comes by the environment, which commands inherit; a model that runs one must not find it there."""
+    show = """
+[conversation.tools.show]
+source = "local"
+command = ["printenv", "HOLDFAST_TOKEN"]
+run = "unattended"
+"""
+    office = Office(tmp_path, show)
+    try:
+        server = Process(office, env={"HOLDFAST_TOKEN": TOKEN})
+        async with connected(server.url, token=TOKEN) as client:
+            shown = await client.call_tool("show", {})
+            assert TOKEN not in str(shown)
+    finally:
+        office.close()
+
+
 async def test_K6_a_request_that_is_too_large_is_refused_and_nothing_is_lost() -> None:
     async with serving() as here, httpx2.AsyncClient(timeout=30) as http, connected(here.url) as client:
         await client.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
@@ -111,6 +129,8 @@ async def test_K6_a_request_that_is_too_large_is_refused_and_nothing_is_lost() -
             headers = {"Mcp-Protocol-Version": version, "Accept": "application/json, text/event-stream"}
             answered = await http.post(here.url, content=b" " * (16 * 1024 * 1024 + 1), headers=headers)
             assert answered.status_code == 413
+        large = await client.call_tool("echo", {"text": "x" * (1024 * 1024 + 1)})
+        assert large.is_error and "arguments_bytes" in texts(large)[0] and len(texts(large)[0]) < 1000
         assert read(await client.call_tool("wait_for", {"handleId": "h", "timeoutMs": 0}))["status"] == "timeout"
 
 

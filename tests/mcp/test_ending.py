@@ -17,7 +17,7 @@ from mcp.client import Client
 from mcp.client.stdio import stdio_client
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
-from tests.mcp.clients import ERAS, MODERN, KnowsTasks, connected, read, start_task, task_is
+from tests.mcp.clients import ERAS, MODERN, KnowsTasks, ask, connected, read, start_task, task_is
 from tests.mcp.serving import PATIENCE, Office, Process, until
 
 PROMPT = 5.0
@@ -62,8 +62,9 @@ def doze(office: Office, server: "subprocess.Popen[bytes]", *, spawned: bool) ->
     return int(written)
 
 
-@pytest.mark.parametrize("spawned", [True, False])
-@pytest.mark.parametrize("how", ["hangs up", "SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    ("how", "spawned"), [("hangs up", True), ("hangs up", False), ("SIGTERM", True), ("SIGINT", False)]
+)
 def test_R6_a_stdio_server_ends_with_its_client_and_ends_its_commands(office: Office, how: str, spawned: bool) -> None:
     server = begin(office)
     pid = doze(office, server, spawned=spawned)
@@ -144,6 +145,24 @@ async def test_R6_an_http_server_ends_its_streams_in_order(office: Office, numbe
         ended = await task_is(client, task, "failed", "cancelled", "completed")
         assert ended["status"] != "completed" or ended["result"]["isError"] is True
         assert read(await client.call_tool("wait_for", {"handleId": "h", "timeoutMs": 0}))["status"] == "timeout"
+
+
+async def test_R6_a_server_with_sessions_of_2025_ends_as_promptly(office: Office) -> None:
+    """Their streams have no end of their own, and one call of theirs is open."""
+    server = Process(office)
+    async with connected(server.url, "legacy") as client, connected(server.url, "legacy") as idle:
+        await client.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
+        await ask(idle, "resources/subscribe", uri="holdfast://handles")
+        waiting = asyncio.create_task(client.call_tool("wait_for", {"handleId": "h"}))
+        await until(lambda: server.connections() >= 6)  # three of clients, three of its own
+        began = time.monotonic()
+        server.process.terminate()
+        assert await asyncio.to_thread(server.process.wait, PATIENCE) == 143
+        assert time.monotonic() - began < PROMPT
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    said = server.said.read_text()
+    assert "Traceback" not in said and len(said.splitlines()) == 1, said
 
 
 @pytest.mark.parametrize("era", ERAS)

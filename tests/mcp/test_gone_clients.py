@@ -225,7 +225,7 @@ async def test_M3_a_storm_of_clients_that_go_leaves_nothing(era: str, tmp_path: 
                     await gone(lost)
             await gone(lost)
 
-        for first in range(0, 60, 20):
+        for first in range(0, 40, 20):
             await asyncio.gather(*(comes_and_goes(first + number) for number in range(20)))
         for number in range(3):
             (tmp_path / f"{number}").touch()

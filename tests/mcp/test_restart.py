@@ -8,7 +8,7 @@ import httpx2
 import mcp_types
 import pytest
 from mcp.shared.exceptions import MCPError
-from tests.mcp.clients import ERAS, KnowsTasks, Person, ask, connected, read, start_task, task_is, texts
+from tests.mcp.clients import ERAS, KnowsTasks, Person, ask, connected, listening, read, start_task, task_is, texts
 from tests.mcp.serving import Office, Process, until
 
 
@@ -128,3 +128,23 @@ async def test_R4_a_client_comes_back_with_its_answer_after_a_restart(office: Of
     async with connected(server.url, elicitation_callback=Person({"sure": True})) as client:
         assert texts(await client.call_tool("sign", given, **back))[0] == "signed: True"
     assert Path(office.path("notes")).read_text() == "attempt 1\nattempt 2\n"
+
+
+async def test_E6_a_server_that_lives_takes_over_from_one_that_died(office: Office) -> None:
+    """Whoever listens there hears of it; a question is asked there."""
+    dies, lives, told = Process(office), Process(office), KnowsTasks()
+    async with connected(dies.url, tasks=KnowsTasks(), elicitation_callback=Person()) as client:
+        replayed = await start_task(client, "deploy", notes=office.path("notes"))
+        (key,) = (await task_is(client, replayed, "input_required"))["inputRequests"]
+        failed = await start_task(client, "fragile", gate=office.path("never"))
+    async with connected(lives.url, tasks=told, elicitation_callback=Person()) as client:
+        async with listening(client, taskIds=[failed]) as acknowledged:
+            await acknowledged
+            dies.kill()
+            assert [each["status"] for each in await told.heard(failed, "failed")] == ["working", "failed"]
+        await until(lambda: Path(office.path("notes")).read_text() == "attempt 1\nattempt 2\n")
+        asked = await task_is(client, replayed, "input_required")
+        (key,) = asked["inputRequests"]
+        said = {"action": "accept", "content": {"sure": True}}
+        await ask(client, "tasks/update", taskId=replayed, inputResponses={key: said})
+        assert (await task_is(client, replayed, "completed"))["result"]["content"][0]["text"] == "deployed: True"

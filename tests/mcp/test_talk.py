@@ -2,8 +2,10 @@
 
 import asyncio
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jsonschema_rs
 import pytest
@@ -166,7 +168,7 @@ async def test_M5_news_is_a_text_of_its_own_and_comes_once(era: str, tmp_path: P
 async def test_M5_a_spawn_and_an_await_sent_at_once_find_each_other(era: str, office: Office) -> None:
     """Taken in the order received: on one connection, whatever else is sent."""
     async with Client(office.stdio(), mode=era) as client:
-        for number in range(40):
+        for number in range(20):
             gate = office.path(f"gate{number}")
             Path(gate).touch()
             spawned, _, waited, awaited = await asyncio.gather(
@@ -207,3 +209,17 @@ async def test_M2_a_call_is_a_task_only_if_it_takes_long(tmp_path: Path) -> None
             quick = await client.session.call_tool("echo", {"text": "x"}, allow_claimed=True)
             assert not isinstance(quick, TaskMade)
         await until(here.idle)
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_W8_handles_are_resources(era: str) -> None:
+    async with serving() as here, connected(here.url, era) as client:
+        assert "holdfast://handles" in [str(each.uri) for each in (await client.list_resources()).resources]
+        templates = (await client.list_resource_templates()).resource_templates
+        assert "holdfast://handles/{id}" in [each.uri_template for each in templates]
+        for id in ("a/b?c#d%e", "ü", "..", "%41", "x:y"):
+            await client.call_tool("create_wait_handle", {"handleId": id, "type": "hook", "metadata": {"of": id}})
+            (seen,) = (await client.read_resource(f"holdfast://handles/{quote(id, safe='')}")).contents
+            shown = json.loads(getattr(seen, "text", ""))
+            assert (shown["id"], shown["metadata"], shown["state"]) == (id, {"of": id}, "running")
+            assert "key" not in shown  # whoever reads may not complete (K5)

@@ -176,7 +176,10 @@ def test_F_the_file_is_found_upwards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("x = 1", "holdfast.toml:1: x: unknown key; known here: conversation, limits, store, runtime, wait_handles, mcp"),
+        (
+            "x = 1",
+            "holdfast.toml:1: x: unknown key; known here: conversation, limits, store, runtime, wait_handles, mcp",
+        ),
         (
             LOCAL + "timout_secs = 3",
             "holdfast.toml:4: conversation.tools.t.timout_secs: unknown key; did you mean `timeout_secs`?",

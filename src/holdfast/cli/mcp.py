@@ -10,6 +10,7 @@ import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -33,6 +34,7 @@ _GRACE_SECS = 2
 @store_option
 @click.option("--conversation", default="mcp", show_default=True, help="The conversation that handles live in.")
 @click.option("--http", "port", type=click.IntRange(0, 65535), help="Serve HTTP on this port instead; 0: any.")
+@click.option("--url", help="The address that others reach it by, with --http, for URLs that are given away.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to bind, with --http.")
 @click.option(
     "--tokens",
@@ -40,7 +42,13 @@ _GRACE_SECS = 2
     help=f"A file of `principal token` lines, with --http: each has handles of its own. ${TOKEN} is a token, too.",
 )
 def mcp(
-    config: Path | None, store: str | None, conversation: str, port: int | None, host: str, tokens: Path | None
+    config: Path | None,
+    store: str | None,
+    conversation: str,
+    port: int | None,
+    url: str | None,
+    host: str,
+    tokens: Path | None,
 ) -> None:
     """Serve the configured tools to MCP clients.
 
@@ -57,8 +65,8 @@ def mcp(
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     known = _tokens(tokens)
-    if port is None and (tokens is not None or host != "127.0.0.1"):
-        raise click.UsageError("--host and --tokens go with --http PORT")
+    if port is None and (tokens is not None or url is not None or host != "127.0.0.1"):
+        raise click.UsageError("--host, --url and --tokens go with --http PORT")
     loaded = load_config(the_config(config))
     if port is not None:
         check_bind(host, known)
@@ -71,8 +79,9 @@ def mcp(
             await server.open()
             if port is None:
                 return await _until_stopped(server, _stdio(server), leave=True)
-            app = http_app(server, tokens=known, hosts=[host])
-            return await _until_stopped(server, _http(app, runtime, host, port))
+            hosts = [host] if url is None else [host, urlsplit(url).hostname or host]
+            app = http_app(server, tokens=known, hosts=hosts)
+            return await _until_stopped(server, _http(app, runtime, host, port, url))
 
     sys.exit(asyncio.run(serve()))
 
@@ -135,9 +144,10 @@ async def _until_stopped(server: "Server", serving: Coroutine[Any, Any, None], *
     return 128 + stopped[0] if stopped else 0
 
 
-async def _http(app: Any, runtime: Runtime, host: str, port: int) -> None:
+async def _http(app: Any, runtime: Runtime, host: str, port: int, url: str | None) -> None:
     """Serve HTTP until this is cancelled; whoever waits is answered then."""
     import uvicorn
+    from sse_starlette.sse import AppStatus
 
     # No access log: the path of a completion is its key (K5). Signals are ours.
     config = uvicorn.Config(
@@ -149,13 +159,14 @@ async def _http(app: Any, runtime: Runtime, host: str, port: int) -> None:
     with _bound(host, port) as listening:
         bound = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
-        runtime.durability.complete_url = f"http://{shown}:{bound}/complete"
+        runtime.durability.complete_url = f"{(url or f'http://{shown}:{bound}').rstrip('/')}/complete"
         click.echo(f"MCP at http://{shown}:{bound}/mcp", err=True)
         serving = asyncio.create_task(server._serve([listening]))
         try:
             await asyncio.shield(serving)
         except asyncio.CancelledError:
             await runtime.close()  # calls that wait are answered
+            AppStatus.should_exit = True  # streams of 2025 clients end
             server.should_exit = True
             await serving
             raise

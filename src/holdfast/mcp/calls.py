@@ -16,6 +16,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import progress_token_from_params
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types import (
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     CallToolRequestParams,
     ElicitRequest,
@@ -24,7 +25,7 @@ from mcp_types import (
     InputRequiredResult,
 )
 
-from holdfast.errors import ToolError
+from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.handle import Handle, Watcher
 from holdfast.handles.state import Ok, Stopped
 from holdfast.mcp.elicit import Asker, Elicit
@@ -114,7 +115,10 @@ class Calls:
         call = ToolCall(str(ctx.request_id), params.name, dict(params.arguments or {}))
         people = None if asker is None else People(asker)
         desk = self.desk(ctx)
-        visit = await desk.begin(call, park_after=park_after, people=people)
+        try:
+            visit = await desk.begin(call, park_after=park_after, people=people)
+        except HoldfastError as error:  # it is being closed, or its store cannot be read
+            raise MCPError(INTERNAL_ERROR, error.message) from None
         served = Served(tool, visit, asker, desk.conversation)
         if asker is not None:
             asker.handle = served.handle

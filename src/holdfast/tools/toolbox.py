@@ -66,8 +66,12 @@ class Toolbox:
         return (tool for tool in self._tools.values() if tool.offered)
 
     def served(self) -> list[Tool]:
-        """Those that any client gets: what is offered, and every built-in (M1)."""
-        return [tool for tool in self._tools.values() if tool.offered or tool.source == "builtin"]
+        """Those that any client gets: what is offered, and everything that comes with holdfast (M1)."""
+        return [
+            tool
+            for tool in self._tools.values()
+            if tool.offered or tool.source == "builtin" or tool.launching is not None
+        ]
 
     def find(self, name: str) -> Tool:
         """The tool of that name, or an error that names the nearest."""

@@ -20,7 +20,7 @@ ENDS: list[tuple[Outcome, EndedBy, Status]] = [
     (Error("gone", "crashed"), "crash", "failed"),
     (Error("late", "timeout"), "self", "timeout"),
     (TIMED_OUT, "timeout", "timeout"),
-    (Error("late", "command_timeout"), "timeout", "timeout"),
+    (Error("late", "tool_error"), "timeout", "timeout"),
 ]
 STATUSES: tuple[Status, ...] = ("pending", "completed", "failed", "timeout")
 
