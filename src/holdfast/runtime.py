@@ -17,10 +17,9 @@ from holdfast.durable.calls import Durability
 from holdfast.durable.deferred import ResolveOutcome, read_resolution
 from holdfast.errors import ConfigError, HoldfastError, ToolError
 from holdfast.handles.clock import Clock, SystemClock
-from holdfast.handles.handle import Handle, HandleInfo
+from holdfast.handles.handle import HandleInfo
 from holdfast.handles.registry import Registry
 from holdfast.handles.spool import Spool
-from holdfast.handles.state import Error, Pending
 from holdfast.handles.view import Handles
 from holdfast.limits import Limits
 from holdfast.schema.dialects import DIALECTS, Dialect, tool_list
@@ -30,7 +29,6 @@ from holdfast.store.urls import open_store
 from holdfast.tools.base import Tool
 from holdfast.tools.builtin import builtin_tools
 from holdfast.tools.guard import Guard
-from holdfast.tools.run import FORCE_SECS
 from holdfast.tools.toolbox import Toolbox
 from holdfast.tools.waiting.agents import AgentFunction, Agents
 from holdfast.tools.waiting.cleanup import archive_in
@@ -41,9 +39,9 @@ from holdfast.turn.admission import Admission
 from holdfast.turn.aside import Aside
 from holdfast.turn.batch import Batch
 from holdfast.turn.budget import Projector, ProjectorProtocol
+from holdfast.turn.closing import end_calls
 from holdfast.turn.deadlines import Deadlines
 from holdfast.turn.desk import Desk
-from holdfast.turn.ending import all_stopped
 from holdfast.turn.inquiries import TIMEOUT_SECS, Inquiries
 from holdfast.turn.inquiry import Inquire
 from holdfast.turn.notifications import Notifications
@@ -68,8 +66,6 @@ _log = logging.getLogger("holdfast.runtime")
 SWEEP_SECS = 5.0
 """How often what bells and timers may have missed is looked for (A7)."""
 _RETENTION_MEMORY, _RETENTION_STORED = 3600.0, 7 * 86_400.0
-_CLOSE_SECS = FORCE_SECS + 1
-"""How long closing waits for calls beyond the longest of their graces."""
 
 
 class Runtime:
@@ -428,60 +424,15 @@ class Runtime:
             turn._leave()
         await self.people.close()
         await self.inquiries.close()
-        live = self.registry.live()
-        kept = dict.fromkeys([each for each in live if self._survives(each) or await self._completed(each)])
-        ended = [handle for handle in live if handle not in kept]
-        grace = max((handle.tool.spawn.abort_grace_ms for handle in ended), default=0) / 1000
-        self.admission.end_all(ended, Error("Ended: the runtime was closed.", "aborted"), "shutdown")
-        let_go = [handle.run for handle in kept if handle.run is not None]
-        for run in let_go:
-            run.let_go()
         try:
-            async with asyncio.timeout(grace + _CLOSE_SECS):
-                await all_stopped(ended)
-                await asyncio.sleep(0)  # answers that the ends have brought leave first
-                for run in let_go:
-                    await run.gone()
-        except TimeoutError:
-            pass
+            await end_calls(self.registry, self.admission, self.recovery, self.batches)
         finally:
-            for batch in tuple(self.batches):
-                batch.leave()
-            await self._recorded()
             self.registry.stop_waiting()
             await self._streams.close()
             if self._servers is not None:
                 await self._servers.close()
             self._guard.close()
             await self.registry.close()
-
-    async def _completed(self, handle: Handle) -> bool:
-        try:
-            return await self.recovery.completed(handle)
-        except HoldfastError:  # it cannot be read: closing goes on
-            return False
-
-    async def _recorded(self) -> None:
-        """Until the responses of batches that are answered are in the store, where they are before anyone has them."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_SECS):
-                while self.batches:  # noqa: ASYNC110 (whoever runs a batch may be anything)
-                    await asyncio.sleep(0.001)
-
-    def _survives(self, handle: Handle) -> bool:
-        """Whether the next runtime can go on with it: a `replay` call, an `external` one that has its key, one that may
-        be repeated, is between two attempts or being parked, or one of an open batch that can be begun anew (B9)."""
-        if not self.registry.store.durable:
-            return False
-        run, tool = handle.run, handle.tool
-        if tool.on_crash == "replay" or handle.next_attempt_at is not None or (run is not None and run.is_parking):
-            return True
-        if tool.on_crash == "external" and run is not None and run.has_key:
-            return True
-        if tool.retry.policy == "idempotent" and handle.attempt < tool.retry.max_attempts:
-            return True
-        anew = isinstance(handle.decided, Pending) or tool.source == "builtin"
-        return anew and any(batch.resumable and batch.waits_for(handle) for batch in self.batches)
 
 
 def _warm_up() -> None:

@@ -18,9 +18,10 @@ from tests.durable.lives import Story, approval, ok, parked, stopped, stored_in,
 from tests.turn.calls import STATEFUL, call, spawn
 
 import holdfast
-from holdfast import Call, HoldfastError, Key, Ok, Runtime, Turn, runtime
+from holdfast import Call, HoldfastError, Key, Ok, Runtime, Turn
 from holdfast.handles.state import name
 from holdfast.store.sqlite import opening, writer
+from holdfast.turn import closing
 
 LARGE = "x" * 60_000
 """Small enough for a row, too large for the free part of any page."""
@@ -205,7 +206,7 @@ async def test_D5_resolving_is_refused_and_works_afterwards(tmp_path: Path, disk
 async def test_R6_closing_does_not_wait_for_room(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     """What could not be written is lost with the process, as in a crash; what was is there."""
     finish, keys = asyncio.Event(), list[Key]()
-    monkeypatch.setattr(runtime, "_CLOSE_SECS", 0.2)
+    monkeypatch.setattr(closing, "_CLOSE_SECS", 0.2)
 
     @holdfast.tool(actions=STATEFUL)
     async def work() -> str:

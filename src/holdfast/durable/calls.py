@@ -98,6 +98,9 @@ class Durability:
         """Where keys are taken over HTTP, if somewhere: a wait is completed at `<complete_url>/<key>` (K2)."""
 
     def call(self, invocation: Invocation) -> DurableCall:
+        handle = self.registry.loaded(invocation.uid)
+        if handle is not None and handle.unwritten is not None:
+            self.registry.write_down(handle)
         return DurableCall(self.registry, self.waits, invocation)
 
     async def entries(self, uid: str) -> Sequence[Entry]:

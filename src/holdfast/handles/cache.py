@@ -378,6 +378,9 @@ class Cache:
             known.live.pop(handle.uid, None)
         if handle.output is not None:
             handle.output.close()
+        if handle.unwritten is not None:  # nobody can ask for it
+            self._forget(handle)
+            return
         self._rest(handle)
 
     def _rest(self, handle: Handle) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from holdfast.handles.output import Output
 from holdfast.handles.question import Question
 from holdfast.handles.state import Error, Outcome, Pending, Progress, Running, State, Stopped, Waiting, name
-from holdfast.store.base import Kind, Parking
+from holdfast.store.base import Kind, Parking, Record
 
 __all__ = ["Handle", "HandleInfo", "OnStop", "Progress", "Watcher"]
 
@@ -62,7 +62,8 @@ class Handle:
     __slots__ = (
         "asks_caller", "attempt", "call_id", "conversation", "cursor", "decided", "driver", "fence", "id", "kind",
         "lane", "lingering", "metadata", "next_attempt_at", "output", "owner", "parking", "priority", "progress",
-        "reading", "run", "state", "stateful", "ticket", "tool", "turn", "uid", "watchers",
+        "reading", "run", "state", "stateful", "ticket", "tool", "turn", "uid", "unwritten",
+        "watchers",
     )  # fmt: skip
 
     def __init__(
@@ -108,6 +109,8 @@ class Handle:
         self.lane: Ticket | None = None
         self.ticket: Ticket | None = None
         self.watchers: list[Watcher] | None = None
+        self.unwritten: Record | None = None
+        """What the store is to be told of it before anything else: a call that may be over at once is written then."""
 
     def __repr__(self) -> str:
         return f"<Handle {self.id} {self.tool.name} {name(self.state)}>"

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 _SOMEBODY_ELSE = ("already_stopped", "lease_lost", "store_unavailable")
 """Refusals that say nothing against what was to be written."""
+_LATE_SECS = 0.01
+"""How long a call may run before the store knows of it, if it is written at its end otherwise."""
 _LAST_TASKS_SECS = 1.0
 """How long closing waits for what is done beside everything else."""
 _BAD_IN_ID = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
@@ -120,15 +122,20 @@ class Registry(Cache):
         failed: Callable[[Exception], None],
         opened: Opened | None = None,
     ) -> None:
-        """Make handles known, and the batch that makes them, all in one commit, then call `done`."""
+        """Make handles known, and the batch that makes them, all in one commit, then call `done`.
+
+        Those that have their record as `unwritten` are known here only, until `write_down`.
+        """
         ops: list[Op] = [] if opened is None else [opened]
-        ops += [Registered(record) for _, record in new]
+        ops += [Registered(record) for handle, record in new if handle.unwritten is None]
         handles = [handle for handle, _ in new]
         self.store.commit(ops, partial(self._registered, handles, done), failed)
 
     def _registered(self, new: list[Handle], done: Callable[[], None], results: Sequence[Any]) -> None:
         for handle in new:
             self.enlist(handle)
+            if handle.unwritten is not None and not handle.tool.fleeting:
+                asyncio.get_running_loop().call_later(_LATE_SECS, self.write_down, handle)
         if self.on_created is not None:
             self.on_created(new)
         done()
@@ -176,13 +183,25 @@ class Registry(Cache):
             also = (*also, TakenBack(handle.conversation, ((handle.uid, "asked"),)))  # that it asks is old news
         output = self._kept(handle) if handle.output is not None and isinstance(state, Stopped) else None
         news = notice(handle.tool, state) if handle.stateful and not quiet else None
-        change = Changed(handle.uid, handle.fence, event, state, output, news)
+        ops: Sequence[Op] = (Changed(handle.uid, handle.fence, event, state, output, news), *also)
+        if handle.unwritten is not None:
+            if handle.tool.fleeting:
+                self._visible(handle, state, then, ())
+                return
+            ops = (Registered(handle.unwritten), *ops)
+            handle.unwritten = None
         self.store.commit(
-            (change, *also) if also else (change,),
+            ops,
             partial(self._visible, handle, state, then),
             partial(self._refused, handle),
             keep=True,
         )
+
+    def write_down(self, handle: Handle) -> None:
+        """See to it that the store knows the handle before it hears anything else of it: commits keep their order."""
+        record, handle.unwritten = handle.unwritten, None
+        if record is not None and handle.active:
+            self.store.commit((Registered(record),), lambda _: None, partial(self._refused, handle), keep=True)
 
     def _kept(self, handle: Handle) -> Kept | None:
         return handle.output.keep(self.store.inline_output) if handle.output is not None else None
@@ -239,6 +258,7 @@ class Registry(Cache):
 
     def park(self, handle: Handle, parking: Parking, then: Callable[[], None]) -> None:
         """Its tool has returned; from now on it waits for its completion and nobody runs it (D6)."""
+        self.write_down(handle)
         op = Parked(handle.uid, handle.fence, parking, self.clock.now(), self._kept(handle))
         self.store.commit(
             (op,), partial(self._parked, handle, parking, then), partial(self._refused, handle), keep=True
@@ -264,6 +284,7 @@ class Registry(Cache):
 
     async def expose(self, handle: Handle, id: str) -> None:
         """A parked one-shot call becomes a handle of that id (D10)."""
+        self.write_down(handle)
         await self.write((Exposed(handle.uid, id),))
         handle.id, handle.stateful = id, True
         self.conversation(handle.conversation).names[id] = handle

@@ -129,6 +129,7 @@ class Tasks(Extension):
         if asker is not None and handle.uid not in self._askers:
             asker.changed = lambda: self._calls.runtime.registry.touch(handle)
             self._keep(handle, asker)
+        self._calls.runtime.registry.write_down(handle)
         try:
             await self._calls.runtime.registry.write((Annotated(handle.uid, metadata={MARK: {"elicits": elicits}}),))
         except HoldfastError as error:

@@ -190,6 +190,8 @@ class Tool:
     """Of a tool without actions whose calls are spawns all the same."""
     returns: Mapping[str, Any] | None = None
     """JSON Schema of what a one-shot call returns, if that is an object of one form."""
+    fleeting: bool = False
+    """Nothing of a call of it needs to be kept: it only looks or waits, or writes itself what it does."""
     errors: Literal["text", "object"] = "text"
     """How a call is answered that was wrong itself: with a text, or with W7's object."""
     hints: Mapping[str, Any] = field(default_factory=dict)

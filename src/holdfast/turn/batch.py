@@ -225,7 +225,10 @@ class Batch:
                 slot.handle.owner = None
             elif slot.position in first and self._actions.may_start(slot, self._conversation):
                 slot.handle.decided = slot.handle.state = Running(now, now)
-            new.append((slot.handle, self._record(slot, slot.handle)))
+            record = self._record(slot, slot.handle)
+            if not self.resumable and slot.error is None and _may_be_over_at_once(slot.handle):
+                slot.handle.unwritten = record
+            new.append((slot.handle, record))
         return new
 
     def _record(self, slot: Slot, handle: Handle) -> Record:
@@ -361,6 +364,14 @@ class Batch:
         if slot.handle is not None and slot.handle.run is None:
             self._actions.cancel([slot.handle])
         self._answer(slot, cancelled_reply())
+
+
+def _may_be_over_at_once(handle: Handle) -> bool:
+    """Whether a one-shot call, of which a crash would leave nothing to go on with, is written when it ends or, if it
+    lasts, soon: most are over by then, and cost one commit instead of two. Nobody else can know of it before."""
+    tool = handle.tool
+    lost_with_us = tool.on_crash == "fail" and tool.retry.policy == "never" and tool.source in ("python", "builtin")
+    return not handle.stateful and isinstance(handle.state, Running) and lost_with_us and tool.result == "unattended"
 
 
 def _numbered(slot: Slot) -> bool:

@@ -6,8 +6,11 @@ more goes on and can be found again by its id.
 """
 
 import asyncio
+import contextlib
 import secrets
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.handle import Handle
@@ -139,8 +142,16 @@ class Desk:
         registry = self._runtime.registry
         if registry.closing:
             return ()
-        if not reply.cursors and not reply.showed and not await registry.store.news(self.conversation, 1):
-            return ()
         shown = still_shown(registry, (reply,))
+        told = {uid for uid, _ in shown}
+        waiting = await registry.store.news(self.conversation, len(told) + 1)
         op = Responded(self.conversation, self._id, self._visits, (), reply.cursors, shown, CARRIERS)
+        if all(news.uid in told for news in waiting):
+            if reply.cursors or shown:  # a crash before it is written repeats what was shown, no more (N3)
+                registry.run_soon(self._shown(replace(op, carry=())))
+            return ()
         return await self._runtime.notifications.carried(registry.responded(op))
+
+    async def _shown(self, op: Responded) -> None:
+        with contextlib.suppress(HoldfastError):
+            await self._runtime.registry.responded(op)

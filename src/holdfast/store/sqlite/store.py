@@ -101,7 +101,11 @@ class SqliteStore(Reads):
         pending, self._pending = self._pending, []
         if pending:
             alone = len(pending) == 1 and not self._unsettled and self.trouble is None
+            idle = not self._unsettled and self.trouble is None
             self._unsettled += len(pending)
+            if idle and not any(commit.ops for commit in pending):
+                self._tell(pending, None)  # barriers, and nothing is in front of them
+                return
             if alone and self._writer.write_now(pending[0], lambda: self._tell(pending, None)):
                 return
             self._writer.give(pending)

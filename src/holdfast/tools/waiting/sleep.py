@@ -59,5 +59,6 @@ def sleep_tool(show: Show) -> Tool:
         RETURNS,
         sleep,
         kind="timer",
+        fleeting=False,
         hints=READS | {"title": "Sleep"},
     )
