@@ -93,7 +93,8 @@ def _settings(config: Config) -> dict[str, Any]:
 
 def _tokens(file: Path | None) -> dict[str, str]:
     """Tokens by principal."""
-    known = {"default": token} if (token := os.environ.get(TOKEN)) else {}
+    token = os.environ.pop(TOKEN, None)  # or every command would have it, and show it to whoever asks (K5)
+    known = {"default": token} if token else {}
     for number, line in enumerate(file.read_text().splitlines() if file is not None else (), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -166,6 +167,7 @@ async def _http(app: Any, runtime: Runtime, host: str, port: int, url: str | Non
             await asyncio.shield(serving)
         except asyncio.CancelledError:
             await runtime.close()  # calls that wait are answered
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it complains of streams that are cut
             AppStatus.should_exit = True  # streams of 2025 clients end
             server.should_exit = True
             await serving

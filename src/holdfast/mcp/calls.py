@@ -114,8 +114,8 @@ class Calls:
             asker.ask_by(by_request(ctx))
         call = ToolCall(str(ctx.request_id), params.name, dict(params.arguments or {}))
         people = None if asker is None else People(asker)
-        desk = self.desk(ctx)
         try:
+            desk = self.desk(ctx)
             visit = await desk.begin(call, park_after=park_after, people=people)
         except HoldfastError as error:  # it is being closed, or its store cannot be read
             raise MCPError(INTERNAL_ERROR, error.message) from None

@@ -41,6 +41,8 @@ class Asker:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         """Something is open."""
+        self.patient = False
+        """Somebody will ask again, should the client go: the question stays open."""
         self.handle: Handle | None = None
         """The call's own, if it has one: what it asks is known by its place there, whoever looks."""
         self.changed: Callable[[], None] = lambda: None
@@ -95,6 +97,8 @@ class Asker:
         except asyncio.CancelledError:
             return
         except Exception as error:  # the client is gone, or has no way to ask
+            if self.patient:
+                return
             said = {"action": "cancel", "reason": str(error)}
         if not answered.done():
             answered.set_result(said)

@@ -127,6 +127,7 @@ class Tasks(Extension):
     async def mark(self, handle: Handle, asker: Asker | None, elicits: bool) -> None:
         """Whoever runs the call, also after a crash, asks its client what it asks."""
         if asker is not None and handle.uid not in self._askers:
+            asker.patient = True
             asker.changed = lambda: self._calls.runtime.registry.touch(handle)
             self._keep(handle, asker)
         self._calls.runtime.registry.write_down(handle)
@@ -149,7 +150,7 @@ class Tasks(Extension):
         if not isinstance(mark, Mapping) or not mark.get("elicits"):
             return None
         asker = Asker()
-        asker.handle = handle
+        asker.handle, asker.patient = handle, True
         self._keep(handle, asker)
         return People(asker)
 

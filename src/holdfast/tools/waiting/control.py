@@ -140,7 +140,7 @@ def cancel_tool(around: Around) -> Tool:
             result = await call._durability.waits.complete(handle, Resolution("err", payload))
             if result.status != "accepted":
                 raise settled(handle.id, status(await find(call, handle.id)))
-        elif handle.kind in ("agent", "workflow", "timer"):
+        elif handle.kind in ("agent", "workflow", "timer") or _left_alone(handle):
             why = f"Cancelled by the assistant: {reason}" if reason else "Cancelled by the assistant."
             await around.end(handle, Error(why, "aborted"), "abort")
         else:
@@ -150,13 +150,18 @@ def cancel_tool(around: Around) -> Tool:
     return wait_tool(
         around.show,
         "cancel_wait_handle",
-        "Cancel an async operation: a wait handle, an agent, a workflow or a timer.",
+        "Cancel an async operation: a wait handle, an agent, a workflow, a timer, or a call that goes on by itself.",
         CANCEL_PARAMETERS,
         CANCEL_RETURNS,
         cancel,
         names="handleId",
         hints=ENDS | {"title": "Cancel a wait handle"},
     )
+
+
+def _left_alone(handle: Handle) -> bool:
+    """A one-shot call whose caller waits no more (D10), and whose tool has no `abort`."""
+    return handle.id.startswith("call:") and "abort" not in handle.tool.actions
 
 
 def _cancelled(call: Call, handle: Handle, why: str) -> dict[str, Any]:
