@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -98,7 +99,7 @@ class Runtime:
         """Those that are open."""
         self.on_tools: list[Callable[[], None]] = []
         """Called when the list of tools is another one."""
-        self._desks: dict[str, Desk] = {}
+        self._desks: WeakValueDictionary[str, Desk] = WeakValueDictionary()
         self._agents = Agents()
         self._measure = Measure(metrics)
         self._guard = Guard()
@@ -289,7 +290,10 @@ class Runtime:
     def desk(self, conversation: str) -> Desk:
         """Where calls of a conversation are handed in one by one, without a turn (M5)."""
         self.check_open()
-        return self._desks.setdefault(conversation, Desk(self, conversation))
+        desk = self._desks.get(conversation)
+        if desk is None:
+            desk = self._desks[conversation] = Desk(self, conversation)
+        return desk
 
     async def connected(self, timeout: float | None = None) -> bool:
         """Wait until every MCP server has listed its tools or could not be reached; whether all have listed them."""
