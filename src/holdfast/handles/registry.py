@@ -35,6 +35,7 @@ from holdfast.store.base import (
     Kept,
     Kind,
     News,
+    Notified,
     Op,
     Opened,
     Parked,
@@ -45,7 +46,7 @@ from holdfast.store.base import (
     Shown,
     TakenBack,
 )
-from holdfast.store.terminal import hook_is_due
+from holdfast.store.terminal import end_notice, hook_is_due, words
 
 if TYPE_CHECKING:
     from holdfast.tools.base import Tool
@@ -184,24 +185,27 @@ class Registry(Cache):
         output = self._kept(handle) if handle.output is not None and isinstance(state, Stopped) else None
         news = notice(handle.tool, state) if handle.stateful and not quiet else None
         ops: Sequence[Op] = (Changed(handle.uid, handle.fence, event, state, output, news), *also)
+        refused = partial(self._refused, handle)
         if handle.unwritten is not None:
             if handle.tool.fleeting:
                 self._visible(handle, state, then, ())
                 return
             ops = (Registered(handle.unwritten), *ops)
+            refused = partial(self._not_written, handle, handle.unwritten)
             handle.unwritten = None
-        self.store.commit(
-            ops,
-            partial(self._visible, handle, state, then),
-            partial(self._refused, handle),
-            keep=True,
-        )
+        self.store.commit(ops, partial(self._visible, handle, state, then), refused, keep=True)
 
     def write_down(self, handle: Handle) -> None:
         """See to it that the store knows the handle before it hears anything else of it: commits keep their order."""
         record, handle.unwritten = handle.unwritten, None
         if record is not None and handle.active:
-            self.store.commit((Registered(record),), lambda _: None, partial(self._refused, handle), keep=True)
+            refused = partial(self._not_written, handle, record)
+            self.store.commit((Registered(record),), lambda _: None, refused, keep=True)
+
+    def _not_written(self, handle: Handle, record: Record, error: Exception) -> None:
+        """The store knows nothing of it yet: what comes next is to be written with it."""
+        handle.unwritten = record
+        self._refused(handle, error)
 
     def _kept(self, handle: Handle) -> Kept | None:
         return handle.output.keep(self.store.inline_output) if handle.output is not None else None
@@ -283,10 +287,24 @@ class Registry(Cache):
                 self.on_deadline(parking.deadline)
 
     async def expose(self, handle: Handle, id: str) -> None:
-        """A parked one-shot call becomes a handle of that id (D10)."""
+        """A one-shot call becomes a handle of that id (D10). Its end is news, also if it has come already."""
         self.write_down(handle)
-        await self.write((Exposed(handle.uid, id),))
-        handle.id, handle.stateful = id, True
+        was, over = handle.id, handle.decided
+        handle.id, handle.stateful = id, True  # commits keep their order: what is decided next is of a handle
+        ops: list[Op] = [Exposed(handle.uid, id)]
+        if isinstance(over, Stopped):
+            told = end_notice(over, handle.tool.spawn.notifications.deliver)
+            message = words(id, handle.tool.name, over)
+            ops.append(
+                Notified(
+                    handle.conversation, told.kind, told.level, message, self.clock.now(), handle.uid, told.carriers
+                )
+            )
+        try:
+            await self.write(ops)
+        except HoldfastError:
+            handle.id, handle.stateful = was, False
+            raise
         self.conversation(handle.conversation).names[id] = handle
 
     def when_visible(self, then: Callable[[], None]) -> None:

@@ -230,7 +230,9 @@ class Calls:
         asyncio.get_running_loop().call_later(10 * _CANCELLED_SECS, self._cancelled.discard, key)
 
     def left(self, ctx: Context, served: Served) -> None:
-        """Nobody waits for a call any more: it was cancelled, or its client is gone (M3)."""
+        """Nobody waits for a call any more: it was cancelled, or its client is gone (M3). Which of them is known soon;
+        that nobody takes the answer is so at once."""
+        served.visit.detach()
         asyncio.get_running_loop().call_later(_CANCELLED_SECS, self._left, served, _request(ctx))
 
     def _left(self, served: Served, request: tuple[int, Any]) -> None:

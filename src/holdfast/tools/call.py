@@ -45,7 +45,7 @@ class Call:
         self._durable: DurableCall | None = None
         self._reader: asyncio.Future[Any] | None = None
         self._asking: asyncio.Lock | None = None
-        self._queued: list[Question] = []
+        self._queued: list[Question] | None = None
         """Questions that are asked when the open one is answered."""
         self._cancelled = False
         if invocation.entries:
@@ -194,11 +194,12 @@ class Call:
             record = partial(journal.op, "ask", name)
         if self._asking is None:
             self._asking = asyncio.Lock()
-        self._queued.append(question)
+        queued = self._queued = self._queued or []
+        queued.append(question)
         try:
             await self._asking.acquire()  # a handle has at most one open question
         finally:
-            self._queued.remove(question)
+            queued.remove(question)
         try:
             answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
             self._sink.ask(question, lambda outcome: None if answered.done() else answered.set_result(outcome), record)

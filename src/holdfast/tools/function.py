@@ -210,7 +210,7 @@ class _Task:
 
     @property
     def queued(self) -> Sequence[Question]:
-        return self._call._queued
+        return self._call._queued or ()
 
     @property
     def waits_in_effects(self) -> bool:

@@ -136,10 +136,14 @@ class Batch:
     def _not_begun(self, error: Exception) -> None:
         """The store did not take the batch: nothing of it ran."""
         code = error.code if isinstance(error, HoldfastError) else "store_unavailable"
-        reply = error_reply(ToolError(f"Nothing of this batch ran: {error}", code=code))
-        self._replies = [reply] * len(self._slots)
+        refusal = ToolError(f"{self._nothing_ran}: {error}", code=code)
+        self._replies = [error_reply(refusal, slot.tool) for slot in self._slots]
         if not self._answered.done():
             self._answered.set_result(None)
+
+    @property
+    def _nothing_ran(self) -> str:
+        return "Nothing of this batch ran" if self.resumable else "The call was not run"
 
     def waits_for(self, handle: Handle) -> bool:
         """Whether the call that made the handle is not answered yet."""
@@ -180,7 +184,7 @@ class Batch:
             if id in seen or active:
                 why = "is active already" if active else "is spawned twice in this batch"
                 return ToolError(
-                    f"Nothing of this batch ran: handle id `{id}` {why}. Choose another id"
+                    f"{self._nothing_ran}: handle id `{id}` {why}. Choose another id"
                     + (" or abort the handle first." if active else "."),
                     code="batch_rejected",
                 )
@@ -312,8 +316,9 @@ class Batch:
         if not over and self._replies[slot.position] is None and slot.handle is not None and slot.handle.parked:
             self._registry.run_soon(self.expose(slot))
 
-    async def expose(self, slot: Slot) -> None:
-        """Give a one-shot call a name and answer with that: it is parked (D10), or nobody waits for it any more."""
+    async def expose(self, slot: Slot, *, left: bool = False) -> None:
+        """Give a one-shot call a name and answer with that: it is parked (D10), or nobody waits for it any more, though
+        it may have ended by now (`left`)."""
         handle = slot.handle
         assert handle is not None
         number = 1
@@ -324,12 +329,12 @@ class Batch:
             if taken is None or not taken.active:
                 break
             number += 1
-        if self._replies[slot.position] is None and handle.active:
+        if left or (self._replies[slot.position] is None and handle.active):
             try:
                 await self._registry.expose(handle, id)
             except HoldfastError as error:
                 if error.code == "batch_rejected":  # another process was quicker with the id
-                    await self.expose(slot)
+                    await self.expose(slot, left=left)
                 return
             self._answer(slot, self._actions.show(handle))
 

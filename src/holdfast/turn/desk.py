@@ -70,12 +70,12 @@ class Visit:
         `call:<label>`, and its end is news. A built-in that only looks or waits is cancelled."""
         handle = self.handle
         self.detach()
-        if handle is None or handle.stateful or not handle.active:
+        if handle is None or handle.stateful:
             return
         if handle.tool.source == "builtin":
             self._batch.cancel()
         else:
-            self._desk._runtime.registry.run_soon(self._batch.expose(self._slot))
+            self._desk._runtime.registry.run_soon(self._batch.expose(self._slot, left=True))
 
 
 class Desk:
