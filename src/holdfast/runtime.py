@@ -16,6 +16,8 @@ import msgspec
 
 from holdfast.durable.calls import Durability
 from holdfast.durable.deferred import ResolveOutcome, read_resolution
+from holdfast.durable.keys import Key
+from holdfast.durable.waits import open_keys
 from holdfast.errors import ConfigError, HoldfastError, ToolError
 from holdfast.handles.clock import Clock, SystemClock
 from holdfast.handles.handle import HandleInfo
@@ -165,7 +167,8 @@ class Runtime:
                 raise ConfigError([f"{tool!r:.80} is not a tool; make one of a function with @holdfast.tool"])
         chosen = [self._guarded(tool) for tool in chosen]
         person = self._prompter is not None
-        waiting = Aside(self).tools(self._agents, self._measure)
+        private = config is not None and config.workflows.private_addresses
+        waiting = Aside(self).tools(self._agents, self._measure, private_addresses=private)
         if config is None:
             known = [*chosen, *(server.like for server in servers)]
             builtins = builtin_tools(known, self.replies.waited, waiting, now=self._offered, person=person)
@@ -300,6 +303,11 @@ class Runtime:
         await self._ready()
         return self._servers is None or await self._servers.ready(timeout)
 
+    @property
+    def has_agents(self) -> bool:
+        """Whether an agent is registered."""
+        return bool(self._agents.ids)
+
     def agent(
         self, id: str, *, on_crash: Literal["replay", "fail"] = "fail", max_running: int | None = None
     ) -> Callable[[AgentFunction], AgentFunction]:
@@ -354,6 +362,15 @@ class Runtime:
         """Queue news for the assistant of a conversation: `kind` is `source.name` (N1, N4)."""
         await self._ready()
         await self.notifications.notify(kind, level, message, conversation)
+
+    async def keys(self, id: str, *, conversation: str) -> dict[str, Key]:
+        """The open keys of the newest handle of that id, by the name of the wait; `completion` is that of the call.
+
+        They are for whoever runs the program to hand on, and not for the model (K5).
+        """
+        await self._ready()
+        handle = await Handles(self.registry, conversation).find(id)
+        return await open_keys(self.registry.store, handle.uid) if handle.active else {}
 
     async def revoke_keys(self, conversation: str) -> int:
         """Make all open keys of a conversation worthless; calls parked on them are stopped. Returns how many."""

@@ -98,11 +98,11 @@ def _tokens(file: Path | None) -> dict[str, str]:
     for number, line in enumerate(file.read_text().splitlines() if file is not None else (), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        principal, _, token = line.strip().partition(" ")
-        if not token.strip() or principal in known:
-            why = "is there twice" if principal in known else "has no token after it"
-            raise ConfigError([f"{file}, line {number}: principal `{principal[:80]}` {why}"])
-        known[principal] = token.strip()
+        words = line.split()  # never shown: one of them is a secret (K5)
+        if len(words) != 2 or words[0] in known:
+            why = "a principal that was there before" if len(words) == 2 else "not a principal and a token"
+            raise ConfigError([f"{file}, line {number}: {why}; each line is `principal token`, each principal once"])
+        known[words[0]] = words[1]
     return known
 
 

@@ -1,4 +1,5 @@
-"""`holdfast show`: everything the store has of one handle; of what it waits for the key's id, never the key (K5)."""
+"""`holdfast show`: everything the store has of one handle; of what it waits for the key's id, and the key only if it is
+asked for (K5)."""
 
 import time
 from collections.abc import Iterator
@@ -23,10 +24,11 @@ _INDENT = 16
 @click.argument("ID")
 @click.option("--conversation", metavar="C", help="The conversation it is in, if several have one of that id.")
 @store_option
+@click.option("--keys", is_flag=True, help="Print its open keys, too: who has one may resolve what it stands for.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def show(id: str, conversation: str | None, store: str | None, as_json: bool) -> None:
+def show(id: str, conversation: str | None, store: str | None, keys: bool, as_json: bool) -> None:
     """Show the newest handle of an ID, or the one of a uid."""
-    found = run(_read(store, id, conversation))
+    found = run(_read(store, id, conversation, keys=keys))
     if as_json:
         print_json(found)
     else:
@@ -34,7 +36,7 @@ def show(id: str, conversation: str | None, store: str | None, as_json: bool) ->
             click.echo(line)
 
 
-async def _read(url: str | None, id: str, conversation: str | None) -> dict[str, Any]:
+async def _read(url: str | None, id: str, conversation: str | None, *, keys: bool) -> dict[str, Any]:
     async with reading(url) as store:
         (record,) = await find(store, (id,), conversation)
         journal, waits = await store.journal(record.uid), await store.waits(record.uid)
@@ -42,6 +44,7 @@ async def _read(url: str | None, id: str, conversation: str | None) -> dict[str,
             **facts(store, record),
             **_more(record),
             "waits": [_wait(row) for row in waits],
+            **({"keys": await _keys(store, record)} if keys else {}),
             "journal": [_entry(entry) for entry in journal],
             "output": _output(store, record),
         }
@@ -85,6 +88,12 @@ def _wait(row: WaitRow) -> dict[str, Any]:
     }
 
 
+async def _keys(store: Store, record: Record) -> dict[str, str]:
+    from holdfast.durable.waits import open_keys
+
+    return {} if isinstance(record.state, Stopped) else {**await open_keys(store, record.uid)}
+
+
 def _entry(entry: Entry) -> dict[str, Any]:
     return {"kind": entry.kind, "name": entry.name, "ok": entry.ok, "value": msgspec.json.decode(entry.value)}
 
@@ -110,6 +119,10 @@ def _lines(found: dict[str, Any], now: float) -> Iterator[str]:
     for title, text in _facts(found, now):
         yield f"  {title:<{_INDENT - 2}}{one_line(text, _room(_INDENT))}"
     yield from _section("waits", [_wait_cells(wait) for wait in found["waits"]])
+    if found.get("keys"):
+        yield "keys"
+        for name, key in found["keys"].items():
+            yield f"  {one_line(name)}  {key}"  # whole, however wide the terminal is: it is there to be copied
     yield from _section("journal", [_entry_cells(entry) for entry in found["journal"]])
     if found["output"] is not None:
         yield from _tail(found["output"])

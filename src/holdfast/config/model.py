@@ -336,6 +336,12 @@ class WaitHandleSettings(Table):
         return {status: secs for status, secs in given.items() if secs is not None}
 
 
+class WorkflowSettings(Table):
+    """`[workflows]` (W10): whether their `api` steps may reach addresses that are not public."""
+
+    private_addresses: bool = False
+
+
 class RuntimeSettings(Table):
     """`[runtime]`: how many calls run at once in all (W11); None is as many as come."""
 
@@ -373,6 +379,7 @@ class Config(Table):
     store: StoreSettings = StoreSettings()
     runtime: RuntimeSettings = RuntimeSettings()
     wait_handles: WaitHandleSettings = WaitHandleSettings()
+    workflows: WorkflowSettings = WorkflowSettings()
     mcp: McpSettings = McpSettings()
     _source: Source | None = PrivateAttr(default=None)
 

@@ -23,11 +23,30 @@ from holdfast.store.base import (
     Resolving,
     Revoked,
     SecretAdded,
+    Store,
     WaitOpened,
     WaitRow,
 )
 
 WaitKind = Literal["completion", "event"]
+
+
+async def open_keys(store: Store, uid: str) -> dict[str, Key]:
+    """The keys of a call that nobody has resolved, by the name of the wait; `completion` is that of the call itself.
+
+    For people and programs that have the store: they could make them by its secret anyway.
+    """
+    keys: dict[str, Key] = {}
+    for row in await store.waits(uid):
+        if row.revoked or row.resolution is not None:
+            continue
+        found = await store.secret(row.secret_id)
+        if found is None:
+            raise HoldfastError(f"the store has lost the secret `{row.secret_id}`", code="store_unusable")
+        completion = row.kind == "completion"
+        wait = "completion" if completion else f"{row.kind}:{row.name}"
+        keys["completion" if completion else row.name] = make_key(row.conversation, row.uid, wait, *found)
+    return keys
 
 
 class _Awaited:
@@ -82,6 +101,15 @@ class Waits:
     async def newest_secret(self) -> tuple[str, bytes]:
         """The id of the newest secret, and the secret. Read each time: another process may have rotated it."""
         return await self._registry.store.secret() or await self._add_secret()
+
+    async def oldest_secret(self) -> bytes:
+        """The first secret of the store, which every process that ever opens it finds."""
+        found = await self._registry.store.secret(oldest=True)
+        if found is None:
+            await self._add_secret()
+            found = await self._registry.store.secret(oldest=True)  # another process may have been first
+            assert found is not None
+        return found[1]
 
     async def _add_secret(self) -> tuple[str, bytes]:
         id, secret = new_secret()

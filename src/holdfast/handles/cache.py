@@ -285,9 +285,13 @@ class Cache:
         state: str | None = None,
         limit: int = 1000,
         after: str | None = None,
+        status: Status | None = None,
+        newest: bool = False,
     ) -> list[HandleInfo]:
         """Spawned handles, oldest first, after the one of that uid; those we run as they are in memory."""
-        records = await self.store.handles(conversation=conversation, state=state, after=after, limit=limit)
+        records = await self.store.handles(
+            conversation=conversation, state=state, status=status, after=after, limit=limit, newest=newest
+        )
         return [self._as_known(record).info() for record in records]
 
     def _as_known(self, record: Record) -> Handle:

@@ -28,6 +28,7 @@ from mcp_types import (
 from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.handle import Handle, Watcher
 from holdfast.handles.state import Ok, Stopped
+from holdfast.handles.text import to_utf8
 from holdfast.mcp.elicit import Asker, Elicit
 from holdfast.mcp.results import result
 from holdfast.runtime import Runtime
@@ -112,7 +113,8 @@ class Calls:
         asker = Asker() if elicits(ctx) else None
         if asker is not None and ctx.session.can_send_request:
             asker.ask_by(by_request(ctx))
-        call = ToolCall(str(ctx.request_id), params.name, dict(params.arguments or {}))
+        label = to_utf8(str(ctx.request_id)).decode()  # as it can be stored
+        call = ToolCall(label, params.name, dict(params.arguments or {}))
         people = None if asker is None else People(asker)
         try:
             desk = self.desk(ctx)

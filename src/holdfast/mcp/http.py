@@ -26,7 +26,7 @@ from holdfast.errors import ConfigError, HoldfastError, ToolError
 from holdfast.mcp.calls import GONE, PRINCIPAL
 from holdfast.mcp.server import Server
 
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ANY = ("0.0.0.0", "::", "[::]")
 """Bound to all addresses, it has names that nobody can list. That takes a token, which a stranger's page has not."""
 _STATUS = {"accepted": 200, "already_resolved": 409, "unknown_or_revoked": 404}
@@ -51,8 +51,10 @@ def check_bind(host: str, tokens: Mapping[str, str]) -> None:
             ]
         )
     for principal, token in tokens.items():
-        if not _PRINCIPAL.fullmatch(principal):
-            raise ConfigError([f"`{principal[:80]}` is no name of a principal; use letters, digits and . _ @ -"])
+        if not _PRINCIPAL.fullmatch(principal):  # which may be a token, at the wrong place: not shown (K5)
+            raise ConfigError(
+                ["a principal's name has up to 64 letters, digits and . _ @ -, and one of them has others"]
+            )
         if len(token) < 16:
             raise ConfigError([f"the token of `{principal}` has fewer than 16 characters; use a long random one"])
 
@@ -90,7 +92,7 @@ class Door:
         self._app = app
         self._tells_gone = tells_gone
         self._tokens = {name: token.encode() for name, token in tokens.items()}
-        self._hosts = {*_LOOPBACK, *(host.lower() for host in hosts)}
+        self._hosts = {*_LOOPBACK, *(host.lower().strip("[]") for host in hosts)}
         self._any_host = bool(tokens) and any(host in _ANY for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,7 +115,8 @@ class Door:
             return None
         principal = self._principal(headers.get("authorization", ""))
         if principal is None:
-            return JSONResponse({"error": "a token is needed"}, 401, {"www-authenticate": "Bearer"})
+            why = "the token is none of this server's" if "authorization" in headers else "a token is needed"
+            return JSONResponse({"error": f"{why}: `Authorization: Bearer TOKEN`"}, 401, {"www-authenticate": "Bearer"})
         scope[PRINCIPAL] = principal
         # The SDK binds sessions to this, so that nobody else's session can be used, listened to or ended.
         scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=principal, scopes=[]))
@@ -121,8 +124,8 @@ class Door:
 
     @staticmethod
     def _name(host: str) -> str:
-        """A Host header without its port."""
-        return re.sub(r":\d+$", "", host).lower()
+        """A Host header without its port, and an address of IPv6 without its brackets."""
+        return re.sub(r":\d+$", "", host).lower().strip("[]")
 
     def _principal(self, authorization: str) -> str | None:
         """Whose token this is; every one is compared, however soon one fits."""

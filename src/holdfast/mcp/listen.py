@@ -51,7 +51,7 @@ class Listeners:
         self._tasks = tasks
         self._bus = bus
         self._streams: set[_Stream] = set()
-        self._sessions: dict[int, dict[str, Changes]] = {}
+        self._sessions: dict[int, _Session] = {}
         self._joined: dict[int, ServerSession] = {}
 
     # 2026: one stream for all that a client wants to hear
@@ -138,28 +138,25 @@ class Listeners:
     # 2025: a subscription for each resource, told to the session
 
     async def subscribe(self, ctx: Context, params: SubscribeRequestParams) -> EmptyResult:
-        uri, session, connection = str(params.uri), ctx.session, ctx.session._connection
+        uri, connection = str(params.uri), ctx.session._connection
         mine = self._sessions.get(id(connection))
         if mine is None:
-            mine = self._sessions[id(connection)] = {}
+            mine = self._sessions[id(connection)] = _Session(ctx.session)
             connection.exit_stack.callback(self._left, id(connection))
-        run_soon = self._calls.runtime.registry.run_soon
-        if uri not in mine:
-            for each in await self._watch_resources(
-                ctx, [uri], lambda uri: run_soon(session.send_resource_updated(uri))
-            ):
-                mine[uri] = each
+        if uri not in mine.subscribed:
+            mine.subscribed[uri] = Changes(lambda _: None)  # taken, should it be asked for again meanwhile
+            (mine.subscribed[uri],) = await self._watch_resources(ctx, [uri], mine.changed)
         return EmptyResult()
 
     async def unsubscribe(self, ctx: Context, params: UnsubscribeRequestParams) -> EmptyResult:
-        changes = self._sessions.get(id(ctx.session._connection), {}).pop(str(params.uri), None)
+        mine = self._sessions.get(id(ctx.session._connection))
+        changes = mine.subscribed.pop(str(params.uri), None) if mine is not None else None
         if changes is not None:
             changes.close()
         return EmptyResult()
 
     def _left(self, connection: int) -> None:
-        for changes in self._sessions.pop(connection, {}).values():
-            changes.close()
+        self._sessions.pop(connection).close()
 
     # For the server
 
@@ -180,6 +177,29 @@ class Listeners:
         """End every stream in good order."""
         for stream in tuple(self._streams):
             stream.close()
+
+
+class _Session:
+    """What a client of 2025 has subscribed to, and the task that tells it."""
+
+    def __init__(self, session: ServerSession) -> None:
+        self.subscribed: dict[str, Changes] = {}
+        self._session = session
+        self._stream = _Stream()
+        self._telling = asyncio.create_task(self._tell())
+
+    def changed(self, uri: str) -> None:
+        self._stream.put(uri, ResourceUpdated(uri=uri))
+
+    async def _tell(self) -> None:
+        while isinstance(event := await self._stream.get(), ResourceUpdated):
+            with contextlib.suppress(Exception):  # it goes; what it has subscribed to is let go of then
+                await self._session.send_resource_updated(event.uri)
+
+    def close(self) -> None:
+        self._telling.cancel()
+        for changes in self.subscribed.values():
+            changes.close()
 
 
 class _Stream:

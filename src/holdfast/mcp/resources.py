@@ -31,9 +31,10 @@ async def read_one(registry: Registry, conversation: str, id: str) -> str:
 
 
 async def read_list(registry: Registry, conversation: str) -> str:
-    """The newest handles of a conversation, as JSON; those that are live are always among them."""
-    page = await registry.page(conversation=conversation, limit=_LISTED)
-    return _json({"handles": page, "truncated": len(page) == _LISTED})
+    """The handles of a conversation, as JSON: those that are live, then the newest of the others, so many of each."""
+    live = await registry.page(conversation=conversation, status="pending", limit=_LISTED, newest=True)
+    over = await registry.page(conversation=conversation, state="stopped", limit=_LISTED, newest=True)
+    return _json({"handles": [*live, *over], "truncated": _LISTED in (len(live), len(over))})
 
 
 def _json(value: Any) -> str:

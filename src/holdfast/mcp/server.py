@@ -40,6 +40,8 @@ from holdfast.runtime import Runtime
 
 _STATE_SECS = 7 * 86_400.0
 """How long a client may take to come back with an answer."""
+_CONNECT_SECS = 5.0
+AGENTS = "execute_agent_async"
 TASK_AFTER_SECS = 0.5
 """After how long a call becomes a task, for clients that know tasks."""
 
@@ -120,7 +122,9 @@ class Server(MCPServer[Any]):
 
     async def list_tools(self) -> list[DescribedTool]:
         """What is registered here, then what the runtime has."""
-        return [*await super().list_tools(), *described(self.runtime.toolbox.served(), self._schema)]
+        await self.runtime.connected(_CONNECT_SECS)  # who asks but once is to see the tools of other servers
+        served = [tool for tool in self.runtime.toolbox.served() if tool.name != AGENTS or self.runtime.has_agents]
+        return [*await super().list_tools(), *described(served, self._schema)]
 
     async def list_resource_templates(self) -> list[DescribedTemplate]:
         handle = DescribedTemplate(
@@ -156,7 +160,7 @@ class Server(MCPServer[Any]):
 
         Make the server before its runtime is opened: calls that are taken up again may want to ask their clients."""
         await self.runtime.open()
-        _, secret = await self.runtime.durability.waits.newest_secret()
+        secret = await self.runtime.durability.waits.oldest_secret()  # stays when keys get another one
         self._sealed.use(hashlib.sha256(b"holdfast mcp request state" + secret).digest())
 
     async def close(self) -> None:

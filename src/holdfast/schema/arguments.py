@@ -64,6 +64,10 @@ class ArgumentCheck:
         self._schema = _Schema(_closed(schema), tool)
         self._is_valid = compiled(self._schema.root, tool=tool).is_valid
         self._defaults = list(self._usable_defaults())
+        properties = self._schema.root.get("properties", {})
+        self._whole = [
+            name for name, own in properties.items() if isinstance(own, Mapping) and own.get("type") == "integer"
+        ]
 
     def _usable_defaults(self) -> Iterator[tuple[str, Any]]:
         for name, own in self._schema.root.get("properties", {}).items():
@@ -92,6 +96,9 @@ class ArgumentCheck:
         raise ToolError(_message(self._tool, reasons), code="invalid_arguments")
 
     def _with_defaults(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        for name in self._whole:
+            if isinstance(given := arguments.get(name), float):  # `5.0`, which is an integer to JSON Schema
+                arguments = arguments | {name: int(given)}
         absent = {name: default for name, default in self._defaults if name not in arguments}
         for name, default in absent.items():
             if isinstance(default, dict | list):

@@ -203,8 +203,9 @@ class Store(Protocol):
         timers: bool = False,
         after: str | None = None,
         limit: int = 1000,
+        newest: bool = False,
     ) -> list[Record]:
-        """Handles, oldest first, after the one of uid `after`.
+        """Handles, oldest first or, with `newest`, newest first, after the one of uid `after`.
 
         `metadata`: those that have each of these keys with the same JSON value. `timers`: besides spawned handles the
         one-shot calls of kind `timer` that have not stopped (W1).
@@ -234,8 +235,8 @@ class Store(Protocol):
 
     async def wait(self, key_id: str) -> WaitRow | None: ...
 
-    async def secret(self, id: str | None = None) -> tuple[str, bytes] | None:
-        """The secret of that id, or the one to use for new keys."""
+    async def secret(self, id: str | None = None, *, oldest: bool = False) -> tuple[str, bytes] | None:
+        """The secret of that id, or the one to use for new keys, or the first there was."""
 
     async def due(self, now: float, limit: int = 1000) -> tuple[list[Record], float | None]:
         """Parked calls whose deadline has come, and when the next one will."""

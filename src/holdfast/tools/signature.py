@@ -110,7 +110,7 @@ def _returned(annotation: Any) -> dict[str, Any] | None:
     """The schema of a returned object: of a dataclass, a TypedDict or a Struct, `Pending` aside (D1)."""
     union = get_origin(annotation) in (Union, UnionType)
     parts = [part for part in get_args(annotation) if part is not Pending] if union else [annotation]
-    if len(parts) != 1 or not isinstance(parts[0], type) or parts[0] is Reply:
+    if len(parts) != 1 or not isinstance(parts[0], type) or parts[0] in (Reply, Pending):
         return None
     try:
         (reference,), defined = msgspec.json.schema_components(parts, ref_template="#/$defs/{name}")

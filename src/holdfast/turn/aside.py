@@ -11,11 +11,13 @@ import msgspec
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.state import EndedBy, Error, Ok, Reply, Stopped
+from holdfast.handles.view import Handles
 from holdfast.tools.base import Tool
 from holdfast.tools.waiting import Around, wait_tools
 from holdfast.tools.waiting.agents import Agents
 from holdfast.tools.waiting.measure import Measure
 from holdfast.turn.ending import all_stopped
+from holdfast.turn.replies import CANCELLED
 from holdfast.turn.slot import Slot, ToolCall
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ class Aside:
     def __init__(self, runtime: "Runtime") -> None:
         self._runtime = runtime
 
-    def tools(self, agents: Agents, measure: Measure) -> list[Tool]:
+    def tools(self, agents: Agents, measure: Measure, *, private_addresses: bool) -> list[Tool]:
         """The wait tools of the runtime."""
         replies = self._runtime.replies
         return wait_tools(
@@ -41,6 +43,7 @@ class Aside:
                 has_tool=self._has_tool,
                 agents=agents,
                 measure=measure,
+                private_addresses=private_addresses,
             )
         )
 
@@ -62,19 +65,54 @@ class Aside:
         if reply.is_error:
             raise ToolError(reply.result, code=reply.code or "tool_error")
 
-    async def run(self, conversation: str, name: str, arguments: dict[str, Any]) -> Any:
-        """Call a tool; what it returned. Raises `ToolError`. Cancelling this cancels the call."""
-        visit = await self._runtime.desk(conversation).begin(ToolCall(name, name, arguments), park_after=None)
+    async def run(self, conversation: str, name: str, arguments: dict[str, Any], *, label: str, again: bool) -> Any:
+        """Call a tool; what it returned. Raises `ToolError`. Cancelling this ends the call, unless the runtime is being
+        closed: then the call is left for the next one, as any other (R6). With `again`, see `_earlier`."""
+        earlier = await self._earlier(conversation, label) if again else None
+        if earlier is not None:
+            return _value(earlier, self._runtime.replies.outcome(earlier))
+        visit = await self._runtime.desk(conversation).begin(ToolCall(label, name, arguments), park_after=None)
         visit.left = True
         try:
             response = await visit.response()
         except asyncio.CancelledError:
-            visit.cancel()
+            if not self._runtime.closing:
+                self._give_up(visit.handle)
+                visit.cancel()
             raise
         return _value(visit.handle, response)
 
+    async def _earlier(self, conversation: str, label: str) -> Handle | None:
+        """The call of that label from before a restart, when it is over and what it came to counts. One that is parked,
+        or that recovery goes on with or is about to end, is followed to its end."""
+        try:
+            handle = await Handles(self._runtime.registry, conversation).find_call(label)
+        except ToolError:
+            return None
+        if handle.tool.source == "builtin":
+            return None
+        try:
+            await all_stopped([handle])
+        except asyncio.CancelledError:
+            if not self._runtime.closing:
+                self._give_up(handle)
+            raise
+        return handle if isinstance(handle.state, Stopped) and _counts(handle.state) else None
 
-def _value(handle: Handle | None, response: "Response") -> Any:
+    def _give_up(self, handle: Handle | None) -> None:
+        """Nobody wants the call any more: it is aborted, and by that told from one that was cancelled from outside."""
+        if handle is not None and handle.active and not handle.stateful:
+            self._runtime.registry.run_soon(self.end(handle, Error(CANCELLED, "cancelled"), "abort"))
+
+
+def _counts(state: Stopped) -> bool:
+    """Whether the call has come to this by itself or from outside, and was not ended for whoever called it. A transient
+    error asks to be tried again."""
+    failed = isinstance(state.outcome, Error) and state.outcome.transient
+    return state.ended_by in ("self", "timeout", "cancel") and not failed
+
+
+def _value(handle: Handle | None, response: "Response | Reply") -> Any:
     state = handle.state if handle is not None and not handle.stateful else None
     outcome = state.outcome if isinstance(state, Stopped) else None
     match outcome:

@@ -67,13 +67,14 @@ class Visit:
 
     def leave(self) -> None:
         """Nobody will take the answer: a one-shot call goes on as a handle that can be found again, by
-        `call:<label>`, and its end is news. A built-in that only looks or waits is cancelled."""
+        `call:<label>`, and its end is news. One that only looks or waits is cancelled."""
         handle = self.handle
         self.detach()
         if handle is None or handle.stateful:
             return
-        if handle.tool.source == "builtin":
-            self._batch.cancel()
+        if handle.tool.fleeting:
+            if handle.tool.hints.get("readOnlyHint"):
+                self._batch.cancel()
         else:
             self._desk._runtime.registry.run_soon(self._batch.expose(self._slot, left=True))
 

@@ -76,13 +76,14 @@ class Reads(Tables):
         timers: bool = False,
         after: str | None = None,
         limit: int = 1000,
+        newest: bool = False,
     ) -> list[Record]:
         of_state = None if state is None else _STATES.get(state)
         if state is not None and of_state is None:
             return []
         chosen = (
             record
-            for record in self._after(after)
+            for record in (reversed(list(self._after(after))) if newest else self._after(after))
             if (conversation is None or record.conversation == conversation)
             and (of_state is None or type(record.state) is of_state)
             and (turn is None or record.turn == turn)
@@ -186,7 +187,9 @@ class Reads(Tables):
     async def wait(self, key_id: str) -> WaitRow | None:
         return self._waits.get(key_id)
 
-    async def secret(self, id: str | None = None) -> tuple[str, bytes] | None:
+    async def secret(self, id: str | None = None, *, oldest: bool = False) -> tuple[str, bytes] | None:
+        if oldest:
+            return next(iter(self._secrets.items()), None)
         if id is None:
             return next(reversed(self._secrets.items()), None)
         secret = self._secrets.get(id)

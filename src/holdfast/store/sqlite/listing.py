@@ -35,8 +35,10 @@ def listing(
     timers: bool,
     after: str | None,
     limit: int,
+    newest: bool = False,
 ) -> Query:
     """The query for these handles."""
+    order = "DESC" if newest else "ASC"
     # Of a conversation's handles there are fewer than of a state's: `+` keeps SQLite from taking the other index.
     of_state = "h.state_name" if conversation is None else "+h.state_name"
     conditions = _equal({"h.conversation": conversation, of_state: state, "h.turn": turn})
@@ -46,16 +48,18 @@ def listing(
         conditions.append(("h.metadata IS NOT NULL AND holds(h.metadata, ?)", (encode(metadata),)))
     conditions.append(("h.uid > ?", (after or "",)))
     if conversation is not None and stateful and (kind is not None or status is not None):
-        return _merged(conditions, kind, status, timers, limit)
+        return _merged(conditions, kind, status, timers, limit, order)
     conditions += _equal({"h.kind": kind, "h.status": status})
     if stateful is not None:
         spawned = "h.stateful" if stateful else "NOT h.stateful"
         conditions.append((f"({spawned} OR {_TIMER})" if timers else spawned, ()))
     where, bound = _all(conditions)
-    return f"{SQL['records']} WHERE {where} ORDER BY h.uid LIMIT ?", (*bound, limit)
+    return f"{SQL['records']} WHERE {where} ORDER BY h.uid {order} LIMIT ?", (*bound, limit)
 
 
-def _merged(common: list[Query], kind: Kind | None, status: Status | None, timers: bool, limit: int) -> Query:
+def _merged(
+    common: list[Query], kind: Kind | None, status: Status | None, timers: bool, limit: int, order: str
+) -> Query:
     """The spawned handles of each kind and status that is wanted are in order in an index: these are merged."""
     statuses = get_args(Status) if status is None else (status,)
     kinds = get_args(Kind) if kind is None else (kind,)
@@ -65,8 +69,8 @@ def _merged(common: list[Query], kind: Kind | None, status: Status | None, timer
     parts = [_all([each, *common]) for each in wanted]
     union = " UNION ALL ".join(f"SELECT h.number, h.uid FROM handles h WHERE {where}" for where, _ in parts)
     bound = [value for _, values in parts for value in values]
-    chosen = f"SELECT number FROM ({union} ORDER BY 2 LIMIT ?)"
-    return f"{SQL['records']} WHERE h.number IN ({chosen}) ORDER BY h.uid", (*bound, limit)
+    chosen = f"SELECT number FROM ({union} ORDER BY 2 {order} LIMIT ?)"
+    return f"{SQL['records']} WHERE h.number IN ({chosen}) ORDER BY h.uid {order}", (*bound, limit)
 
 
 def _equal(wanted: dict[str, Any]) -> list[Query]:

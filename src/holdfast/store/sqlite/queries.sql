@@ -436,6 +436,10 @@ SELECT id, secret FROM secrets WHERE id = ?;
 -- The secret for new keys.
 SELECT id, secret FROM secrets ORDER BY number DESC LIMIT 1;
 
+-- name: oldest_secret
+-- The first secret there was.
+SELECT id, secret FROM secrets ORDER BY number LIMIT 1;
+
 -- name: process_events
 -- The events of a process.
 SELECT process, sequence, type, payload, at FROM process_events WHERE process = ? AND sequence > ?

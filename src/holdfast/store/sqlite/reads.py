@@ -95,6 +95,7 @@ class Reads:
         timers: bool = False,
         after: str | None = None,
         limit: int = 1000,
+        newest: bool = False,
     ) -> list[Record]:
         query, bound = listing(
             conversation=conversation,
@@ -108,6 +109,7 @@ class Reads:
             timers=timers,
             after=after,
             limit=limit,
+            newest=newest,
         )
         return self._records(query, *bound)
 
@@ -149,7 +151,10 @@ class Reads:
         row = self._row(SQL["wait"], key_id)
         return None if row is None else wait_row(row)
 
-    async def secret(self, id: str | None = None) -> tuple[str, bytes] | None:
+    async def secret(self, id: str | None = None, *, oldest: bool = False) -> tuple[str, bytes] | None:
+        if oldest:
+            row = self._row(SQL["oldest_secret"])
+            return None if row is None else (row[0], row[1])
         row = self._row(SQL["newest_secret"]) if id is None else self._row(SQL["secret"], id)
         return None if row is None else (row[0], row[1])
 

@@ -29,6 +29,7 @@ PARAMETERS: dict[str, Any] = {
         },
         "timeout_secs": {
             "type": "integer",
+            "maximum": 10**9,
             "description": "Maximum seconds to wait. If exceeded, returns with current handle states. "
             "Omit for no timeout.",
         },

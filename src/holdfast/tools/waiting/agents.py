@@ -92,6 +92,11 @@ class Agents:
             raise ConfigError([f"agent `{id}`: max_running must be 1 or more, not {max_running}"])
         self._agents[id] = Agent(id, function, on_crash, max_running)
 
+    @property
+    def ids(self) -> list[str]:
+        """Of all agents there are."""
+        return list(self._agents)
+
     def has(self, id: str) -> bool:
         """Whether there is an agent of that id."""
         return id in self._agents
@@ -115,7 +120,9 @@ class Agents:
         request = read_request(arguments)
         agent = self.find(request.agent_id)
         limit = request.timeout_ms or None
-        left = None if limit is None else max(0.0, since + limit / 1000 - registry.clock.now())
+        left = None if limit is None else since + limit / 1000 - registry.clock.now()
+        if limit is not None and left is not None and left <= 0:  # it queued, paused or was nobody's for so long
+            raise ToolError(timed_out(limit), code="timeout")
         try:
             async with asyncio.timeout(left) as timeout:
                 value = await agent.function(call, request)

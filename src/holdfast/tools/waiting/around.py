@@ -19,6 +19,16 @@ class End(Protocol):
         """Returns when it has stopped. Raises `ToolError` if it cannot be ended."""
 
 
+class RunTool(Protocol):
+    """Calls a tool one-shot in a conversation."""
+
+    def __call__(
+        self, conversation: str, name: str, arguments: dict[str, Any], *, label: str, again: bool
+    ) -> Awaitable[Any]:
+        """What it returned; raises `ToolError`. With `again` a call of that label may be there from before, by a
+        process that died: then it is gone on with, or its outcome taken, and the tool is not called twice."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
     """The runtime, as far as the wait tools see it."""
@@ -26,8 +36,9 @@ class Around:
     show: Show
     text: Text
     end: End
-    run: Callable[[str, str, dict[str, Any]], Awaitable[Any]]
-    """Calls a tool one-shot in a conversation: its name and arguments; what it returned. Raises `ToolError`."""
+    run: RunTool
     has_tool: Callable[[str], bool]
     agents: Agents
     measure: Measure
+    private_addresses: bool
+    """Whether workflows may reach addresses that are not public."""

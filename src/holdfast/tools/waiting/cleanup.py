@@ -26,7 +26,12 @@ _NAMED = 100
 
 PARAMETERS = object_schema(
     {
-        "olderThanMs": {"type": "number", "minimum": 0, "description": "Settled longer ago than this; default 0."},
+        "olderThanMs": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": 1e14,
+            "description": "Settled longer ago than this; default 0.",
+        },
         "status": {"type": "string", "enum": [*_SETTLED, "all"], "description": "Default: all that have settled."},
         "type": {"type": "string", "enum": [*TYPES, "all"], "description": "Default: all."},
         "dryRun": {"type": "boolean", "description": "Say what would go, and let nothing go."},

@@ -35,8 +35,8 @@ _HANDLE = {"type": "string", "description": "ID of the wait handle."}
 UPDATE_PARAMETERS = object_schema(
     {
         "handleId": _HANDLE,
-        "progress": {"type": "number", "description": "How much is done."},
-        "total": {"type": "number", "description": "Of how much."},
+        "progress": {"type": "number", "maximum": 1e300, "minimum": -1e300, "description": "How much is done."},
+        "total": {"type": "number", "maximum": 1e300, "minimum": -1e300, "description": "Of how much."},
         "message": {"type": "string", "description": "What is being done."},
         "priority": PRIORITY,
         "metadata": {"type": "object", "description": "Keys to set; null removes a key, others stay."},

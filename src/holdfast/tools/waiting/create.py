@@ -30,6 +30,8 @@ TIMEOUT = {
 }
 PRIORITY = {
     "type": "integer",
+    "minimum": -(2**31),
+    "maximum": 2**31 - 1,
     "description": "Of handles that queue for a slot or a resource, the highest starts first; default 0.",
 }
 PARAMETERS = object_schema(

@@ -51,7 +51,13 @@ def execute_workflow_tool(around: Around) -> Tool:
         registry = call._durability.registry
         workflow = read_workflow(_definition(arguments))
         try:
-            return await run_workflow(workflow, call.durable(), _Conversation(call, around), now=registry.clock.now)
+            return await run_workflow(
+                workflow,
+                call.durable(),
+                _Conversation(call, around),
+                now=registry.clock.now,
+                private_addresses=around.private_addresses,
+            )
         except WorkflowFailed as failed:
             call.emit(to_json(failed.partial) + b"\n")
             raise
@@ -110,8 +116,11 @@ class _Conversation:
         self._call = call
         self._around = around
 
-    async def tool(self, name: str, arguments: dict[str, Any]) -> Any:
-        return await self._around.run(self._call.conversation, name, arguments)
+    async def tool(self, name: str, arguments: dict[str, Any], entry: str) -> Any:
+        call = self._call
+        return await self._around.run(
+            call.conversation, name, arguments, label=f"{call.uid}:{entry}", again=call.attempt > 1
+        )
 
     async def agent(self, agent_id: str, parameters: dict[str, Any]) -> Any:
         now = self._call._durability.registry.clock.now()

@@ -57,6 +57,7 @@ _ENTRY = object_schema(
         "elapsedTime": TEXT,
         "startTime": TIME,
         "endTime": TIME,
+        "tool": {"type": "string", "description": "The tool it is a call of, where it is one."},
         "hasResult": FLAG,
         "hasError": FLAG,
         "progress": PROGRESS,
@@ -183,6 +184,8 @@ def _entry(registry: Registry, record: Record) -> dict[str, Any]:
         "elapsedTime": elapsed(took),
         "startTime": instant(state.created),
     }
+    if record.kind == "tool":
+        entry["tool"] = record.tool
     outcome = None
     if isinstance(state, Stopped):
         entry["endTime"] = instant(state.stopped)

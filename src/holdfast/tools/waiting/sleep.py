@@ -10,7 +10,12 @@ from holdfast.tools.waiting.view import COUNT, FLAG, TEXT, TIME, instant, millis
 
 PARAMETERS = object_schema(
     {
-        "durationMs": {"type": "number", "minimum": 0, "description": "Duration to wait in milliseconds."},
+        "durationMs": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": 1e14,
+            "description": "Duration to wait in milliseconds.",
+        },
         "label": {"type": "string", "description": "Optional label for the timer."},
     },
     ["durationMs"],

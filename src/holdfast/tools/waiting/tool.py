@@ -55,7 +55,7 @@ def wait_tool(
         except Refused as refused:
             return show({"error": refused.message, **refused.more, "isError": True}, is_error=True, code=refused.code)
         except HoldfastError as error:
-            if not isinstance(error, ToolError) and error.code != "store_unavailable":
+            if error.code in ("runtime_closed", "runtime_closing"):
                 raise
             return show({"error": error.message, "isError": True}, is_error=True, code=error.code)
 

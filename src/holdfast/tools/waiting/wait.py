@@ -145,7 +145,8 @@ def wait_for_tool(around: Around) -> Tool:
         around.measure.waited("wait_for", "timeout" if waited.timed_out else status(handle), now - began)
         if waited.timed_out:
             error = f"Wait timed out after {number(timeout or 0)}ms"
-            return show({"handleId": handle.id, "status": "timeout", "error": error, "elapsedMs": passed})
+            answer = {"handleId": handle.id, "status": "timeout", "error": error, "elapsedMs": passed}
+            return show(answer | progress_of(handle.progress))
         took, how = operation_ms(handle.state, now), status(handle)
         answer = {"handleId": handle.id, "type": handle.kind, "status": how, **came_to(handle, around.text)}
         if waited.needs_input:

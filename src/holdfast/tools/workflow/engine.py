@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.durable.effects import Effects
 from holdfast.durable.journal import NOT_THE_TOOLS
+from holdfast.durable.keys import Key
 from holdfast.errors import HoldfastError, ToolError
 from holdfast.tools.workflow.definition import (
     END,
@@ -42,13 +43,20 @@ MAX_KEPT = 64 * 1024 * 1024
 
 
 async def run_workflow(
-    definition: Workflow, fx: Effects, around: Surroundings, *, now: Callable[[], float], max_steps: int = MAX_STEPS
+    definition: Workflow,
+    fx: Effects,
+    around: Surroundings,
+    *,
+    now: Callable[[], float],
+    max_steps: int = MAX_STEPS,
+    private_addresses: bool = False,
 ) -> dict[str, Any]:
     """Run it; its result. Raises `WorkflowFailed` with what there is when a step fails or the time is up.
 
     `now` tells the time of day. It is asked only where the answer is recorded, or to wait for a time that is.
+    `private_addresses`: whether `api` steps may reach addresses that are not public.
     """
-    run = Run(definition, fx, around, now, max_steps)
+    run = Run(definition, fx, around, Http(private=private_addresses), now, max_steps)
     try:
         return await run.whole()
     finally:
@@ -59,11 +67,17 @@ class Run:
     """One run of a workflow in one attempt."""
 
     def __init__(
-        self, definition: Workflow, fx: Effects, around: Surroundings, now: Callable[[], float], max_steps: int
+        self,
+        definition: Workflow,
+        fx: Effects,
+        around: Surroundings,
+        http: Http,
+        now: Callable[[], float],
+        max_steps: int,
     ) -> None:
         self.fx = fx
         self.around = around
-        self.http = Http()
+        self.http = http
         self.now = now
         self._definition = definition
         self._max_steps = max_steps
@@ -240,21 +254,20 @@ class Run:
             await self._until(entry["at"] + step.retry.pause(attempt), frame)
             attempt += 1
 
-    async def event_key(self, kind: WaitEvent, name: str) -> str:
+    async def event_key(self, kind: WaitEvent, name: str) -> Key:
         """The key of the event that a visit waits for: each visit has its own."""
         return await self.fx.external_event_key(f"{name}:{kind.event}")
 
     async def _announce(self, kind: WaitEvent, name: str, step: Step, frame: Frame) -> None:
-        """Tell how the event can be brought. Process events are numbered in the order they are reached, which side by
-        side is another one in a replay; there only the progress tells."""
-        key = await self.event_key(kind, name)
-        self.around.progress(self.executed - 1, None, f"{step.id} waits for the event `{kind.event}`; its key: {key}")
+        """Tell that the event is waited for: its key's id and never the key, or the model could bring it itself (K5).
+        Process events are numbered in the order they are reached, which side by side is another one in a replay; there
+        only the progress tells."""
+        id = (await self.event_key(kind, name)).key_id
+        self.around.progress(self.executed - 1, None, f"{step.id} waits for the event `{kind.event}` (key_id {id})")
         if frame.concurrent:
             return
         try:
-            await self.fx.emit_process_event(
-                "workflow.waiting", {"stepId": step.id, "event": kind.event, "key": str(key)}
-            )
+            await self.fx.emit_process_event("workflow.waiting", {"stepId": step.id, "event": kind.event, "key_id": id})
         except ToolError as error:
             if error.code != "durable_effect_process_event_unavailable":
                 raise
@@ -277,7 +290,7 @@ class Run:
         """
 
         async def function(_: Any) -> dict[str, Any]:
-            entry = await self._attempt(work, deadline, limit)
+            entry = await self._attempt(name, work, deadline, limit)
             if final and "error" in entry:
                 raise ToolError(**entry["error"], trace=(f"{_AT}{entry['at']!r}",))
             return entry
@@ -292,7 +305,7 @@ class Run:
                 raise  # the journal is not of this workflow
             return {"at": self._last, "error": _error(error)}  # a value in the workflow itself, so always so
 
-    async def _attempt(self, work: Work, deadline: Deadline | None, limit: float | None) -> dict[str, Any]:
+    async def _attempt(self, name: str, work: Work, deadline: Deadline | None, limit: float | None) -> dict[str, Any]:
         left = math.inf if deadline is None else deadline.at - self.now()
         if deadline is not None and left <= 0:
             return {"at": self.now(), "cut": deadline.name}
@@ -300,7 +313,7 @@ class Run:
         timer = asyncio.timeout(None if seconds == math.inf else seconds)
         try:
             async with timer:
-                result = await work.run()
+                result = await work.run(name)
             return {"at": self.now(), "result": result}
         except ToolError as error:
             raised = error

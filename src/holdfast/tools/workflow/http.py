@@ -1,5 +1,12 @@
-"""The request of an `api` step: HTTP and nothing else, bounded in size, and an answer above 399 is an error."""
+"""The request of an `api` step: HTTP and nothing else, bounded in size, and an answer above 399 is an error.
 
+Whoever writes a workflow is no one of this machine or its network, so what only those may reach is refused, unless the
+configuration says otherwise (K). What is checked is every address of the host, before each hop.
+"""
+
+import asyncio
+import socket
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,12 +20,14 @@ MAX_BODY = 1024 * 1024
 MAX_REDIRECTS = 5
 
 _SCHEMES = ("http", "https")
+_NAT64 = IPv6Network("64:ff9b::/96")
 
 
 class Http:
-    """The client of one run, made when a step needs it."""
+    """The client of one run, made when a step needs it. `private`: it may reach addresses that are not public."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, private: bool = False) -> None:
+        self._private = private
         self._client: httpx2.AsyncClient | None = None
 
     async def close(self) -> None:
@@ -59,6 +68,8 @@ class Http:
 
     async def _answer(self, client: "httpx2.AsyncClient", request: "httpx2.Request", where: str) -> dict[str, Any]:
         for _ in range(MAX_REDIRECTS + 1):
+            if not self._private:
+                await _check_public(request.url, where)
             response = await client.send(request, stream=True)
             try:
                 following = response.next_request
@@ -70,6 +81,38 @@ class Http:
                 raise ToolError(f"{where} redirects to {following.url.scheme}, which is not followed")
             request = following
         raise ToolError(f"{where} redirects more than {MAX_REDIRECTS} times")
+
+
+async def _check_public(url: "httpx2.URL", where: str) -> None:
+    """Refuse a host that has an address which is not public. It is resolved once more to connect, so whoever answers
+    for the name can still give another address then."""
+    host = url.raw_host.decode("ascii")
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, url.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ToolError(f"{where} failed: `{host}` cannot be resolved: {error}", transient=True) from None
+    except UnicodeError:
+        raise ToolError(f"{where} failed: `{host}` cannot be the name of a host") from None
+    for *_, place in found:
+        address = ip_address(place[0])
+        if not is_public(address):
+            raise ToolError(
+                f"{where} was not asked: `{host}` is at {address}, which is not a public address; "
+                "[workflows] private_addresses = true in holdfast.toml lets workflows reach such"
+            )
+
+
+def is_public(address: IPv4Address | IPv6Address) -> bool:
+    """Whether anybody on the internet could mean the same machine by it."""
+    if isinstance(address, IPv6Address):
+        inside = address.ipv4_mapped or address.sixtofour
+        if address in _NAT64:
+            inside = IPv4Address(int(address) & 0xFFFFFFFF)
+        if inside is not None:
+            return is_public(inside)
+        if address.is_site_local:
+            return False
+    return address.is_global and not address.is_multicast and not address.is_reserved
 
 
 async def _body(response: "httpx2.Response", where: str) -> bytes:

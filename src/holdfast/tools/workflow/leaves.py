@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 class Work:
     """What a step is to do. `given` is None where that follows from what is recorded anyway."""
 
-    run: Callable[[], Awaitable[Any]]
+    run: Callable[[str], Awaitable[Any]]
+    """Gets the name of the entry in the journal that it is done for."""
     given: Any = None
 
 
@@ -43,27 +44,32 @@ def leaf(run: "Run", kind: Kind, name: str, frame: Frame) -> Work:
         return Work(partial(_raise, error))
 
 
-async def _raise(error: ToolError) -> Any:
+async def _raise(error: ToolError, entry: str) -> Any:
     raise error
 
 
 def _work(run: "Run", kind: Kind, name: str, frame: Frame) -> Work:
     match kind:
         case Agent():
-            return _asked(run.around.agent, frame.resolve(kind.agent_id), frame.resolve(kind.parameters), "agentId")
+            return _asked(
+                lambda whom, given, _: run.around.agent(whom, given),
+                frame.resolve(kind.agent_id),
+                frame.resolve(kind.parameters),
+                "agentId",
+            )
         case Tool():
             return _asked(run.around.tool, frame.resolve(kind.name), frame.resolve(kind.arguments), "name")
         case Api():
             request = frame.resolve(kind.request)
-            return Work(lambda: run.http.request(request), request)
+            return Work(lambda _: run.http.request(request), request)
         case WaitHandles():
             return _wait_handles(run, kind, frame)
         case WaitEvent():
             return Work(partial(_event, run, kind, name))
         case Delay():
             ms = _ms(frame.resolve(kind.ms))
-            return Work(lambda: _given(ms), ms)
-    return Work(lambda: _pure(kind, frame))
+            return Work(lambda _: _given(ms), ms)
+    return Work(lambda _: _pure(kind, frame))
 
 
 async def _given(value: Any) -> Any:
@@ -85,15 +91,15 @@ async def _pure(kind: Kind, frame: Frame) -> Any:
 
 
 def _asked(
-    ask: Callable[[str, dict[str, Any]], Awaitable[Any]], whom: Any, given: Any, key: str
+    ask: Callable[[str, dict[str, Any], str], Awaitable[Any]], whom: Any, given: Any, key: str
 ) -> Work:  # fmt: skip
     if not isinstance(whom, str):
         raise ToolError(f"`{key}` must be a string, and its expression gives {_kind(whom)}")
     if not isinstance(given, dict):
         raise ToolError(f"`arguments` must be an object, and its expression gives {_kind(given)}")
 
-    async def run() -> Any:
-        result = await ask(whom, given)
+    async def run(entry: str) -> Any:
+        result = await ask(whom, given, entry)
         to_bytes(result, "its result")  # here an error is recorded; later it would not be, and the call done again
         return result
 
@@ -133,7 +139,7 @@ def _wait_handles(run: "Run", kind: WaitHandles, frame: Frame) -> Work:
     if not isinstance(ids, list) or not ids or not all(isinstance(id, str) for id in ids):
         raise ToolError("a wait is for ids of handles, at least one, each a string")
 
-    async def wait() -> Any:
+    async def wait(entry: str) -> Any:
         result = await run.around.wait(ids, kind.mode, None)
         to_bytes(result, "its result")
         return result
@@ -141,7 +147,7 @@ def _wait_handles(run: "Run", kind: WaitHandles, frame: Frame) -> Work:
     return Work(wait, [ids, kind.mode])
 
 
-async def _event(run: "Run", kind: WaitEvent, name: str) -> Any:
+async def _event(run: "Run", kind: WaitEvent, name: str, entry: str) -> Any:
     return await run.fx.await_event_json(await run.event_key(kind, name))
 
 

@@ -9,8 +9,12 @@ from holdfast.errors import ToolError
 class Surroundings(Protocol):
     """The conversation that a workflow runs in."""
 
-    async def tool(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Call a tool one-shot; its result. Raises `ToolError`."""
+    async def tool(self, name: str, arguments: dict[str, Any], entry: str) -> Any:
+        """Call a tool one-shot; its result. Raises `ToolError`.
+
+        `entry` names the call, once in a workflow. After a crash it is asked for by that name again, and may be under
+        way, or over, from before.
+        """
 
     async def agent(self, agent_id: str, parameters: dict[str, Any]) -> Any:
         """Run an agent; its result. Raises `ToolError`."""

@@ -1,0 +1,414 @@
+"""Calls handed in at a desk, on SQLite (M5, R4): most are over before the store hears of them, and however one ends, is
+left, cut off or refused in that moment, whoever was told something can rely on it, and nothing is left lying about."""
+
+import asyncio
+import json
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.crash.test_disk import Disk, disk, full, trouble
+from tests.durable.lives import approval, news, ok, stored_in, until
+from tests.mcp.clients import post_modern
+from tests.mcp.serving import ROOT, environment, serving
+from tests.turn.calls import STATEFUL
+
+import holdfast
+from holdfast import Call, HoldfastError, Key, Ok, Pending, Question, Runtime, ToolCall
+from holdfast.handles.state import Stopped
+from holdfast.store.base import Record
+from holdfast.turn.desk import Visit
+
+__all__ = ["disk"]
+
+CUT = "line\n" * 10_000
+"""More than is shown of a result."""
+MILLISECONDS = (0, 1, 8, 9, 10, 11, 12, 25)
+"""Around the moment when a call that goes on is written down."""
+
+
+@holdfast.tool
+async def nap(ms: int) -> str:
+    await asyncio.sleep(ms / 1000)
+    return f"napped {ms}"
+
+
+@holdfast.tool
+async def prints(call: Call, ms: int) -> str:
+    call.emit(CUT)
+    await asyncio.sleep(ms / 1000)
+    return CUT
+
+
+@holdfast.tool
+async def takes_key(call: Call, ms: int) -> str:
+    await asyncio.sleep(ms / 1000)
+    await call.completion_key()
+    return f"napped {ms}"
+
+
+@holdfast.tool
+async def parks(call: Call, ms: int) -> Pending:
+    await asyncio.sleep(ms / 1000)
+    await call.completion_key()
+    return Pending()
+
+
+@holdfast.tool
+async def asks(call: Call, ms: int) -> str:
+    await asyncio.sleep(ms / 1000)
+    with suppress(HoldfastError):
+        await call.ask(Question(id="q", text="Sure?", answer_type="Boolean"))
+    return f"napped {ms}"
+
+
+TOOLS = [nap, prints, takes_key, parks, asks]
+
+
+def orphans(store: str) -> list[str]:
+    """What belongs to no handle, or is broken."""
+    queries = (
+        "SELECT 'journal', handle FROM journal WHERE handle NOT IN (SELECT number FROM handles)",
+        "SELECT 'output', handle FROM outputs WHERE handle NOT IN (SELECT number FROM handles)",
+        "SELECT 'wait', uid FROM waits WHERE uid NOT IN (SELECT uid FROM handles)",
+        "SELECT 'news', uid FROM notifications WHERE uid NOT IN (SELECT uid FROM handles)",
+        "SELECT 'broken', integrity_check FROM pragma_integrity_check WHERE integrity_check != 'ok'",
+    )
+    with closing(sqlite3.connect(store.removeprefix("sqlite:///"))) as connection:
+        return [f"{what} {which}" for query in queries for what, which in connection.execute(query)]
+
+
+async def rows(rt: Runtime) -> list[Record]:
+    return list(await rt.registry.store.handles(stateful=None))
+
+
+async def handed_back(rt: Runtime) -> None:
+    """Until every call is answered, left or cancelled for good."""
+    await until(lambda: not rt.batches)
+    await rt.registry.write(())
+
+
+# What is told is so
+
+
+async def test_O4_what_was_cut_is_read_by_its_label_whenever_the_call_ended(tmp_path: Path) -> None:
+    store = stored_in(tmp_path)
+
+    async def reads(rt: Runtime) -> None:
+        for ms in MILLISECONDS:
+            arguments = {"call_id": f"p{ms}", "from_end": True, "limit": 10}
+            read = json.loads((await rt.desk("main").call(ToolCall("r", "read_output", arguments))).result)
+            assert (read["content"], read["total"]) == ("line\nline\n", 2 * len(CUT))
+
+    async with Runtime(TOOLS, store=store) as rt:
+        desk = rt.desk("main")
+        calls = [desk.call(ToolCall(f"p{ms}", "prints", {"ms": ms})) for ms in MILLISECONDS]
+        for response in await asyncio.gather(*calls):
+            assert f'{{"call_id":"{response.id}"}}' in response.result
+        await reads(rt)
+    async with Runtime(TOOLS, store=store) as rt:
+        await reads(rt)
+    assert orphans(store) == []
+
+
+@pytest.mark.parametrize("label", ["\ud800", "", "call:1 \x00 x", "i" * 100_000])
+async def test_B1_any_label_is_answered(tmp_path: Path, label: str) -> None:
+    """Labels are ids of requests, which clients choose."""
+    async with Runtime(TOOLS, store=stored_in(tmp_path)) as rt, asyncio.timeout(5):
+        for ms in (0, 25):
+            response = await rt.desk("main").call(ToolCall(label, "nap", {"ms": ms}))
+            assert response.id == label
+            assert response.code == "not_storable" or response.result == f"napped {ms}"
+        assert not rt.batches and rt.live() == []
+
+
+@pytest.mark.parametrize("ms", [0, 25])
+async def test_C9_what_cannot_be_stored_is_told(tmp_path: Path, ms: int) -> None:
+    @holdfast.tool(questions={"q": holdfast.QuestionPolicy(target="assistant")})
+    async def asks_oddly(call: Call) -> str:
+        await asyncio.sleep(ms / 1000)
+        await call.ask(Question(id="q", text="Which?", default=object()))
+        return "never"
+
+    async with Runtime([asks_oddly], store=stored_in(tmp_path)) as rt, asyncio.timeout(5):
+        response = await rt.desk("main").call(ToolCall("1", "asks_oddly"))
+        assert response.is_error and response.code == "not_storable"
+        assert not rt.batches and rt.live() == []
+
+
+async def test_D5_a_key_taken_at_once_is_one(tmp_path: Path) -> None:
+    keys: list[Key] = []
+    async with Runtime([approval(keys, actions=())], store=stored_in(tmp_path)) as rt:
+        desk = rt.desk("main")
+        waiting = asyncio.create_task(desk.call(ToolCall("a", "approve")))
+        await until(lambda: len(keys) == 1)
+        assert str(await rt.resolve(keys[0], ok("yes"))) == "accepted"
+        assert (await waiting).result == "yes"
+        parked = await desk.call(ToolCall("b", "approve"), park_after=0)
+        assert json.loads(parked.result) == {"id": "call:b", "state": "running", "parked": True}
+        assert str(await rt.resolve(keys[1], ok("later"))) == "accepted"
+        assert await news(rt) == [("tool.stopped", "info")]
+
+
+# Whoever leaves
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 6, 10, 30])
+async def test_N3_the_end_of_a_left_call_is_news_once(tmp_path: Path, steps: int, written: bool) -> None:
+    """Also if it ends while it is being given its name."""
+    go = asyncio.Event()
+
+    @holdfast.tool
+    async def work() -> str:
+        await go.wait()
+        return "done"
+
+    async with Runtime([work, nap], store=stored_in(tmp_path)) as rt:
+        visit = await rt.desk("main").begin(ToolCall("w", "work"))
+        assert visit.handle is not None
+        if written:
+            rt.registry.write_down(visit.handle)
+            await rt.registry.write(())
+        visit.leave()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        go.set()
+        await handed_back(rt)
+        await until(lambda: not visit.handle.active)
+        found = json.loads((await rt.desk("other").call(ToolCall("n", "list_wait_handles"))).result)
+        assert found["handles"] == []  # of another conversation; and everything decided is visible by now
+        assert [each.message for each in await rt.registry.store.news("main")] == ["`call:w` (work) stopped."]
+        shown = await rt.desk("main").call(ToolCall("a", "await", {"all": ["call:w"]}))
+        assert json.loads(shown.result)["completed"] == [{"id": "call:w", "state": "stopped", "result": "done"}]
+        after = await rt.desk("main").call(ToolCall("n", "nap", {"ms": 0}))
+        assert shown.notifications == after.notifications == () and await news(rt) == []
+
+
+@pytest.mark.parametrize("ms", [30, 70, 300])
+async def test_N4_news_does_not_go_to_a_client_that_is_gone(tmp_path: Path, ms: int) -> None:
+    go = asyncio.Event()
+
+    @holdfast.tool(actions=STATEFUL)
+    async def work() -> str:
+        await go.wait()
+        return "done"
+
+    async with serving(tools=[nap, work], store=stored_in(tmp_path)) as here, httpx2.AsyncClient(timeout=20) as http:
+        rt = here.runtime
+        await here.runtime.desk("mcp").call(ToolCall("s", "work", {"action": "spawn", "id": "w"}))
+        gone = asyncio.create_task(post_modern(http, here.url, 2, "nap", ms=ms))
+        await until(lambda: len(rt.batches) == 1)
+        go.set()
+        await until(lambda: not rt.registry.conversation("mcp").names["w"].active)
+        gone.cancel()
+        await asyncio.wait([gone])
+        await handed_back(rt)
+        waiting = [each.message for each in await rt.registry.store.news("mcp")]
+        assert "`w` (work) stopped." in waiting
+        answer = (await post_modern(http, here.url, 3, "nap", ms=0)).text
+        assert answer.count("`w` (work) stopped.") == 1
+        await until(here.idle)
+
+
+# Whatever happens to several of them
+
+Fate = Literal["taken", "left", "cancelled", "detached"]
+visits = st.tuples(
+    st.sampled_from([tool.name for tool in TOOLS]),
+    st.sampled_from(MILLISECONDS),
+    st.sampled_from(["taken", "left", "cancelled", "detached"]),
+    st.sampled_from(MILLISECONDS),
+)
+
+
+async def visited(rt: Runtime, label: str, plan: tuple[str, int, Fate, int]) -> tuple[Visit, Any]:
+    tool, ms, fate, after = plan
+    visit = await rt.desk("main").begin(ToolCall(label, tool, {"ms": ms}), park_after=0.02)
+    if fate == "taken":
+        return visit, await visit.response()
+    await asyncio.sleep(after / 1000)
+    if fate == "left":
+        visit.leave()
+    elif fate == "detached":
+        visit.detach()
+    else:
+        visit.cancel()
+        return visit, await visit.response()
+    return visit, None
+
+
+async def happens(plans: list[tuple[str, int, Fate, int]], directory: Path) -> None:
+    store = stored_in(directory)
+    async with Runtime(TOOLS, store=store) as rt:
+        async with asyncio.timeout(8):
+            done = await asyncio.gather(*(visited(rt, f"v{n}", plan) for n, plan in enumerate(plans)))
+            await handed_back(rt)
+            await until(lambda: rt.registry.live() == [])
+        carried = [each.message for _, response in done if response for each in response.notifications]
+        told = carried + [each.message for each in await rt.registry.store.news("main")]
+        found = {record.call_id: record for record in await rows(rt)}
+        assert sorted(found) == sorted(f"v{n}" for n in range(len(plans))), "each call has one row"
+        for n, ((tool, ms, fate, _), (_, response)) in enumerate(zip(plans, done, strict=True)):
+            record = found[f"v{n}"]
+            state = record.state
+            assert isinstance(state, Stopped) or (tool == "parks" and record.parking), (record, response)
+            if fate == "taken" and tool in ("nap", "takes_key"):
+                assert response.result == f"napped {ms}" and state.outcome == Ok(response.result)
+            named = [message for message in told if f"`call:v{n}`" in message]
+            assert len(named) == (record.stateful and isinstance(state, Stopped)), (told, record)
+        before = {uid: record.state for uid, record in found.items()}
+    async with Runtime(TOOLS, store=store) as rt:
+        assert {record.call_id: record.state for record in await rows(rt)} == before
+    assert orphans(store) == []
+
+
+@settings(max_examples=25)
+@given(st.lists(visits, min_size=1, max_size=8))
+def test_R4_calls_that_are_taken_left_and_cancelled_at_any_moment(plans: list[tuple[str, int, Fate, int]]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(happens(plans, Path(directory)))
+
+
+# The end of everything
+
+
+@pytest.mark.parametrize("tool", [tool.name for tool in TOOLS])
+@pytest.mark.parametrize("moment", [0, 4, 12])
+async def test_R6_closing_right_after_a_call_has_begun(tmp_path: Path, tool: str, moment: int) -> None:
+    store = stored_in(tmp_path)
+    rt = await Runtime(TOOLS, store=store).__aenter__()
+    calls = [ToolCall(f"c{ms}", tool, {"ms": ms}) for ms in MILLISECONDS]
+    begun = [await rt.desk("main").begin(call) for call in calls]
+    answers = [asyncio.create_task(visit.response()) for visit in begun]
+    await asyncio.sleep(moment / 1000)
+    await rt.close()
+    async with asyncio.timeout(5):
+        responses = await asyncio.gather(*answers)
+    async with Runtime(TOOLS, store=store) as rt:
+        found = {record.call_id: record for record in await rows(rt)}
+    for response in responses:
+        record = found[response.id]
+        if response.code == "runtime_closed":  # it waits for somebody else, and goes on doing so
+            assert record.parking is not None and not isinstance(record.state, Stopped)
+            continue
+        assert isinstance(record.state, Stopped) and record.owner is None
+        assert record.state.ended_by == ("shutdown" if response.code == "aborted" else "self")
+    assert orphans(store) == []
+
+
+@pytest.mark.parametrize("size", [1, 60_000])
+async def test_R4_the_end_of_an_unwritten_call_waits_for_room(tmp_path: Path, disk: Disk, size: int) -> None:
+    """The store has never heard of it when the disk is full; its answer comes when it has."""
+    go = asyncio.Event()
+
+    @holdfast.tool
+    async def work(size: int) -> str:
+        await go.wait()
+        return "x" * size
+
+    async with Runtime([work], store=stored_in(tmp_path)) as rt:
+        answers = [asyncio.create_task(rt.desk("main").call(ToolCall(f"w{n}", "work", {"size": size}))) for n in "123"]
+        await until(lambda: len(rt.registry.live()) == 3)
+        async with full(disk, rt):
+            go.set()
+            if size > 1:  # a small one finds room in the page that there is
+                await trouble(rt)
+                await asyncio.sleep(0.05)
+                assert not any(answer.done() for answer in answers), "durable before visible"
+        async with asyncio.timeout(5):
+            responses = await asyncio.gather(*answers)
+        assert [response.is_error for response in responses] == [False] * 3
+        states = [record.state for record in await rows(rt)]
+        assert [state.outcome for state in states if isinstance(state, Stopped)] == [Ok("x" * size)] * 3
+        assert not rt.batches
+
+
+async def busy(store: str, name: str) -> None:
+    """Calls without end. What is told is printed first."""
+
+    @holdfast.tool
+    async def ticket(call: Call, ms: int) -> Pending:
+        await asyncio.sleep(ms / 1000)
+        print(json.dumps({"key": await call.completion_key()}), flush=True)
+        return Pending()
+
+    async def client(rt: Runtime, number: int) -> None:
+        chance = random.Random(number)
+        desk = rt.desk(name)
+        for n in range(1_000_000):
+            tool = chance.choice(["nap", "nap", "prints", "takes_key", "ticket"])
+            call = ToolCall(f"{number}-{n}", tool, {"ms": chance.choice(MILLISECONDS)})
+            response = await desk.call(call, park_after=0)
+            print(json.dumps({"id": call.id, "tool": tool, "result": response.result}), flush=True)
+
+    async with Runtime([*TOOLS, ticket], store=store) as rt:
+        await asyncio.gather(*(client(rt, number) for number in range(6)))
+
+
+async def test_R4_what_two_killed_processes_have_told_is_so(tmp_path: Path) -> None:
+    store = stored_in(tmp_path)
+    told = {name: await asyncio.to_thread(lines, store, name, tmp_path) for name in ("first", "second")}
+    left = await _two_at_once(store, tmp_path)
+    for name, more in left.items():
+        told[name] = told.get(name, []) + more
+
+    @holdfast.tool
+    async def ticket(call: Call, ms: int) -> Pending:
+        return Pending()
+
+    async with Runtime([*TOOLS, ticket], store=store) as rt:
+        await until(lambda: rt.registry.live() == [])
+        found = {(record.conversation, record.call_id): record for record in await rows(rt)}
+        assert all(isinstance(each.state, Stopped) or each.parking is not None for each in found.values())
+        for name, said in told.items():
+            assert len(said) > 30
+            for line in said:
+                if "key" in line:
+                    assert str(await rt.resolve(line["key"], ok(1))) in ("accepted", "already_resolved")
+                    continue
+                record = found[name, line["id"]]
+                if line["tool"] == "ticket":
+                    assert record.stateful and record.id == json.loads(line["result"])["id"]
+                else:
+                    assert isinstance(record.state, Stopped) and isinstance(record.state.outcome, Ok)
+                    assert record.state.ended_by == "self"
+                    assert line["tool"] == "prints" or record.state.outcome.value == line["result"]
+    assert orphans(store) == []
+
+
+def started(store: str, name: str, directory: Path) -> "subprocess.Popen[str]":
+    code = f"import asyncio; from tests.durable.test_desk import busy; asyncio.run(busy({store!r}, {name!r}))"
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment(directory), stdout=subprocess.PIPE, text=True
+    )
+
+
+def lines(store: str, name: str, directory: Path) -> list[dict[str, Any]]:
+    """What a process says until it is killed, in the middle of its work."""
+    with started(store, name, directory) as process:
+        return _killed(process)
+
+
+def _killed(process: "subprocess.Popen[str]") -> list[dict[str, Any]]:
+    assert process.stdout is not None
+    said = [process.stdout.readline() for _ in range(40)]
+    process.send_signal(signal.SIGKILL)
+    said += process.stdout.readlines()
+    return [json.loads(line) for line in said if line.endswith("\n")]
+
+
+async def _two_at_once(store: str, directory: Path) -> dict[str, list[dict[str, Any]]]:
+    with started(store, "third", directory) as one, started(store, "fourth", directory) as other:
+        said = await asyncio.gather(asyncio.to_thread(_killed, one), asyncio.to_thread(_killed, other))
+    return dict(zip(("third", "fourth"), said, strict=True))
