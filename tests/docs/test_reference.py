@@ -159,6 +159,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "[runtime]": model.RuntimeSettings,
     "[wait_handles]": model.WaitHandleSettings,
     "[wait_handles.retention_secs]": model.WaitRetention,
+    "[workflows]": model.WorkflowSettings,
     "[mcp]": model.McpSettings,
     "[mcp.servers.<name>]": model.McpServerSettings,
 }

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from contextlib import closing, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -176,16 +176,17 @@ async def test_N3_the_end_of_a_left_call_is_news_once(tmp_path: Path, steps: int
 
     async with Runtime([work, nap], store=stored_in(tmp_path)) as rt:
         visit = await rt.desk("main").begin(ToolCall("w", "work"))
-        assert visit.handle is not None
+        handle = visit.handle
+        assert handle is not None
         if written:
-            rt.registry.write_down(visit.handle)
+            rt.registry.write_down(handle)
             await rt.registry.write(())
         visit.leave()
         for _ in range(steps):
             await asyncio.sleep(0)
         go.set()
         await handed_back(rt)
-        await until(lambda: not visit.handle.active)
+        await until(lambda: not handle.active)
         found = json.loads((await rt.desk("other").call(ToolCall("n", "list_wait_handles"))).result)
         assert found["handles"] == []  # of another conversation; and everything decided is visible by now
         assert [each.message for each in await rt.registry.store.news("main")] == ["`call:w` (work) stopped."]
@@ -219,6 +220,36 @@ async def test_N4_news_does_not_go_to_a_client_that_is_gone(tmp_path: Path, ms: 
         answer = (await post_modern(http, here.url, 3, "nap", ms=0)).text
         assert answer.count("`w` (work) stopped.") == 1
         await until(here.idle)
+
+
+@pytest.mark.parametrize("runtimes", [1, 2])
+async def test_N4_news_rides_once_whoever_answers(tmp_path: Path, runtimes: int) -> None:
+    """Side by side, and by two runtimes of one store: each end is told once."""
+
+    @holdfast.tool(actions=STATEFUL)
+    async def work(ms: int) -> str:
+        await asyncio.sleep(ms / 1000)
+        return "done"
+
+    told: list[str] = []
+
+    async def client(number: int, among: list[Runtime]) -> None:
+        chance = random.Random(number)
+        for n in range(12):
+            id, ms = f"{number}-{n}", chance.choice(MILLISECONDS)
+            spawned = ToolCall(id, "work", {"action": "spawn", "id": id, "ms": ms})
+            for call in (spawned, ToolCall("n", "nap", {"ms": ms})):
+                response = await chance.choice(among).desk("main").call(call)
+                told.extend(each.message for each in response.notifications)
+
+    async with AsyncExitStack() as stack:
+        store = stored_in(tmp_path)
+        among = [await stack.enter_async_context(Runtime([nap, work], store=store)) for _ in range(runtimes)]
+        await asyncio.gather(*(client(number, among) for number in range(4)))
+        await until(lambda: not any(rt.registry.live() for rt in among))
+        last = await among[0].desk("main").call(ToolCall("n", "nap", {"ms": 0}))
+        told.extend(each.message for each in last.notifications)
+    assert sorted(told) == sorted(f"`{number}-{n}` (work) stopped." for number in range(4) for n in range(12))
 
 
 # Whatever happens to several of them
@@ -264,7 +295,8 @@ async def happens(plans: list[tuple[str, int, Fate, int]], directory: Path) -> N
             state = record.state
             assert isinstance(state, Stopped) or (tool == "parks" and record.parking), (record, response)
             if fate == "taken" and tool in ("nap", "takes_key"):
-                assert response.result == f"napped {ms}" and state.outcome == Ok(response.result)
+                assert response.result == f"napped {ms}"
+                assert isinstance(state, Stopped) and state.outcome == Ok(response.result)
             named = [message for message in told if f"`call:v{n}`" in message]
             assert len(named) == (record.stateful and isinstance(state, Stopped)), (told, record)
         before = {uid: record.state for uid, record in found.items()}

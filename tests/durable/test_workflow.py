@@ -112,10 +112,12 @@ async def test_W10_an_event_is_waited_for_over_a_power_cut(tmp_path: Path) -> No
         await until(lambda: journaled(rt, "w", 4))
         info = await rt.handle("w", conversation="main")
         (event,) = await rt.process_events(info.uid)
+        key = (await rt.keys("w", conversation="main"))["w:1:approved"]
         cut = power_cut(store)
-    assert event.type == "workflow.waiting" and event.payload["event"] == "approved"
+    assert event.type == "workflow.waiting"
+    assert event.payload == {"stepId": "w", "event": "approved", "key_id": key.key_id}
     async with Runtime([tool], store=cut, clock=clock) as rt:
-        assert str(await rt.resolve(event.payload["key"], ok({"by": "me"}))) == "accepted"
+        assert str(await rt.resolve(key, ok({"by": "me"}))) == "accepted"
         outcome = (await stopped(rt, "w")).outcome
         assert isinstance(outcome, Ok) and outcome.value["finalOutput"] == [2, "me"]
         assert len(await rt.process_events(info.uid)) == 1

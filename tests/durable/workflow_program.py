@@ -32,7 +32,7 @@ class Around:
         self._call = call
         self._note = note
 
-    async def tool(self, name: str, arguments: dict[str, Any]) -> Any:
+    async def tool(self, name: str, arguments: dict[str, Any], entry: str) -> Any:
         if name != "note":
             raise ToolError(f"no tool `{name}`")
         return self._note(arguments)

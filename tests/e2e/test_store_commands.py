@@ -295,6 +295,17 @@ def test_a_reader_that_goes_away_is_no_matter(place: Place) -> None:
 # show
 
 
+def test_L1_show_prints_open_keys_to_whoever_asks_for_them(place: Place) -> None:
+    worker = place.worker()
+    (key,) = worker.run(spawn("steps", "s"))
+    (parked,) = worker.run(spawn("approve", "a"))
+    assert place.holdfast("show", "s", "--keys", "--json").json["keys"] == {"go:7": key}
+    assert f"keys\n  completion  {parked}\n" in place.holdfast("show", "a", "--keys").out
+    place.holdfast("complete", key, "--ok", "1")
+    place.holdfast("wait", "s")
+    assert place.holdfast("show", "s", "--keys", "--json").json["keys"] == {}
+
+
 def test_L1_show_has_everything_and_never_the_key(place: Place) -> None:
     worker = place.worker()
     (key,) = worker.run(spawn("steps", "s"))

@@ -1,5 +1,5 @@
-"""Whatever arguments a client sends (C9, W7, M1): it gets an answer that helps, never an error of the protocol and never
-a traceback in the log; an answer that is none fits its schema; and nothing is left of the call."""
+"""Whatever arguments a client sends (C9, W7, M1): it gets an answer that helps, never an error of the protocol, and no
+traceback is in the log; what is no error fits its schema; and nothing is left of the call."""
 
 import asyncio
 import json
@@ -21,10 +21,11 @@ from tests.mcp.clients import ERAS, MODERN
 from tests.mcp.serving import serving
 
 import holdfast
-from holdfast import Call, Runtime
+from holdfast import AgentRequest, Call, Runtime
 from holdfast.mcp.results import described
 from holdfast.mcp.server import Server
 from holdfast.testing import VirtualClock
+from holdfast.tools.workflow.configs import COMMON, READERS
 
 Calls = list[tuple[str, dict[str, Any]]]
 
@@ -57,9 +58,9 @@ async def talk(call: Call, text: str = "") -> str:
 def opened(store: str = "memory:") -> Runtime:
     runtime = Runtime([echo, talk], store=store)
 
-    @runtime.agent
-    async def clerk(prompt: str) -> str:
-        return prompt
+    @runtime.agent("clerk")
+    async def clerk(call: Call, request: AgentRequest) -> str:
+        return request.prompt
 
     return runtime
 
@@ -77,7 +78,9 @@ IDS = st.sampled_from(["h", "g", "task_t", "s", "clerk"]) | st.sampled_from(
 NUMBERS = st.sampled_from([0, 1, 2, 5.0, 0.5, 1000]) | st.sampled_from(
     [-1, -0.0, 1e-320, 1e14, 1e15, 1e308, -1e308, 2**31, 2**53, 2**63, 2**64, 10**400, float("nan"), float("inf")]
 )
-WORDS = IDS | st.sampled_from(["all", "any", "1 + 1", "steps.a", "vars.x", "((", "1 / 0", "\x1b[31m", "hello"]) | st.text()
+WORDS = (
+    IDS | st.sampled_from(["all", "any", "1 + 1", "steps.a", "vars.x", "((", "1 / 0", "\x1b[31m", "hello"]) | st.text()
+)
 
 
 def nested(levels: int) -> Any:
@@ -95,29 +98,83 @@ ANYTHING = st.recursive(
 OBJECTS = st.sampled_from([{}, {"k": 1}, {"k" * 3000: LONG}, {str(n): n for n in range(2000)}]) | st.dictionaries(
     WORDS, ANYTHING, max_size=3
 )
-LISTS_OF_IDS = (
-    st.lists(IDS, max_size=4)
-    | st.just(["h"] * 1000)
-    | st.just([f"n{n}" for n in range(1000)])
+LISTS_OF_IDS = st.lists(IDS, max_size=4) | st.just(["h"] * 1000) | st.just([f"n{n}" for n in range(1000)])
+EXPRESSIONS = st.sampled_from(
+    ["1", "input", "data", "true", "[1, 2]", "{'a': 1}", "steps.s1", "vars.x", "item", "error", "size(input)", "null"]
+) | st.sampled_from(
+    ["", "((", "nobody", "1 / 0", "9223372036854775807 + 1", "1.0 / 0.0", "b'\\xff'", "input.a.b", LONG]
 )
-KINDS = (
-    "agent tool api condition transform delay parallel loop try_catch switch merge set_variable get_variable wait none"
-).split()
-FIELDS = (
-    "tool arguments url method expression condition then else items steps branches cases default value ms duration "
-    "maxIterations try catch mode handleId handleIds timeoutMs name agentId prompt continueOnError preserveData"
-).split()
 
 
-def steps(inside: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    config = st.dictionaries(st.sampled_from(FIELDS), inside | st.builds(lambda each: {"cel": each}, WORDS), max_size=4)
-    required = {"id": st.sampled_from(["a", "b", "c", ""]), "type": st.sampled_from(KINDS)}
-    jumps = {name: WORDS for name in ("onSuccess", "onError", "condition", "skipIf")}
-    step = st.fixed_dictionaries(required, optional={"config": config, **jumps})
-    return st.lists(step | step | inside, max_size=3)
+def in_config(name: str, nested: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """What a field of a step may be."""
+    match name:
+        case "expression":
+            return EXPRESSIONS
+        case "then" | "else" | "steps" | "try" | "catch":
+            return nested
+        case "branches":
+            return st.lists(nested, max_size=2)
+        case "cases":
+            return st.lists(st.fixed_dictionaries({"equals": ANYTHING, "steps": nested}), max_size=2)
+        case "ms" | "duration" | "maxIterations" | "concurrency" | "timeoutMs":
+            return NUMBERS
+        case "name" | "agentId" | "handleId" | "event":
+            return st.sampled_from(["echo", "talk", "clerk", "x"]) | IDS
+        case "url":
+            return st.sampled_from(["ftp://nowhere", ""])  # none that would be looked up
+        case "mode":
+            return st.sampled_from(["all", "any", "race", "object", "array", ""])
+        case "handleIds":
+            return LISTS_OF_IDS
+        case "arguments":
+            return st.just({"text": "hi"}) | OBJECTS
+    return ANYTHING | st.builds(lambda each: {"cel": each}, EXPRESSIONS)
 
 
-STEPS = st.just([{"id": "a", "type": "transform", "config": {"expression": "1"}}]) | steps(steps(ANYTHING) | ANYTHING)
+NEEDED = {
+    "agent": ("agentId", "prompt"), "tool": ("name", "arguments"), "api": ("url",), "condition": ("expression",),
+    "transform": ("expression",), "parallel": ("branches",), "loop": ("steps",), "try_catch": ("try", "catch"),
+    "switch": ("value", "cases"), "merge": ("values",), "set_variable": ("name", "value"), "get_variable": ("name",),
+    "wait": ("handleIds",),
+}  # fmt: skip
+
+
+def step_of(kind: str, nested: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    names = [*READERS[kind][1], *COMMON]
+    needed = {name: in_config(name, nested) for name in NEEDED.get(kind, ())}
+    further = {name: in_config(name, nested) for name in names if name not in needed}
+    config = st.fixed_dictionaries(needed) | st.fixed_dictionaries(needed, optional=further)
+    around = dict.fromkeys(("condition", "skipIf"), EXPRESSIONS)
+    jumps = dict.fromkeys(("onSuccess", "onError"), st.sampled_from(["s1", "s2", "$end", "nowhere"]))
+    fixed = {"type": st.just(kind), "config": config}
+    return st.fixed_dictionaries(fixed) | st.fixed_dictionaries(fixed, optional={**around, **jumps})
+
+
+def lists_of_steps(nested: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    step = st.one_of([step_of(kind, nested) for kind in READERS])
+    return st.lists(step, min_size=1, max_size=3)
+
+
+def numbered(steps: Any) -> Any:
+    """The same with an id for each step, as a workflow needs it."""
+    count = 0
+
+    def walk(value: Any) -> Any:
+        nonlocal count
+        if isinstance(value, list):
+            return [walk(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        if "type" in value and "config" in value:
+            count += 1
+            value = {"id": f"s{count}", **value}
+        return {key: walk(each) for key, each in value.items()}
+
+    return walk(steps)
+
+
+STEPS = lists_of_steps(lists_of_steps(st.just([]))).map(numbered)
 
 
 def fitting(name: str, schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
@@ -150,7 +207,7 @@ def arguments(schema: Mapping[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     required = schema.get("required", ())
     fields = {name: fitting(name, each) for name, each in schema.get("properties", {}).items()}
     # one of three calls has something in it that does not even have the right type
-    odd = {name: ANYTHING for name in fields} | {"surplus": ANYTHING}
+    odd = dict.fromkeys(fields, ANYTHING) | {"surplus": ANYTHING}
     needed = {name: each for name, each in fields.items() if name in required}
     further = {name: each for name, each in fields.items() if name not in required}
     near = st.fixed_dictionaries(needed, optional=further)
@@ -202,10 +259,10 @@ def helps(name: str, result: mcp_types.CallToolResult, objects: bool) -> None:
             said = json.loads(block.text)
             assert said.get("isError") is True or (name == "wait_for" and said["status"] == "failed"), said
             assert isinstance(said["error"], str) and said["error"], said
-    elif tools()[name].output_schema is not None:
+    elif (schema := tools()[name].output_schema) is not None:
         # as it arrives: what JSON does not know, such as NaN, is something else there
         arrived = json.loads(result.model_dump_json(by_alias=True))["structuredContent"]
-        jsonschema_rs.validator_for(tools()[name].output_schema).validate(arrived)
+        jsonschema_rs.validator_for(schema).validate(arrived)
 
 
 async def said(runtime: Runtime, client: Client, sent: Calls) -> None:
@@ -228,14 +285,38 @@ async def session(era: str, sent: Calls) -> None:
             await asyncio.sleep(1)  # what was given up has ended
         assert not runtime.batches
         assert [handle.id for handle in runtime.registry.live() if not handle.stateful] == []
-        assert not any(handle.watchers for handle in runtime.registry.live() if handle.tool.name == "create_wait_handle")
+        assert not any(
+            handle.watchers for handle in runtime.registry.live() if handle.tool.name == "create_wait_handle"
+        )
 
 
-@settings(max_examples=60)
+@settings(max_examples=80)
 @given(st.sampled_from(ERAS), calls())
 def test_C9_any_arguments_get_an_answer_that_helps(era: str, sent: Calls) -> None:
     with quiet_log():
         VirtualClock().run(session(era, sent))
+
+
+async def run(steps: Any) -> None:
+    async with opened() as runtime, Client(Server(runtime), mode=MODERN) as client:
+        for name, arguments in PREPARED:
+            assert not (await client.session.call_tool(name, arguments)).is_error
+        workflow = {"workflowId": "w", "name": "W", "steps": steps, "timeoutMs": 60_000}
+        started = await client.session.call_tool("execute_workflow_async", workflow)
+        helps("execute_workflow_async", started, True)
+        if not started.is_error:
+            assert started.structured_content is not None
+            handle = {"handleId": started.structured_content["handleId"]}
+            ended = await client.session.call_tool("wait_for", handle)
+            helps("wait_for", ended, True)
+
+
+@settings(max_examples=60)
+@given(STEPS)
+def test_W10_any_workflow_ends_in_words(steps: Any) -> None:
+    """It is refused, or comes to an end that says what was wrong."""
+    with quiet_log():
+        VirtualClock().run(run(steps))
 
 
 H = {"handleId": "h"}
@@ -275,18 +356,17 @@ EDGES: Calls = [
 @pytest.mark.parametrize("store", ["memory:", "sqlite:///{}/work.db"])
 async def test_W7_what_a_store_cannot_keep_is_told_as_well(tmp_path: Path, store: str) -> None:
     with quiet_log():
-        async with opened(store.format(tmp_path)) as runtime:
-            async with Client(Server(runtime), mode=MODERN) as client:
-                for name, arguments in PREPARED:
-                    assert not (await client.session.call_tool(name, arguments)).is_error
-                for name, arguments in EDGES:
-                    try:
-                        async with asyncio.timeout(0.2):
-                            result = await client.session.call_tool(name, arguments)
-                    except TimeoutError:
-                        assert name in ("await", "sleep"), name
-                        continue
-                    helps(name, result, runtime.toolbox.find(name).errors == "object")
+        async with opened(store.format(tmp_path)) as runtime, Client(Server(runtime), mode=MODERN) as client:
+            for name, arguments in PREPARED:
+                assert not (await client.session.call_tool(name, arguments)).is_error
+            for name, arguments in EDGES:
+                try:
+                    async with asyncio.timeout(0.2):
+                        result = await client.session.call_tool(name, arguments)
+                except TimeoutError:
+                    assert name in ("await", "sleep"), name
+                    continue
+                helps(name, result, runtime.toolbox.find(name).errors == "object")
 
 
 # What the SDK's client does not write

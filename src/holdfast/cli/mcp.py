@@ -68,6 +68,8 @@ def mcp(
     if port is None and (tokens is not None or url is not None or host != "127.0.0.1"):
         raise click.UsageError("--host, --url and --tokens go with --http PORT")
     loaded = load_config(the_config(config))
+    if url is not None and not urlsplit(url).scheme.startswith("http"):
+        raise click.UsageError("--url must begin with http:// or https://")
     if port is not None:
         check_bind(host, known)
     runtime = Runtime(store=store or store_of(loaded), config=loaded)
@@ -150,6 +152,8 @@ async def _http(app: Any, runtime: Runtime, host: str, port: int, url: str | Non
     import uvicorn
     from sse_starlette.sse import AppStatus
 
+    from holdfast.mcp.http import ANY
+
     # No access log: the path of a completion is its key (K5). Signals are ours.
     config = uvicorn.Config(
         app, access_log=False, log_level="warning", timeout_keep_alive=75, timeout_graceful_shutdown=_GRACE_SECS
@@ -160,7 +164,8 @@ async def _http(app: Any, runtime: Runtime, host: str, port: int, url: str | Non
     with _bound(host, port) as listening:
         bound = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
-        runtime.durability.complete_url = f"{(url or f'http://{shown}:{bound}').rstrip('/')}/complete"
+        if url is not None or host not in ANY:  # of all addresses it has none that others could use
+            runtime.durability.complete_url = f"{(url or f'http://{shown}:{bound}').rstrip('/')}/complete"
         click.echo(f"MCP at http://{shown}:{bound}/mcp", err=True)
         serving = asyncio.create_task(server._serve([listening]))
         try:

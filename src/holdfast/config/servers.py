@@ -6,8 +6,8 @@ from dataclasses import replace
 from holdfast.config.build import policy_fields, spawn_policy
 from holdfast.config.model import Config, McpServerSettings, ToolSettings
 from holdfast.config.source import DEFAULTS
-from holdfast.tools.base import Tool
-from holdfast.tools.remote.server import ANSWERS_SOON, McpServer, pattern
+from holdfast.tools.base import SpawnPolicy, Tool
+from holdfast.tools.remote.server import McpServer, pattern
 
 
 def mcp_servers(config: Config) -> list[McpServer]:
@@ -47,4 +47,6 @@ def _like(name: str, settings: ToolSettings) -> Tool:
     fields = policy_fields(settings, "head")
     if "on_crash" not in settings.model_fields_set:
         del fields["on_crash"]
-    return replace(pattern(), name=name, actions=settings.actions, spawn=spawn_policy(settings, ANSWERS_SOON), **fields)
+    return replace(
+        pattern(), name=name, actions=settings.actions, spawn=spawn_policy(settings, SpawnPolicy()), **fields
+    )

@@ -29,6 +29,7 @@ from holdfast.handles.state import (
     Waiting,
     transition,
 )
+from holdfast.handles.text import to_utf8
 from holdfast.store.base import (
     Changed,
     Exposed,
@@ -77,7 +78,12 @@ def check_id(id: object) -> str:
 
 def call_id(label: str) -> str:
     """The id of a one-shot call that gets one (D10): of its label, as far as that may be in an id (S6)."""
-    return f"call:{_BAD_IN_ID.sub('-', label)[:100]}"
+    return f"call:{_BAD_IN_ID.sub('-', to_utf8(label).decode())[:100]}"
+
+
+def _only_once(handle: Handle) -> bool:
+    launching = handle.tool.launching
+    return launching is not None and bool(launching.once)
 
 
 class Registry(Cache):
@@ -128,7 +134,7 @@ class Registry(Cache):
         Those that have their record as `unwritten` are known here only, until `write_down`.
         """
         ops: list[Op] = [] if opened is None else [opened]
-        ops += [Registered(record) for handle, record in new if handle.unwritten is None]
+        ops += [Registered(record, _only_once(handle)) for handle, record in new if handle.unwritten is None]
         handles = [handle for handle, _ in new]
         self.store.commit(ops, partial(self._registered, handles, done), failed)
 

@@ -26,9 +26,7 @@ from mcp_types import (
 )
 
 from holdfast.errors import HoldfastError, ToolError
-from holdfast.handles.handle import Handle, Watcher
-from holdfast.handles.state import Ok, Stopped
-from holdfast.handles.text import to_utf8
+from holdfast.handles.handle import Handle, OnStop, Watcher
 from holdfast.mcp.elicit import Asker, Elicit
 from holdfast.mcp.results import result
 from holdfast.runtime import Runtime
@@ -113,8 +111,7 @@ class Calls:
         asker = Asker() if elicits(ctx) else None
         if asker is not None and ctx.session.can_send_request:
             asker.ask_by(by_request(ctx))
-        label = to_utf8(str(ctx.request_id)).decode()  # as it can be stored
-        call = ToolCall(label, params.name, dict(params.arguments or {}))
+        call = ToolCall(str(ctx.request_id), params.name, dict(params.arguments or {}))
         people = None if asker is None else People(asker)
         try:
             desk = self.desk(ctx)
@@ -177,7 +174,7 @@ class Calls:
         reporting = asyncio.create_task(report(ctx, handle)) if _wants_progress(ctx) and handle is not None else None
         asked = None
         if asker is not None and not ctx.session.can_send_request:
-            asked = asyncio.create_task(_until_asked(asker))
+            asked = asyncio.ensure_future(asker.asked.wait())
         gone = asyncio.create_task(_until_gone(ctx)) if ctx.session.can_send_request and ctx.request else None
         try:
             waits = [each for each in (answered, asked, gone) if each is not None]
@@ -189,14 +186,7 @@ class Calls:
             if not answered.done():
                 return result(served.tool, "nobody takes this answer", True)
             response = answered.result()
-            return result(
-                served.tool,
-                response.model,
-                response.is_error,
-                response.notifications,
-                code=response.code,
-                value=value_of(handle),
-            )
+            return result(served.tool, response.model, response.is_error, response.notifications, code=response.code)
         except asyncio.CancelledError:
             self.left(ctx, served)
             raise
@@ -217,6 +207,8 @@ class Calls:
             return self._needs_input(requests, handle.uid)
         state = secrets.token_urlsafe(16)
         self._asking[state] = served
+        if handle is not None:  # a spawn that is aborted meanwhile
+            handle.watch(OnStop(lambda _: self._never_back(state)))
         asyncio.get_running_loop().call_later(_BACK_SECS, self._never_back, state)
         return self._needs_input(requests, state)
 
@@ -273,12 +265,6 @@ def by_request(ctx: Context, meta: dict[str, Any] | None = None) -> Elicit:
     return elicit
 
 
-def value_of(handle: Handle | None) -> Any:
-    """What a one-shot call returned."""
-    state = handle.state if handle is not None and not handle.stateful else None
-    return state.outcome.value if isinstance(state, Stopped) and isinstance(state.outcome, Ok) else None
-
-
 def plain(said: Any) -> Any:
     """A response of the client as JSON."""
     return said.model_dump(by_alias=True, exclude_none=True) if hasattr(said, "model_dump") else said
@@ -288,11 +274,6 @@ async def _until_gone(ctx: Context) -> None:
     """Until a 2025 client over HTTP has gone."""
     gone = ctx.request.scope.get(GONE) if ctx.request is not None else None
     await (gone.wait() if gone is not None else asyncio.Event().wait())
-
-
-async def _until_asked(asker: Asker) -> None:
-    while not asker.asked.is_set():
-        await asker.asked.wait()
 
 
 def _wants_progress(ctx: Context) -> bool:

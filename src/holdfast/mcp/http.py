@@ -27,7 +27,7 @@ from holdfast.mcp.calls import GONE, PRINCIPAL
 from holdfast.mcp.server import Server
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_ANY = ("0.0.0.0", "::", "[::]")
+ANY = ("0.0.0.0", "::", "[::]")
 """Bound to all addresses, it has names that nobody can list. That takes a token, which a stranger's page has not."""
 _STATUS = {"accepted": 200, "already_resolved": 409, "unknown_or_revoked": 404}
 _PRINCIPAL = re.compile(r"[A-Za-z0-9._@-]{1,64}")
@@ -50,6 +50,8 @@ def check_bind(host: str, tokens: Mapping[str, str]) -> None:
                 "`principal token` lines in --tokens; or bind 127.0.0.1"
             ]
         )
+    if len(set(tokens.values())) < len(tokens):
+        raise ConfigError(["two principals have the same token; each needs one of its own"])
     for principal, token in tokens.items():
         if not _PRINCIPAL.fullmatch(principal):  # which may be a token, at the wrong place: not shown (K5)
             raise ConfigError(
@@ -93,7 +95,7 @@ class Door:
         self._tells_gone = tells_gone
         self._tokens = {name: token.encode() for name, token in tokens.items()}
         self._hosts = {*_LOOPBACK, *(host.lower().strip("[]") for host in hosts)}
-        self._any_host = bool(tokens) and any(host in _ANY for host in hosts)
+        self._any_host = bool(tokens) and any(host in ANY for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

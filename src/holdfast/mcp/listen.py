@@ -145,7 +145,11 @@ class Listeners:
             connection.exit_stack.callback(self._left, id(connection))
         if uri not in mine.subscribed:
             mine.subscribed[uri] = Changes(lambda _: None)  # taken, should it be asked for again meanwhile
-            (mine.subscribed[uri],) = await self._watch_resources(ctx, [uri], mine.changed)
+            (changes,) = await self._watch_resources(ctx, [uri], mine.changed)
+            if uri in mine.subscribed:
+                mine.subscribed[uri] = changes
+            else:  # it has gone, or does not want it any more
+                changes.close()
         return EmptyResult()
 
     async def unsubscribe(self, ctx: Context, params: UnsubscribeRequestParams) -> EmptyResult:
@@ -198,8 +202,8 @@ class _Session:
 
     def close(self) -> None:
         self._telling.cancel()
-        for changes in self.subscribed.values():
-            changes.close()
+        while self.subscribed:
+            self.subscribed.popitem()[1].close()
 
 
 class _Stream:

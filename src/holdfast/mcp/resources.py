@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import msgspec
 
@@ -12,11 +12,6 @@ from holdfast.handles.registry import Registry
 LIST = "holdfast://handles"
 ONE = "holdfast://handles/{id}"
 _LISTED = 1000
-
-
-def uri_of(id: str) -> str:
-    """The resource of a handle."""
-    return f"{LIST}/{quote(id, safe=':')}"
 
 
 def id_of(uri: str) -> str | None:

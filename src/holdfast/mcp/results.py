@@ -48,12 +48,10 @@ def result(
     news: Sequence[Notification] = (),
     *,
     code: str | None = None,
-    value: Any = None,
 ) -> CallToolResult:
     """What a call is answered with; news rides on it as a text of its own (M5).
 
-    A call that was ended has no result, which is an error to the client, though not the tool's (S3). `value` is what
-    the tool returned.
+    A call that was ended has no result, which is an error to the client, though not the tool's (S3).
     """
     if code in _NO_RESULT:
         is_error = True
@@ -64,7 +62,7 @@ def result(
         content.append(TextContent(type="text", text=notification_block(news)))
     structured = None
     if not is_error and tool is not None and _form(tool) is not None:
-        structured = _structured(text, value)
+        structured = _structured(text)
     return CallToolResult(content=content, structured_content=structured, is_error=is_error)
 
 
@@ -78,11 +76,11 @@ def _form(tool: Tool) -> dict[str, Any] | None:
     return {key: value for key, value in tool.returns.items() if key not in ("required", "additionalProperties")}
 
 
-def _structured(text: str, value: Any) -> dict[str, Any]:
-    """The object that a text is the JSON of, cut in its strings (O3); where more had to be cut, the whole one; of any
-    other text an object with it."""
+def _structured(text: str) -> dict[str, Any]:
+    """The object that a text is the JSON of, cut in its strings (O3); of any other text, also where more had to be cut,
+    an object with it."""
     try:
         shown = msgspec.json.decode(text)
     except msgspec.DecodeError:
-        shown = value
+        shown = None
     return shown if isinstance(shown, dict) else {"message": text}

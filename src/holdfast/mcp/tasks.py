@@ -21,7 +21,7 @@ from pydantic import Field
 from holdfast.errors import HoldfastError
 from holdfast.handles.handle import Handle, OnStop
 from holdfast.handles.state import Error, Outcome, Reply, Stopped, Waiting
-from holdfast.mcp.calls import Calls, Context, Served, elicits, plain, unknown, value_of
+from holdfast.mcp.calls import Calls, Context, Served, elicits, plain, unknown
 from holdfast.mcp.elicit import Asker, Elicit, elicitation, question_form, question_key
 from holdfast.mcp.results import may_be_task, result
 from holdfast.store.base import Annotated, TakenBack
@@ -293,7 +293,7 @@ class Tasks(Extension):
         if handle.parking is not None or handle.stateful:  # its end was news (D9), and this shows it
             taken = TakenBack(handle.conversation, ((handle.uid, "stopped"),))
             await runtime.registry.write((taken,))
-        answer = result(handle.tool, reply.model, reply.is_error, code=reply.code, value=value_of(handle))
+        answer = result(handle.tool, reply.model, reply.is_error, code=reply.code)
         return answer.model_dump(by_alias=True, exclude_none=True, mode="json")
 
     def ask_by(self, handle: Handle, elicit: Elicit | None) -> None:

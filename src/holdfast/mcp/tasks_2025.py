@@ -109,6 +109,8 @@ class Tasks2025:
 
     async def _list(self, ctx: Context) -> dict[str, Any]:
         cursor = (ctx.params or {}).get("cursor")
+        if cursor is not None and not isinstance(cursor, str):
+            raise MCPError(INVALID_PARAMS, "`cursor` must be the `nextCursor` of the page before")
         registry = self._calls.runtime.registry
         records = await registry.store.handles(
             conversation=self._calls.conversation(ctx), stateful=None, after=cursor, limit=_PAGE

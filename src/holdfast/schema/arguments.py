@@ -97,7 +97,9 @@ class ArgumentCheck:
 
     def _with_defaults(self, arguments: dict[str, Any]) -> dict[str, Any]:
         for name in self._whole:
-            if isinstance(given := arguments.get(name), float):  # `5.0`, which is an integer to JSON Schema
+            if (
+                isinstance(given := arguments.get(name), float) and given.is_integer()
+            ):  # `5.0`, which is an integer to JSON Schema
                 arguments = arguments | {name: int(given)}
         absent = {name: default for name, default in self._defaults if name not in arguments}
         for name, default in absent.items():

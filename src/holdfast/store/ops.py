@@ -57,6 +57,8 @@ class Registered(msgspec.Struct, frozen=True, gc=False):
     """
 
     record: Record
+    once: bool = False
+    """Refused also if there is a handle of that id in any state (W7)."""
 
 
 class Changed(msgspec.Struct, frozen=True, gc=False):

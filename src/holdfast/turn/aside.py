@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.errors import ToolError
-from holdfast.handles.handle import Handle
+from holdfast.handles.handle import Handle, OnStop
 from holdfast.handles.state import EndedBy, Error, Ok, Reply, Stopped
 from holdfast.handles.view import Handles
 from holdfast.tools.base import Tool
@@ -91,9 +91,13 @@ class Aside:
             return None
         if handle.tool.source == "builtin":
             return None
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        watcher = OnStop(lambda _: None if over.done() else over.set_result(None))
+        handle.watch(watcher)
         try:
-            await all_stopped([handle])
+            await over
         except asyncio.CancelledError:
+            handle.unwatch(watcher)
             if not self._runtime.closing:
                 self._give_up(handle)
             raise
@@ -101,8 +105,13 @@ class Aside:
 
     def _give_up(self, handle: Handle | None) -> None:
         """Nobody wants the call any more: it is aborted, and by that told from one that was cancelled from outside."""
-        if handle is not None and handle.active and not handle.stateful:
-            self._runtime.registry.run_soon(self.end(handle, Error(CANCELLED, "cancelled"), "abort"))
+        if handle is None or not handle.active or handle.stateful:
+            return
+        error = Error(CANCELLED, "cancelled")
+        if self._runtime.relay.elsewhere(handle):
+            self._runtime.registry.run_soon(self.end(handle, error, "abort"))
+        else:
+            self._runtime.admission.end(handle, error, "abort")
 
 
 def _counts(state: Stopped) -> bool:

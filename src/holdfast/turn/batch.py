@@ -12,6 +12,7 @@ from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.registry import Registry, call_id
 from holdfast.handles.state import Error, Reply, Running, Stopped, error_of
+from holdfast.handles.text import to_utf8
 from holdfast.handles.view import Handles
 from holdfast.limits import Limits
 from holdfast.store.base import Opened, Record
@@ -137,6 +138,9 @@ class Batch:
         """The store did not take the batch: nothing of it ran."""
         code = error.code if isinstance(error, HoldfastError) else "store_unavailable"
         refusal = ToolError(f"{self._nothing_ran}: {error}", code=code)
+        once = next((_once(slot) for slot in self._slots if _once(slot)), None)
+        if code == "batch_rejected" and once is not None and len(self._slots) == 1:
+            refusal = once  # in the words of its rule (W7)
         self._replies = [error_reply(refusal, slot.tool) for slot in self._slots]
         if not self._answered.done():
             self._answered.set_result(None)
@@ -177,10 +181,10 @@ class Batch:
             id = slot.handle_id
             if slot.action != "spawn" or id is None:
                 continue
-            once = slot.tool.launching.once if slot.tool is not None and slot.tool.launching is not None else ""
-            active = id in names and (names[id].active or bool(once))
-            if once and (id in seen or active):
-                return ToolError(once.format(id=id), code="batch_rejected")
+            once = _once(slot)
+            active = id in names and (names[id].active or once is not None)
+            if once is not None and (id in seen or active):
+                return once
             if id in seen or active:
                 why = "is active already" if active else "is spawned twice in this batch"
                 return ToolError(
@@ -215,7 +219,7 @@ class Batch:
                 tool=slot.tool,
                 conversation=self._conversation,
                 turn=self._turn,
-                call_id=slot.call.id,
+                call_id=to_utf8(slot.call.id).decode(),  # as it can be stored
                 stateful=spawn,
                 priority=slot.tool.spawn.priority if slot.launch is None else slot.launch.priority,
                 kind=slot.tool.kind if slot.launch is None else slot.launch.kind,
@@ -377,6 +381,14 @@ def _may_be_over_at_once(handle: Handle) -> bool:
     tool = handle.tool
     lost_with_us = tool.on_crash == "fail" and tool.retry.policy == "never" and tool.source in ("python", "builtin")
     return not handle.stateful and isinstance(handle.state, Running) and lost_with_us and tool.result == "unattended"
+
+
+def _once(slot: Slot) -> ToolError | None:
+    """The refusal of a spawn by another name whose id is taken, of a tool that takes none twice (W7)."""
+    launching = slot.tool.launching if slot.tool is not None else None
+    if launching is None or not launching.once:
+        return None
+    return ToolError(launching.once.format(id=slot.handle_id), code="batch_rejected")
 
 
 def _numbered(slot: Slot) -> bool:

@@ -37,6 +37,8 @@ class Visit:
         self._answer: asyncio.Task[Response] | None = None
         self.left = False
         """Nobody takes the answer: nothing of it counts as shown, and no news rides on it."""
+        self.news: tuple[News, ...] = ()
+        """What rides on it."""
 
     @property
     def handle(self) -> Handle | None:
@@ -62,6 +64,7 @@ class Visit:
     def detach(self) -> None:
         """Nobody takes the answer; the call goes on and is looked after by its uid."""
         self.left = True
+        self._desk._give_back(self)
         if self._answer is None:
             self._answer = asyncio.create_task(self._desk._answered(self, self._slot.call))
 
@@ -135,8 +138,18 @@ class Desk:
             reply = error_reply(ToolError(error.message, code=error.code))
         finally:
             self._runtime.batches.discard(visit._batch)
-        news = () if visit.left else await self._record(reply)
-        return Response(call.id, reply.result, reply.is_error, reply.model, reply.code, notifications(news))
+        if not visit.left:
+            with contextlib.suppress(HoldfastError):  # the store cannot be read: news waits
+                visit.news = await self._record(reply)
+        if visit.left:
+            self._give_back(visit)
+        return Response(call.id, reply.result, reply.is_error, reply.model, reply.code, notifications(visit.news))
+
+    def _give_back(self, visit: Visit) -> None:
+        """News that nobody takes is queued again (N3)."""
+        news, visit.news = visit.news, ()
+        if news:
+            self._runtime.notifications.queue_again(news)
 
     async def _record(self, reply: Reply) -> tuple[News, ...]:
         """That the reply was given; without a turn, whatever waits rides on it."""

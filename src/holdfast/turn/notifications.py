@@ -104,11 +104,14 @@ class Notifications:
             raise
 
     def _queue_again(self, writing: "asyncio.Future[tuple[News, ...]]") -> None:
-        if writing.cancelled() or writing.exception() is not None:
-            return
+        if not writing.cancelled() and writing.exception() is None:
+            self.queue_again(writing.result())
+
+    def queue_again(self, news: Iterable[News]) -> None:
+        """Nobody has taken it."""
         again = [
             Notified(each.conversation, each.kind, each.level, each.message, each.at, each.uid, each.carriers)
-            for each in writing.result()
+            for each in news
         ]
         self._registry.store.commit(again, lambda _: None, lambda _: None, keep=True)
 

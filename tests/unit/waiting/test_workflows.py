@@ -3,10 +3,12 @@
 import asyncio
 from typing import Any
 
+import pytest
 from tests.unit.waiting.calls import Caller, calling
 
 import holdfast
 from holdfast import AgentRequest, Call, Runtime, ToolError
+from holdfast.config.model import Config, WorkflowSettings
 from holdfast.testing import VirtualClock
 
 
@@ -124,6 +126,61 @@ async def test_R5_W10_a_workflow_is_tried_again_where_it_failed(clock: VirtualCl
         id = (await run(ask, *steps, retry={"maxAttempts": 3, "baseDelayMs": 10}))["handleId"]
         assert (await ask.wait_for(id))["status"] == "completed"
         assert did == ["once", "flaky", "flaky", "flaky"]
+
+
+async def test_R5_W10_a_parked_call_whose_step_timed_out_is_made_again(clock: VirtualClock) -> None:
+    """It was ended for the workflow, so another attempt has another; what came from outside would count."""
+    keys: list[holdfast.Key] = []
+
+    @holdfast.tool
+    async def approve(call: Call) -> holdfast.Pending:
+        keys.append(await call.completion_key())
+        return holdfast.Pending()
+
+    async with calling(clock, approve) as ask:
+        given = step("a", "tool", name="approve", timeoutMs=1000)
+        id = (await run(ask, given, retry={"maxAttempts": 2, "baseDelayMs": 10}))["handleId"]
+        await clock.advance(1.5)
+        assert len(keys) == 2
+        assert str(await ask.rt.resolve(keys[0], {"status": "ok", "payload": 1})) == "already_resolved"
+        await ask.rt.resolve(keys[1], {"status": "ok", "payload": 2})
+        assert (await ask.wait_for(id))["result"]["finalOutput"] == 2
+
+
+async def test_K5_W10_what_a_workflow_waits_for_is_shown_without_its_key(clock: VirtualClock) -> None:
+    async with calling(clock) as ask:
+        id = (await run(ask, step("a", "wait", event="approved")))["handleId"]
+        await clock.advance(1)
+        ((name, key),) = (await ask.rt.keys(id, conversation="main")).items()
+        assert name == "a:1:approved"
+        info = await ask.rt.handle(id, conversation="main")
+        (event,) = await ask.rt.process_events(info.uid)
+        assert info.progress is not None and info.progress.message is not None
+        assert key.key_id in info.progress.message and event.payload["key_id"] == key.key_id
+        shown = (await ask.response("list_wait_handles")).result
+        shown += (await ask.response("wait_for", handleId=id, timeoutMs=1)).result
+        assert key.key_id in shown
+        for text in (shown, info.progress.message, str(event.payload)):
+            assert key not in text and "hf1." not in text
+        await ask.rt.resolve(key, {"status": "ok", "payload": "yes"})
+        assert (await ask.wait_for(id))["result"]["finalOutput"] == "yes"
+        assert await ask.rt.keys(id, conversation="main") == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        (WorkflowSettings(), "[workflows] private_addresses = true"),
+        (WorkflowSettings(private_addresses=True), "ConnectError"),  # nobody listens there
+    ],
+)
+async def test_K_an_api_step_reaches_this_machine_only_if_the_configuration_says_so(
+    settings: WorkflowSettings, error: str
+) -> None:
+    async with Runtime(config=Config(workflows=settings)) as rt:
+        ask = Caller(rt)
+        ended = await ask.wait_for((await run(ask, step("a", "api", url="http://127.0.0.1:9/")))["handleId"])
+    assert error in ended["error"]
 
 
 async def test_cancelling_a_workflow_cancels_the_tool_it_is_in(clock: VirtualClock) -> None:

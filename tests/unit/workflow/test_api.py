@@ -4,13 +4,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
-from tests.unit.workflow.world import cel, failed, run, step, workflow
+from tests.unit.workflow import world
+from tests.unit.workflow.world import cel, step, workflow
 
 from holdfast import ToolError
-from holdfast.tools.workflow.http import Http, _shown
+from holdfast.tools.workflow.http import Http, _shown, is_public
+
+run, failed = partial(world.run, private_addresses=True), partial(world.failed, private_addresses=True)
 
 Answer = Callable[[str, str, dict[str, str], bytes], tuple[int, dict[str, str], bytes]]
 
@@ -159,10 +164,68 @@ async def test_W10_redirects_are_followed_but_to_no_other_scheme_and_not_for_eve
     ],
 )
 async def test_W10_what_an_expression_made_is_checked_before_it_is_sent(request_: dict[str, Any], why: str) -> None:
-    http = Http()
+    http = Http(private=True)
     with pytest.raises(ToolError, match=why):
         await http.request({"method": "GET", "headers": {}, **request_})
     await http.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "localhost", "0.0.0.0", "[::ffff:127.0.0.1]", "2130706433"])
+async def test_K_a_server_of_this_machine_is_not_asked_unless_that_is_allowed(host: str) -> None:
+    asked: list[str] = []
+
+    def note(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        asked.append(path)
+        return 200, {}, b"secret"
+
+    async with server(note) as url:
+        port = url.rpartition(":")[2]
+        caught = await world.failed(workflow(api(f"http://{host}:{port}/mine")))
+    assert asked == [] and not caught.transient
+    assert "is not a public address; [workflows] private_addresses = true in holdfast.toml" in caught.message
+
+
+async def test_K_a_redirect_to_this_machine_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first hop is made public by name only: there is no server out there to ask."""
+    asked: list[str] = []
+
+    def redirect(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        asked.append(path)
+        return 302, {"location": "/inside"}, b""
+
+    checked: list[Any] = []
+
+    def once(address: Any) -> bool:
+        checked.append(address)
+        return len(checked) == 1
+
+    monkeypatch.setattr("holdfast.tools.workflow.http.is_public", once)
+    async with server(redirect) as url:
+        caught = await world.failed(workflow(api(url)))
+    assert asked == ["/"] and len(checked) == 2
+    assert "is not a public address" in caught.message
+
+
+async def test_W10_a_host_that_nobody_knows_is_a_transient_error() -> None:
+    caught = await world.failed(workflow(api("http://nobody.invalid/x")))
+    assert caught.transient and "`nobody.invalid` cannot be resolved" in caught.message
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",
+        "224.0.0.1", "255.255.255.255", "::", "::1", "fe80::1", "fc00::1", "fec0::1", "ff02::1", "::ffff:10.0.0.1",
+        "2002:7f00:1::", "64:ff9b::a9fe:a9fe", "::127.0.0.1",
+    ],
+)  # fmt: skip
+def test_K_addresses_that_are_not_public(address: str) -> None:
+    assert not is_public(ip_address(address))
+
+
+@pytest.mark.parametrize("address", ["93.184.215.14", "2606:2800:21f:cb07::1", "::ffff:8.8.8.8", "64:ff9b::808:808"])
+def test_K_addresses_that_are_public(address: str) -> None:
+    assert is_public(ip_address(address))
 
 
 def test_K5_errors_show_neither_the_query_nor_a_password() -> None:

@@ -125,10 +125,12 @@ async def test_W10_a_transient_error_is_tried_again_after_pauses_that_double(clo
 
     retry = {"maxAttempts": 5, "baseDelayMs": 1000, "maxDelayMs": 3000}
     fx = Effects()
-    result = await run(workflow(call("a", "t", {"retry": retry})), Around({"t": sometimes}), fx, now=clock.now)
+    around = Around({"t": sometimes})
+    result = await run(workflow(call("a", "t", {"retry": retry})), around, fx, now=clock.now)
     assert result["finalOutput"] == "done" and ids(result) == ["a"] and result["executionTime"] == 9000
     assert [round(later - times[0]) for later in times] == [0, 1, 3, 6, 9]
     assert fx.ran == ["start", "a:1", "a:1~2", "a:1~3", "a:1~4", "a:1~5"]
+    assert around.entries == fx.ran[1:]
 
 
 @pytest.mark.parametrize(("transient", "attempts"), [(True, 2), (False, 1)])
@@ -239,14 +241,15 @@ async def test_W10_a_wait_for_handles_asks_the_surroundings() -> None:
     assert "each a string" in await error(step("w", "wait", {"handleId": cel("3")}))
 
 
-async def test_W10_a_wait_for_an_event_tells_its_key_and_gives_what_it_brings() -> None:
+async def test_W10_K5_a_wait_for_an_event_tells_the_id_of_its_key_and_gives_what_it_brings() -> None:
     fx, around = Effects(), Around()
     running = asyncio.create_task(run(workflow(step("w", "wait", {"event": "approved"})), around, fx))
     fx.key("w:1:approved").set_result({"by": "me"})
     assert (await running)["finalOutput"] == {"by": "me"}
-    told = {"stepId": "w", "event": "approved", "key": "key-of-w:1:approved"}
+    told = {"stepId": "w", "event": "approved", "key_id": "id-of-w:1:approved"}
     assert fx.events == [("workflow.waiting", told)]
-    assert "w waits for the event `approved`; its key: key-of-w:1:approved" in [message for *_, message in around.told]
+    said = [message for *_, message in around.told]
+    assert "w waits for the event `approved` (key_id id-of-w:1:approved)" in said
 
 
 async def test_W10_a_wait_times_out_as_a_failure_of_its_step(clock: VirtualClock) -> None:

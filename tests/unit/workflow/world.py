@@ -78,7 +78,7 @@ class Effects:
         return self.brought.setdefault(name, asyncio.get_running_loop().create_future())
 
     async def external_event_key(self, name: str) -> Key:
-        return Key(f"key-of-{name}", "id")
+        return Key(f"key-of-{name}", f"id-of-{name}")
 
     async def await_event_json(self, key: str) -> Any:
         return await asyncio.shield(self.key(key.removeprefix("key-of-")))
@@ -102,10 +102,13 @@ class Around:
     def __init__(self, tools: Mapping[str, Answer] | None = None) -> None:
         self.tools = dict(tools or {})
         self.asked: list[Any] = []
+        self.entries: list[str] = []
+        """The names of the calls."""
         self.told: list[tuple[float, float | None, str | None]] = []
         self.handles: Callable[[Sequence[str], str], Awaitable[Any]] | None = None
 
-    async def tool(self, name: str, arguments: dict[str, Any]) -> Any:
+    async def tool(self, name: str, arguments: dict[str, Any], entry: str) -> Any:
+        self.entries.append(entry)
         self.asked.append([name, arguments])
         result = self.tools[name](arguments)
         return await result if isinstance(result, Awaitable) else result

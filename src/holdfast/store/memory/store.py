@@ -118,6 +118,8 @@ class MemoryStore(Turns):
         names, name = (known.names, record.id) if record.stateful else (known.labels, record.call_id)
         if record.stateful and name in names:
             self._check_free(known, name)
+            if op.once:
+                raise HoldfastError(f"handle id `{name}` was used before", code="batch_rejected")
         if uid in self._records:
             raise HoldfastError(f"handle `{uid}` exists already", code="batch_rejected")
         if self._undo is None:

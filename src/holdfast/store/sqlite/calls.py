@@ -30,6 +30,8 @@ def registered(tx: Transaction, op: base.Registered) -> None:
         _encoded(parking), encode(new.resources) if new.resources else None, _encoded(new.metadata),
         _encoded(new.progress), encode(state), encode(new.arguments),
     )  # fmt: skip
+    if op.once and tx.row(SQL["named"], (new.conversation, new.id)) is not None:
+        raise _taken(tx, new.uid, new.conversation, new.id)
     try:
         tx.run(_REGISTER, columns)
     except apsw.ConstraintError as error:

@@ -88,6 +88,10 @@ INSERT INTO handles (
     arguments
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- name: named
+-- Whether an id was ever used, as far as is known.
+SELECT 1 FROM handles WHERE conversation = ? AND id = ? AND stateful LIMIT 1;
+
 -- name: keep_output
 -- Where a handle's output is, once no more will come.
 INSERT INTO outputs (handle, kept, file) SELECT number, ?2, ?3 FROM handles WHERE uid = ?1

@@ -15,6 +15,7 @@ DESCRIPTION = (
     "Block until stateful tool handles reach completion. Use `any` to wait for the first handle to finish, `all` to "
     "wait for every handle to finish, or both to combine conditions."
 )
+_LONGEST = 10**9
 _IDS = {"type": "array", "items": {"type": "string"}}
 PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -29,7 +30,6 @@ PARAMETERS: dict[str, Any] = {
         },
         "timeout_secs": {
             "type": "integer",
-            "maximum": 10**9,
             "description": "Maximum seconds to wait. If exceeded, returns with current handle states. "
             "Omit for no timeout.",
         },
@@ -60,8 +60,9 @@ def await_tool(show: Callable[[Waited], Reply]) -> Tool:
     ) -> Reply:
         if not any and not all:
             raise ToolError("At least one handle ID required", code="invalid_arguments")
-        if timeout_secs is not None and timeout_secs < 0:
-            raise ToolError("`timeout_secs` must be 0 or more; leave it out to wait for ever", code="invalid_arguments")
+        if timeout_secs is not None and not 0 <= timeout_secs <= _LONGEST:
+            why = f"`timeout_secs` must be 0 or more, up to {_LONGEST}; leave it out to wait for ever"
+            raise ToolError(why, code="invalid_arguments")
         waited = call.handles.wait(all=all or (), any=any or (), timeout=timeout_secs, told=call.pass_on)
         return show(await waited)
 

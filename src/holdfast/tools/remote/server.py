@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.errors import ConfigError, ToolError
-from holdfast.tools.base import ACTIONS, Invocation, Live, RunMode, Sink, SpawnPolicy, Tool
+from holdfast.tools.base import ACTIONS, Invocation, Live, RunMode, Sink, Tool
 
 
 class NotMade:
@@ -19,16 +19,10 @@ class NotMade:
         raise ToolError(f"`{invocation.tool.name}` is a pattern of tools, not one", code="unknown_tool")
 
 
-ANSWERS_SOON = SpawnPolicy(settle_max_ms=400)
-"""It prints nothing by which one could tell that it has settled (C4); a question or its end comes soon, or late."""
-
-
 def pattern(run: RunMode = "ask") -> Tool:
     """What the tools of a server are like, before the server says what they are: they ask before they run (P1), and a
     task of the server is followed further after a crash."""
-    return Tool(
-        name="", runtime=NotMade(), source="mcp", actions=ACTIONS, run=run, on_crash="replay", spawn=ANSWERS_SOON
-    )
+    return Tool(name="", runtime=NotMade(), source="mcp", actions=ACTIONS, run=run, on_crash="replay")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

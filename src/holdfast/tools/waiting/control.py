@@ -86,9 +86,11 @@ def update_tool(around: Around) -> Tool:
             why = f"Wait handle {handle.id} is a task; its metadata is changed by `update_task_status`"
             raise ToolError(why, code="handle_of_another_tool")
         registry = call._durability.registry
-        changes = Annotated(
-            handle.uid, _progress(handle, arguments), arguments.get("priority"), small(arguments.get("metadata") or {})
-        )
+        said = arguments.get("metadata") or {}
+        if ours := [key for key in said if key.startswith("mcp.")]:
+            raise ToolError(f"metadata `{ours[0]}`: keys that begin with `mcp.` are ours", code="invalid_arguments")
+        small({**(handle.metadata or {}), **said})  # all of it, with what was said before
+        changes = Annotated(handle.uid, _progress(handle, arguments), arguments.get("priority"), said)
         try:
             (record,) = await registry.write((changes,), keep=False)
         except HoldfastError as error:
