@@ -136,4 +136,4 @@ async def test_W10_the_time_of_a_run_goes_on_while_nobody_runs_it(tmp_path: Path
     async with Runtime([tool], store=cut, clock=clock) as rt:
         outcome = (await stopped(rt, "w")).outcome
         assert isinstance(outcome, Error) and outcome.code == "timeout"
-        assert outcome.message == "the workflow timed out after 60 s"
+        assert outcome.message == "Operation timed out after 60000ms"

@@ -37,7 +37,7 @@ class Around:
             raise ToolError(f"no tool `{name}`")
         return self._note(arguments)
 
-    async def agent(self, agent_id: str, parameters: dict[str, Any]) -> Any:
+    async def agent(self, agent_id: str, parameters: dict[str, Any], entry: str) -> Any:
         raise ToolError(f"no agent `{agent_id}`")
 
     async def wait(self, ids: Sequence[str], mode: str, timeout: float | None) -> Any:

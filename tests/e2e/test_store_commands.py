@@ -297,8 +297,7 @@ def test_a_reader_that_goes_away_is_no_matter(place: Place) -> None:
 
 def test_L1_show_prints_open_keys_to_whoever_asks_for_them(place: Place) -> None:
     worker = place.worker()
-    (key,) = worker.run(spawn("steps", "s"))
-    (parked,) = worker.run(spawn("approve", "a"))
+    key, parked = worker.run(spawn("steps", "s"), spawn("approve", "a", what="a desk"))
     assert place.holdfast("show", "s", "--keys", "--json").json["keys"] == {"go:7": key}
     assert f"keys\n  completion  {parked}\n" in place.holdfast("show", "a", "--keys").out
     place.holdfast("complete", key, "--ok", "1")

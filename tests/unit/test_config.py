@@ -178,7 +178,8 @@ def test_F_the_file_is_found_upwards(tmp_path: Path) -> None:
     [
         (
             "x = 1",
-            "holdfast.toml:1: x: unknown key; known here: conversation, limits, store, runtime, wait_handles, mcp",
+            "holdfast.toml:1: x: unknown key; known here: conversation, limits, store, runtime, wait_handles, "
+            "workflows, mcp",
         ),
         (
             LOCAL + "timout_secs = 3",

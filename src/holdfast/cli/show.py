@@ -91,7 +91,9 @@ def _wait(row: WaitRow) -> dict[str, Any]:
 async def _keys(store: Store, record: Record) -> dict[str, str]:
     from holdfast.durable.waits import open_keys
 
-    return {} if isinstance(record.state, Stopped) else {**await open_keys(store, record.uid)}
+    if isinstance(record.state, Stopped):
+        return {}
+    return {name: str(key) for name, key in (await open_keys(store, record.uid)).items()}
 
 
 def _entry(entry: Entry) -> dict[str, Any]:

@@ -26,10 +26,11 @@ async def read_one(registry: Registry, conversation: str, id: str) -> str:
 
 
 async def read_list(registry: Registry, conversation: str) -> str:
-    """The handles of a conversation, as JSON: those that are live, then the newest of the others, so many of each."""
+    """The handles of a conversation, oldest first, as JSON: the newest of those that are live, and of the others."""
     live = await registry.page(conversation=conversation, status="pending", limit=_LISTED, newest=True)
     over = await registry.page(conversation=conversation, state="stopped", limit=_LISTED, newest=True)
-    return _json({"handles": [*live, *over], "truncated": _LISTED in (len(live), len(over))})
+    handles = sorted([*live, *over], key=lambda handle: handle.uid)
+    return _json({"handles": handles, "truncated": _LISTED in (len(live), len(over))})
 
 
 def _json(value: Any) -> str:

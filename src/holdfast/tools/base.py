@@ -305,6 +305,12 @@ class SupportsCancelHook(Protocol):
         """End the work outside. Called at least once."""
 
 
+class SupportsKnowing(Protocol):
+    """A runtime that can go on with some calls of its tool only: those whose arguments name what is here (R1)."""
+
+    def knows(self, arguments: Mapping[str, Any]) -> bool: ...
+
+
 class SupportsSlots(Protocol):
     """A runtime of which only so many calls run at once, whatever tools they belong to (Y2's threads)."""
 

@@ -94,7 +94,8 @@ class Recovery:
         """The tool of a call, with the policies that the call itself chose."""
         tool = None if self.leaves_calls else self._toolbox.get(record.tool)
         if tool is None or tool.launching is None:
-            return tool
+            knows = getattr(tool.runtime, "knows", None) if tool is not None else None  # SupportsKnowing
+            return tool if knows is None or knows(record.arguments) else None
         try:
             return tool.launching.read(record.arguments, self._registry.clock.now()).of(tool)
         except ToolError:  # what it names is not here, an agent say: somebody who has it will go on with it

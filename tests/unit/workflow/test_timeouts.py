@@ -64,7 +64,7 @@ async def test_W10_the_timeout_of_the_run_stops_it_and_what_was_done_is_kept(clo
     slow, began = Slow(), clock.now()
     steps = [transform("a", "1"), call("b", "t", {"continueOnError": True}, onError="c"), transform("c", "2")]
     caught = await failed(workflow(*steps, timeoutMs=10_000), Around({"t": slow}), now=clock.now)
-    assert (caught.message, caught.code) == ("the workflow timed out after 10 s", "timeout")
+    assert (caught.message, caught.code) == ("Operation timed out after 10000ms", "timeout")
     assert caught.partial["status"] == "timeout" and ids(caught.partial) == ["a", "b!"]
     assert caught.partial["steps"][1]["error"] == "it was stopped: the time was up"
     assert slow.stopped == [1] and clock.now() - began == 10

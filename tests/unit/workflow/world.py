@@ -113,7 +113,7 @@ class Around:
         result = self.tools[name](arguments)
         return await result if isinstance(result, Awaitable) else result
 
-    async def agent(self, agent_id: str, parameters: dict[str, Any]) -> Any:
+    async def agent(self, agent_id: str, parameters: dict[str, Any], entry: str) -> Any:
         self.asked.append([agent_id, parameters])
         if agent_id != "writer":
             raise ToolError(f"no agent `{agent_id}`; there is writer")

@@ -6,7 +6,7 @@ from holdfast.tools.waiting.cleanup import gc_tool
 from holdfast.tools.waiting.complete import complete_tool
 from holdfast.tools.waiting.control import cancel_tool, update_tool
 from holdfast.tools.waiting.create import create_tool
-from holdfast.tools.waiting.execute_agent import execute_agent_tool
+from holdfast.tools.waiting.execute_agent import agent_step_tool, execute_agent_tool
 from holdfast.tools.waiting.execute_workflow import execute_workflow_tool
 from holdfast.tools.waiting.listing import list_tool
 from holdfast.tools.waiting.sleep import sleep_tool
@@ -51,5 +51,6 @@ def wait_tools(around: Around) -> list[Tool]:
         gc_tool(around),
         execute_agent_tool(around),
         execute_workflow_tool(around),
+        agent_step_tool(around),
         *TaskTools(around).all(),
     ]

@@ -17,6 +17,7 @@ from holdfast.tools.waiting.tool import object_schema
 from holdfast.tools.waiting.view import TEXT
 
 NAME = "execute_agent_async"
+STEP = "agent_step"
 DESCRIPTION = "Execute an agent asynchronously. Returns a handle at once; wait for its result with wait_for."
 _PROMPT_SHOWN = 100
 
@@ -60,6 +61,25 @@ class _AgentRuns(Function):
 
         super().__init__(run, Signature(DESCRIPTION, PARAMETERS, "call", None))
         self.slots_of = agents.slots_of
+        self._agents = agents
+
+    def knows(self, arguments: Mapping[str, Any]) -> bool:
+        return self._agents.has(arguments["agentId"])
+
+
+def agent_step_tool(around: Around) -> Tool:
+    """What a step of a workflow calls to run an agent to its end: a call with a journal and a place in the queue of its
+    own (G2, W11)."""
+    return Tool(
+        name=STEP,
+        description="Run an agent to its end, for a step of a workflow.",
+        parameters=PARAMETERS,
+        runtime=_AgentRuns(around.agents),
+        kind="agent",
+        errors="object",
+        offered=False,
+        on_crash="replay",
+    )
 
 
 def execute_agent_tool(around: Around) -> Tool:

@@ -16,6 +16,7 @@ from holdfast.tools.base import Launch, Launching, SpawnPolicy, Tool
 from holdfast.tools.call import Call
 from holdfast.tools.waiting import launch
 from holdfast.tools.waiting.around import Around
+from holdfast.tools.waiting.execute_agent import STEP
 from holdfast.tools.waiting.find import find_all
 from holdfast.tools.waiting.tool import function_tool, object_schema
 from holdfast.tools.waiting.view import COUNT, TEXT, came_to
@@ -122,9 +123,9 @@ class _Conversation:
             call.conversation, name, arguments, label=f"{call.uid}:{entry}", again=call.attempt > 1
         )
 
-    async def agent(self, agent_id: str, parameters: dict[str, Any]) -> Any:
-        now = self._call._durability.registry.clock.now()
-        return await self._around.agents.run(self._call, {**parameters, "agentId": agent_id}, since=now)
+    async def agent(self, agent_id: str, parameters: dict[str, Any], entry: str) -> Any:
+        self._around.agents.find(agent_id)
+        return await self.tool(STEP, {**parameters, "agentId": agent_id}, entry)
 
     async def wait(self, ids: Sequence[str], mode: Literal["all", "any", "race"], timeout: float | None) -> Any:
         handles = tuple((await find_all(self._call, ids)).values())

@@ -96,7 +96,7 @@ class Run:
         except (Failure, LimitReached) as failed:
             raise WorkflowFailed(failed.error, self._result("failed", frame)) from None
         except Cut:
-            error = ToolError(f"the workflow timed out after {definition.timeout or 0:g} s", code="timeout")
+            error = ToolError(f"Operation timed out after {(definition.timeout or 0) * 1000:.0f}ms", code="timeout")
             raise WorkflowFailed(error, self._result("timeout", frame)) from None
         return self._result("completed", frame)
 

@@ -51,12 +51,7 @@ async def _raise(error: ToolError, entry: str) -> Any:
 def _work(run: "Run", kind: Kind, name: str, frame: Frame) -> Work:
     match kind:
         case Agent():
-            return _asked(
-                lambda whom, given, _: run.around.agent(whom, given),
-                frame.resolve(kind.agent_id),
-                frame.resolve(kind.parameters),
-                "agentId",
-            )
+            return _asked(run.around.agent, frame.resolve(kind.agent_id), frame.resolve(kind.parameters), "agentId")
         case Tool():
             return _asked(run.around.tool, frame.resolve(kind.name), frame.resolve(kind.arguments), "name")
         case Api():

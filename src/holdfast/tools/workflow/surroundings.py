@@ -16,8 +16,8 @@ class Surroundings(Protocol):
         way, or over, from before.
         """
 
-    async def agent(self, agent_id: str, parameters: dict[str, Any]) -> Any:
-        """Run an agent; its result. Raises `ToolError`."""
+    async def agent(self, agent_id: str, parameters: dict[str, Any], entry: str) -> Any:
+        """Run an agent, as a call of its own like a tool's; its result. Raises `ToolError`."""
 
     async def wait(self, ids: Sequence[str], mode: Literal["all", "any", "race"], timeout: float | None) -> Any:
         """Wait for handles; what they ended with. Raises `ToolError`."""
