@@ -298,7 +298,7 @@ class Registry(Cache):
         was, over = handle.id, handle.decided
         handle.id, handle.stateful = id, True  # commits keep their order: what is decided next is of a handle
         ops: list[Op] = [Exposed(handle.uid, id)]
-        if isinstance(over, Stopped):
+        if isinstance(over, Stopped) and handle.parking is None:  # the end of a parked call is news already (D9)
             told = end_notice(over, handle.tool.spawn.notifications.deliver)
             message = words(id, handle.tool.name, over)
             ops.append(
