@@ -233,6 +233,8 @@ class Registry(Cache):
     def _refused(self, handle: Handle, error: Exception) -> None:
         """Somebody else was first: it has stopped, or is run by another process now. The store knows how it is."""
         code = error.code if isinstance(error, HoldfastError) else "not_storable"
+        if handle.unwritten is not None and code == "lease_lost":
+            return  # it is nobody else's: what was to make it known was refused before, and that is being dealt with
         if code not in _SOMEBODY_ELSE and handle.active:
             handle.decided = handle.state  # what it came to cannot be stored; that, at least, can
             if handle.run is not None:

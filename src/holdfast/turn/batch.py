@@ -214,12 +214,13 @@ class Batch:
                 )
                 continue
             room -= counts
+            label = to_utf8(slot.call.id).decode()  # as it can be stored
             slot.handle = self._registry.new_handle(
-                id=slot.handle_id if spawn and slot.handle_id else f"call:{slot.call.id}",
+                id=slot.handle_id if spawn and slot.handle_id else f"call:{label}",
                 tool=slot.tool,
                 conversation=self._conversation,
                 turn=self._turn,
-                call_id=to_utf8(slot.call.id).decode(),  # as it can be stored
+                call_id=label,
                 stateful=spawn,
                 priority=slot.tool.spawn.priority if slot.launch is None else slot.launch.priority,
                 kind=slot.tool.kind if slot.launch is None else slot.launch.kind,
