@@ -153,6 +153,20 @@ async def test_W10_redirects_are_followed_but_to_no_other_scheme_and_not_for_eve
         assert "redirects more than 5 times" in (await failed(workflow(api(url + "/round")))).message
 
 
+async def test_K5_what_a_step_sends_goes_to_no_other_host() -> None:
+    seen: list[dict[str, str]] = []
+
+    def other(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        seen.append(headers)
+        return 200, {}, b"there"
+
+    async with server(other) as there:
+        target = there.replace("127.0.0.1", "localhost")
+        async with server(lambda *_: (302, {"location": target}, b"")) as url:
+            await run(workflow(api(url, headers={"X-Api-Key": "secret", "Authorization": "Bearer secret"})))
+    assert seen and not any("secret" in value for headers in seen for value in headers.values())
+
+
 @pytest.mark.parametrize(
     ("request_", "why"),
     [

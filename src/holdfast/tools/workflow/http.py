@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MAX_BODY = 1024 * 1024
 MAX_REDIRECTS = 5
 
+_OWN = ("host", "accept", "accept-encoding", "connection", "user-agent", "content-length", "content-type")
+"""Headers that are the client's own, or belong to what it sends."""
 _SCHEMES = ("http", "https")
 _NAT64 = IPv6Network("64:ff9b::/96")
 
@@ -67,6 +69,7 @@ class Http:
         return request
 
     async def _answer(self, client: "httpx2.AsyncClient", request: "httpx2.Request", where: str) -> dict[str, Any]:
+        given = [name for name in request.headers if name.lower() not in _OWN]
         for _ in range(MAX_REDIRECTS + 1):
             if not self._private:
                 await _check_public(request.url, where)
@@ -79,6 +82,9 @@ class Http:
                 await response.aclose()
             if following.url.scheme != request.url.scheme and following.url.scheme != "https":
                 raise ToolError(f"{where} redirects to {following.url.scheme}, which is not followed")
+            if following.url.raw_host != request.url.raw_host:  # what a step sends is for the host it names
+                for name in given:
+                    following.headers.pop(name, None)
             request = following
         raise ToolError(f"{where} redirects more than {MAX_REDIRECTS} times")
 
