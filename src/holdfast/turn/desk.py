@@ -75,10 +75,10 @@ class Visit:
         self.detach()
         if handle is None or handle.stateful:
             return
-        if handle.tool.fleeting:
-            if handle.tool.hints.get("readOnlyHint"):
-                self._batch.cancel()
-        else:
+        looks = handle.tool.fleeting and handle.tool.hints.get("readOnlyHint")
+        if looks or handle.kind == "timer":
+            self._batch.cancel()
+        elif not handle.tool.fleeting:
             self._desk._runtime.registry.run_soon(self._batch.expose(self._slot, left=True))
 
 
