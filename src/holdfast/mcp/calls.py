@@ -62,11 +62,6 @@ class Served:
     def handle(self) -> Handle | None:
         return self.visit.handle
 
-    @property
-    def one_shot(self) -> bool:
-        handle = self.visit.handle
-        return handle is not None and not handle.stateful
-
 
 class Followed(Protocol):
     """What calls need of tasks: a call that asks is as good as one, until its client comes back."""

@@ -49,9 +49,11 @@ class Asker:
         """Called when something was opened or answered."""
         self._open: dict[str, tuple[Form, asyncio.Future[Mapping[str, Any]]]] = {}
         self._early: dict[str, Mapping[str, Any]] = {}
+        """Answers to questions that are not asked yet."""
         self._count = 0
-        self._last = ""
-        self._again = 0
+        """How often a permission was asked for."""
+        self._last, self._again = "", 0
+        """The newest question, and how often it was asked again."""
         self._elicit: Elicit | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -157,7 +157,7 @@ def _place(origin: str) -> str | None:
         return None
 
 
-def _completes(server: Server):  # type: ignore[no-untyped-def]
+def _completes(server: Server) -> Callable[[Request], Awaitable[Response]]:
     async def complete(request: Request) -> Response:
         """Resolve what a key stands for; the body is a resolution (D4)."""
         body = bytearray()

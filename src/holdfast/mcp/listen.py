@@ -80,9 +80,10 @@ class Listeners:
             lambda event: stream.put(event, event) if event_matches(honored, named, event) else None
         )
         changes = Changes(lambda handle: stream.put(("task", handle.uid), handle))
-        resources = await self._watch_resources(ctx, uris, lambda uri: stream.put(uri, ResourceUpdated(uri=uri)))
+        resources: list[Changes] = []
         self._streams.add(stream)
         try:
+            resources = await self._watch_resources(ctx, uris, lambda uri: stream.put(uri, ResourceUpdated(uri=uri)))
             acknowledged = SubscriptionsAcknowledgedNotificationParams(notifications=honored, _meta=meta)
             await ctx.session.send_notification(
                 SubscriptionsAcknowledgedNotification(params=acknowledged), related_request_id=ctx.request_id

@@ -20,13 +20,13 @@ from pydantic import Field
 
 from holdfast.errors import HoldfastError
 from holdfast.handles.handle import Handle, OnStop
-from holdfast.handles.state import Error, Outcome, Reply, Stopped, Waiting
+from holdfast.handles.state import Error, Outcome, Reply, Running, State, Stopped, Waiting
 from holdfast.mcp.calls import Calls, Context, Served, elicits, plain, unknown
 from holdfast.mcp.elicit import Asker, Elicit, elicitation, question_form, question_key
 from holdfast.mcp.results import may_be_task, result
 from holdfast.store.base import Annotated, TakenBack
 from holdfast.turn.people import People
-from holdfast.turn.slot import Slot, ToolCall
+from holdfast.turn.slot import slot_of
 
 TASKS = "io.modelcontextprotocol/tasks"
 MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
@@ -127,8 +127,6 @@ class Tasks(Extension):
     async def mark(self, handle: Handle, asker: Asker | None, elicits: bool) -> None:
         """Whoever runs the call, also after a crash, asks its client what it asks."""
         if asker is not None and handle.uid not in self._askers:
-            asker.patient = True
-            asker.changed = lambda: self._calls.runtime.registry.touch(handle)
             self._keep(handle, asker)
         self._calls.runtime.registry.write_down(handle)
         try:
@@ -138,8 +136,10 @@ class Tasks(Extension):
                 raise
 
     def _keep(self, handle: Handle, asker: Asker) -> None:
+        asker.handle, asker.patient = handle, True
+        asker.changed = lambda: self._calls.runtime.registry.touch(handle)  # who listens to the task is told
         self._askers[handle.uid] = asker
-        handle.watch(OnStop(lambda handle: self._forget(handle)))
+        handle.watch(OnStop(self._forget))
 
     def _forget(self, handle: Handle) -> None:
         self._askers.pop(handle.uid, None)
@@ -150,7 +150,6 @@ class Tasks(Extension):
         if not isinstance(mark, Mapping) or not mark.get("elicits"):
             return None
         asker = Asker()
-        asker.handle, asker.patient = handle, True
         self._keep(handle, asker)
         return People(asker)
 
@@ -218,9 +217,8 @@ class Tasks(Extension):
     ) -> None:
         """What a client does with its task, it does as the person behind it."""
         runtime = self._calls.runtime
-        slot = Slot(ToolCall(handle.call_id, handle.tool.name), 0)
-        slot.tool, slot.action, slot.handle_id, slot.by = handle.tool, action, handle.id, "person"
-        slot.arguments, slot.declines = arguments, declines
+        slot = slot_of(handle, action, arguments, by="person")
+        slot.declines = declines
         done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         def answer(reply: Reply) -> None:
@@ -237,12 +235,12 @@ class Tasks(Extension):
 
     def flat(self, handle: Handle) -> dict[str, Any]:
         """A task without what it came to (SEP-2663)."""
-        state, now = handle.state, self._calls.runtime.registry.clock.now()
+        state = handle.state
         shown: dict[str, Any] = {
             "taskId": handle.uid,
             "status": self.status(handle),
             "createdAt": moment(state.created),
-            "lastUpdatedAt": moment(_updated(state) or now),
+            "lastUpdatedAt": moment(_updated(state)),
             "ttlMs": self.ttl_ms,
             "pollIntervalMs": POLL_MS,
         }
@@ -320,13 +318,16 @@ def moment(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _updated(state: Any) -> float | None:
+def _updated(state: State) -> float:
+    """When it came to be in this state."""
     match state:
         case Stopped():
             return state.stopped
         case Waiting():
             return state.asked
-    return None
+        case Running():
+            return state.started
+    return state.created
 
 
 def _message(handle: Handle) -> str | None:

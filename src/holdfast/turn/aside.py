@@ -18,7 +18,7 @@ from holdfast.tools.waiting.agents import Agents
 from holdfast.tools.waiting.measure import Measure
 from holdfast.turn.ending import all_stopped
 from holdfast.turn.replies import CANCELLED
-from holdfast.turn.slot import Slot, ToolCall
+from holdfast.turn.slot import ToolCall, slot_of
 
 if TYPE_CHECKING:
     from holdfast.runtime import Runtime
@@ -57,8 +57,7 @@ class Aside:
             self._runtime.admission.end(handle, error, ended_by)
             await all_stopped([handle])
             return
-        slot = Slot(ToolCall(handle.call_id, handle.tool.name), 0)
-        slot.tool, slot.action, slot.handle_id = handle.tool, "abort", handle.id
+        slot = slot_of(handle, "abort", {})
         answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         relay.ask(handle, slot, lambda reply: None if answered.done() else answered.set_result(reply))
         reply = await answered

@@ -20,7 +20,7 @@ from holdfast.store.base import Replied, Request, RequestClosed, Requested
 from holdfast.tools.base import Action
 from holdfast.tools.run import FORCE_SECS
 from holdfast.turn.replies import error_reply
-from holdfast.turn.slot import Slot, ToolCall
+from holdfast.turn.slot import Slot, slot_of
 
 if TYPE_CHECKING:
     from holdfast.turn.actions import Actions
@@ -137,10 +137,8 @@ class Relay:
             answer(error_reply(ToolError("the handle is not run here any more; ask again", code="handle_not_found")))
             return
         handle.cursor = max(handle.cursor, wanted.cursor)
-        slot = Slot(ToolCall(handle.call_id, handle.tool.name), 0)
-        slot.tool, slot.action, slot.handle_id = handle.tool, wanted.action, handle.id
-        slot.arguments, slot.cause, slot.by = wanted.arguments, wanted.cause.encode(), wanted.by
-        slot.declines = wanted.declines
+        slot = slot_of(handle, wanted.action, wanted.arguments, by=wanted.by)
+        slot.cause, slot.declines = wanted.cause.encode(), wanted.declines
         try:
             self.actions.act(slot, handle, answer)
         except ToolError as error:

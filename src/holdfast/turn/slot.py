@@ -95,6 +95,16 @@ class Slot:
             self.asking = None
 
 
+def slot_of(
+    handle: Handle, action: Action, arguments: dict[str, Any], *, by: Literal["assistant", "person"] = "assistant"
+) -> Slot:
+    """What is done to a handle outside any batch: for another process, or by the person behind a client."""
+    slot = Slot(ToolCall(handle.call_id, handle.tool.name), 0)
+    slot.tool, slot.action, slot.handle_id = handle.tool, action, handle.id
+    slot.arguments, slot.by = arguments, by
+    return slot
+
+
 def checked_again(slot: Slot, tool: Tool, edited: Any, toolbox: Toolbox, limits: Limits) -> dict[str, Any]:
     """Arguments that a person edited, checked like the assistant's own (P5). Raises `ToolError`."""
     if not isinstance(edited, dict):
