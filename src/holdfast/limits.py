@@ -13,3 +13,5 @@ class Limits:
     live_handles: int = 10_000
     open_questions: int = 64
     nesting: int = 64
+    agent_depth: int = 3
+    """How deep agents may start agents (G2)."""

@@ -46,7 +46,7 @@ from holdfast.turn.closing import end_calls
 from holdfast.turn.deadlines import Deadlines
 from holdfast.turn.desk import Desk
 from holdfast.turn.inquiries import TIMEOUT_SECS, Inquiries
-from holdfast.turn.inquiry import Inquire
+from holdfast.turn.inquiry import Inquire, Inquiry
 from holdfast.turn.notifications import Notifications
 from holdfast.turn.people import People
 from holdfast.turn.permission import Permission
@@ -56,10 +56,15 @@ from holdfast.turn.recovery import Recovery
 from holdfast.turn.relay import Relay
 from holdfast.turn.remembered import Remembered
 from holdfast.turn.replies import Replies
+from holdfast.turn.slot import Tools
 from holdfast.turn.streams import Streams
 from holdfast.turn.turn import Turn
 
 if TYPE_CHECKING:
+    from pydantic_ai.models import Model
+
+    from holdfast.agent.agency import Agency
+    from holdfast.agent.conversation import Conversation
     from holdfast.config import Config
     from holdfast.tools.remote.server import McpServer
     from holdfast.tools.remote.servers import Servers
@@ -93,7 +98,7 @@ class Runtime:
         servers: "Iterable[McpServer]" = (),
         metrics: Metrics | None = None,
     ) -> None:
-        loaded = _load(config)
+        loaded = self._config = _load(config)
         self.limits = loaded.limits.policy() if loaded else Limits()
         self.batches: set[Batch] = set()
         """Those that are not answered yet."""
@@ -103,6 +108,7 @@ class Runtime:
         """Called when the list of tools is another one."""
         self._desks: WeakValueDictionary[str, Desk] = WeakValueDictionary()
         self._agents = Agents()
+        self._agency: Agency | None = None
         self._measure = Measure(metrics)
         self._guard = Guard()
         self._prompter = prompter
@@ -133,6 +139,8 @@ class Runtime:
             assistant=settings.assistant if settings else None,
             timeout=settings.timeout_secs if settings else TIMEOUT_SECS,
         )
+        if loaded is not None and (loaded.conversation.assistant.model or loaded.conversation.inquiry.assistant):
+            self.inquiries.use(self._inquire)
         self.notifications = Notifications(self.registry)
         self.remembered = Remembered()
         self.people = People(prompter)
@@ -176,6 +184,10 @@ class Runtime:
         from holdfast.config import build_tools, configure_builtin
 
         chosen += build_tools(config, self._guard)
+        if config.agents:
+            from holdfast.agent.subagents import agent_tools
+
+            chosen += agent_tools(self, config, self._agents)
         known = [*chosen, *(server.like for server in servers)]
         waiting = [configure_builtin(tool, config) for tool in waiting]
         builtins = builtin_tools(known, self.replies.waited, waiting, now=self._offered, person=person)
@@ -280,15 +292,49 @@ class Runtime:
         finally:
             self._sweep_later()
 
-    def turn(self, conversation: str | None = None, *, resume: bool = False) -> Turn:
+    def turn(self, conversation: str | None = None, *, resume: bool = False, tools: Tools | None = None) -> Turn:
         """A turn of a conversation; without a name, of a new one. Open it with `async with`.
 
         With `resume` a turn that its process did not live to end is taken up again: `turn.unfinished` is the batch that
-        was never answered, `turn.resume()` answers it (B9).
+        was never answered, `turn.resume()` answers it (B9). `tools` are those it may call, if not all.
         """
         self.check_open()
         name = f"c-{secrets.token_hex(6)}" if conversation is None else conversation
-        return Turn(self, name, f"t-{secrets.token_hex(6)}", resume=resume)
+        return Turn(self, name, f"t-{secrets.token_hex(6)}", resume=resume, tools=tools)
+
+    def conversation(
+        self, id: str | None = None, *, model: "Model[Any] | str | None" = None, instructions: str | None = None
+    ) -> "Conversation":
+        """A conversation with a model: that of an earlier `id`, or a new one (G1).
+
+        `model` is a name, `provider:model`, or a model of pydantic-ai; without it, `[conversation.assistant]` says.
+        """
+        self.check_open()
+        made = self.agency.conversation(id, model, instructions)
+        self.inquiries.use(self.agency.inquire)
+        return made
+
+    @property
+    def agency(self) -> "Agency":
+        """The models and conversations of this runtime."""
+        if self._agency is None:
+            from holdfast.agent.models import need_pydantic_ai
+
+            need_pydantic_ai()
+            from holdfast.agent.agency import Agency
+
+            self._agency = Agency(self, self._config)
+        return self._agency
+
+    @staticmethod
+    def root(conversation: str) -> str:
+        """The conversation at the top of those that a sub-agent's conversation belongs to (G2)."""
+        from holdfast.agent.lineage import root_of
+
+        return root_of(conversation)
+
+    async def _inquire(self, inquiry: Inquiry) -> Any:
+        return await self.agency.inquire(inquiry)
 
     def desk(self, conversation: str) -> Desk:
         """Where calls of a conversation are handed in one by one, without a turn (M5)."""
@@ -452,6 +498,8 @@ class Runtime:
             await self._streams.close()
             if self._servers is not None:
                 await self._servers.close()
+            if self._agency is not None:
+                await self._agency.close()
             self._guard.close()
             await self.registry.close()
 

@@ -73,6 +73,12 @@ def _http_url(value: Any) -> Any:
     raise ValueError('must be an address like "https://example.org/mcp"')
 
 
+def _base_url(value: Any) -> Any:
+    if value is None or (isinstance(value, str) and re.match("https?://[^/]", value)):
+        return value
+    raise ValueError('must be an address like "https://models.example.org/v1"')
+
+
 def _prefix(value: Any) -> Any:
     if isinstance(value, str) and re.fullmatch("[A-Za-z0-9_-]{0,32}", value):
         return value
@@ -111,12 +117,39 @@ class NotificationSettings(Table):
         return settings | ({"deliver": tuple(self.deliver)} if "deliver" in settings else {})
 
 
+class AssistantSettings(Table):
+    """A model and how it is asked: every `assistant` table (G1, Q2, T2)."""
+
+    model: str | None = None
+    base_url: Annotated[str | None, BeforeValidator(_base_url)] = None
+    api_key_env: str | None = None
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    timeout_secs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600
+    strict: bool = False
+    settings: dict[str, Any] = {}
+
+    def written(self) -> dict[str, Any]:
+        """What the file says, and nothing else: tables are laid over one another."""
+        return {key: getattr(self, key) for key in self.model_fields_set}
+
+
+def _assistant(value: Any) -> Any:
+    """Checked as a table of model settings, and kept as it was written."""
+    AssistantSettings.model_validate(value)
+    return value
+
+
+Assistant = Annotated[dict[str, Any], BeforeValidator(_assistant)]
+
+
 class LifecycleSettings(Table):
     """`[….spawn.lifecycle]` (T1, T2)."""
 
     on_turn_end: OnTurnEnd = "inquire"
     timeout_secs: Seconds = 300
-    assistant: dict[str, Any] = {}
+    assistant: Assistant = {}
 
 
 class SpawnSettings(Table):
@@ -280,7 +313,7 @@ class ToolSettings(Table):
 class InquirySettings(Table):
     """`[conversation.inquiry]`: the model that is asked beside the conversation, and for how long (Q7, T2)."""
 
-    assistant: dict[str, Any] = {}
+    assistant: Assistant = {}
     timeout_secs: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 120
 
 
@@ -288,8 +321,43 @@ class ConversationSettings(Table):
     """`[conversation]`."""
 
     detached: Literal["deny", "defaults", "auto"] = "deny"
+    assistant: AssistantSettings = AssistantSettings()
+    instructions: str = ""
+    max_requests: Annotated[int, Field(ge=1)] = 100
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    context_tokens: Annotated[int, Field(ge=1000)] | None = None
     inquiry: InquirySettings = InquirySettings()
     tools: dict[str, ToolSettings] = {}
+
+
+class AgentSettings(Table):
+    """`[agents.<id>]` (G2): an agent that conversations can call as a tool, of a model or of a program that speaks ACP.
+
+    What `assistant` does not say is as in `[conversation.assistant]`.
+    """
+
+    description: str = ""
+    model: str | None = None
+    assistant: AssistantSettings = AssistantSettings()
+    command: Annotated[str | list[str] | None, BeforeValidator(_words)] = None
+    env: dict[str, str] = {}
+    cwd: str = "."
+    instructions: str = ""
+    tools: list[str] = ["*"]
+    run: RunMode = "ask"
+    max_requests: Annotated[int, Field(ge=1)] = 100
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    context_tokens: Annotated[int, Field(ge=1000)] | None = None
+    timeout_secs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_running: Annotated[int, Field(ge=1)] | None = None
+    on_turn_end: OnTurnEnd = "inquire"
+
+    def assistant_over(self, conversation: AssistantSettings) -> AssistantSettings:
+        """The agent's own settings over those of conversations."""
+        own = self.assistant.written() | ({} if self.model is None else {"model": self.model})
+        return AssistantSettings(**{**conversation.written(), **own})
 
 
 class LimitSettings(Table):
@@ -301,6 +369,7 @@ class LimitSettings(Table):
     live_handles: Annotated[int, Field(ge=1)] = Limits().live_handles
     open_questions: Annotated[int, Field(ge=1)] = Limits().open_questions
     nesting: Annotated[int, Field(ge=1)] = Limits().nesting
+    agent_depth: Annotated[int, Field(ge=0)] = Limits().agent_depth
 
     def policy(self) -> Limits:
         return Limits(**self.model_dump())
@@ -380,6 +449,7 @@ class Config(Table):
     runtime: RuntimeSettings = RuntimeSettings()
     wait_handles: WaitHandleSettings = WaitHandleSettings()
     workflows: WorkflowSettings = WorkflowSettings()
+    agents: dict[str, AgentSettings] = {}
     mcp: McpSettings = McpSettings()
     _source: Source | None = PrivateAttr(default=None)
 

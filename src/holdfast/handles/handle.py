@@ -20,6 +20,7 @@ __all__ = ["Handle", "HandleInfo", "OnStop", "Progress", "Watcher"]
 if TYPE_CHECKING:
     from holdfast.handles.gate import Ticket
     from holdfast.tools.base import Tool
+    from holdfast.tools.call import Diff
     from holdfast.tools.run import Run
 
 
@@ -42,6 +43,9 @@ class Watcher:
 
     def progressed(self, handle: "Handle") -> None:
         """It has said how far it is."""
+
+    def showed(self, handle: "Handle", diff: "Diff") -> None:
+        """It has shown a change of a file."""
 
 
 class OnStop(Watcher):

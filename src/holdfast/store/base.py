@@ -19,8 +19,10 @@ from holdfast.store.ops import (
     Claimed,
     Collected,
     Delivered,
+    Described,
     Emitted,
     Exposed,
+    Forgotten,
     HandedOut,
     HookCalled,
     Inquired,
@@ -37,6 +39,7 @@ from holdfast.store.ops import (
     Responded,
     Revoked,
     Rewritten,
+    Said,
     SecretAdded,
     TakenBack,
     TurnBegan,
@@ -52,6 +55,7 @@ from holdfast.store.rows import (
     WAIT_KINDS,
     Answers,
     Carrier,
+    ConversationRow,
     Entry,
     EntryKind,
     Expired,
@@ -60,6 +64,7 @@ from holdfast.store.rows import (
     Kept,
     Kind,
     Level,
+    Line,
     News,
     Notice,
     Opened,
@@ -89,7 +94,9 @@ __all__ = [
     "Changed",
     "Claimed",
     "Collected",
+    "ConversationRow",
     "Delivered",
+    "Described",
     "Done",
     "Emitted",
     "Entry",
@@ -97,6 +104,7 @@ __all__ = [
     "Expired",
     "Exposed",
     "Failed",
+    "Forgotten",
     "Given",
     "HandedOut",
     "Heard",
@@ -107,6 +115,7 @@ __all__ = [
     "Kept",
     "Kind",
     "Level",
+    "Line",
     "News",
     "Notice",
     "Notified",
@@ -129,6 +138,7 @@ __all__ = [
     "Responded",
     "Revoked",
     "Rewritten",
+    "Said",
     "SecretAdded",
     "Shown",
     "Status",
@@ -253,6 +263,23 @@ class Store(Protocol):
 
     async def inquiries(self, conversation: str, turn: str | None = None, limit: int = 1000) -> list[InquiryRow]:
         """What was asked and answered, of one turn or all, oldest first. It goes when its turn's batches go (Q6)."""
+
+    async def transcript(self, conversation: str, after: int = 0, limit: int = 10_000) -> list[Line]:
+        """What was said in a conversation, oldest first, after the line of that number."""
+
+    async def conversation(self, id: str) -> ConversationRow | None: ...
+
+    async def conversations(
+        self,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        before: tuple[float, str] | None = None,
+        limit: int = 100,
+    ) -> list[ConversationRow]:
+        """Conversations, the newest `updated` first, then by id, the highest first.
+
+        `metadata`: as in `handles`. `before`: `updated` and `id` of the last one of the page before.
+        """
 
     async def requests(self) -> list[Request]:
         """What others want of us and has not been answered."""

@@ -289,6 +289,32 @@ class Inquired(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
+class Said(msgspec.Struct, frozen=True):
+    """Lines are added to a conversation's transcript, in order; the conversation is made if there is none. The result
+    is the number of its last line, 0 if it has none."""
+
+    conversation: str
+    turn: str
+    at: float
+    lines: tuple[tuple[str, bytes], ...]
+    """Of each its kind, and JSON."""
+
+
+class Described(msgspec.Struct, frozen=True):
+    """What is said about a conversation, which is made if there is none: keys of `metadata` are changed one by one, and
+    None as the value removes a key."""
+
+    conversation: str
+    at: float
+    metadata: dict[str, Any]
+
+
+class Forgotten(msgspec.Struct, frozen=True):
+    """The transcript and the description of a conversation go, if it has any. Its handles, turns and news stay."""
+
+    conversation: str
+
+
 class Requested(msgspec.Struct, frozen=True):
     """Something that only the owner of a handle can do for us (several processes on one store)."""
 
@@ -326,7 +352,7 @@ class Collected(msgspec.Struct, frozen=True):
     conversation, of some kinds or of some statuses go alone; else what was said in turns of that age goes as well.
 
     What is to be archived is read by `Store.expiring`, archived, and then let go with `only`: nothing goes unread, even
-    if more has expired since.
+    if more has expired since. Transcripts and descriptions stay until they are `Forgotten`.
     """
 
     before: float
@@ -349,6 +375,6 @@ class Collected(msgspec.Struct, frozen=True):
 Op = (
     TurnBegan | TurnEnded | Opened | Registered | Changed | Rewritten | Annotated | Claimed | Released | Attempted
     | Journaled | Wrote | WaitOpened | Parked | Resolved | Revoked | Emitted | Exposed | Responded | HookCalled
-    | Notified | TakenBack | Delivered | HandedOut | Inquired | Requested | Replied | RequestClosed | SecretAdded
-    | Collected
+    | Notified | TakenBack | Delivered | HandedOut | Inquired | Said | Described | Forgotten | Requested | Replied
+    | RequestClosed | SecretAdded | Collected
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a store keeps, as its reads give it: handles, waits, journals, turns, events, news, requests."""
+"""What a store keeps, as its reads give it: handles, waits, journals, turns, events, news, requests, transcripts."""
 
 from typing import Any, Literal
 
@@ -224,6 +224,29 @@ class InquiryRow(msgspec.Struct, frozen=True):
     request: Any
     answer: Any = None
     error: str | None = None
+
+
+class Line(msgspec.Struct, frozen=True, gc=False):
+    """One line of a conversation's transcript. `number` counts from 1 in its conversation."""
+
+    number: int
+    turn: str
+    kind: str
+    body: bytes
+    """JSON."""
+    at: float
+
+
+class ConversationRow(msgspec.Struct, frozen=True):
+    """A conversation that has a transcript or a description."""
+
+    id: str
+    created: float
+    updated: float
+    """The latest time that came with anything said in it or about it."""
+    metadata: dict[str, Any]
+    lines: int
+    """How many its transcript has."""
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -24,10 +24,19 @@ _UNREAD_LIMIT = 64 * 1024
 _THREAD_OUTPUT_LIMIT = 1024 * 1024
 
 
+class Diff(msgspec.Struct, frozen=True):
+    """What a call changes in a file, for the person who looks on: `old` is None where there was no file."""
+
+    path: str
+    old: str | None
+    new: str
+
+
 class Call:
     """One call of a function tool. Ask for it with a first parameter annotated `holdfast.Call`.
 
-    A sync function runs in a thread of its own; there `emit`, `progress` and `cancelled` work, the rest does not.
+    A sync function runs in a thread of its own; there `emit`, `show`, `progress` and `cancelled` work, the rest does
+    not.
     """
 
     __slots__ = (
@@ -128,6 +137,14 @@ class Call:
         else:
             self._loop.call_soon_threadsafe(self._sink.progress, done, total, message)
 
+    def show(self, diff: Diff) -> None:
+        """Show a change of a file to whoever looks on, an editor say. The model is not told of it."""
+        show = getattr(self._sink, "show", None)  # a runtime that is tried by itself has nobody who looks on
+        if show is not None and self._loop is None:
+            show(diff)
+        elif show is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(show, diff)
+
     def pass_on(self, handle: Handle) -> None:
         """Another handle has said how far it is, and this call waits for it."""
         progress = handle.progress
@@ -139,6 +156,16 @@ class Call:
         """The next thing `apply` sends, as it was sent. Raises `EOFError` once the caller has closed the input."""
         self._not_in_a_thread("input")  # here and not in the coroutine: a sync function would never run that
         return self._input()
+
+    def received(self) -> list[Any]:
+        """What `apply` has sent since the last look, without waiting for more. One more reader than `input` would be
+        one too many."""
+        self._not_in_a_thread("received")
+        sent = [value for value, _ in self._inbox or () if value is not None]
+        if self._inbox:
+            self._inbox = deque(each for each in self._inbox if each[0] is None)
+            self._unread = 0
+        return sent
 
     def completion_key(self) -> Coroutine[Any, Any, Key]:
         """The key with which somebody outside completes this call. Take it, then return `holdfast.Pending` (D1)."""

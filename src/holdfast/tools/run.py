@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.durable.deferred import Pending, parking
 from holdfast.errors import ToolError
@@ -23,6 +23,9 @@ from holdfast.tools.base import Invocation
 from holdfast.tools.content import ContentNews
 from holdfast.tools.patience import Patience
 from holdfast.tools.probing import Probing
+
+if TYPE_CHECKING:
+    from holdfast.tools.call import Diff
 
 _log = logging.getLogger("holdfast.tools")
 
@@ -153,6 +156,10 @@ class Run(Attempts):
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         self.registry.progressed(self.handle, Progress(done, total, message))
+
+    def show(self, diff: "Diff") -> None:
+        for watcher in tuple(self.handle.watchers or ()):
+            watcher.showed(self.handle, diff)
 
     def resized(self, rows: int, cols: int) -> None:
         if isinstance(self.handle.decided, Stopped):

@@ -118,7 +118,8 @@ class Toolbox:
             names[RESOURCE + resource.render(values_of(invocation, options=options, root=root))] = 1
         if tool.max_running is not None:
             names[f"tool:{tool.name}"] = tool.max_running
-        if tool.source != "builtin" and tool.kind != "workflow":  # its steps queue, it would hold them up itself
+        # The steps of a workflow and the calls of an agent queue themselves; it would hold them up for ever.
+        if tool.source != "builtin" and tool.kind != "workflow" and getattr(tool.runtime, "takes_slot", True):
             names.update(self._slots)
         names.update(getattr(tool.runtime, "slots", {}))  # SupportsSlots
         slots_of = getattr(tool.runtime, "slots_of", None)  # SupportsSlotsOfCalls

@@ -44,6 +44,19 @@ async def end_calls(registry: Registry, admission: Admission, recovery: Recovery
         await _recorded(batches)
 
 
+async def end_conversation(registry: Registry, admission: Admission, conversation: str, why: Error) -> None:
+    """End every call of a conversation that goes on or is parked, whatever its policy: nobody is there any more."""
+    live = [handle for handle in registry.live(conversation) if handle.active]
+    parked: list[Handle] = []
+    after: str | None = None
+    while records := await registry.store.handles(conversation=conversation, parked=True, stateful=None, after=after):
+        parked += [registry.adopt(record) for record in records]
+        after = records[-1].uid
+    ended = list(dict.fromkeys([*live, *parked]))
+    admission.end_all(ended, why, "abort")
+    await all_stopped(ended)
+
+
 async def _recorded(batches: Collection[Batch]) -> None:
     """Until the responses of batches that are answered are in the store, where they are before anyone has them."""
     with contextlib.suppress(TimeoutError):

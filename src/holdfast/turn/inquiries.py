@@ -55,6 +55,10 @@ class Inquiries:
         self._asked: dict[tuple[str, str], Counter[str]] = {}
         """By turn: how often a model was asked what."""
 
+    def use(self, inquire: Inquire) -> None:
+        """Ask by this function, unless there was one already."""
+        self._inquire = self._inquire or inquire
+
     @property
     def here(self) -> bool:
         """Whether there is a model to ask."""

@@ -42,6 +42,10 @@ class Permission:
         self._detached = detached
         self._people = people
         self._remembered = remembered
+        self.people_of: Callable[[str], People | None] = lambda _: None
+        """Who is there for a conversation, if not those of the runtime."""
+        self.unattended: Callable[[str], bool] = lambda _: False
+        """Whether what a person would be asked about in a conversation is done without asking."""
 
     # To run
 
@@ -52,10 +56,12 @@ class Permission:
             return None
         if mode == "skip":
             return Ok(SKIPPED)
+        if self.unattended(conversation):
+            return None
         known = self._remembered.may_run(conversation, tool.name)
         if known is not None:
             return None if known else Ok(SKIPPED_REMEMBERED)
-        if (people or self._people).here:
+        if (people or self.people_of(conversation) or self._people).here:
             return ASK
         if self._detached == "auto":
             return None
@@ -83,7 +89,8 @@ class Permission:
             edit=_mode(tool, action) == "edit",
             digest=digest(tool.name, action, id, arguments),
         )
-        return _ToRun(people or self._people, self._remembered, prompt, check, then).asking
+        asked = people or self.people_of(conversation) or self._people
+        return _ToRun(asked, self._remembered, prompt, check, then).asking
 
     # To deliver
 
@@ -98,7 +105,9 @@ class Permission:
         people = self._people.of(handle)
         if mode == "skip":  # a failure stays one: a killed process is never shown as success (S3)
             then(_withheld(outcome, NOT_DELIVERED))
-        elif mode == "unattended" or (not people.here and self._detached == "auto"):
+        elif mode == "unattended" or self.unattended(handle.conversation):
+            then(outcome)
+        elif not people.here and self._detached == "auto":
             then(outcome)
         elif not people.here:
             then(_denied(handle.tool, f'show its result (`result = "{mode}"`)', "result"))

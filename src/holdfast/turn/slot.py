@@ -1,7 +1,7 @@
 """One call of a batch: what the model sent, read and checked, and its place in the batch (B1, C1, C2, C9, C10)."""
 
 import contextlib
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -10,6 +10,7 @@ from holdfast.handles.handle import Handle
 from holdfast.handles.registry import check_id
 from holdfast.handles.text import plain
 from holdfast.limits import Limits
+from holdfast.schema.arguments import ArgumentCheck
 from holdfast.schema.canonical import json_type
 from holdfast.tools.base import Action, Launch, Tool
 from holdfast.tools.toolbox import Toolbox
@@ -22,6 +23,14 @@ class ToolCall(msgspec.Struct, frozen=True):
     id: str
     name: str
     arguments: dict[str, Any] | str = {}
+
+
+class Tools(Protocol):
+    """Where the tool of a call is looked up: all of a runtime's, or some of them."""
+
+    def find(self, name: str) -> Tool: ...
+
+    def check(self, tool: Tool, action: Action | None) -> ArgumentCheck: ...
 
 
 class Slot:
@@ -124,7 +133,7 @@ def _own(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in ("action", "id")}
 
 
-def read_call(call: ToolCall, position: int, toolbox: Toolbox, limits: Limits, now: float) -> Slot:
+def read_call(call: ToolCall, position: int, toolbox: Tools, limits: Limits, now: float) -> Slot:
     """The call, checked. What is wrong with it is in `error`; a spawn keeps its id even then, so it can be awaited."""
     slot = Slot(call, position)
     try:
@@ -152,7 +161,7 @@ def _read_launch(slot: Slot, tool: Tool, launch: Launch) -> None:
     slot.tool = launch.of(tool)
 
 
-def _read_action(slot: Slot, tool: Tool, arguments: dict[str, Any], toolbox: Toolbox) -> None:
+def _read_action(slot: Slot, tool: Tool, arguments: dict[str, Any], toolbox: Tools) -> None:
     action = arguments["action"]
     if action not in tool.actions:
         have = ", ".join(f'"{each}"' for each in tool.actions)

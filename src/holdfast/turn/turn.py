@@ -28,7 +28,7 @@ from holdfast.turn.batch import Batch
 from holdfast.turn.ending import Ender, Ending
 from holdfast.turn.notifications import Notification, notifications, still_shown
 from holdfast.turn.replies import error_reply
-from holdfast.turn.slot import ToolCall, read_call
+from holdfast.turn.slot import ToolCall, Tools, read_call
 
 if TYPE_CHECKING:
     from holdfast.runtime import Runtime
@@ -61,7 +61,9 @@ class Response(msgspec.Struct, frozen=True):
 class Turn:
     """One turn. Use it as an async context manager; leaving the block ends it, an exception or `cancel` cancels it."""
 
-    def __init__(self, runtime: "Runtime", conversation: str, id: str, *, resume: bool = False) -> None:
+    def __init__(
+        self, runtime: "Runtime", conversation: str, id: str, *, resume: bool = False, tools: Tools | None = None
+    ) -> None:
         self._runtime = runtime
         self.conversation = conversation
         self.id = id
@@ -73,7 +75,10 @@ class Turn:
         """Of a resumed turn, the batch that was never answered; `resume` answers it (B9)."""
         self.answered: list[Response] | None = None
         """Of a resumed turn whose newest batch was answered: what was answered, as that may not have arrived."""
+        self.resumed = False
+        """It is a turn that its process did not live to end."""
         self._resume = resume
+        self._tools: Tools = runtime.toolbox if tools is None else tools
         self._started = False
         """What waited for the start of the turn has been delivered, or a batch has been answered (N4)."""
         self._ender = Ender(runtime.registry, runtime.admission, runtime.replies, runtime.inquiries)
@@ -100,7 +105,7 @@ class Turn:
             if before.owner is not None:
                 await runtime.recovery.take(before.owner)
             if self._resume:
-                self.id, self._batches = before.turn, before.batches
+                self.id, self._batches, self.resumed = before.turn, before.batches, True
                 self._started = before.batches > (0 if before.batch is None else 1)
                 self.unfinished = _open_batch(before.batch)
                 if before.batch is None:
@@ -188,7 +193,7 @@ class Turn:
     ) -> Batch:
         runtime = self._runtime
         now = runtime.registry.clock.now()
-        slots = [read_call(call, at, runtime.toolbox, runtime.limits, now) for at, call in enumerate(calls)]
+        slots = [read_call(call, at, self._tools, runtime.limits, now) for at, call in enumerate(calls)]
         for slot, uid in zip(slots, uids, strict=False):
             slot.uid = uid
         batch = self._batch = Batch(

@@ -14,13 +14,14 @@ from holdfast.handles.state import Pending, Running, State, Stopped, Waiting
 from holdfast.store import base
 from holdfast.store.base import Collected, Entry, Record
 from holdfast.store.memory.tables import Conversation, parked
+from holdfast.store.memory.transcripts import Transcripts
 from holdfast.store.memory.turns import Turns
 from holdfast.store.memory.waits import lost
 from holdfast.store.metadata import merged
 from holdfast.store.terminal import hook_is_due
 
 
-class MemoryStore(Turns):
+class MemoryStore(Turns, Transcripts):
     """Commits at once. All that it was told ends with the process."""
 
     durable = False
@@ -56,6 +57,9 @@ class MemoryStore(Turns):
             base.Delivered: self._delivered,
             base.HandedOut: self._handed_out,
             base.Inquired: self._inquired,
+            base.Said: self._said,
+            base.Described: self._described,
+            base.Forgotten: self._forgotten,
             base.Requested: self._requested,
             base.Replied: self._replied,
             base.RequestClosed: self._request_closed,

@@ -6,7 +6,19 @@ from typing import Any
 import msgspec
 
 from holdfast.handles.state import Progress, State
-from holdfast.store.base import CARRIERS, Carrier, Given, InquiryRow, Kept, News, Parking, Record, Resolution, WaitRow
+from holdfast.store.base import (
+    CARRIERS,
+    Carrier,
+    ConversationRow,
+    Given,
+    InquiryRow,
+    Kept,
+    News,
+    Parking,
+    Record,
+    Resolution,
+    WaitRow,
+)
 from holdfast.store.news import dropped
 
 Calls = tuple[tuple[str, str, dict[str, Any] | str, str | None], ...]
@@ -108,3 +120,9 @@ def inquiry_row(row: Row) -> InquiryRow:
     """A row of the query `inquiries`."""
     id, conversation, turn, uid, at, request, answer, error = row
     return InquiryRow(id, conversation, turn, uid, at, decode(request), decode(answer), error)
+
+
+def conversation_row(row: Row) -> ConversationRow:
+    """A row of the queries `described` and `conversations`."""
+    id, created, updated, metadata, lines = row
+    return ConversationRow(id, created, updated, _decode_object(metadata), lines)

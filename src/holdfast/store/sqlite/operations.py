@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast.store import base
 from holdfast.store.base import Journaled, Op
-from holdfast.store.sqlite import calls, news, retention, turns, waits
+from holdfast.store.sqlite import calls, news, retention, transcripts, turns, waits
 from holdfast.store.sqlite.transaction import Transaction
 
 
@@ -39,6 +39,9 @@ _WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
     base.Delivered: news.delivered,
     base.HandedOut: news.handed_out,
     base.Inquired: turns.inquired,
+    base.Said: transcripts.said,
+    base.Described: transcripts.described,
+    base.Forgotten: transcripts.forgotten,
     base.Requested: turns.requested,
     base.Replied: turns.replied,
     base.RequestClosed: turns.request_closed,

@@ -381,8 +381,7 @@ WHERE h.number IN (
 
 -- name: where_holding
 -- Parked calls that hold resources.
-WHERE h.owner IS NULL AND h.parking IS NOT NULL AND h.stopped_at IS NULL AND h.resources IS NOT NULL
-ORDER BY h.uid;
+WHERE h.owner IS NULL AND h.parking IS NOT NULL AND h.stopped_at IS NULL AND h.resources IS NOT NULL ORDER BY h.uid;
 
 -- name: where_due
 -- Parked calls whose deadline has come.
@@ -468,3 +467,34 @@ SELECT id, uid, body FROM requests WHERE receiver = ? AND reply IS NULL ORDER BY
 -- name: reply_to
 -- The answer to a request of ours.
 SELECT reply FROM requests WHERE id = ?;
+
+-- name: say
+-- A conversation has that many lines more; which one it is, and how many it has now.
+INSERT INTO conversations (id, created, updated, lines, metadata) VALUES (?1, ?2, ?2, ?3, ?4)
+ON CONFLICT (id) DO UPDATE SET updated = max(updated, ?2), lines = lines + ?3 RETURNING number, lines;
+
+-- name: add_line
+-- One of them.
+INSERT INTO transcripts (conversation, line, turn, kind, at, body) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: describe
+-- All that is said about a conversation.
+INSERT INTO conversations (id, created, updated, lines, metadata) VALUES (?1, ?2, ?2, 0, ?3)
+ON CONFLICT (id) DO UPDATE SET updated = max(updated, ?2), metadata = ?3;
+
+-- name: forget
+-- A conversation goes, and its transcript by the trigger.
+DELETE FROM conversations WHERE id = ?;
+
+-- name: described
+-- One conversation.
+SELECT id, created, updated, metadata, lines FROM conversations WHERE id = ?;
+
+-- name: conversations
+-- Conversations before a place in the order of a list.
+SELECT id, created, updated, metadata, lines FROM conversations WHERE (updated, id) < (?, ?);
+
+-- name: transcript
+-- What was said in a conversation after a line.
+SELECT line, turn, kind, body, at FROM transcripts
+WHERE conversation = (SELECT number FROM conversations WHERE id = ?) AND line > ? ORDER BY line LIMIT ?;

@@ -11,10 +11,12 @@ from holdfast.store.base import (
     NEWS_LIMIT,
     Answers,
     Collected,
+    ConversationRow,
     Entry,
     Expired,
     InquiryRow,
     Kind,
+    Line,
     News,
     Opened,
     OpenTurn,
@@ -26,6 +28,7 @@ from holdfast.store.base import (
 )
 from holdfast.store.sqlite.codec import (
     Row,
+    conversation_row,
     decode,
     decode_answers,
     decode_calls,
@@ -39,6 +42,7 @@ from holdfast.store.sqlite.codec import (
 from holdfast.store.sqlite.listing import listing
 from holdfast.store.sqlite.retention import expired
 from holdfast.store.sqlite.sql import RECORDS, SQL
+from holdfast.store.sqlite.transcripts import newest as newest_conversations
 
 
 class Reads:
@@ -194,6 +198,22 @@ class Reads:
 
     async def inquiries(self, conversation: str, turn: str | None = None, limit: int = 1000) -> list[InquiryRow]:
         return [inquiry_row(row) for row in self._rows(SQL["inquiries"], (conversation, turn, limit))]
+
+    async def transcript(self, conversation: str, after: int = 0, limit: int = 10_000) -> list[Line]:
+        return [Line(*row) for row in self._rows(SQL["transcript"], (conversation, after, limit))]
+
+    async def conversation(self, id: str) -> ConversationRow | None:
+        row = self._row(SQL["described"], id)
+        return None if row is None else conversation_row(row)
+
+    async def conversations(
+        self,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        before: tuple[float, str] | None = None,
+        limit: int = 100,
+    ) -> list[ConversationRow]:
+        return [conversation_row(row) for row in self._rows(*newest_conversations(metadata, before, limit))]
 
     async def requests(self) -> list[Request]:
         return [Request(*row) for row in self._rows(SQL["requests"], (self.owner,))]

@@ -24,7 +24,7 @@ from typing import Any
 import apsw
 
 from holdfast.errors import HoldfastError
-from holdfast.store.base import Collected, Done, Failed, Op
+from holdfast.store.base import Collected, Done, Failed, Forgotten, Op
 from holdfast.store.sqlite import opening
 from holdfast.store.sqlite.operations import write, write_group
 from holdfast.store.sqlite.place import Place
@@ -44,7 +44,7 @@ WAL_PAGES = 4000
 """16 MiB: pages that change again and again are written back less often."""
 
 _COUNT = SQL["count_commit"]
-_NOT_NOW = (Collected,)
+_NOT_NOW = (Collected, Forgotten)
 """Operations that may take long."""
 
 Fault = Callable[[str], None]

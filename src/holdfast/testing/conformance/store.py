@@ -11,6 +11,7 @@ from holdfast.testing.conformance.handles import Handles
 from holdfast.testing.conformance.lasting import Lasting, Retention, Sharing
 from holdfast.testing.conformance.listed import Listed
 from holdfast.testing.conformance.news import Telling
+from holdfast.testing.conformance.transcripts import Transcribed
 from holdfast.testing.conformance.turns import Inquiries, Others, Turns
 
 
@@ -24,6 +25,7 @@ class StoreConformance(
     Created,
     Turns,
     Inquiries,
+    Transcribed,
     Telling,
     Delivering,
     Others,

@@ -167,6 +167,8 @@ class Suite:
             found[f"turn of {conversation}"] = await store.turn(conversation)
             found[f"news of {conversation}"] = await store.news(conversation, 10_000)
             found[f"inquiries of {conversation}"] = await store.inquiries(conversation)
+            found[f"transcript of {conversation}"] = await store.transcript(conversation)
+            found[f"description of {conversation}"] = await store.conversation(conversation)
             for each in await store.handles(conversation=conversation, stateful=None, limit=100_000):
                 found[each.uid] = each
                 found[f"journal of {each.uid}"] = await store.journal(each.uid)
@@ -174,6 +176,7 @@ class Suite:
                 found[f"events of {each.uid}"] = await store.process_events(each.uid)
                 found[f"name {each.id} in {conversation}"] = await store.named(conversation, each.id)
                 found[f"label {each.call_id} in {conversation}"] = await store.called(conversation, each.call_id)
+        found["conversations"] = await store.conversations()
         found["secret"] = await store.secret()
         found["owners"] = sorted(await store.owners())
         found["ours"] = await store.owned(store.owner)

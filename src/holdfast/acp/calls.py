@@ -1,0 +1,389 @@
+"""The tool calls of one session, as its client sees them (X1): what the model called, and the handles behind it.
+
+A call is `pending`, then `in_progress` while its handle runs or waits, then `completed` or `failed`, and never goes
+back. A one-shot call ends with its answer; a spawned handle's call ends when the handle does, whether or not its turn
+is over by then. What a handle prints is told at most ten times a second; the end has all that is shown of it.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdfast.acp.describing import Described, absolute, describe
+from holdfast.acp.ends import ended, response_output
+from holdfast.acp.terminals import Terminals
+from holdfast.acp.updates import (
+    Update,
+    fenced,
+    shown_diff,
+    shown_terminal,
+    shown_text,
+    tool_call,
+    tool_call_update,
+)
+from holdfast.handles.handle import Handle, Watcher
+from holdfast.handles.question import Question, select_options
+from holdfast.handles.state import Running, Stopped, Waiting
+from holdfast.tools.base import Tool
+from holdfast.turn.prompts import AskQuestion, DeliverResult, Prompt, RunTool
+from holdfast.turn.slot import ToolCall
+from holdfast.turn.turn import Response
+
+if TYPE_CHECKING:
+    from holdfast.runtime import Runtime
+    from holdfast.tools.call import Diff
+    from holdfast.tools.run import Run
+
+INTERVAL_SECS = 0.1
+"""What a handle prints is told no more often than this."""
+SHOWN = 8000
+"""Characters of a handle's output that are shown while it runs."""
+
+
+class Shown:
+    """One tool call that the client knows."""
+
+    __slots__ = (
+        "action", "asked", "conversation", "diffs", "due", "handle", "handle_id", "id", "kind", "listened", "note",
+        "question", "sent", "status", "terminal", "title", "tool",
+    )  # fmt: skip
+
+    def __init__(self, id: str, name: str, described: Described, conversation: str) -> None:
+        self.id = id
+        self.tool = name
+        self.title, self.kind, self.action, self.handle_id, _ = described
+        self.conversation = conversation
+        self.handle: Handle | None = None
+        self.status = "pending"
+        self.asked = False
+        """A person has been asked whether it may run."""
+        self.question: Question | None = None
+        self.note = ""
+        """How its question can be answered, where the client cannot ask it."""
+        self.diffs: list[dict[str, Any]] = []
+        self.terminal: str | None = None
+        """The client's terminal that shows what it prints; empty: one has been asked for."""
+        self.listened: Run | None = None
+        self.sent = float("-inf")
+        self.due: asyncio.TimerHandle | None = None
+        """When what it has printed since is told."""
+
+    @property
+    def over(self) -> bool:
+        return self.status in ("completed", "failed")
+
+
+class Calls(Watcher):
+    """Follows the calls of a session and says what has become of them."""
+
+    def __init__(
+        self,
+        runtime: "Runtime",
+        session: str,
+        send: Callable[[Update], None],
+        terminals: Terminals,
+        record: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        """`record` is told what a call has shown that is not in the transcript, for whoever loads the session later."""
+        self._runtime = runtime
+        self._session = session
+        self._send = send
+        self._terminals = terminals
+        self._record = record
+        self._turn = ""
+        self._batch: dict[str, Shown] = {}
+        """The calls of the newest batch, by their labels."""
+        self._by_uid: dict[str, Shown] = {}
+        """Those that have a handle and are not over."""
+        self._ids: dict[str, int] = {}
+        """How often each id was used in this turn: labels are unique in their batch only."""
+        self._followed: set[str] = set()
+        self._loop = asyncio.get_running_loop()
+        self._follow(session)
+
+    def close(self) -> None:
+        """The session is closed: say nothing more."""
+        for shown in self._by_uid.values():
+            self._leave(shown)
+            if shown.handle is not None:
+                shown.handle.unwatch(self)
+        self._by_uid.clear()
+        for conversation in tuple(self._followed):
+            self._unfollow(conversation)
+
+    # What the model does
+
+    def begin(self, turn: str, used: Iterable[str] = ()) -> None:
+        """A turn begins, or goes on: then `used` are the labels it has used before."""
+        self._turn, self._ids, self._batch = turn, {}, {}
+        for label in used:
+            self.name(turn, label)
+
+    def name(self, turn: str, label: str) -> str:
+        """The id of the turn's next call of that label."""
+        count = self._ids[label] = self._ids.get(label, 0) + 1
+        return f"{turn}.{label}" if count == 1 else f"{turn}.{label}.{count}"
+
+    def called(self, calls: Sequence[ToolCall]) -> None:
+        """The model has made these calls; none has begun."""
+        self._batch = {}
+        for call in calls:
+            described = describe(call, self._tool(call.name))
+            shown = Shown(self.name(self._turn, call.id), call.name, described, self._session)
+            self._batch[call.id] = shown
+            self._send(tool_call(shown.id, {**described.fields, "status": "pending"}))
+
+    def taken_up(self, calls: Iterable[tuple[str, str, ToolCall]]) -> None:
+        """Calls that the client knows from before, each with its id and status: an open batch that is gone on with."""
+        self._batch = {}
+        for id, status, call in calls:
+            shown = Shown(id, call.name, describe(call, self._tool(call.name)), self._session)
+            shown.status = status
+            self._batch[call.id] = shown
+
+    def answered(self, responses: Iterable[Response]) -> None:
+        """The calls of the batch are answered. Those that have become handles go on."""
+        for response in responses:
+            shown = self._batch.get(response.id)
+            if shown is None or shown.over:
+                continue
+            if shown.handle is None or not shown.handle.stateful:
+                failed = response.is_error or response.code == "cancelled"
+                self._end(shown, failed, response.model, response_output(response.model))
+
+    def settle(self) -> None:
+        """The turn ends: what was printed is told, and no call of it is left open that nothing runs of."""
+        for shown in tuple(self._batch.values()):
+            if not shown.over and (shown.handle is None or not shown.handle.active or not shown.handle.stateful):
+                self._end(shown, True, "Nothing came of this call: the turn has ended.", None)
+        for shown in tuple(self._by_uid.values()):
+            if shown.due is not None:
+                self._tell_output(shown)
+
+    def _tool(self, name: str) -> Tool | None:
+        return self._runtime.toolbox.get(name)
+
+    # What becomes of handles
+
+    def created(self, handle: Handle) -> None:
+        """A handle of the session, or of one of its sub-agents, was made or found."""
+        if handle.uid in self._by_uid:
+            return
+        own = handle.conversation == self._session and handle.turn == self._turn
+        shown = self._batch.get(handle.call_id) if own else None
+        if shown is None or shown.handle is not None:
+            if handle.tool.fleeting or not handle.active:
+                return  # of calls that nobody made here, those are shown that last
+            shown = self._beside(handle)
+        self.adopt(shown, handle)
+
+    def adopt(self, shown: Shown, handle: Handle) -> None:
+        """The handle is what this call has come to."""
+        shown.handle, shown.handle_id = handle, handle.id
+        self._by_uid[handle.uid] = shown
+        self._follow(handle.conversation)
+        self._look(shown, handle)
+        if not shown.over:
+            handle.watch(self)
+
+    def _beside(self, handle: Handle) -> Shown:
+        """Of a handle that no call of the model has made: a sub-agent's, or one that a workflow runs."""
+        named = f"{handle.id} ({handle.tool.name})" if handle.stateful else handle.tool.name
+        call = ToolCall(handle.uid, handle.tool.name)
+        title = named if handle.conversation == self._session else f"{agent_name(handle.conversation)}: {named}"
+        described = describe(call, handle.tool)._replace(title=title, handle_id=handle.id)
+        shown = Shown(handle.uid, handle.tool.name, described, handle.conversation)
+        self._send(tool_call(shown.id, {"title": title, "kind": shown.kind, "status": "pending"}))
+        return shown
+
+    def changed(self, handle: Handle) -> None:
+        """A handle of a conversation that is followed has another state."""
+        shown = self._by_uid.get(handle.uid)
+        if shown is not None:
+            self._look(shown, handle)
+        elif handle.active:
+            self.created(handle)
+
+    def stopped(self, handle: Handle) -> None:
+        self.changed(handle)
+
+    def showed(self, handle: Handle, diff: "Diff") -> None:
+        shown = self._by_uid.get(handle.uid)
+        if shown is None or shown.over:
+            return
+        part = shown_diff(absolute(handle.tool, diff.path), diff.old, diff.new)
+        shown.diffs.append(part)
+        self._record(shown.id, part)
+        self._send(tool_call_update(shown.id, {"content": self._content(shown)}))
+
+    def _look(self, shown: Shown, handle: Handle) -> None:
+        state = handle.state
+        if shown.over:
+            return
+        if isinstance(state, Stopped):
+            failed, words, raw = ended(self._runtime.replies, handle, state, SHOWN)
+            self._end(shown, failed, words, raw)
+        elif isinstance(state, Running | Waiting):
+            question = state.question if isinstance(state, Waiting) else None
+            fields: dict[str, Any] = {} if shown.status == "in_progress" else {"status": "in_progress"}
+            if question is not shown.question:
+                shown.question, shown.note = question, ""
+                fields |= {"title": shown.title, "content": self._content(shown)}
+            shown.status = "in_progress"
+            if fields:
+                self._send(tool_call_update(shown.id, fields))
+            self._listen(shown, handle)
+
+    def noted(self, shown: Shown, note: str) -> None:
+        """Say how the open question can be answered."""
+        if not shown.over:
+            shown.note = note
+            self._send(tool_call_update(shown.id, {"content": self._content(shown)}))
+
+    # What handles print
+
+    def _listen(self, shown: Shown, handle: Handle, again: bool = True) -> None:
+        if shown.listened is not None or shown.over:
+            return
+        if handle.run is not None:
+            shown.listened = handle.run
+            handle.run.listeners.append(lambda: self._printed(shown))
+            if handle.output is not None:
+                self._printed(shown)
+        elif again:  # it is told that it runs before it is started
+            self._loop.call_soon(self._listen, shown, handle, False)
+
+    def _printed(self, shown: Shown) -> None:
+        if shown.terminal is not None or shown.due is not None or shown.over or shown.handle is None:
+            return
+        if self._terminals.may_show(shown.handle):
+            shown.terminal = ""
+            self._terminals.open(shown.handle, lambda id: self._opened(shown, id))
+            return
+        wait = shown.sent + INTERVAL_SECS - self._loop.time()
+        if wait <= 0:
+            self._tell_output(shown)
+        else:
+            shown.due = self._loop.call_later(wait, self._tell_output, shown)
+
+    def _opened(self, shown: Shown, id: str | None) -> None:
+        """The client has made a terminal, or could not."""
+        if shown.over:
+            if id is not None:
+                self._terminals.release(id)
+        elif id is not None:
+            shown.terminal = id
+            self._tell_output(shown)
+        else:
+            shown.terminal = None
+            self._terminals.failed = True
+            self._printed(shown)
+
+    def _tell_output(self, shown: Shown) -> None:
+        if shown.due is not None:
+            shown.due.cancel()
+        shown.due, shown.sent = None, self._loop.time()
+        self._send(tool_call_update(shown.id, {"content": self._content(shown)}))
+
+    def _content(self, shown: Shown, words: str | None = None) -> list[dict[str, Any]]:
+        """Everything there is to be shown of a call; `words` are its end."""
+        parts = list(shown.diffs)
+        handle = shown.handle
+        if shown.terminal:
+            parts.append(shown_terminal(shown.terminal))
+        elif words is None and handle is not None and handle.output is not None:
+            printed = self._runtime.replies.tail(handle, SHOWN)
+            if printed:
+                parts.append(shown_text(fenced(printed)))
+        if shown.question is not None and words is None:
+            parts.append(shown_text(in_words(shown.question)))
+            if shown.note:
+                parts.append(shown_text(shown.note))
+        if words:
+            parts.append(shown_text(words))
+        return parts
+
+    def _end(self, shown: Shown, failed: bool, words: str, raw: Any) -> None:
+        self._leave(shown)
+        shown.status, shown.question = "failed" if failed else "completed", None
+        fields = {"status": shown.status, "content": self._content(shown, words)}
+        self._send(tool_call_update(shown.id, fields if raw is None else {**fields, "rawOutput": raw}))
+        if shown.terminal:
+            self._terminals.release(shown.terminal)
+        if shown.handle is not None:
+            self._by_uid.pop(shown.handle.uid, None)
+            conversation = shown.handle.conversation
+            if conversation != self._session and all(s.conversation != conversation for s in self._by_uid.values()):
+                self._unfollow(conversation)
+
+    def _leave(self, shown: Shown) -> None:
+        if shown.due is not None:
+            shown.due.cancel()
+            shown.due = None
+        shown.listened = None
+
+    # Who is followed
+
+    def _follow(self, conversation: str) -> None:
+        if conversation not in self._followed:
+            self._followed.add(conversation)
+            self._runtime.registry.followers.setdefault(conversation, []).append(self.changed)
+
+    def _unfollow(self, conversation: str) -> None:
+        self._followed.discard(conversation)
+        followers = self._runtime.registry.followers
+        if self.changed in followers.get(conversation, ()):
+            followers[conversation].remove(self.changed)
+            if not followers[conversation]:
+                del followers[conversation]
+
+    # What a person is asked about
+
+    def asked_about(self, prompt: Prompt) -> Shown:
+        """The call that a prompt is about; one is made for what the client knows no call of."""
+        found = next((shown for shown in self._candidates() if _is_about(shown, prompt)), None)
+        if found is None:
+            described = describe(ToolCall(prompt.tool, prompt.tool), self._tool(prompt.tool))
+            found = Shown(self.name(self._turn or "call", prompt.tool), prompt.tool, described, prompt.conversation)
+            self._send(tool_call(found.id, {"title": found.title, "kind": found.kind, "status": "pending"}))
+        if isinstance(prompt, RunTool):
+            found.asked = True
+        return found
+
+    def _candidates(self) -> Iterable[Shown]:
+        yield from self._batch.values()
+        yield from self._by_uid.values()
+
+
+def _is_about(shown: Shown, prompt: Prompt) -> bool:
+    """Prompts about calls that look the same come in the order of the calls."""
+    if shown.over or shown.tool != prompt.tool or shown.conversation != prompt.conversation:
+        return False
+    if isinstance(prompt, RunTool):
+        same = shown.handle_id == prompt.id if prompt.id is not None else shown.action is None
+        return same and shown.action == prompt.action and shown.asked == (prompt.problem is not None)
+    handle = shown.handle
+    if (
+        handle is None
+        or (prompt.id is not None and handle.id != prompt.id)
+        or handle.stateful != (prompt.id is not None)
+    ):
+        return False
+    if isinstance(prompt, AskQuestion):
+        return isinstance(handle.state, Waiting) and handle.state.question == prompt.question
+    assert isinstance(prompt, DeliverResult)
+    return handle.withheld
+
+
+def agent_name(conversation: str) -> str:
+    """The sub-agent whose conversation this is (`agent/lineage.py`)."""
+    return conversation.rpartition("/")[2].rpartition("@")[0] or "agent"
+
+
+def in_words(question: Question) -> str:
+    """A question for a person to read."""
+    options = select_options(question)
+    parts = [question.pre_amble, f"**{question.text}**"]
+    if options is not None:
+        parts.append("\n".join(f"- {option}" for option in options))
+    return "\n\n".join(part for part in parts if part)

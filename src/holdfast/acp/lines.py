@@ -1,0 +1,242 @@
+"""Lines over file descriptors, whatever they are: pipes, sockets, terminals, regular files.
+
+Nothing here blocks the event loop. The descriptors are often somebody else's as well (a shell's terminal, a log), so
+their flags are left as they are: reading asks the kernel first, and writing uses a description of its own where the
+kernel makes one.
+"""
+
+import asyncio
+import errno
+import os
+import select
+import socket
+import stat
+from collections.abc import Callable
+
+_PIECE = 256 * 1024
+"""Bytes that are read or written at once."""
+_REST = 64
+"""Pieces that are read after writing has failed: more than a pipe or a socket holds."""
+HEAD = 1024
+"""Bytes that are told of a line that was too long."""
+LOW = 256 * 1024
+"""Bytes that may wait to be written while `drain` returns."""
+
+
+class LineReader:
+    """Tells each line without its end, in order; `too_long` gets the first bytes of a line over the limit instead.
+
+    `ended` is told once why nothing more will come: "" for the end of input.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        *,
+        limit: int,
+        line: Callable[[bytes], None],
+        too_long: Callable[[bytes], None],
+        ended: Callable[[str], None],
+    ) -> None:
+        self._fd = fd
+        self._limit = limit
+        self._line, self._too_long, self._ended = line, too_long, ended
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._skipping = False
+        self._loop = asyncio.get_running_loop()
+        self._reading = False
+        self._polled = True
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._reading = True
+        try:
+            self._loop.add_reader(self._fd, self._read)
+        except PermissionError:  # a regular file, which is always ready
+            self._polled = False
+            self._loop.call_soon(self._read)
+
+    def stop(self) -> None:
+        """Read no more; `ended` is not told."""
+        if self._reading:
+            self._reading = False
+            if self._polled:
+                self._loop.remove_reader(self._fd)
+
+    def _read(self) -> None:
+        if not self._reading:
+            return
+        try:
+            piece = os.read(self._fd, _PIECE)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            # A terminal whose other end is gone answers EIO: the end of input.
+            self._end("" if error.errno == errno.EIO else str(error.strerror))
+            return
+        if not piece:
+            self._end("")
+            return
+        self._take(piece)
+        if not self._polled and self._reading:
+            self._loop.call_soon(self._read)
+
+    def rest(self) -> None:
+        """Read what is there now."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        for _ in range(_REST):
+            if not self._reading or not poll.poll(0):
+                return
+            self._read()
+
+    def _end(self, why: str) -> None:
+        if self._parts and not self._skipping:
+            self._take(b"\n")  # a last line needs no end
+        if self._reading:
+            self.stop()
+            self._ended(why)
+
+    def _take(self, piece: bytes) -> None:
+        *lines, rest = piece.split(b"\n")
+        for line in lines:
+            self._add(line)
+            if self._skipping:
+                self._too_long(b"".join(self._parts)[:HEAD])
+            else:
+                self._line(line if len(self._parts) == 1 else b"".join(self._parts))
+            self._parts, self._size, self._skipping = [], 0, False
+            if not self._reading:  # whoever was told has stopped us
+                return
+        if rest:
+            self._add(rest)
+
+    def _add(self, part: bytes) -> None:
+        """A part of the line at hand. Of a line over the limit only the head is kept."""
+        self._size += len(part)
+        if self._skipping:
+            return
+        self._parts.append(part)
+        if self._size > self._limit:
+            self._skipping = True
+            self._parts = [b"".join(self._parts)[:HEAD]]
+
+
+class LineWriter:
+    """Writes in the order it is told, at once if the other side takes it, else as soon as it does.
+
+    What waits is bounded: over `most` bytes, the other side is taken for gone. `lost` is told once why nothing more can
+    be written; what waited then is dropped.
+    """
+
+    def __init__(self, fd: int, *, most: int, lost: Callable[[str], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._most = most
+        self._lost = lost
+        self._waiting = bytearray()
+        self._polling = False
+        self._drained: list[tuple[int, asyncio.Future[None]]] = []
+        self.open = True
+        self._socket: socket.socket | None = None
+        self._own: int | None = None
+        self._made_nonblocking = False
+        self._fd = self._describe(fd)
+
+    def _describe(self, fd: int) -> int:
+        """A descriptor for the same thing whose writes do not block."""
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISSOCK(mode):
+            self._socket = socket.socket(fileno=os.dup(fd))
+            return self._socket.fileno()
+        if not (stat.S_ISFIFO(mode) or os.isatty(fd)) or not os.get_blocking(fd):
+            return fd
+        try:
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            self._own = os.open(f"/proc/self/fd/{fd}", flags)
+        except OSError:  # another user's, no /proc, or nobody reads it any more: then the first write says so
+            os.set_blocking(fd, False)
+            self._made_nonblocking = True
+            return fd
+        return self._own
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that the other side has not taken yet."""
+        return len(self._waiting)
+
+    def write(self, data: bytes) -> None:
+        """Queue the data. Dropped if nothing can be written any more."""
+        if not self.open:
+            return
+        self._waiting += data
+        if not self._polling:
+            self._flush()
+        if len(self._waiting) > self._most:
+            self._fail(f"the other side has left {len(self._waiting)} bytes unread")
+
+    async def drain(self, low: int = LOW) -> None:
+        """Return when no more than `low` bytes wait, or nothing can be written any more."""
+        if len(self._waiting) > low:
+            waiter = self._loop.create_future()
+            self._drained.append((low, waiter))
+            await waiter
+
+    def close(self) -> None:
+        """Write no more; what waits is dropped, and `lost` is not told."""
+        if not self.open:
+            return
+        self.open = False
+        self._waiting.clear()
+        self._poll(False)
+        self._wake()
+        if self._socket is not None:
+            self._socket.close()
+        if self._own is not None:
+            os.close(self._own)
+        if self._made_nonblocking:
+            os.set_blocking(self._fd, True)
+
+    def _flush(self) -> None:
+        try:
+            while self._waiting:
+                count = self._write(self._waiting[:_PIECE])
+                del self._waiting[:count]
+        except (BlockingIOError, InterruptedError):
+            self._poll(True)
+        except OSError as error:
+            self._fail(str(error.strerror))
+        else:
+            self._poll(False)
+        self._wake()
+
+    def _write(self, data: bytearray) -> int:
+        if self._socket is not None:
+            return self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        return os.write(self._fd, data)
+
+    def _poll(self, wanted: bool) -> None:
+        if wanted == self._polling:
+            return
+        self._polling = wanted
+        if wanted:
+            self._loop.add_writer(self._fd, self._flush)
+        else:
+            self._loop.remove_writer(self._fd)
+
+    def _wake(self) -> None:
+        if not self._drained:
+            return
+        still = []
+        for low, waiter in self._drained:
+            if waiter.done():
+                continue
+            if len(self._waiting) <= low:
+                waiter.set_result(None)
+            else:
+                still.append((low, waiter))
+        self._drained = still
+
+    def _fail(self, why: str) -> None:
+        self.close()
+        self._lost(why)

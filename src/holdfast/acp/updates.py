@@ -1,0 +1,99 @@
+"""What a client is told of a session, in ACP's words: the objects of `session/update`. Nothing is sent from here."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+Update = dict[str, Any]
+
+BACKGROUND = {"holdfast/background": True}
+"""In `_meta` of an update that belongs to no turn (X2)."""
+
+
+def text(value: str) -> dict[str, Any]:
+    """A piece of text as a content block."""
+    return {"type": "text", "text": value}
+
+
+def message(value: str) -> Update:
+    """The assistant speaks."""
+    return {"sessionUpdate": "agent_message_chunk", "content": text(value)}
+
+
+def thought(value: str) -> Update:
+    """The assistant thinks."""
+    return {"sessionUpdate": "agent_thought_chunk", "content": text(value)}
+
+
+def user_message(block: dict[str, Any]) -> Update:
+    """What the user said, when a session is shown again."""
+    return {"sessionUpdate": "user_message_chunk", "content": block}
+
+
+def tool_call(id: str, fields: dict[str, Any]) -> Update:
+    """A tool call that the client does not know yet."""
+    return {"sessionUpdate": "tool_call", "toolCallId": id, **fields}
+
+
+def tool_call_update(id: str, fields: dict[str, Any]) -> Update:
+    """What has changed of a tool call."""
+    return {"sessionUpdate": "tool_call_update", "toolCallId": id, **fields}
+
+
+def usage(used: int, size: int, cost: float | None) -> Update:
+    """How much of the context is used, and what the session has cost in US dollars, if that is known."""
+    told: Update = {"sessionUpdate": "usage_update", "used": used, "size": size}
+    return told if cost is None else {**told, "cost": {"amount": cost, "currency": "USD"}}
+
+
+def session_info(title: str, at: float) -> Update:
+    """What the session is called, and when something happened in it last."""
+    return {"sessionUpdate": "session_info_update", "title": title, "updatedAt": time_of(at)}
+
+
+def current_mode(mode: str) -> Update:
+    """The mode that the session is in."""
+    return {"sessionUpdate": "current_mode_update", "currentModeId": mode}
+
+
+def turn_complete(request: str, stop_reason: str) -> Update:
+    """X2's signal as the seed draws it, for clients that ask for it."""
+    return {"sessionUpdate": "turn_complete", "promptRequestId": request, "stopReason": stop_reason}
+
+
+def shown_text(value: str) -> dict[str, Any]:
+    """Text as content of a tool call."""
+    return {"type": "content", "content": text(value)}
+
+
+def shown_diff(path: str, old: str | None, new: str) -> dict[str, Any]:
+    """A change of a file as content of a tool call; `old` is None for a file that was not there."""
+    return {"type": "diff", "path": path, "oldText": old, "newText": new}
+
+
+def shown_terminal(id: str) -> dict[str, Any]:
+    """A terminal of the client as content of a tool call."""
+    return {"type": "terminal", "terminalId": id}
+
+
+def fenced(value: str) -> str:
+    """Text that is to be shown as it is, by a client that takes text for Markdown."""
+    fence = "```"
+    while fence in value:
+        fence += "`"
+    return f"{fence}\n{value.rstrip()}\n{fence}"
+
+
+def options(*choices: tuple[str, str, str]) -> list[dict[str, str]]:
+    """The options of a permission request, each an id, a name and a kind."""
+    return [{"optionId": id, "name": name, "kind": kind} for id, name, kind in choices]
+
+
+def time_of(at: float) -> str:
+    """A time as ACP writes it."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def without_none(fields: dict[str, Any], always: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields that say something."""
+    return {key: value for key, value in fields.items() if value is not None or key in always}

@@ -1,0 +1,114 @@
+"""The agents of a runtime: its models, its conversations, and who asks them (G1, G2, Q2)."""
+
+import secrets
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from holdfast.agent.conversation import Conversation
+from holdfast.agent.inquiring import inquire
+from holdfast.agent.models import Assistant, assistant_settings, open_assistant
+from holdfast.agent.spending import Allowance
+from holdfast.config.model import AgentSettings, AssistantSettings, Config
+from holdfast.errors import HoldfastError
+from holdfast.tools.base import Tool
+from holdfast.tools.selection import Selection
+from holdfast.turn.inquiry import Inquiry
+
+if TYPE_CHECKING:
+    from pydantic_ai.models import Model
+
+    from holdfast.runtime import Runtime
+
+
+class Agency:
+    """Makes conversations and keeps the models they share, with their connections, until the runtime closes."""
+
+    def __init__(self, runtime: "Runtime", config: Config | None) -> None:
+        self._runtime = runtime
+        self.config = config or Config()
+        self._conversations: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
+        self._assistants: dict[str, Assistant] = {}
+        self._models: dict[int, Assistant] = {}
+        """Those whose connections are open."""
+        self._entered = AsyncExitStack()
+
+    def assistant(self, settings: AssistantSettings, model: "Model[Any] | str | None" = None) -> Assistant:
+        """The model of these settings; the same settings give the same one."""
+        if model is not None and not isinstance(model, str):
+            return open_assistant(settings, model)
+        key = repr((model, settings))
+        if key not in self._assistants:
+            self._assistants[key] = open_assistant(settings, model)
+        return self._assistants[key]
+
+    async def enter(self, assistant: Assistant) -> None:
+        """From now on until the runtime closes, the model's connections are open."""
+        if id(assistant.model) not in self._models:
+            self._models[id(assistant.model)] = assistant
+            await self._entered.enter_async_context(assistant.model)
+
+    def conversation(
+        self, id: str | None, model: "Model[Any] | str | None" = None, own_instructions: str | None = None
+    ) -> Conversation:
+        """The conversation of that id, or a new one."""
+        settings = self.config.conversation
+        open_here = None if id is None else self._conversations.get(id)
+        if open_here is not None:
+            raise HoldfastError(f"conversation `{id}` is open here already; use that object", code="turn_open")
+        made = Conversation(
+            self._runtime,
+            f"c-{secrets.token_hex(6)}" if id is None else id,
+            self.assistant(settings.assistant, model),
+            selection=Selection(self._runtime.toolbox),
+            own_instructions=(settings.instructions, own_instructions or ""),
+            allowance=Allowance(
+                max_requests=settings.max_requests, max_tokens=settings.max_tokens, max_cost=settings.max_cost
+            ),
+            context_tokens=settings.context_tokens,
+        )
+        self._conversations[made.id] = made
+        return made
+
+    def of_agent(
+        self, id: str, agent: AgentSettings, parent: str, *, depth: int, assistant: Assistant, **changes: Any
+    ) -> Conversation:
+        """The conversation of a sub-agent: its own tools, instructions and limits; it spends for its parent, too."""
+        above = self._conversations.get(parent)
+        deepest = depth >= self._runtime.limits.agent_depth
+
+        def allowed(tool: Tool) -> bool:
+            return not (deepest and tool.kind == "agent")
+
+        given: dict[str, Any] = {
+            "own_instructions": (agent.instructions,),
+            "selection": Selection(self._runtime.toolbox, agent.tools, allowed),
+        }
+        made = Conversation(
+            self._runtime,
+            id,
+            assistant,
+            allowance=Allowance(max_requests=agent.max_requests, max_tokens=agent.max_tokens, max_cost=agent.max_cost),
+            context_tokens=agent.context_tokens,
+            above=None if above is None else above.spending,
+            **(given | changes),
+        )
+        self._conversations[id] = made
+        return made
+
+    async def inquire(self, inquiry: Inquiry) -> Any:
+        """Ask a model, as `Runtime(inquiry=…)` does: the one that the inquiry names, else that of its conversation."""
+        conversation = self._conversations.get(inquiry.conversation)
+        if inquiry.assistant:
+            base = self.config.conversation.assistant.written()
+            assistant = self.assistant(assistant_settings({**base, **inquiry.assistant}))
+        elif conversation is not None:
+            assistant = conversation.assistant
+        else:
+            assistant = self.assistant(self.config.conversation.assistant)
+        await self.enter(assistant)
+        return await inquire(assistant, conversation, inquiry)
+
+    async def close(self) -> None:
+        """Let the models' connections go."""
+        await self._entered.aclose()

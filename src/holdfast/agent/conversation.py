@@ -1,0 +1,190 @@
+"""A conversation with a model: what was said, kept in the store, and one turn after the other (G1)."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic_ai.messages import InstructionPart, ModelResponse
+from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.tools import ToolDefinition
+
+from holdfast.agent.events import Answer, Listener, Usage
+from holdfast.agent.instructions import instructions
+from holdfast.agent.loop import Content, TurnLoop, response_text
+from holdfast.agent.models import Assistant
+from holdfast.agent.spending import Allowance, Spending, total
+from holdfast.agent.transcript import Transcript
+from holdfast.errors import HoldfastError
+from holdfast.schema.dialects import tool_list
+from holdfast.store.base import ConversationRow, Described, Line
+from holdfast.tools.selection import Selection
+
+if TYPE_CHECKING:
+    from holdfast.runtime import Runtime
+
+
+class Conversation:
+    """One conversation. `Runtime.conversation` makes it.
+
+    `prompt` runs a whole turn and returns how it ended; what happens in it is told to a listener
+    (`holdfast.agent.events`). What was said is in the store before anything follows from it: a conversation whose
+    process died is taken up again by its id.
+    """
+
+    def __init__(
+        self,
+        runtime: "Runtime",
+        id: str,
+        assistant: Assistant,
+        *,
+        selection: Selection,
+        own_instructions: Sequence[str] = (),
+        allowance: Allowance | None = None,
+        context_tokens: int | None = None,
+        above: Spending | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.id = id
+        self.assistant = assistant
+        self.selection = selection
+        self.context_tokens = context_tokens
+        self.transcript = Transcript(runtime.registry, id)
+        self.usage = Usage(context_window=assistant.model.context_window)
+        """What the turns of this object have taken."""
+        self.interrupted = False
+        """A turn was never ended, as its process died: `resume`, or the next `prompt`, goes on with it."""
+        self.inbox: Callable[[], list[Content]] = list
+        """Where further messages come from, besides `say`; all of them again after a restart (E10)."""
+        self.seen = 0
+        """How much has come out of the inbox."""
+        self._instructions = instructions(*own_instructions)
+        self._allowance = allowance or Allowance()
+        self._above = above
+        self._opening: asyncio.Lock = asyncio.Lock()
+        self._opened = False
+        self._loop: TurnLoop | None = None
+        self._parameters: ModelRequestParameters | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn runs."""
+        return self._loop is not None
+
+    @property
+    def spending(self) -> Spending | None:
+        """Of the turn that runs."""
+        return None if self._loop is None else self._loop.spending
+
+    async def open(self) -> None:
+        """Read what was said before. `prompt` does it if nobody has."""
+        async with self._opening:
+            if self._opened:
+                return
+            await self.runtime.open()
+            await self.runtime.agency.enter(self.assistant)
+            await self.transcript.load()
+            store = self.runtime.registry.store
+            before = await store.turn(self.id)
+            self.interrupted = (
+                before is not None
+                and before.turn == self.transcript.turn
+                and (before.owner is None or not store.alive(before.owner))
+            )
+            self.runtime.on_tools.append(self._tools_changed)
+            self._opened = True
+
+    async def prompt(self, content: Content, *, listener: Listener | None = None) -> Answer:
+        """One whole turn: the user says something, the assistant answers. A turn that was interrupted goes on in it.
+
+        What a model or a tool does is told in the answer; raised is `HoldfastError` where there could be no turn, and
+        whatever the store or the end of the runtime raises.
+        """
+        if not content:
+            raise HoldfastError("a prompt needs a text", code="invalid_arguments")
+        return await self._run(content, listener)
+
+    async def resume(self, *, listener: Listener | None = None) -> Answer:
+        """Go on with the turn that was interrupted."""
+        await self.open()
+        if not self.interrupted:
+            raise HoldfastError("this conversation has no turn that was interrupted", code="no_open_batch")
+        return await self._run(None, listener)
+
+    async def _run(self, content: Content | None, listener: Listener | None) -> Answer:
+        if self._loop is not None:
+            raise HoldfastError("a turn of this conversation is running; `say` adds to it", code="turn_open")
+        spending = Spending(self._allowance, self._above, self.assistant.model.context_window)
+        loop = self._loop = TurnLoop(self, spending, listener)
+        try:
+            await self.open()
+            spending.start(self.usage.context_tokens)
+            await self.runtime.connected(0)
+            return await loop.run(content)
+        finally:
+            self._loop = None
+            self.interrupted = False
+            self.usage = total(self.usage, spending.usage)
+
+    def say(self, content: Content) -> None:
+        """While a turn runs: say something more. The model gets it with the next request."""
+        if self._loop is None:
+            raise HoldfastError("no turn is running; `prompt` begins one", code="turn_not_open")
+        self._loop.say(content)
+
+    def received(self) -> list[Content]:
+        """What has come into the inbox and is not in the transcript yet."""
+        came = self.inbox()
+        self.seen += len(came)
+        return came[max(0, len(came) - (self.seen - self.transcript.taken)) :] if came else []
+
+    @property
+    def finished(self) -> Answer | None:
+        """How the last turn ended, of a conversation that was taken up again and has nothing left to do."""
+        last = self.transcript.last
+        if self.interrupted or not isinstance(last, ModelResponse) or last.tool_calls or self.transcript.turn is None:
+            return None
+        text = response_text(last)
+        return Answer(text=text, stop_reason="end_turn", turn=self.transcript.turn, usage=self.usage)
+
+    def cancel(self) -> None:
+        """Cancel the turn that runs, if one does: `prompt` returns soon, with `cancelled`."""
+        if self._loop is not None:
+            self._loop.cancel()
+
+    async def lines(self) -> list[Line]:
+        """What was said, as it is stored."""
+        await self.runtime.open()
+        return await self.transcript.read()
+
+    async def describe(self, **metadata: Any) -> None:
+        """Keep something about the conversation, such as its title; None removes it."""
+        registry = self.runtime.registry
+        await self.runtime.open()
+        await registry.write((Described(self.id, registry.clock.now(), metadata),))
+
+    async def description(self) -> ConversationRow | None:
+        """What is known about the conversation; None if nothing was ever said in it."""
+        await self.runtime.open()
+        return await self.runtime.registry.store.conversation(self.id)
+
+    def _tools_changed(self) -> None:
+        self._parameters = None
+
+    def parameters(self) -> ModelRequestParameters:
+        """What goes with every request: tools and instructions."""
+        if self._parameters is None:
+            strict = self.assistant.strict
+            tools = tool_list(self.selection, self.assistant.dialect)
+            self._parameters = ModelRequestParameters(
+                function_tools=[
+                    ToolDefinition(
+                        name=each["name"],
+                        parameters_json_schema=each["parameters"],
+                        description=each["description"],
+                        strict=strict,
+                    )
+                    for each in tools
+                ],
+                instruction_parts=[InstructionPart(content=self._instructions)],
+            )
+        return self._parameters

@@ -1,0 +1,104 @@
+"""Inquiries by a model (Q2, T2): a structured question beside the conversation, asked of it or of a cheaper one.
+
+The model gets the conversation as it is, then the question; what it answers is checked by whoever asked, and neither
+becomes part of the conversation.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pydantic_ai.direct import model_request
+from pydantic_ai.messages import (
+    InstructionPart,
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    UserPromptPart,
+)
+from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.output import OutputObjectDefinition
+from pydantic_ai.tools import ToolDefinition
+
+from holdfast.agent.instructions import TEACHING
+from holdfast.handles.text import to_json
+from holdfast.turn.inquiry import Inquiry
+
+if TYPE_CHECKING:
+    from holdfast.agent.conversation import Conversation
+    from holdfast.agent.models import Assistant
+
+_TOOL = "answer"
+_ASKED = "[Automatic question. It is not from the user; answer it by the form that is asked for.]\n"
+
+
+async def inquire(assistant: "Assistant", conversation: "Conversation | None", inquiry: Inquiry) -> Any:
+    """What the model answers, decoded. Whatever it raises counts as a failed inquiry."""
+    messages = [] if conversation is None else _before(conversation.transcript.messages)
+    messages = _with_question(messages, inquiry)
+    native = assistant.model.profile.get("default_structured_output_mode") == "native"
+    response = await model_request(
+        assistant.model,
+        messages,
+        model_settings=assistant.settings,
+        model_request_parameters=_native(inquiry) if native else _by_tool(inquiry),
+        instrument=False,
+    )
+    if conversation is not None and conversation.spending is not None:
+        from holdfast.agent.spending import usage_of
+
+        conversation.spending.count(usage_of(response))
+    return _answer(response)
+
+
+def _before(messages: list[ModelMessage]) -> list[ModelMessage]:
+    """The history without calls that have no results yet: providers refuse it with them."""
+    last = messages[-1] if messages else None
+    if not isinstance(last, ModelResponse) or not last.tool_calls:
+        return list(messages)
+    said = [part for part in last.parts if isinstance(part, TextPart)]
+    calls = "\n".join(f"{part.tool_name} {to_json(part.args).decode()}" for part in last.tool_calls)
+    running = UserPromptPart(f"[Automatic message.] You have called these tools, which are running:\n{calls}")
+    kept: list[ModelMessage] = list(messages[:-1])
+    return [*kept, ModelResponse(said), ModelRequest([running])] if said else [*kept, ModelRequest([running])]
+
+
+def _with_question(messages: list[ModelMessage], inquiry: Inquiry) -> list[ModelMessage]:
+    question = UserPromptPart(_ASKED + inquiry.text)
+    last = messages[-1] if messages else None
+    if isinstance(last, ModelRequest):
+        return [*messages[:-1], ModelRequest([*last.parts, question])]
+    return [*messages, ModelRequest([question])]
+
+
+def _by_tool(inquiry: Inquiry) -> ModelRequestParameters:
+    tool = ToolDefinition(
+        name=_TOOL, parameters_json_schema=inquiry.schema, description="Answer the question.", kind="output"
+    )
+    return ModelRequestParameters(
+        output_mode="tool",
+        output_tools=[tool],
+        allow_text_output=False,
+        instruction_parts=[InstructionPart(content=TEACHING)],
+    )
+
+
+def _native(inquiry: Inquiry) -> ModelRequestParameters:
+    return ModelRequestParameters(
+        output_mode="native",
+        output_object=OutputObjectDefinition(json_schema=inquiry.schema, name=_TOOL),
+        instruction_parts=[InstructionPart(content=TEACHING)],
+    )
+
+
+def _answer(response: ModelResponse) -> Any:
+    for part in response.parts:
+        if isinstance(part, ToolCallPart) and part.tool_name == _TOOL:
+            return part.args_as_dict()
+    text = "".join(part.content for part in response.parts if isinstance(part, TextPart)).strip()
+    if text.startswith("```"):
+        text = text.strip("`").removeprefix("json").strip()
+    if not text:
+        raise ValueError("the model did not answer")
+    return msgspec.json.decode(text)

@@ -1,0 +1,295 @@
+"""The turn loop (G1): the last line of the transcript says what comes next, so a turn that was cut off goes on.
+
+- A request: the model is asked.
+- A response with calls: they run as one batch, and their results are the next request.
+- A response without: the turn ends by T, unless the user has said more meanwhile, or the end owes the model results.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelRequestPart,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserContent,
+    UserPromptPart,
+)
+
+from holdfast.agent.compaction import compact, too_long
+from holdfast.agent.events import (
+    Answer,
+    Answered,
+    Called,
+    Compacted,
+    Event,
+    Interjected,
+    Listener,
+    StopReason,
+    Told,
+    TurnFinished,
+    TurnStarted,
+    Used,
+)
+from holdfast.agent.requests import ModelCall, RequestFailed
+from holdfast.agent.spending import Spending
+from holdfast.agent.transcript import interrupted, request
+from holdfast.turn.notifications import Notification, notification_block
+from holdfast.turn.slot import ToolCall
+from holdfast.turn.turn import Response, Turn
+
+if TYPE_CHECKING:
+    from holdfast.agent.conversation import Conversation
+
+_log = logging.getLogger("holdfast.agent")
+
+PARK_AFTER_SECS = 30.0
+"""How long a batch waits for a one-shot call that waits for its completion from outside (D10)."""
+Content = str | Sequence[UserContent]
+Stop = tuple[StopReason, str | None]
+"""How a turn ends, and why if that is not as it should."""
+
+
+class TurnLoop:
+    """One turn of a conversation, from what the user says to its end."""
+
+    def __init__(self, conversation: "Conversation", spending: Spending, listener: Listener | None) -> None:
+        self._conversation = conversation
+        self._transcript = conversation.transcript
+        self.spending = spending
+        self._listener = listener
+        self._said: list[Content] = []
+        """What the user has said and the model has not been sent."""
+        self._turn: Turn | None = None
+        self._asking: asyncio.Task[ModelResponse] | None = None
+        self._cancelled = False
+        self._begun = False
+        """The user's first message is in it."""
+        self._compacted = False
+        """For the present request: once must do."""
+        self._text = ""
+
+    # What others do to it
+
+    def say(self, content: Content) -> None:
+        """The user says something more: it goes with the next request."""
+        self._said.append(content)
+
+    def cancel(self) -> None:
+        """The stream stops, the batch is answered, handles end (B7, T5)."""
+        self._cancelled = True
+        if self._turn is not None:
+            self._turn.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def _tell(self, event: Event) -> None:
+        if self._listener is None:
+            return
+        try:
+            self._listener(event)
+        except Exception:
+            _log.exception("a listener of conversation %s failed", self._conversation.id)
+
+    # The turn
+
+    async def run(self, content: Content | None) -> Answer:
+        """The whole turn; without content, that of a process that died. What models and tools do is in the answer."""
+        conversation = self._conversation
+        if content is not None:
+            self._said.append(content)
+        turn = self._turn = conversation.runtime.turn(conversation.id, resume=True, tools=conversation.selection)
+        async with turn:
+            self._tell(TurnStarted(turn.id, turn.resumed))
+            if self._cancelled:
+                turn.cancel()
+            stop: StopReason
+            try:
+                stop, error = await self._steps(turn)
+            except RequestFailed as failed:
+                stop, error = "error", failed.message
+            if self._cancelled:
+                stop, error = "cancelled", None
+            if stop in ("error", "cancelled"):
+                turn.cancel()  # nobody is asked and nothing is waited for (T5)
+        if turn.failed is not None and stop != "cancelled":
+            stop, error = "error", f"the turn has failed: {turn.failed.message}"
+        answer = Answer(text=self._text, stop_reason=stop, turn=turn.id, usage=self.spending.usage, error=error)
+        self._tell(TurnFinished(answer))
+        return answer
+
+    async def _steps(self, turn: Turn) -> tuple[StopReason, str | None]:
+        transcript = self._transcript
+        lost = transcript.open_calls()
+        if lost and not (turn.resumed and transcript.turn == turn.id):
+            await transcript.add(turn.id, interrupted(lost))
+        if not isinstance(transcript.last, ModelResponse):
+            await self._open(turn, self._take())
+        while not self._cancelled and turn.failed is None:
+            if not isinstance(transcript.last, ModelResponse):
+                stop = await self._ask(turn)
+            elif calls := transcript.open_calls():
+                stop = await self._batch(turn, calls)
+            elif said := self._take():
+                stop = await self._open(turn, said)
+            else:
+                stop = await self._end(turn, transcript.last)
+            if stop is not None:
+                return stop
+        return "end_turn", None
+
+    async def _end(self, turn: Turn, last: ModelResponse) -> Stop | None:
+        if last.finish_reason == "length":
+            return "max_tokens", "the answer was cut off: the model may not say more at once (max_tokens)"
+        ending = await turn.end()
+        if not ending.again:
+            return "end_turn", None
+        await self._transcript.add(turn.id, ModelRequest([UserPromptPart(ending.message)]))
+        self._tell(Told(ending.message))
+        return None
+
+    def _take(self) -> list[Content]:
+        """What the user has said and the model has not been sent."""
+        said, self._said = self._said, []
+        return [*said, *self._conversation.received()]
+
+    async def _open(self, turn: Turn, said: Sequence[Content]) -> Stop | None:
+        """What the user said, with the news that rides on it (N4)."""
+        parts = [*self._news(await turn.notifications()), *self._user(said)]
+        if parts:
+            await self._transcript.add(turn.id, request(parts, self._conversation.seen))
+        return None
+
+    def _user(self, said: Sequence[Content]) -> list[ModelRequestPart]:
+        for each in said if self._begun else ():
+            self._tell(Interjected(_shown(each)))
+        self._begun = True
+        return [UserPromptPart(each) for each in said]
+
+    def _news(self, news: Sequence[Notification]) -> list[ModelRequestPart]:
+        block = notification_block(news)
+        if not block:
+            return []
+        self._tell(Told(block, tuple(news)))
+        return [UserPromptPart(block)]
+
+    # A batch
+
+    async def _batch(self, turn: Turn, parts: Sequence[ToolCallPart]) -> Stop | None:
+        calls = tuple(ToolCall(part.tool_call_id, part.tool_name, _arguments(part)) for part in parts)
+        self._tell(Called(calls))
+        responses = await self._responses(turn, calls)
+        self._tell(Answered(tuple(responses)))
+        results: list[ModelRequestPart] = [
+            ToolReturnPart(
+                part.tool_name,
+                response.model,
+                part.tool_call_id,
+                outcome="failed" if response.is_error else "success",
+            )
+            for part, response in zip(parts, responses, strict=True)
+        ]
+        results += self._news([each for response in responses for each in response.notifications])
+        said = self._take()
+        if said:
+            results += self._news(await turn.notifications()) if turn.failed is None else []
+            results += self._user(said)
+        await self._transcript.add(turn.id, request(results, self._conversation.seen))
+        return None
+
+    async def _responses(self, turn: Turn, calls: Sequence[ToolCall]) -> list[Response]:
+        """Of a batch that was cut off, what is recorded or can be resumed (B9); else it is run."""
+        ids = [call.id for call in calls]
+        if turn.unfinished is not None and [call.id for call in turn.unfinished.calls] == ids:
+            return await turn.resume(park_after=PARK_AFTER_SECS)
+        answered, turn.answered = turn.answered, None
+        if answered is not None and [response.id for response in answered] == ids:
+            return answered
+        if turn.unfinished is not None:  # of somebody else, who has run this turn with another transcript
+            await turn.resume(park_after=0)
+        return await turn.run(calls, park_after=PARK_AFTER_SECS)
+
+    # A request
+
+    async def _ask(self, turn: Turn) -> Stop | None:
+        conversation, transcript = self._conversation, self._transcript
+        exhausted = self.spending.exhausted()
+        if exhausted is not None:
+            return "max_turn_requests", f"stopped after {exhausted}"
+        if not self._compacted and too_long(self.spending.usage, conversation.context_tokens):
+            await self._compact(turn)
+        call = ModelCall(conversation.assistant, transcript.messages, conversation.parameters(), self._tell)
+        try:
+            response = await self._unless_urgent(turn, call)
+        except RequestFailed as error:
+            if not error.too_long or self._compacted or not await self._compact(turn):
+                raise
+            return None
+        if response is None:
+            await self._interrupted(turn, call.partial())
+            return None
+        self._compacted = False
+        self.spending.add(response)
+        self._tell(Used(self.spending.usage))
+        if not response.parts:
+            return "refusal", "the provider refused to answer"
+        self._text = response_text(response) or self._text
+        await transcript.add(turn.id, response)
+        return None
+
+    async def _unless_urgent(self, turn: Turn, call: ModelCall) -> ModelResponse | None:
+        """The response; None if the turn was cancelled, or if there is critical news, which cannot wait (N4)."""
+        self._asking = asyncio.create_task(call.answer())
+        urgent = asyncio.create_task(turn.urgent())
+        try:
+            await asyncio.wait((self._asking, urgent), return_when=asyncio.FIRST_COMPLETED)
+            if self._asking.done() and not self._asking.cancelled():
+                return self._asking.result()
+            return None
+        finally:
+            for task in (self._asking, urgent):
+                task.cancel()
+            await asyncio.wait((self._asking, urgent))
+            self._asking = None
+
+    async def _compact(self, turn: Turn) -> bool:
+        self._compacted = True
+        summary = await compact(self._conversation, self._transcript, turn.id, self.spending)
+        if summary is None:
+            return False
+        self._tell(Compacted(summary))
+        return True
+
+    async def _interrupted(self, turn: Turn, partial: str) -> None:
+        """Keep what has come, and go on with what is urgent (N4)."""
+        lines: list[ModelMessage] = []
+        if partial:
+            self._text = partial
+            name = self._conversation.assistant.name
+            lines.append(ModelResponse([TextPart(partial)], model_name=name, state="interrupted"))
+        news = [] if self._cancelled else self._news(await turn.notifications())
+        if news:
+            lines.append(ModelRequest(news))
+        if lines:
+            await self._transcript.add(turn.id, *lines)
+
+
+def response_text(response: ModelResponse) -> str:
+    """What it says."""
+    return "".join(part.content for part in response.parts if isinstance(part, TextPart))
+
+
+def _arguments(part: ToolCallPart) -> Any:
+    return {} if part.args is None or part.args == "" else part.args
+
+
+def _shown(content: Content) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(each if isinstance(each, str) else f"[{type(each).__name__}]" for each in content)

@@ -1,0 +1,101 @@
+"""What a turn has taken of its model, and how much it may take (G1, G2).
+
+A turn of a sub-agent spends for those above it, too: a limit holds for a turn and for everything it starts.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+from pydantic_ai.messages import ModelResponse
+
+from holdfast.agent.events import Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    """What one turn may take. None: as much as it needs."""
+
+    max_requests: int = 100
+    max_tokens: int | None = None
+    max_cost: float | None = None
+
+
+class Spending:
+    """What one turn has taken so far."""
+
+    def __init__(self, allowance: Allowance, above: "Spending | None" = None, window: int | None = None) -> None:
+        self._allowance = allowance
+        self._above = above
+        self.usage = Usage(context_window=window)
+        """Of the turn itself and of what it started."""
+        self._own_requests = 0
+        """Of the turn itself: a limit of requests is one of rounds."""
+
+    def start(self, context_tokens: int) -> None:
+        """How long the history was before this turn."""
+        self.usage = msgspec.structs.replace(self.usage, context_tokens=context_tokens)
+
+    def add(self, response: ModelResponse) -> None:
+        """A response came."""
+        self._own_requests += 1
+        taken = usage_of(response)
+        self._count(taken)
+        context = taken.input_tokens + taken.output_tokens
+        if context:
+            self.usage = msgspec.structs.replace(self.usage, context_tokens=context)
+
+    def count(self, taken: Usage) -> None:
+        """An inquiry or a summary was paid for."""
+        self._count(taken)
+
+    def _count(self, taken: Usage) -> None:
+        self.usage = total(self.usage, taken)
+        if self._above is not None:
+            self._above._count(taken)
+
+    def exhausted(self) -> str | None:
+        """Which limit is reached, of this turn or of one above it; None: none."""
+        allowance, usage = self._allowance, self.usage
+        tokens = usage.input_tokens + usage.output_tokens
+        if self._own_requests >= allowance.max_requests:
+            return f"{self._own_requests} requests to the model in one turn (max_requests)"
+        if allowance.max_tokens is not None and tokens >= allowance.max_tokens:
+            return f"{tokens} tokens in one turn (max_tokens = {allowance.max_tokens})"
+        if allowance.max_cost is not None and (usage.cost or 0.0) >= allowance.max_cost:
+            return f"${usage.cost:.4f} in one turn (max_cost = {allowance.max_cost:g})"
+        return self._above.exhausted_by_others() if self._above is not None else None
+
+    def exhausted_by_others(self) -> str | None:
+        """The same for whoever spends on this turn's account: rounds are each turn's own."""
+        why = self.exhausted()
+        return None if why is not None and "(max_requests)" in why else why
+
+
+def usage_of(response: ModelResponse) -> Usage:
+    """What one response has taken."""
+    usage = response.usage
+    try:
+        cost: float | None = float(response.cost().total_price)
+    except (LookupError, ValueError, AssertionError):  # no price is known
+        cost = None
+    return Usage(
+        requests=1,
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        cache_read_tokens=usage.cache_read_tokens,
+        cost=cost,
+    )
+
+
+def total(one: Usage, other: Usage) -> Usage:
+    """Both together; of the context, the newest that is known."""
+    known = [cost for cost in (one.cost, other.cost) if cost is not None]
+    return msgspec.structs.replace(
+        one,
+        requests=one.requests + other.requests,
+        input_tokens=one.input_tokens + other.input_tokens,
+        output_tokens=one.output_tokens + other.output_tokens,
+        cache_read_tokens=one.cache_read_tokens + other.cache_read_tokens,
+        cost=sum(known) if known else None,
+        context_tokens=other.context_tokens or one.context_tokens,
+    )

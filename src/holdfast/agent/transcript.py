@@ -1,0 +1,134 @@
+"""What was said in a conversation, line by line in the store, and as the history that a model is given (G1).
+
+A line is written before anything follows from it: a response before its calls run, their results before the model is
+asked again. So the last line says how a turn goes on, also after a crash. A summary (compaction) stands for all lines
+up to a number; the lines themselves stay.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from pydantic import TypeAdapter
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelRequestPart,
+    ModelResponse,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+
+from holdfast.handles.registry import Registry
+from holdfast.store.base import Line, Said
+
+_MESSAGE: TypeAdapter[ModelMessage] = TypeAdapter(ModelMessage)
+_PAGE = 10_000
+_TAKEN = "holdfast/taken"
+INTERRUPTED = "Tool execution was interrupted; nobody knows how far it came."
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What stands for the lines up to number `upto`."""
+
+    upto: int
+    text: str
+
+
+class Transcript:
+    """The lines of one conversation."""
+
+    def __init__(self, registry: Registry, conversation: str) -> None:
+        self._registry = registry
+        self._conversation = conversation
+        self.messages: list[ModelMessage] = []
+        """The history for the model: requests that follow one another are one."""
+        self._numbers: list[int] = []
+        """Of each message, the number of its last line."""
+        self.turn: str | None = None
+        """The turn of the newest message."""
+        self.taken = 0
+        """How much of what was sent to a sub-agent has come into it (E10)."""
+
+    async def load(self) -> None:
+        """Read it from the store."""
+        lines = await self.read()
+        summaries = [msgspec.json.decode(line.body, type=Summary) for line in lines if line.kind == "summary"]
+        self.messages, self._numbers, upto = [], [], 0
+        if summaries:
+            upto = summaries[-1].upto
+            self._append(ModelRequest([UserPromptPart(summaries[-1].text)]), upto)
+        for line in lines:
+            if line.number > upto and line.kind in ("request", "response"):
+                self._append(_MESSAGE.validate_json(line.body), line.number)
+                self.turn = line.turn
+
+    async def read(self) -> list[Line]:
+        """All lines, as they are stored."""
+        store, lines = self._registry.store, list[Line]()
+        while page := await store.transcript(self._conversation, lines[-1].number if lines else 0, _PAGE):
+            lines += page
+            if len(page) < _PAGE:
+                break
+        return lines
+
+    async def add(self, turn: str, *messages: ModelMessage) -> None:
+        """Write messages as one, then count them in."""
+        lines = tuple((message.kind, _MESSAGE.dump_json(message, exclude_none=True)) for message in messages)
+        (last,) = await self._registry.write((Said(self._conversation, turn, self._registry.clock.now(), lines),))
+        for at, message in enumerate(messages):
+            self._append(message, last - len(messages) + 1 + at)
+        self.turn = turn
+
+    async def note(self, turn: str, kind: str, body: Any) -> None:
+        """Write a line that is not for the model."""
+        line = (kind, msgspec.json.encode(body))
+        await self._registry.write((Said(self._conversation, turn, self._registry.clock.now(), (line,)),))
+
+    async def summarise(self, turn: str, kept: int, text: str) -> None:
+        """Let `text` stand for all but the last `kept` messages."""
+        upto = self._numbers[-kept - 1] if kept else self._numbers[-1]
+        await self.note(turn, "summary", Summary(upto, text))
+        tail, numbers = (self.messages[-kept:], self._numbers[-kept:]) if kept else ([], [])
+        self.messages, self._numbers = [], []
+        self._append(ModelRequest([UserPromptPart(text)]), upto)
+        for message, number in zip(tail, numbers, strict=True):
+            self._append(message, number)
+
+    def _append(self, message: ModelMessage, number: int) -> None:
+        last = self.messages[-1] if self.messages else None
+        self.taken = (message.metadata or {}).get(_TAKEN, self.taken)
+        if isinstance(message, ModelRequest) and isinstance(last, ModelRequest):
+            self.messages[-1] = replace(last, parts=_in_order([*last.parts, *message.parts]))
+            self._numbers[-1] = number
+        else:
+            self.messages.append(message)
+            self._numbers.append(number)
+
+    @property
+    def last(self) -> ModelMessage | None:
+        """The newest message."""
+        return self.messages[-1] if self.messages else None
+
+    def open_calls(self) -> list[ToolCallPart]:
+        """The calls that the model has made and nobody has answered."""
+        return list(self.last.tool_calls) if isinstance(self.last, ModelResponse) else []
+
+
+def request(parts: Sequence[ModelRequestPart], taken: int) -> ModelRequest:
+    """A request that also says how much was taken of what was sent."""
+    return ModelRequest(parts, metadata={_TAKEN: taken} if taken else None)
+
+
+def _in_order(parts: Sequence[Any]) -> list[Any]:
+    """Results first: providers want them right behind their calls."""
+    return sorted(parts, key=lambda part: not isinstance(part, ToolReturnPart))
+
+
+def interrupted(calls: Iterable[ToolCallPart]) -> ModelRequest:
+    """Results for calls of which nothing is known any more."""
+    return ModelRequest(
+        [ToolReturnPart(call.tool_name, INTERRUPTED, call.tool_call_id, outcome="failed") for call in calls]
+    )

@@ -1,0 +1,236 @@
+"""`holdfast chat`: a conversation with a model that has the tools of a configuration (G1, L1).
+
+At a terminal it is a screen to talk at; otherwise each line of the input is a prompt. Exit code 1 if the last turn of
+an input, or the turn of a single prompt, ended with an error.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from holdfast.agent.events import Answer
+from holdfast.cli.chat_commands import continuing
+from holdfast.cli.chat_lines import Piece
+from holdfast.cli.keyboard import Tty, open_tty
+from holdfast.cli.printing import one_line
+from holdfast.cli.prompter import TerminalPrompter, open_prompter
+from holdfast.cli.store import store_of, store_option
+from holdfast.config import Config, find_config, load_config
+from holdfast.errors import HoldfastError
+from holdfast.runtime import Runtime
+from holdfast.turn.prompts import Decision, Prompt, Prompter
+
+if TYPE_CHECKING:
+    from holdfast.agent.conversation import Conversation
+    from holdfast.cli.chat_screen import Screen
+
+CONNECT_SECS = 10.0
+"""How long to wait for the tools of MCP servers before the first turn; they may come later."""
+
+
+class _Wanted(NamedTuple):
+    """What was asked for on the command line."""
+
+    config: Config
+    store: str
+    model: str | None
+    conversation: str | None
+    prompt: str | None
+    detached: bool
+    as_json: bool
+
+    def runtime(self, prompter: Prompter | None) -> Runtime:
+        return Runtime(store=self.store, config=self.config, prompter=prompter)
+
+    async def open(self, runtime: Runtime) -> "Conversation":
+        conversation = runtime.conversation(self.conversation, model=self.model)
+        await conversation.open()
+        await runtime.connected(CONNECT_SECS)
+        return conversation
+
+
+class _Left(NamedTuple):
+    """How a chat was left."""
+
+    conversation: str
+    answer: Answer | None
+    signal: int = 0
+
+    @property
+    def code(self) -> int:
+        failed = self.answer is not None and self.answer.stop_reason == "error"
+        return 128 + self.signal if self.signal else int(failed)
+
+
+@click.command()
+@click.argument("PROMPT", required=False)
+@click.option("--model", metavar="M", help="The model to talk to, `provider:name`. Default: what holdfast.toml says.")
+@click.option("--conversation", metavar="ID", help="Go on with this conversation. Default: a new one.")
+@click.option(
+    "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The holdfast.toml to use."
+)
+@store_option
+@click.option("--detached", is_flag=True, help="Ask nobody, also if a terminal is there; `detached` decides instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print what happens as one JSON object a line.")
+@click.pass_context
+def chat(
+    context: click.Context,
+    prompt: str | None,
+    model: str | None,
+    conversation: str | None,
+    config: Path | None,
+    store: str | None,
+    detached: bool,
+    as_json: bool,
+) -> None:
+    """Talk to a model that has the tools of the configuration.
+
+    With a PROMPT: one turn, and out. Without a terminal each line of stdin is a prompt, and the answers are printed as
+    text.
+    """
+    if prompt is not None and not prompt.strip():
+        raise click.UsageError("the PROMPT is empty; say something, or leave it out", context)
+    file = config or find_config(Path.cwd())
+    loaded = Config() if file is None else load_config(file)
+    wanted = _Wanted(loaded, store or store_of(loaded), model, conversation, prompt, detached, as_json)
+    tty = None if as_json else _screen_tty()
+    left = asyncio.run(_plain(wanted) if tty is None else _terminal(wanted, tty))
+    if conversation is not None or left.answer is not None:
+        options = {"--model": model, "--config": None if config is None else str(config), "--store": _said(context)}
+        click.echo(f"Go on with: {continuing(left.conversation, options)}", err=True)
+    context.exit(left.code if tty is None or prompt is not None else left.code if left.signal else 0)
+
+
+def _said(context: click.Context) -> str | None:
+    """The store, if it was named on the command line: elsewhere it is found again."""
+    source = context.get_parameter_source("store")
+    named: str | None = context.params["store"] if source is click.core.ParameterSource.COMMANDLINE else None
+    return named
+
+
+def _screen_tty() -> Tty | None:
+    """The terminal, where there is one at both ends that can be drawn on."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
+        return None
+    return open_tty()
+
+
+# At a terminal
+
+
+async def _terminal(wanted: _Wanted, tty: Tty) -> _Left:
+    from holdfast.cli.chat_session import Session
+
+    session = Session(tty)
+    prompter = None if wanted.detached else open_prompter()
+    ask = None if prompter is None else _on(session.screen, prompter)
+    stop = _Signals(session.interrupt, session.leave, lambda: _abandon(session.screen, prompter))
+    try:
+        with ExitStack() as last:
+            async with wanted.runtime(ask) as runtime:
+                conversation = await wanted.open(runtime)
+                stop.listen()
+                asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, session.screen.changed)
+                last.enter_context(session.screen)  # what ends while the runtime closes is still shown
+                last.enter_context(_logged(session.screen))
+                last.callback(session.close)
+                words = (one_line(conversation.assistant.name), f"conversation {one_line(conversation.id)}", "/help")
+                session.screen.show(Piece("line", " · ".join(words), "dim"))
+                await session.run(runtime, conversation, wanted.prompt)
+        return _Left(conversation.id, session.answer, stop.number)
+    finally:
+        tty.close()
+        if prompter is not None:
+            prompter.close()
+
+
+def _on(screen: "Screen", prompter: TerminalPrompter) -> Prompter:
+    """The prompter, with the terminal lent to it by the screen."""
+
+    async def ask(prompt: Prompt) -> Decision:
+        async with screen.lent():
+            return await prompter(prompt)
+
+    return ask
+
+
+def _abandon(screen: "Screen", prompter: TerminalPrompter | None) -> None:
+    """Nobody is waited for: the terminal is left as it was found, and the guard ends what is left."""
+    screen.tty.close()
+    if prompter is not None:
+        prompter.close()
+    os._exit(130)
+
+
+class _logged(logging.Handler):
+    """While entered, what is logged is shown on the screen instead of over it."""
+
+    def __init__(self, screen: "Screen") -> None:
+        super().__init__(logging.WARNING)
+        self._screen = screen
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> None:
+        logging.getLogger().addHandler(self)
+
+    def __exit__(self, *raised: object) -> None:
+        logging.getLogger().removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        piece = Piece("line", f"{record.name}: {one_line(record.getMessage(), 300)}", "yellow", whole=True)
+        self._loop.call_soon_threadsafe(self._screen.show, piece)
+
+
+# Without one
+
+
+async def _plain(wanted: _Wanted) -> _Left:
+    from holdfast.cli.chat_plain import PlainChat, lines_of_stdin, one
+
+    chat = PlainChat(as_json=wanted.as_json)
+    lines = lines_of_stdin()
+    prompter = None if wanted.detached else open_prompter()
+    stop = _Signals(chat.stop, chat.stop, lambda: None if prompter is None else prompter.close())
+    try:
+        async with wanted.runtime(None if prompter is None else lines.prompting(prompter)) as runtime:
+            conversation = await wanted.open(runtime)
+            stop.listen()
+            await chat.run(runtime, conversation, aiter(lines) if wanted.prompt is None else one(wanted.prompt))
+        return _Left(conversation.id, chat.answer, stop.number)
+    finally:
+        if prompter is not None:
+            prompter.close()
+
+
+class _Signals:
+    """SIGINT interrupts, SIGTERM and SIGHUP leave; a second one ends the process at once."""
+
+    def __init__(self, interrupt: Callable[[], None], leave: Callable[[], None], abandon: Callable[[], None]) -> None:
+        self._interrupt = interrupt
+        self._leave = leave
+        self._abandon = abandon
+        self.number = 0
+        """The one that ended the chat."""
+
+    def listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._told, number)
+
+    def _told(self, number: int) -> None:
+        if self.number:
+            self._abandon()
+            os._exit(128 + number)
+        self.number = number
+        (self._interrupt if number == signal.SIGINT else self._leave)()
+
+
+__all__ = ["HoldfastError", "chat"]

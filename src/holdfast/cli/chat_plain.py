@@ -1,0 +1,153 @@
+"""A chat without a screen: a line in is a prompt, the answer goes out as text or as JSON, the rest to stderr."""
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+from holdfast.agent.events import Answer, Event
+from holdfast.cli.chat_lines import Piece, Teller
+from holdfast.cli.printing import print_json
+from holdfast.handles.handle import Handle
+from holdfast.handles.state import Stopped
+from holdfast.turn.prompts import Decision, Prompt, Prompter
+
+if TYPE_CHECKING:
+    from holdfast.agent.conversation import Conversation
+    from holdfast.runtime import Runtime
+
+
+class Lines:
+    """The lines of an input. A thread waits for the one that is wanted, so that tools run on meanwhile."""
+
+    def __init__(self, source: BinaryIO, *, person: bool) -> None:
+        self._source = source
+        self._person = person
+        self.reading = asyncio.Lock()
+        """Held while a line is typed: nobody else may read that terminal then."""
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        while line := await self._line():
+            if text := line.decode(errors="replace").strip():
+                yield text
+
+    async def _line(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        read: asyncio.Future[bytes] = loop.create_future()
+
+        def told(line: bytes) -> None:
+            if not read.done():
+                read.set_result(line)
+
+        def wait() -> None:
+            line = self._source.readline()
+            try:
+                loop.call_soon_threadsafe(told, line)
+            except RuntimeError:  # nobody is left who wants it
+                return
+
+        async with self.reading:
+            if self._person:
+                click.echo("> ", nl=False, err=True)
+            threading.Thread(target=wait, daemon=True, name="stdin").start()
+            return await read
+
+    def prompting(self, prompter: Prompter) -> Prompter:
+        """That prompter, while no line is read."""
+
+        async def ask(prompt: Prompt) -> Decision:
+            async with self.reading:
+                return await prompter(prompt)
+
+        return ask
+
+
+class PlainChat:
+    """Prompts one after the other, until there are no more or somebody stops it."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._teller = Teller()
+        self._within = False  # the last line of the answer has no end yet
+        self._conversation: Conversation | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
+        self.answer: Answer | None = None
+        """That of the last turn."""
+
+    async def run(self, runtime: "Runtime", conversation: "Conversation", prompts: AsyncIterator[str]) -> None:
+        """All of them."""
+        self._conversation = conversation
+        runtime.registry.followers.setdefault(conversation.id, []).append(self._followed)
+        self._task = asyncio.create_task(self._run(conversation, prompts))
+        try:
+            await asyncio.wait([self._task])
+            if not self._task.cancelled():
+                self._task.result()
+        finally:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self, conversation: "Conversation", prompts: AsyncIterator[str]) -> None:
+        if conversation.interrupted:
+            click.echo("The last turn was interrupted; it goes on.", err=True)
+            self.answer = await conversation.resume(listener=self._hear)
+        async for prompt in prompts:
+            if self._stopped:
+                return
+            self.answer = await conversation.prompt(prompt, listener=self._hear)
+            if self._stopped:
+                return
+
+    def stop(self) -> None:
+        """Cancel the turn that runs; no other follows."""
+        self._stopped = True
+        if self._conversation is not None and self._conversation.busy:
+            self._conversation.cancel()
+        elif self._task is not None:
+            self._task.cancel()
+
+    def _hear(self, event: Event) -> None:
+        if self._as_json:
+            self._print(lambda: print_json(event))
+        else:
+            for piece in self._teller.hear(event):
+                self._show(piece)
+
+    def _followed(self, handle: Handle) -> None:
+        if isinstance(handle.state, Stopped) and not self._as_json:
+            for piece in self._teller.stopped(handle):
+                self._show(piece)
+
+    def _show(self, piece: Piece) -> None:
+        match piece.kind:
+            case "answer":
+                self._within = not piece.text.endswith("\n")
+                self._print(lambda: click.echo(piece.text, nl=False))
+            case "end" if self._within:
+                self._within = False
+                self._print(click.echo)
+            case "line" if not piece.text.startswith("> "):
+                click.echo(piece.text, err=True)
+
+    def _print(self, printing: Callable[[], None]) -> None:
+        try:
+            printing()
+        except BrokenPipeError:  # nobody reads on
+            self.stop()
+
+
+async def one(prompt: str) -> AsyncIterator[str]:
+    """A single prompt."""
+    yield prompt
+
+
+def lines_of_stdin() -> Lines:
+    """What comes in by standard input."""
+    # Not sys.stdin.buffer: the interpreter, when it ends, would want the lock that the reading thread still holds.
+    return Lines(os.fdopen(sys.stdin.fileno(), "rb", closefd=False), person=sys.stdin.isatty())
+

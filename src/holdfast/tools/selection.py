@@ -1,0 +1,44 @@
+"""Some of a runtime's tools: what one agent may use (G2).
+
+Chosen by patterns of names (`*` stands for anything), looked up when asked, as the tools of MCP servers come and go.
+What holdfast adds itself (`await`, `read_output` …) is always there.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from holdfast.errors import ToolError
+from holdfast.schema.arguments import ArgumentCheck
+from holdfast.tools.base import Action, Tool
+from holdfast.tools.toolbox import Toolbox
+
+
+class Selection:
+    """The tools of a toolbox whose names fit one of the patterns and that `allowed` lets pass."""
+
+    def __init__(
+        self, toolbox: Toolbox, patterns: Sequence[str] = ("*",), allowed: Callable[[Tool], bool] = lambda _: True
+    ) -> None:
+        self._toolbox = toolbox
+        self._patterns = tuple(patterns)
+        self._allowed = allowed
+
+    def __iter__(self) -> Iterator[Tool]:
+        """Those that are offered to a model."""
+        return filter(self._has, self._toolbox)
+
+    def _has(self, tool: Tool) -> bool:
+        fits = tool.source == "builtin" or any(fnmatchcase(tool.name, pattern) for pattern in self._patterns)
+        return fits and self._allowed(tool)
+
+    def find(self, name: str) -> Tool:
+        """The tool of that name. Raises `ToolError`, also for one that is there for others."""
+        tool = self._toolbox.find(name)
+        if not self._has(tool):
+            known = ", ".join(f"`{each.name}`" for each in self) or "none"
+            raise ToolError(f"you may not use tool `{name}`; your tools: {known}", code="unknown_tool")
+        return tool
+
+    def check(self, tool: Tool, action: Action | None) -> ArgumentCheck:
+        """As the toolbox does."""
+        return self._toolbox.check(tool, action)
