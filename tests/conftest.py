@@ -5,9 +5,11 @@ are left when it returns are a failure; `tests/leaks.py` looks for everything el
 """
 
 import asyncio
+import gc
 import inspect
 import os
 import random
+import signal
 from collections.abc import Coroutine
 from typing import Any
 
@@ -27,6 +29,7 @@ settings.register_profile("ci", settings.get_profile("repeatable"), derandomize=
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Choose Hypothesis' profile, and its seed before its own plugin looks for one."""
+    _hear_signals()
     if os.environ.get("CI"):
         settings.load_profile("ci")
         return
@@ -34,6 +37,19 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.hypothesis_seed is None:
         told = getattr(config, "workerinput", {}).get("hypothesis_seed")
         config.option.hypothesis_seed = told or str(random.SystemRandom().randrange(2**32))
+
+
+def _hear_signals() -> None:
+    """A run in the background of a script ignores these, and so would every program that a test starts and signals."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def pytest_collection_finish() -> None:
+    """What all tests share stays: looking for garbage in it took a quarter of a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

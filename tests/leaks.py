@@ -34,13 +34,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 @pytest.fixture(autouse=True)
 def leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Set up first and torn down last, so that the test's own fixtures have cleaned up when it looks."""
-    descriptors, threads, processes = open_descriptors(), set(threading.enumerate()), set(children())
-    # Reading every environment is spared where nobody can bear a mark: no process of ours before, none made since.
-    bearers = set(marked_processes()) if processes else set()
-    last_pid = newest_pid()
+    descriptors, threads, processes = open_descriptors(), set(threading.enumerate()), all_pids()
     yield
     left = _settled(lambda: children(but=processes))
-    marked = {} if newest_pid() == last_pid else _settled(lambda: marked_processes(but=bearers))
+    marked = _settled(lambda: marked_processes(but=processes))
     problems = [
         *(f"child process {pid}: {what}" for pid, what in left.items()),
         *(f"process {pid}, which bears this process' HOLDFAST_MARK: {what}" for pid, what in marked.items()),
@@ -54,7 +51,9 @@ def leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def children(but: Container[int] = ()) -> dict[int, str]:
     """All descendants of this process, zombies included, but those."""
-    found = {}
+    found: dict[int, str] = {}
+    if not _has_children():
+        return found  # looking for descendants takes a millisecond: much, for thousands of tests
     for child in psutil.Process().children(recursive=True):
         if child.pid in but:
             continue
@@ -67,18 +66,27 @@ def children(but: Container[int] = ()) -> dict[int, str]:
     return found
 
 
-def newest_pid() -> str:
-    """The last pid the kernel gave out: the same as before means that no process was made in between."""
-    return Path("/proc/loadavg").read_text().split()[-1]
+def _has_children() -> bool:
+    """Whether any thread of this process has a child that was not reaped yet."""
+    try:
+        return any((task / "children").read_bytes() for task in Path("/proc/self/task").iterdir())
+    except OSError:  # a thread has just ended, or this kernel does not tell
+        return True
+
+
+def all_pids() -> set[int]:
+    """Every process there is."""
+    return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
 
 
 def marked_processes(but: Container[int] = ()) -> dict[int, str]:
     """Processes anywhere that a runtime of this process started, by `HOLDFAST_MARK` (R2), but those."""
     owner = f"{Path('/proc/self/ns/pid').stat().st_ino}-{os.getpid()}-"
     found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) in but:
+    for pid in all_pids():
+        if pid in but:
             continue
+        entry = Path(f"/proc/{pid}")
         try:
             environment = (entry / "environ").read_bytes().split(b"\0")
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
@@ -86,7 +94,7 @@ def marked_processes(but: Container[int] = ()) -> dict[int, str]:
             continue
         values = (line.removeprefix(b"HOLDFAST_MARK=") for line in environment if line.startswith(b"HOLDFAST_MARK="))
         if any(mark.startswith(owner) for value in values for mark in value.decode(errors="replace").split()):
-            found[int(entry.name)] = command
+            found[pid] = command
     return found
 
 

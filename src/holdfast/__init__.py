@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         Tool,
         View,
     )
-    from holdfast.tools.call import Call
+    from holdfast.tools.call import Call, Diff
     from holdfast.tools.function import tool
     from holdfast.tools.remote.server import mcp_server
     from holdfast.tools.terminal.make import terminal
@@ -47,6 +47,7 @@ __all__ = [
     "ConfigError",
     "DeliverResult",
     "Denied",
+    "Diff",
     "Edited",
     "Effects",
     "Ending",
@@ -93,6 +94,7 @@ _HOMES = {
     "ConfigError": "holdfast.errors",
     "DeliverResult": "holdfast.turn.prompts",
     "Denied": "holdfast.turn.prompts",
+    "Diff": "holdfast.tools.call",
     "Edited": "holdfast.turn.prompts",
     "Effects": "holdfast.durable.effects",
     "Ending": "holdfast.turn.ending",

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 CODES: dict[str, str] = {
     "aborted": "the call was aborted on purpose; its message says by whom",
+    "acp_disconnected": "the ACP agent has ended or closed its output; the message has what it last printed",
+    "acp_error": "the ACP agent or client answered with an error, or in no valid form",
     "already_stopped": "the handle has stopped; a stopped handle is final",
     "await_event_unknown_or_revoked": "the key is not one of this store, or was revoked",
     "bad_answer": "the answer does not fit the type of the open question; the question stays open",

@@ -6,7 +6,6 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -14,11 +13,12 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from holdfast.assembly import assemble
 from holdfast.durable.calls import Durability
 from holdfast.durable.deferred import ResolveOutcome, read_resolution
 from holdfast.durable.keys import Key
 from holdfast.durable.waits import open_keys
-from holdfast.errors import ConfigError, HoldfastError, ToolError
+from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.clock import Clock, SystemClock
 from holdfast.handles.handle import HandleInfo
 from holdfast.handles.registry import Registry
@@ -30,9 +30,7 @@ from holdfast.store.base import ProcessEvent, Store
 from holdfast.store.rows import Level
 from holdfast.store.urls import open_store
 from holdfast.tools.base import Tool
-from holdfast.tools.builtin import builtin_tools
 from holdfast.tools.guard import Guard
-from holdfast.tools.toolbox import Toolbox
 from holdfast.tools.waiting.agents import AgentFunction, Agents
 from holdfast.tools.waiting.cleanup import archive_in
 from holdfast.tools.waiting.measure import Measure, Metrics
@@ -111,7 +109,6 @@ class Runtime:
         self._agency: Agency | None = None
         self._measure = Measure(metrics)
         self._guard = Guard()
-        self._prompter = prompter
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -124,7 +121,12 @@ class Runtime:
             retention = _RETENTION_STORED if opened.durable else _RETENTION_MEMORY
         self.replies = Replies(projector or Projector())
         used = [*servers, *(loaded.mcp_servers() if loaded else ())]
-        self.toolbox = self._build_toolbox(tools, loaded, used)
+        waiting = Aside(self).tools(
+            self._agents, self._measure, private_addresses=loaded is not None and loaded.workflows.private_addresses
+        )
+        self.toolbox = assemble(
+            self, tools, loaded, used, waiting, guard=self._guard, agents=self._agents, person=prompter is not None
+        )
         self.registry = Registry(
             opened, clock or SystemClock(), Spool(opened.directory), self.toolbox.known, retention=retention
         )
@@ -168,35 +170,6 @@ class Runtime:
         self.registry.on_deadline = self._deadlines.expect
         self._servers = self._use(used)
 
-    def _build_toolbox(self, tools: Iterable[Tool], config: "Config | None", servers: "list[McpServer]") -> Toolbox:
-        chosen = list(tools)
-        for tool in chosen:
-            if not isinstance(tool, Tool):
-                raise ConfigError([f"{tool!r:.80} is not a tool; make one of a function with @holdfast.tool"])
-        chosen = [self._guarded(tool) for tool in chosen]
-        person = self._prompter is not None
-        private = config is not None and config.workflows.private_addresses
-        waiting = Aside(self).tools(self._agents, self._measure, private_addresses=private)
-        if config is None:
-            known = [*chosen, *(server.like for server in servers)]
-            builtins = builtin_tools(known, self.replies.waited, waiting, now=self._offered, person=person)
-            return Toolbox([*chosen, *builtins])
-        from holdfast.config import build_tools, configure_builtin
-
-        chosen += build_tools(config, self._guard)
-        if config.agents:
-            from holdfast.agent.subagents import agent_tools
-
-            chosen += agent_tools(self, config, self._agents)
-        known = [*chosen, *(server.like for server in servers)]
-        waiting = [configure_builtin(tool, config) for tool in waiting]
-        builtins = builtin_tools(known, self.replies.waited, waiting, now=self._offered, person=person)
-        builtins = [configure_builtin(tool, config) for tool in builtins]
-        return Toolbox([*chosen, *builtins], max_running=config.runtime.max_running)
-
-    def _offered(self) -> Iterable[Tool]:
-        return self.toolbox
-
     def _use(self, servers: "list[McpServer]") -> "Servers | None":
         if not servers:
             return None
@@ -214,10 +187,6 @@ class Runtime:
             told()
         if self.registry.store.durable and not self.closing:
             self.registry.run_soon(self.recovery.sweep())
-
-    def _guarded(self, tool: Tool) -> Tool:
-        guarded = getattr(tool.runtime, "guarded", None)  # SupportsGuard
-        return tool if guarded is None else replace(tool, runtime=guarded(self._guard))
 
     async def __aenter__(self) -> Self:
         await self.open()

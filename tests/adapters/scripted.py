@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import msgspec
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
@@ -66,6 +67,4 @@ def spawn(id: str, tool: str, handle: str, **arguments: Any) -> Sent:
 
 
 def _json(value: dict[str, Any]) -> str:
-    import msgspec
-
     return msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""holdfast's tools in pydantic-ai's own agent: the calls of one response are one batch, whatever they are mixed with."""
+"""holdfast's tools in pydantic-ai's own agent: the calls of a response are one batch, whatever they are mixed with."""
 
 import asyncio
 import json
@@ -6,18 +6,19 @@ from typing import Any, Literal
 
 import pytest
 from pydantic_ai import Agent, RunContext
+from pydantic_ai.capabilities import Instrumentation
 from pydantic_ai.messages import FunctionToolResultEvent
 from pydantic_ai.models.fallback import FallbackModel
-from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.tool_manager import ToolManager
 from pydantic_ai.usage import RunUsage
-from tests.adapters.scripted import Script, spawn
+from tests.adapters.scripted import Said, Script, spawn
 
 import holdfast
 from holdfast import Runtime, ToolError, TurnFailed
 from holdfast.adapters.pydantic_ai import HoldfastToolset
+from holdfast.testing import VirtualClock
 
 MODES = pytest.mark.parametrize("mode", ["parallel", "sequential", "parallel_ordered_events"])
 Mode = Literal["parallel", "sequential", "parallel_ordered_events"]
@@ -96,7 +97,9 @@ async def test_B3_four_calls_run_beside_each_other() -> None:
 @pytest.mark.parametrize("alone", [False, True])
 async def test_B1_calls_of_other_tools_may_stand_between(mode: Mode, alone: bool) -> None:
     """Also if they must run alone, between two calls of ours."""
-    script = Script([("1", "await", {"all": ["a"]}), ("2", "plain", {}), spawn("3", "build", "a", target="app")], "done")
+    script = Script(
+        [("1", "await", {"all": ["a"]}), ("2", "plain", {}), spawn("3", "build", "a", target="app")], "done"
+    )
     async with Runtime([build]) as rt:
         agent = agent_of(script, rt)
 
@@ -121,17 +124,26 @@ async def test_B1_also_under_other_names(mode: Mode) -> None:
     assert json.loads(script.results()[0][1])["completed"][0]["result"] == "x built"
 
 
-async def test_each_response_is_a_batch_of_its_own() -> None:
+async def test_B1_also_if_somebody_watches() -> None:
+    script = Script([("1", "await", {"all": ["a"]}), spawn("2", "build", "a", target="app")], "done")
+    async with Runtime([build]) as rt:
+        await run(script, rt, "sequential", capabilities=[Instrumentation()])
+    assert json.loads(script.results()[0][1])["completed"][0]["result"] == "app built"
+
+
+@MODES
+async def test_B1_each_response_is_a_batch_of_its_own(mode: Mode) -> None:
     """Also if the model uses the same call ids again."""
-    script = Script([("1", "add", {"a": 1})], [("1", "add", {"a": 2}), ("2", "add", {"a": 3})], "done")
-    async with Runtime([add]) as rt:
-        await run(script, rt)
-    assert script.results(1) == [("1", "1")]
-    assert script.results(2) == [("1", "2"), ("2", "3")]
+    ids = ("a", "b")
+    script = Script(*([("1", "await", {"all": [id]}), spawn("2", "build", id, target=id)] for id in ids), "done")
+    async with Runtime([build]) as rt:
+        await run(script, rt, mode)
+    for request, id in enumerate(ids, start=1):
+        assert json.loads(script.results(request)[0][1])["completed"][0]["result"] == f"{id} built"
 
 
 async def test_C9_wrong_calls_are_answered_and_never_end_the_run() -> None:
-    wrong: list[tuple[str, str, dict[str, Any] | str]] = [
+    wrong: Said = [
         ("1", "add", '{"a": '),
         ("2", "add", {"a": "many"}),
         ("3", "add", ""),
@@ -170,7 +182,7 @@ async def test_G3_the_schemas_are_in_the_dialect_of_the_model() -> None:
 
 
 async def test_streamed_runs_are_the_same() -> None:
-    said: list[Any] = [("1", "await", {"all": ["a"]}), spawn("2", "build", "a", target="app")]
+    said: Said = [("1", "await", {"all": ["a"]}), spawn("2", "build", "a", target="app")]
     script = Script(said, "done", said, "done")
     async with Runtime([build]) as rt:
         agent = agent_of(script, rt)
@@ -186,7 +198,7 @@ async def test_streamed_runs_are_the_same() -> None:
         assert json.loads(script.results(request)[0][1])["completed"][0]["result"] == "app built"
 
 
-async def test_D11_a_turn_that_fails_takes_the_run_with_it(clock: holdfast.testing.VirtualClock) -> None:
+async def test_D11_a_turn_that_fails_takes_the_run_with_it(clock: VirtualClock) -> None:
     @holdfast.tool
     async def approve(call: holdfast.Call) -> holdfast.Pending:
         """Wait for somebody."""
@@ -204,7 +216,3 @@ async def test_D11_a_turn_that_fails_takes_the_run_with_it(clock: holdfast.testi
 async def test_a_toolset_needs_a_runtime_or_a_turn() -> None:
     with pytest.raises(TypeError, match=r"holdfast\.Runtime or a holdfast\.Turn"):
         HoldfastToolset([build])  # type: ignore[arg-type]
-
-
-def test_the_model_of_these_tests_is_one_of_pydantic_ai() -> None:
-    assert isinstance(Script().model, FunctionModel)

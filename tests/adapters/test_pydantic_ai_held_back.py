@@ -1,10 +1,11 @@
 """What pydantic-ai holds back is not run ahead of it: calls that need approval, and calls that hooks skip or change."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
 from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, RunContext, ToolDenied
-from pydantic_ai.capabilities import AbstractCapability, Hooks
+from pydantic_ai.capabilities import AbstractCapability, HandleDeferredToolCalls, Hooks
 from pydantic_ai.exceptions import SkipToolExecution
 from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.tool_manager import ToolManager
@@ -59,6 +60,28 @@ async def test_a_call_that_needs_approval_waits_for_it(mode: Mode) -> None:
     assert second.output == "done"
     assert world.done == ["harmless", "moon"]
     assert script.results() == [("1", "harmless"), ("2", "on the way to the moon")]
+
+
+async def launches_need_approval(ctx: RunContext[Any], tools: list[ToolDefinition]) -> list[ToolDefinition]:
+    return [replace(tool, kind="unapproved") if tool.name == "launch" else tool for tool in tools]
+
+
+@MODES
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_tool_that_needs_approval_leaves_the_others_as_they_are(mode: Mode, at_once: bool) -> None:
+    """What ran before the approval is not run again with it, be it in the same run or in the next."""
+    world, script = World(), Script([*TWO, ("3", "note", {"text": "too"})], "done")
+    approving = HandleDeferredToolCalls[Any](lambda ctx, requests: DeferredToolResults(approvals={"2": True}))
+    async with Runtime(world.tools()) as rt:
+        careful = HoldfastToolset(rt).prepared(launches_need_approval)
+        output: Any = [str, DeferredToolRequests]
+        agent = Agent(script.model, toolsets=[careful], output_type=output, capabilities=[approving] if at_once else [])
+        with ToolManager.parallel_execution_mode(mode):
+            result = await agent.run("go")
+            if not at_once:
+                approved = DeferredToolResults(approvals={"2": True})
+                await agent.run(message_history=result.all_messages(), deferred_tool_results=approved)
+    assert world.done == ["harmless", "too", "moon"]
 
 
 @MODES

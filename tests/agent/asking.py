@@ -1,6 +1,7 @@
 """What tests of providers ask for, in pydantic-ai's words."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic_ai.direct import model_request, model_request_stream
@@ -17,8 +18,10 @@ from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.output import OutputObjectDefinition
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
+from tests.agent.providers.base import PATIENCE
 
-from holdfast.runtime import Dialect, Runtime
+from holdfast.runtime import Runtime
+from holdfast.schema.dialects import Dialect
 
 DIALECTS: dict[str, Dialect] = {
     "openai-chat": "openai",
@@ -83,6 +86,13 @@ async def ask(
     ) as streamed:
         events = [event async for event in streamed]
     return streamed.get(), len(events)
+
+
+async def until(found: Callable[[], bool]) -> None:
+    """Until it is so; a hang is an error."""
+    async with asyncio.timeout(PATIENCE):
+        while not found():  # noqa: ASYNC110 (a server makes it so, which has no event for it)
+            await asyncio.sleep(0.001)
 
 
 def definitions(runtime: Runtime, dialect: Dialect) -> list[ToolDefinition]:

@@ -27,6 +27,8 @@ from tests.agent.providers.formats import WIRES
 from tests.agent.providers.script import Saying, Script, Step, Turn
 
 ROOT = Path(__file__).parents[2]
+KEPT: list[Any] = []
+"""What was used to ask: Google's client starts a task when it is collected, which no test would wait for."""
 
 
 @asynccontextmanager
@@ -42,6 +44,7 @@ async def provider(
 async def model_of(server: Provider, name: str | None = None, *, key: str = KEY) -> AsyncIterator[Model[Any]]:
     """The model of pydantic-ai that asks this server; its connections are closed at the end."""
     made = _model(server, name or server.wire.models[0], key)
+    KEPT.append(made)
     async with made:
         yield made
 

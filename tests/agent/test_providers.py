@@ -11,6 +11,7 @@ from google.genai import Client
 from google.genai.types import GenerateContentConfig, HttpOptions
 from openai import AsyncOpenAI
 from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import ModelRequestParameters
 from tests.agent.asking import (
     DIALECTS,
@@ -29,11 +30,12 @@ from tests.agent.providers.base import KEY
 from tests.agent.providers.formats import FORMATS
 from tests.agent.providers.neutral import Asked
 from tests.agent.providers.script import Reply, Usage
-from tests.agent.servers import model_of, provider, provider_process
+from tests.agent.servers import KEPT, model_of, provider, provider_process
 
 import holdfast
 from holdfast import Call as ToolContext
 from holdfast import Runtime
+from holdfast.tools.waiting import NAMES as WAIT_TOOLS
 
 THINKS = [format for format in FORMATS if format != "openai-chat"]
 REPLY = Reply(
@@ -69,7 +71,7 @@ async def test_G1_text_thinking_calls_and_usage(format: str, stream: bool) -> No
 async def test_G1_a_history_is_read_the_same_in_every_format(format: str, stream: bool) -> None:
     async with provider(format, [REPLY, Reply(text="Rain.")]) as server, model_of(server) as model:
         first, _ = await ask(model, [user("The weather?")], offering(WEATHER), stream=stream)
-        history = [user("The weather?"), first, results(first, "rain"), user("And tomorrow?")]
+        history: list[ModelMessage] = [user("The weather?"), first, results(first, "rain"), user("And tomorrow?")]
         second, _ = await ask(model, history, offering(WEATHER), stream=stream)
     assert said(second)[1] == "Rain."
     asked = server.requests[1]
@@ -113,11 +115,20 @@ async def test_Q2_structured_output_by_the_providers_own_means(format: str, stre
     assert list(wanted.schema["properties"]) == ["place"]
 
 
+@pytest.mark.parametrize("name", ["claude-opus-5", "claude-sonnet-5-5"])
+async def test_Q2_a_model_that_is_not_forced_may_call_the_tool(name: str) -> None:
+    reply = Reply(answer={"place": "Oslo"})
+    async with provider("anthropic", [reply]) as server, model_of(server, name) as model:
+        response, _ = await ask(model, [user("Where?")], by_tool())
+    assert said(response)[2] == [("answer", {"place": "Oslo"})]
+    assert server.requests[0].choice == "auto"
+
+
 async def test_Q2_inquiries_have_a_script_of_their_own() -> None:
-    async with provider("anthropic", [Reply(text="One.")], inquiries=[Reply(answer={"place": "Oslo"})]) as server:
-        async with model_of(server) as model:
-            inquiry, _ = await ask(model, [user("Where?")], by_tool())
-            response, _ = await ask(model, [user("One?")])
+    inquiries = [Reply(answer={"place": "Oslo"})]
+    async with provider("anthropic", [Reply(text="One.")], inquiries=inquiries) as server, model_of(server) as model:
+        inquiry, _ = await ask(model, [user("Where?")], by_tool())
+        response, _ = await ask(model, [user("One?")])
     assert said(inquiry)[2] == [("answer", {"place": "Oslo"})]
     assert said(response)[1] == "One."
     assert server.script.left == 0
@@ -167,7 +178,7 @@ async def test_G1_the_openai_sdk_streams_chat_completions() -> None:
     async with provider("openai-chat", [REPLY]) as server, AsyncOpenAI(base_url=server.url, api_key=KEY) as client:
         tool: Any = {"type": "function", "function": {"name": "weather", "parameters": PLACE}}
         message: Any = {"role": "user", "content": "The weather?"}
-        async with client.chat.completions.stream(model="gpt-5", messages=[message], tools=[tool]) as stream:
+        async with client.chat.completions.stream(model="gpt-5.5", messages=[message], tools=[tool]) as stream:
             completion = await stream.get_final_completion()
     choice = completion.choices[0]
     assert (choice.message.content, choice.finish_reason) == (REPLY.text, "tool_calls")
@@ -175,9 +186,12 @@ async def test_G1_the_openai_sdk_streams_chat_completions() -> None:
 
 
 async def test_G1_the_openai_sdk_streams_responses() -> None:
-    async with provider("openai-responses", [REPLY]) as server, AsyncOpenAI(base_url=server.url, api_key=KEY) as client:
-        async with client.responses.stream(model="gpt-5", input="The weather?") as stream:
-            response = await stream.get_final_response()
+    async with (
+        provider("openai-responses", [REPLY]) as server,
+        AsyncOpenAI(base_url=server.url, api_key=KEY) as client,
+        client.responses.stream(model="gpt-5.5", input="The weather?") as stream,
+    ):
+        response = await stream.get_final_response()
     assert response.output_text == REPLY.text
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]
 
@@ -194,6 +208,7 @@ async def test_G1_the_anthropic_sdk_streams_messages() -> None:
 async def test_G1_the_google_sdk_streams_content() -> None:
     async with provider("gemini", [REPLY]) as server:
         client = Client(api_key=KEY, http_options=HttpOptions(base_url=server.url)).aio
+        KEPT.append(client)
         config = GenerateContentConfig(system_instruction="Be brief.")
         stream = await client.models.generate_content_stream(
             model="gemini-2.5-pro", contents="The weather?", config=config
@@ -220,10 +235,12 @@ async def word_count(text: str, least: int = 1, kinds: list[str] | None = None) 
 @holdfast.tool(actions=("spawn", "fetch", "apply", "abort"))
 async def deploy(call: ToolContext, env: str, options: dict[str, str] | None = None) -> str:
     """Deploy."""
-    return await call.input()
+    return str(await call.input())
 
 
-CONFIG = """
+CONFIG = (
+    "".join(f'[conversation.tools.{name}]\nsource = "builtin"\n' for name in WAIT_TOOLS)
+    + """
 [conversation.tools.check]
 source = "local"
 command = ["true", "{{ tool.arguments.package }}"]
@@ -234,6 +251,7 @@ required = true
 [conversation.tools.check.spawn]
 stateful = true
 """
+)
 
 
 def office(directory: Path) -> Runtime:
@@ -256,7 +274,7 @@ async def test_G3_each_provider_takes_the_whole_tool_list_in_its_dialect(format:
     assert said(response)[2] == call.calls
     (asked,) = server.requests
     names = {tool.name for tool in asked.tools}
-    assert names >= {"word_count", "deploy", "check", "ask_user", "await", "wait_for", "create_wait_handle"}
+    assert names >= {"word_count", "deploy", "check", "ask_user", "await", *WAIT_TOOLS}
     assert len(asked.tools) == len(tools)
 
 

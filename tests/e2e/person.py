@@ -13,12 +13,13 @@ import sys
 import termios
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from tests.e2e.driver import PATIENCE, until
+from tests.leaks import all_pids
 
 from holdfast.handles.question import AnswerType, Question
 from holdfast.tools.terminal.emulator import open_emulator
@@ -49,6 +50,7 @@ class Person:
             ["sh", "-c", shell, "sh", sys.executable, "-W", "error", str(_PROGRAM)],
             {**keep, "TERM": "xterm", "NO_COLOR": "1", **environment},
             setsid=True,
+            setsigdef=[signal.SIGHUP],  # which `nohup` ignores for all tests: not so at a terminal
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, inner_in, 0),
                 (os.POSIX_SPAWN_DUP2, inner_out, 1),
@@ -191,10 +193,20 @@ class Person:
             assert time.monotonic() < limit, "the program does not end"
             self._pump()
 
+    def _session(self) -> set[int]:
+        """The processes of this terminal, an editor that does not end by itself included."""
+        found = {self._leader}
+        for pid in all_pids():
+            with suppress(ProcessLookupError):
+                if os.getsid(pid) == self._leader:
+                    found.add(pid)
+        return found
+
     def close(self) -> None:
         if self._leader:
-            for pid in {self.pid, self._leader}:
-                os.kill(pid, signal.SIGKILL)
+            for pid in self._session():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             os.waitpid(self._leader, 0)
         for fd in (self.master, self._orders, self._answers):
             if fd >= 0:

@@ -186,6 +186,18 @@ class Calls(Watcher):
         if not shown.over:
             handle.watch(self)
 
+    def found(self, id: str, call: ToolCall, handle: Handle, *, known: bool) -> None:
+        """A handle of an earlier turn that has not stopped; with `known`, the client knows its call."""
+        if handle.uid in self._by_uid:
+            return
+        described = describe(call, handle.tool)
+        shown = Shown(id, call.name, described, self._session)
+        if known and isinstance(handle.state, Running | Waiting):
+            shown.status = "in_progress"
+        elif not known:
+            self._send(tool_call(id, {**described.fields, "status": "pending"}))
+        self.adopt(shown, handle)
+
     def _beside(self, handle: Handle) -> Shown:
         """Of a handle that no call of the model has made: a sub-agent's, or one that a workflow runs."""
         named = f"{handle.id} ({handle.tool.name})" if handle.stateful else handle.tool.name
@@ -239,6 +251,11 @@ class Calls(Watcher):
         if not shown.over:
             shown.note = note
             self._send(tool_call_update(shown.id, {"content": self._content(shown)}))
+
+    def titled(self, shown: Shown) -> None:
+        """Its title is its own again: while a person was asked about it, it was the question."""
+        if not shown.over:
+            self._send(tool_call_update(shown.id, {"title": shown.title}))
 
     # What handles print
 

@@ -11,7 +11,6 @@ No timer decides anything here. If the agent dies, everything that waits for it 
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -100,7 +99,7 @@ class Connection:
             self.process.writing,
             on_request=self._requested,
             on_notification=self._notified,
-            on_end=lambda _: self.process.hurry(),  # then we hear how it ended
+            on_end=self._silent,
         )
         self.peer.start()
 
@@ -278,8 +277,13 @@ class Connection:
         answer = await handler(params)
         return {} if answer is None else answer
 
+    def _silent(self, _: str) -> None:
+        """Nothing more can be said or heard. Why, shows when it has ended."""
+        self.peer.stop_writing()
+        self.process.hurry()
+
     def _exited(self) -> None:
-        self.peer._loop.call_soon(partial(self.peer.lost, self.process.epitaph()))
+        self.peer.lost(self.process.epitaph())
 
 
 def _table(value: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ format `path`, which a `pathlib.Path` parameter has, and those that are named li
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -131,7 +132,7 @@ def locations(tool: Tool, arguments: Mapping[str, Any]) -> Iterator[dict[str, An
 
 def absolute(tool: Tool, path: str) -> str:
     """The path from the root, of one that a call of the tool names."""
-    return os.path.normpath(os.path.join(getattr(tool.runtime, "cwd", None) or os.getcwd(), path))
+    return os.path.normpath(Path(getattr(tool.runtime, "cwd", None) or Path.cwd()) / path)
 
 
 def _is_path(schema: Mapping[str, Any]) -> bool:

@@ -10,7 +10,17 @@ from typing import Any, NamedTuple
 from holdfast.acp.updates import options, shown_text
 from holdfast.handles.question import Question, select_options
 from holdfast.handles.text import to_json
-from holdfast.turn.prompts import Approved, AskQuestion, Cancelled, Decision, DeliverResult, Denied, Prompt, RunTool, Said
+from holdfast.turn.prompts import (
+    Approved,
+    AskQuestion,
+    Cancelled,
+    Decision,
+    DeliverResult,
+    Denied,
+    Prompt,
+    RunTool,
+    Said,
+)
 
 _SHOWN = 4000
 

@@ -136,8 +136,8 @@ class AgentProcess:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = None
+        self._exited()  # first: what it has said last is still to be read
         self._gone.set()
-        self._exited()
 
     def _read_errors(self) -> None:
         if self._stderr is None:

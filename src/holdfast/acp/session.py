@@ -1,7 +1,8 @@
 """A session with an agent: prompts, and updates that are handled one at a time, in the order they came (X3).
 
 An update belongs to the oldest turn that has not ended. A turn ends with its `turn_complete` where the agent offers
-it, else with its answer. What comes when no turn is open, or is marked as background, goes to `on_background`.
+it, else with its answer. What comes when no turn is open, or is marked as background, goes to `on_background`. (What an
+agent sends of its own accord just before it reads a prompt cannot be told from the turn's updates unless it is marked.)
 """
 
 import asyncio
@@ -44,8 +45,6 @@ class Session:
         self._open.append(turn)
         params = {"sessionId": self.id, "prompt": blocks}
         turn.call = self._connection.peer.request("session/prompt", params, answered=partial(self._answered, turn))
-        if turn.call.done():  # the agent has gone
-            self._answered(turn, turn.call)
         return turn
 
     def cancel(self) -> None:

@@ -249,6 +249,10 @@ class Peer:
         self._writer.close()
         self.lost("the connection was closed")
 
+    def stop_writing(self) -> None:
+        """From now on, whatever is sent is dropped and requests fail. What waits to be written is dropped, too."""
+        self._writer.close()
+
     def _unwritable(self, why: str) -> None:
         """The other side reads no more: it is gone, or as good as gone. What it said before is still taken."""
 

@@ -76,7 +76,7 @@ def batch_of(
             batch[id] = arrived[id]
         elif all_open and id not in begun and (name := _certain(call.tool_name, ctx, toolset)):
             batch[id] = ToolCall(id, name, call.args if call.args is not None else {})
-    return batch | {id: call for id, call in arrived.items() if id not in batch}
+    return {**batch, **arrived}
 
 
 def _certain(name: str, ctx: RunContext[Any], toolset: AbstractToolset[Any]) -> str | None:

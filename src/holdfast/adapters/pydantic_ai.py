@@ -181,8 +181,6 @@ class _Batch:
             raise
         finally:
             self._waiting -= 1
-        if self.task.cancelled():  # its response was awaited by nobody when it ran, for a hook had given up on another
-            return Response(id, "Tool execution cancelled.", model="Tool execution cancelled.", code="cancelled")
         return self.task.result()[id]
 
 

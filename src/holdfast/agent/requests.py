@@ -103,6 +103,9 @@ class ModelCall:
                 why, wanted = _words(error), getattr(error, "retry_after", None)
             except (AgentRunError, UserError) as error:
                 raise RequestFailed(_words(error)) from error
+            except Exception as error:  # of the model's own code, or of a client that pydantic-ai does not know so well
+                _log.exception("a request to %s failed", self._assistant.name)
+                raise RequestFailed(f"{type(error).__name__}: {error}") from error
             else:
                 if response.parts or response.finish_reason == "content_filter":
                     return response

@@ -14,9 +14,10 @@ from holdfast.config.model import AgentSettings, Config
 from holdfast.errors import ToolError
 from holdfast.handles.state import Error
 from holdfast.handles.text import to_json
-from holdfast.tools.base import ACTIONS, SpawnPolicy, Tool
+from holdfast.tools.base import ACTIONS, OnCrash, QuestionPolicy, SpawnPolicy, Tool
 from holdfast.tools.call import Call
 from holdfast.tools.function import Function
+from holdfast.tools.guard import Guard
 from holdfast.tools.signature import Signature
 from holdfast.tools.waiting.agents import AgentRequest, Agents
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from holdfast.agent.events import Answer, Event
     from holdfast.runtime import Runtime
 
+QUESTION = "permission"
+"""What an agent of another program asks (`acp/subagent.py`)."""
 ABORT_GRACE_MS = 8000
 """What a sub-agent started has to end first, sub-agents of its own among it."""
 PARAMETERS: dict[str, Any] = {
@@ -45,12 +48,12 @@ class AgentRuns(Function):
     takes_slot = False
 
 
-def agent_tools(runtime: "Runtime", config: Config, agents: Agents) -> list[Tool]:
+def agent_tools(runtime: "Runtime", config: Config, agents: Agents, guard: Guard) -> list[Tool]:
     """A tool for each agent of the configuration; `execute_agent_async` knows them, too."""
     tools = []
-    for id, settings in config.agents.items():
-        agent = SubAgent(runtime, id, settings)
-        agents.add(id, agent.asked, agent.on_crash, settings.max_running)
+    for id in config.agents:
+        agent = SubAgent(runtime, config, guard, id)
+        agents.add(id, agent.asked, agent.on_crash, agent.settings.max_running)
         tools.append(agent.tool())
     return tools
 
@@ -58,13 +61,15 @@ def agent_tools(runtime: "Runtime", config: Config, agents: Agents) -> list[Tool
 class SubAgent:
     """One agent of the configuration."""
 
-    def __init__(self, runtime: "Runtime", id: str, settings: AgentSettings) -> None:
+    def __init__(self, runtime: "Runtime", config: Config, guard: Guard, id: str) -> None:
         self._runtime = runtime
+        self._config = config
+        self._guard = guard
         self.id = id
-        self.settings = settings
+        self.settings: AgentSettings = config.agents[id]
 
     @property
-    def on_crash(self) -> Any:
+    def on_crash(self) -> OnCrash:
         """A program's conversation is its own, and gone with it; ours is in the store."""
         return "fail" if self.settings.command is not None else "replay"
 
@@ -88,6 +93,7 @@ class SubAgent:
             max_running=settings.max_running,
             timeout_secs=settings.timeout_secs,
             spawn=SpawnPolicy(abort_grace_ms=ABORT_GRACE_MS, on_turn_end=settings.on_turn_end),
+            questions={QUESTION: QuestionPolicy(exclusive=True)} if settings.command is not None else {},
             hints={"title": self.id, "readOnlyHint": False, "openWorldHint": True},
         )
 
@@ -104,9 +110,9 @@ class SubAgent:
                 code="limit_exceeded",
             )
         if self.settings.command is not None:
-            from holdfast.agent.foreign import run_program
+            from holdfast.acp.subagent import run_program
 
-            return await run_program(self.id, self.settings, self._root(), call, prompt)
+            return await run_program(self.id, self.settings, self._config.root, self._guard, call, prompt)
         id = conversation_of(call.conversation, self.id, call.uid)
         try:
             answer = await self._converse(call, self._open(call, id, request), prompt)
@@ -114,9 +120,6 @@ class SubAgent:
             if not self._runtime.closing:
                 await self._end_all(id)
         return _result(self.id, answer)
-
-    def _root(self) -> Any:
-        return self._runtime.agency.config.root
 
     def _open(self, call: Call, id: str, request: AgentRequest | None) -> "Conversation":
         agency, settings = self._runtime.agency, self.settings

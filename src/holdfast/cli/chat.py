@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,7 +25,6 @@ from holdfast.cli.printing import one_line
 from holdfast.cli.prompter import TerminalPrompter, open_prompter
 from holdfast.cli.store import store_of, store_option
 from holdfast.config import Config, find_config, load_config
-from holdfast.errors import HoldfastError
 from holdfast.runtime import Runtime
 from holdfast.turn.prompts import Decision, Prompt, Prompter
 
@@ -65,9 +65,8 @@ class _Left(NamedTuple):
     signal: int = 0
 
     @property
-    def code(self) -> int:
-        failed = self.answer is not None and self.answer.stop_reason == "error"
-        return 128 + self.signal if self.signal else int(failed)
+    def failed(self) -> bool:
+        return self.answer is not None and self.answer.stop_reason == "error"
 
 
 @click.command()
@@ -106,7 +105,8 @@ def chat(
     if conversation is not None or left.answer is not None:
         options = {"--model": model, "--config": None if config is None else str(config), "--store": _said(context)}
         click.echo(f"Go on with: {continuing(left.conversation, options)}", err=True)
-    context.exit(left.code if tty is None or prompt is not None else left.code if left.signal else 0)
+    talked = tty is not None and prompt is None  # then the person has seen what went wrong
+    context.exit(128 + left.signal if left.signal else int(left.failed and not talked))
 
 
 def _said(context: click.Context) -> str | None:
@@ -129,18 +129,19 @@ def _screen_tty() -> Tty | None:
 async def _terminal(wanted: _Wanted, tty: Tty) -> _Left:
     from holdfast.cli.chat_session import Session
 
-    session = Session(tty)
     prompter = None if wanted.detached else open_prompter()
+    session = Session(tty, abandon=lambda: _abandon(130, tty, prompter))
     ask = None if prompter is None else _on(session.screen, prompter)
-    stop = _Signals(session.interrupt, session.leave, lambda: _abandon(session.screen, prompter))
+    stop = _Signals(session.leave, lambda number: _abandon(128 + number, tty, prompter))
     try:
         with ExitStack() as last:
             async with wanted.runtime(ask) as runtime:
                 conversation = await wanted.open(runtime)
-                stop.listen()
-                asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, session.screen.changed)
+                stop.listen(signal.SIGTERM, signal.SIGHUP)
+                _heard(signal.SIGINT, session.interrupt)
+                _heard(signal.SIGWINCH, session.screen.changed)
                 last.enter_context(session.screen)  # what ends while the runtime closes is still shown
-                last.enter_context(_logged(session.screen))
+                last.enter_context(_Logged(session.screen))
                 last.callback(session.close)
                 words = (one_line(conversation.assistant.name), f"conversation {one_line(conversation.id)}", "/help")
                 session.screen.show(Piece("line", " · ".join(words), "dim"))
@@ -162,15 +163,15 @@ def _on(screen: "Screen", prompter: TerminalPrompter) -> Prompter:
     return ask
 
 
-def _abandon(screen: "Screen", prompter: TerminalPrompter | None) -> None:
+def _abandon(code: int, tty: Tty | None, prompter: TerminalPrompter | None) -> None:
     """Nobody is waited for: the terminal is left as it was found, and the guard ends what is left."""
-    screen.tty.close()
-    if prompter is not None:
-        prompter.close()
-    os._exit(130)
+    for each in (tty, prompter):
+        if each is not None:
+            each.close()
+    os._exit(code)
 
 
-class _logged(logging.Handler):
+class _Logged(logging.Handler):
     """While entered, what is logged is shown on the screen instead of over it."""
 
     def __init__(self, screen: "Screen") -> None:
@@ -198,11 +199,11 @@ async def _plain(wanted: _Wanted) -> _Left:
     chat = PlainChat(as_json=wanted.as_json)
     lines = lines_of_stdin()
     prompter = None if wanted.detached else open_prompter()
-    stop = _Signals(chat.stop, chat.stop, lambda: None if prompter is None else prompter.close())
+    stop = _Signals(chat.stop, lambda number: _abandon(128 + number, None, prompter))
     try:
         async with wanted.runtime(None if prompter is None else lines.prompting(prompter)) as runtime:
             conversation = await wanted.open(runtime)
-            stop.listen()
+            stop.listen(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             await chat.run(runtime, conversation, aiter(lines) if wanted.prompt is None else one(wanted.prompt))
         return _Left(conversation.id, chat.answer, stop.number)
     finally:
@@ -211,26 +212,24 @@ async def _plain(wanted: _Wanted) -> _Left:
 
 
 class _Signals:
-    """SIGINT interrupts, SIGTERM and SIGHUP leave; a second one ends the process at once."""
+    """Leaves at the first signal; at the second one, without waiting for anybody."""
 
-    def __init__(self, interrupt: Callable[[], None], leave: Callable[[], None], abandon: Callable[[], None]) -> None:
-        self._interrupt = interrupt
+    def __init__(self, leave: Callable[[], None], abandon: Callable[[int], None]) -> None:
         self._leave = leave
         self._abandon = abandon
         self.number = 0
-        """The one that ended the chat."""
+        """The signal that ended the chat; 0: none did."""
 
-    def listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._told, number)
+    def listen(self, *numbers: int) -> None:
+        for number in numbers:
+            _heard(number, partial(self._told, number))
 
     def _told(self, number: int) -> None:
         if self.number:
-            self._abandon()
-            os._exit(128 + number)
+            self._abandon(number)
         self.number = number
-        (self._interrupt if number == signal.SIGINT else self._leave)()
+        self._leave()
 
 
-__all__ = ["HoldfastError", "chat"]
+def _heard(number: int, then: Callable[[], None]) -> None:
+    asyncio.get_running_loop().add_signal_handler(number, then)

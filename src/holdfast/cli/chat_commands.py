@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from holdfast.cli.chat_calls import Style
 from holdfast.cli.chat_lines import Piece, usage_words
 from holdfast.cli.chat_screen import Screen
 from holdfast.cli.printing import duration, one_line, printable, table
@@ -28,7 +29,9 @@ HELP = {
     "/help": "this list",
     "/quit": "leave; a turn that runs is cancelled",
 }
-_KEYS = "While a turn runs, a line is said in it. Ctrl-C cancels the turn; twice, or Ctrl-D, leaves. Up: earlier lines."
+_KEYS = (
+    "A line that is typed while a turn runs is said in it. Ctrl-C cancels the turn; twice, it leaves. So does Ctrl-D."
+)
 _LIVE = ("pending", "running", "waiting")
 _DETACHED = "`{}` is in no store that another process could reach it by; start the chat with a store that is a file"
 
@@ -49,7 +52,7 @@ class Commands:
         try:
             await self._run(line)
         except HoldfastError as error:
-            self._say(f"Error: {printable(error.message)}", "red")
+            self._say(f"Error: {printable(error.message)}", "red", whole=True)
 
     async def _run(self, line: str) -> None:
         match line.split():
@@ -65,7 +68,7 @@ class Commands:
                 width = max(map(len, HELP))
                 for command, meaning in HELP.items():
                     self._say(f"{command:{width}}  {meaning}")
-                self._say(_KEYS)
+                self._say(_KEYS, whole=True)
             case ["/quit"]:
                 self._leave()
             case [command, *_]:
@@ -75,13 +78,14 @@ class Commands:
 
     async def _records(self) -> list[Record]:
         """Whatever lives here, and in the conversations of sub-agents."""
-        store, here = self._runtime.registry.store, self._conversation.id
-        conversations = [here, *(each for each in self._runtime.lineage if self._runtime.root(each) == here)]
+        registry, here = self._runtime.registry, self._conversation.id
+        running = dict.fromkeys(handle.conversation for handle in registry.live())
+        conversations = dict.fromkeys([here, *(each for each in running if self._runtime.root(each) == here)])
         return [
             record
             for conversation in conversations
             for state in _LIVE
-            for record in await store.handles(conversation=conversation, state=state, stateful=None, limit=1000)
+            for record in await registry.store.handles(conversation=conversation, state=state, stateful=None)
         ]
 
     async def _ps(self) -> None:
@@ -140,8 +144,8 @@ class Commands:
         if reply.is_error:
             raise HoldfastError(reply.result, code=reply.code or "tool_error")
 
-    def _say(self, text: str, style: str = "") -> None:
-        self._screen.show(Piece("line", text, style))  # type: ignore[arg-type]
+    def _say(self, text: str, style: Style = "", *, whole: bool = False) -> None:
+        self._screen.show(Piece("line", text, style, whole))
 
 
 def continuing(id: str, options: dict[str, str | None]) -> str:

@@ -75,7 +75,7 @@ class PlainChat:
         self._within = False  # the last line of the answer has no end yet
         self._conversation: Conversation | None = None
         self._task: asyncio.Task[None] | None = None
-        self._stopped = False
+        self._stopped = asyncio.Event()
         self.answer: Answer | None = None
         """That of the last turn."""
 
@@ -97,15 +97,13 @@ class PlainChat:
             click.echo("The last turn was interrupted; it goes on.", err=True)
             self.answer = await conversation.resume(listener=self._hear)
         async for prompt in prompts:
-            if self._stopped:
-                return
             self.answer = await conversation.prompt(prompt, listener=self._hear)
-            if self._stopped:
+            if self._stopped.is_set():
                 return
 
     def stop(self) -> None:
         """Cancel the turn that runs; no other follows."""
-        self._stopped = True
+        self._stopped.set()
         if self._conversation is not None and self._conversation.busy:
             self._conversation.cancel()
         elif self._task is not None:
@@ -150,4 +148,3 @@ def lines_of_stdin() -> Lines:
     """What comes in by standard input."""
     # Not sys.stdin.buffer: the interpreter, when it ends, would want the lock that the reading thread still holds.
     return Lines(os.fdopen(sys.stdin.fileno(), "rb", closefd=False), person=sys.stdin.isatty())
-

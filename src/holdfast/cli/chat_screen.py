@@ -63,11 +63,13 @@ class Screen:
     async def lent(self) -> AsyncIterator[None]:
         """The terminal is as it was found, and somebody else's, until the end of the block. One at a time."""
         async with self._users:
+            was_open = self._open
             self._put_back()
             try:
                 yield
             finally:
-                self._take()
+                if was_open:
+                    self._take()
 
     def _take(self) -> None:
         self._taken.enter_context(self.tty.taken())

@@ -5,8 +5,9 @@ turn ends before it was taken, it begins the next one. Ctrl-C cancels the turn, 
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -25,18 +26,21 @@ if TYPE_CHECKING:
     from holdfast.agent.conversation import Conversation
     from holdfast.runtime import Runtime
 
+_log = logging.getLogger("holdfast.cli")
+
 _HOW_TO_LEAVE = "Ctrl-C again, or Ctrl-D, leaves. /help lists what else there is."
 _QUIET = ("await", "wait_for", "wait_for_multiple")
 """What waits for others that have lines of their own."""
 
 
 class Session:
-    """From the first line to the last. `joined` gives it its conversation; what is prompted meanwhile waits for it."""
+    """From the first line to the last. `abandon` is for a person who does not want to wait for the end."""
 
-    def __init__(self, tty: Tty) -> None:
+    def __init__(self, tty: Tty, *, abandon: Callable[[], None]) -> None:
         self.screen = Screen(tty, self._live)
         self.answer: Answer | None = None
         """That of the last turn."""
+        self._abandon = abandon
         self._teller = Teller()
         self._runtime: Runtime | None = None
         self._conversation: Conversation | None = None
@@ -49,6 +53,7 @@ class Session:
         self._history: list[str] = []
         self._recalled = 0  # how many lines back
         self._tasks: set[asyncio.Task[None]] = set()
+        self._keys: asyncio.Task[None] | None = None
         self._left: asyncio.Future[None] | None = None
 
     async def run(self, runtime: "Runtime", conversation: "Conversation", prompt: str | None) -> None:
@@ -57,7 +62,7 @@ class Session:
         self._left = asyncio.get_running_loop().create_future()
         self._commands = Commands(runtime, conversation, self.screen, self.leave)
         runtime.registry.followers.setdefault(conversation.id, []).append(self._followed)
-        keys = asyncio.create_task(self._keys())
+        self._keys = asyncio.create_task(self._read())
         try:
             if conversation.interrupted:
                 self._say("The last turn was interrupted; it goes on.", "yellow")
@@ -69,7 +74,12 @@ class Session:
                 self.screen.changed()
                 await self._left
         finally:
-            await self._close(keys)
+            await self._finish()
+
+    def close(self) -> None:
+        """Read no more keys. Until then Ctrl-C abandons whatever is still being ended."""
+        if self._keys is not None:
+            self._keys.cancel()
 
     async def _whole(self, prompt: str | None) -> None:
         """One turn, and those of what was said in it too late; until its end, or until the person leaves."""
@@ -78,8 +88,8 @@ class Session:
         while self._turn is not None and not self._left.done():
             await asyncio.wait((self._turn, self._left), return_when=asyncio.FIRST_COMPLETED)
 
-    async def _close(self, keys: "asyncio.Task[None]") -> None:
-        tasks = [keys, *self._tasks, *([self._turn] if self._turn is not None else [])]
+    async def _finish(self) -> None:
+        tasks = [*self._tasks, *([self._turn] if self._turn is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -113,6 +123,9 @@ class Session:
                 self.answer = await conversation.prompt(prompt, listener=self._hear)
         except HoldfastError as error:
             self._say(f"Error: {printable(error.message)}", "red")
+        except Exception as error:  # a mistake of ours, or of a model's own code: the conversation is still there
+            self._say(f"Error: {type(error).__name__}: {printable(str(error))}", "red")
+            _log.debug("a turn failed", exc_info=True)
         finally:
             self._turn = None
             self.screen.changed()
@@ -169,7 +182,7 @@ class Session:
 
     # Keys
 
-    async def _keys(self) -> None:
+    async def _read(self) -> None:
         with suppress(Gone):
             while True:
                 self._pressed(await self.screen.tty.key())
@@ -195,16 +208,17 @@ class Session:
         self.screen.typing()
 
     def interrupt(self, *, warned: bool = False) -> None:
-        """Ctrl-C: clears the line, cancels the turn; said before, leaves."""
-        if self.screen.typed.text:
-            self._type("")
-        elif self._turn is None and not warned:
-            self._say(_HOW_TO_LEAVE, "dim")
-            self._warned = True
-        elif self._turn is None or self._cancelling:
+        """Ctrl-C: cancels the turn or, without one, clears the line; said before, leaves."""
+        if self._left is not None and self._left.done():
+            self._abandon()
+        elif self._turn is not None and not self._cancelling:
+            self._cancel()
+        elif self._turn is not None or warned:
             self._leave()
         else:
-            self._cancel()
+            self._type("")
+            self._say(_HOW_TO_LEAVE, "dim")
+            self._warned = True
 
     def _end_of_input(self) -> None:
         if self._turn is None:

@@ -440,6 +440,12 @@ class McpSettings(Table):
     servers: dict[str, McpServerSettings] = {}
 
 
+class AcpSettings(Table):
+    """`[acp]`: how editors are told that a turn is complete (X2)."""
+
+    turn_complete: Literal["extension", "update", "off"] = "extension"
+
+
 class Config(Table):
     """A whole configuration. `Config()` is the one without a file: all defaults, no tools."""
 
@@ -451,6 +457,7 @@ class Config(Table):
     workflows: WorkflowSettings = WorkflowSettings()
     agents: dict[str, AgentSettings] = {}
     mcp: McpSettings = McpSettings()
+    acp: AcpSettings = AcpSettings()
     _source: Source | None = PrivateAttr(default=None)
 
     @property

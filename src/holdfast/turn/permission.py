@@ -39,7 +39,7 @@ class Permission:
     """Decides by the tools' modes, the person who is there, and the conversation's `detached`."""
 
     def __init__(self, detached: Detached, people: People, remembered: Remembered) -> None:
-        self._detached = detached
+        self.detached = detached
         self._people = people
         self._remembered = remembered
         self.people_of: Callable[[str], People | None] = lambda _: None
@@ -63,7 +63,7 @@ class Permission:
             return None if known else Ok(SKIPPED_REMEMBERED)
         if (people or self.people_of(conversation) or self._people).here:
             return ASK
-        if self._detached == "auto":
+        if self.detached == "auto":
             return None
         setting = "run" if action is None or action not in tool.run_actions else f"run_actions.{action}"
         return _denied(tool, f'run (`{setting} = "{mode}"`)', setting)
@@ -103,11 +103,10 @@ class Permission:
         """
         mode: RunMode = handle.tool.result
         people = self._people.of(handle)
+        free = mode == "unattended" or self.unattended(handle.conversation)
         if mode == "skip":  # a failure stays one: a killed process is never shown as success (S3)
             then(_withheld(outcome, NOT_DELIVERED))
-        elif mode == "unattended" or self.unattended(handle.conversation):
-            then(outcome)
-        elif not people.here and self._detached == "auto":
+        elif free or (not people.here and self.detached == "auto"):
             then(outcome)
         elif not people.here:
             then(_denied(handle.tool, f'show its result (`result = "{mode}"`)', "result"))

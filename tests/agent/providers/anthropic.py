@@ -30,6 +30,8 @@ _FAILURES = {
     500: "Internal server error",
     529: "Overloaded",
 }
+_NEVER_FORCED = ("claude-sonnet-5-5",)
+"""Models that always choose themselves."""
 _STOPS = {"length": "max_tokens", "filter": "refusal"}
 
 
@@ -38,7 +40,7 @@ class Anthropic(Wire):
 
     format = "anthropic"
     path = "/v1/messages"
-    models = ("claude-sonnet-4-5", "claude-haiku-4-5")
+    models = ("claude-sonnet-4-6", "claude-opus-5", "claude-sonnet-5-5")
     prefix = ""
 
     def authorise(self, headers: Mapping[str, str]) -> None:
@@ -76,6 +78,8 @@ class Anthropic(Wire):
         rules.check_tools(tools)
         choice = body.get("tool_choice") or {"type": "auto"}
         if choice["type"] in ("any", "tool"):
+            if body["model"] in _NEVER_FORCED:
+                raise rules.invalid(f"tool_choice: type '{choice['type']}' is not supported by this model")
             if not tools:
                 raise rules.invalid("tool_choice: tool_choice may only be specified while providing tools.")
             if (body.get("thinking") or {}).get("type") == "enabled":

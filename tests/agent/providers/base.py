@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from tests.agent.providers.neutral import Asked
 from tests.agent.providers.script import Break, Fail, Hang, Overrun, Reply, Script, Turn
 
@@ -177,32 +178,46 @@ class Provider:
         if asked.stream:
             chunks = [event.encoded() for event in self.wire.events(reply, asked)]
             sent = self._sent(chunks[: turn.after] if isinstance(turn, Break | Hang) else chunks, turn, asked, request)
-            return StreamingResponse(sent, media_type="text/event-stream")
+            return self._streaming(asked, sent, {}, "text/event-stream")
         body = json.dumps(self.wire.whole(reply, asked)).encode()
         sent = self._sent([body[: len(body) // 2]] if cut else [body], turn, asked, request)
-        return StreamingResponse(sent, 200, {"content-length": str(len(body))}, "application/json")
+        return self._streaming(asked, sent, {"content-length": str(len(body))}, "application/json")
+
+    def _streaming(self, asked: Asked, sent: AsyncIterator[bytes], headers: dict[str, str], kind: str) -> "Streaming":
+        response = Streaming(sent, 200, headers, kind)
+        response.asked = asked
+        return response
 
     async def _sent(self, chunks: list[bytes], turn: Turn, asked: Asked, request: Request) -> AsyncIterator[bytes]:
         for chunk in chunks:
             yield chunk
             await asyncio.sleep(0)  # a piece is a write of its own
-        if isinstance(turn, Hang):
-            await self._until_gone(asked, request)
+        if isinstance(turn, Hang) and await self._gone(request):
+            return
         if isinstance(turn, Break | Hang):
             raise Cut
+        asked.answered = True
 
-    async def _until_gone(self, asked: Asked, request: Request) -> None:
+    async def _gone(self, request: Request) -> bool:
+        """Wait; whether it is the client that goes first, and not the server."""
         gone = asyncio.ensure_future(request.receive())  # the body is read: what comes next is the end
         closing = asyncio.ensure_future(self._closing.wait())
         try:
             await asyncio.wait([gone, closing], return_when=asyncio.FIRST_COMPLETED)
-            asked.abandoned = gone.done()
-        except asyncio.CancelledError:
-            asked.abandoned = True
-            raise
+            return gone.done()
         finally:
             gone.cancel()
             closing.cancel()
+
+
+class Streaming(StreamingResponse):
+    """A response that notices whether its client stayed to the end."""
+
+    asked: Asked
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__(scope, receive, send)
+        self.asked.abandoned = not self.asked.answered
 
 
 @asynccontextmanager

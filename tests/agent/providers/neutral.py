@@ -74,15 +74,21 @@ class Asked:
     """That of native structured output."""
     refused: str | None = None
     """Why the provider did not take the request."""
+    answered: bool = False
+    """The whole answer was sent."""
     abandoned: bool = False
     """The client went before the answer was there."""
 
     @property
     def wanted(self) -> Wanted | None:
-        """The structured output that is wanted. Of several tools, one of which must be called, it is the last."""
+        """The structured output that is wanted.
+
+        Of several tools, one of which must be called, it is the last. A tool that is offered alone is taken for it
+        also where it is not forced: pydantic-ai does not force models that would stop thinking for it.
+        """
         if self.schema is not None:
             return Wanted(self.schema, None)
-        if self.choice in ("auto", "none") or not self.tools:
+        if not self.tools or self.choice == "none" or (self.choice == "auto" and len(self.tools) > 1):
             return None
         forced = next((tool for tool in self.tools if tool.name == self.choice), self.tools[-1])
         return Wanted(forced.schema, forced.name)

@@ -21,7 +21,7 @@ class OpenAIChat(Wire):
 
     format = "openai-chat"
     path = "/v1/chat/completions"
-    models = ("gpt-5", "gpt-5-mini")
+    models = ("gpt-5.5", "gpt-5.4-mini")
     prefix = "/v1"
 
     def authorise(self, headers: Mapping[str, str]) -> None:

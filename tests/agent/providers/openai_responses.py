@@ -24,7 +24,7 @@ class OpenAIResponses(Wire):
 
     format = "openai-responses"
     path = "/v1/responses"
-    models = ("gpt-5", "gpt-5-mini")
+    models = ("gpt-5.5", "gpt-5.4-mini")
     prefix = "/v1"
 
     def authorise(self, headers: Mapping[str, str]) -> None:

@@ -1,0 +1,306 @@
+"""Our agent over ACP (X1): one runtime and one store for all sessions of a client, on one connection.
+
+A session is a conversation: its id is the conversation's. Methods are answered in tasks of their own, so that a turn
+holds up nothing else; what must keep its order (a prompt, a cancel, a mode) is begun when it is read.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdfast.acp.content import prompt_content
+from holdfast.acp.describing import check_kinds
+from holdfast.acp.opening import shown_again
+from holdfast.acp.params import (
+    SIGNAL,
+    client_of,
+    cursor_of,
+    directory,
+    is_session,
+    listed,
+    next_cursor,
+    normal,
+    string,
+    wrong,
+)
+from holdfast.acp.persons import Persons
+from holdfast.acp.sessions import MODES, Client, Mode, Session, Signal
+from holdfast.acp.updates import current_mode
+from holdfast.acp.wire import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    RESOURCE_NOT_FOUND,
+    Id,
+    Params,
+    Peer,
+    RpcError,
+    unknown_method,
+)
+from holdfast.errors import HoldfastError
+from holdfast.handles.handle import Handle
+from holdfast.store.base import ConversationRow, Forgotten
+
+if TYPE_CHECKING:
+    from holdfast.agent.conversation import Conversation
+    from holdfast.runtime import Runtime
+
+VERSION = 1
+"""Of the protocol."""
+_PAGE = 50
+
+
+class Agent:
+    """Serves one client."""
+
+    def __init__(
+        self,
+        runtime: "Runtime",
+        persons: Persons,
+        *,
+        model: str | None = None,
+        mode: Mode = "ask",
+        signal: Signal = "extension",
+    ) -> None:
+        self._runtime = runtime
+        self._persons = persons
+        self._model, self._mode, self._signal = model, mode, signal
+        self._client: Client | None = None
+        """What the client can do, once it has said so."""
+        self._sessions: dict[str, Session] = {}
+        self._conversations: dict[str, Conversation] = {}
+        """Also of sessions that were closed: a runtime has one object for each."""
+        self._peer: Peer | None = None
+        self._prompts: dict[Id, Session] = {}
+        self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        check_kinds(runtime.toolbox)
+        self._take_part()
+        self._methods: dict[str, Callable[[Params], Coroutine[Any, Any, Any]]] = {
+            "authenticate": self._authenticate,
+            "session/new": self._new,
+            "session/load": self._load,
+            "session/resume": self._resume,
+            "session/list": self._list,
+            "session/close": self._close,
+            "session/delete": self._delete,
+        }
+
+    def _take_part(self) -> None:
+        """Hear of every handle, and answer for the persons."""
+        runtime = self._runtime
+        before = runtime.registry.on_created
+
+        def created(handles: Sequence[Handle]) -> None:
+            if before is not None:
+                before(handles)
+            for handle in handles:
+                session = self._sessions.get(runtime.root(handle.conversation))
+                if session is not None:
+                    session.calls.created(handle)
+
+        runtime.registry.on_created = created
+        runtime.people.found = lambda handle: self._persons.of(runtime.root(handle.conversation))
+        runtime.permission.people_of = lambda conversation: self._persons.of(runtime.root(conversation))
+        runtime.permission.unattended = self._unattended
+
+    def _unattended(self, conversation: str) -> bool:
+        session = self._sessions.get(self._runtime.root(conversation))
+        return session is not None and session.mode == "unattended"
+
+    async def serve(self, read_fd: int, write_fd: int) -> None:
+        """Until the client goes. What its turns have not finished stays in the store (R6)."""
+        peer = self._peer = Peer(read_fd, write_fd, on_request=self._asked, on_notification=self._told)
+        try:
+            peer.start()
+            await asyncio.wait(
+                (ended := asyncio.ensure_future(peer.ended()), self._stop), return_when="FIRST_COMPLETED"
+            )
+            ended.cancel()
+        finally:
+            await self._runtime.close()  # before the tasks that answer: a turn that is left is not a cancelled one
+            await self._persons.close()
+            await peer.close()
+
+    def stop(self) -> None:
+        """Serve no longer."""
+        if not self._stop.done():
+            self._stop.set_result(None)
+
+    # What arrives, in its order
+
+    def _asked(self, method: str, params: Params, id: Id) -> None:
+        assert self._peer is not None
+        if method == "initialize":
+            self._peer.respond(id, self._initialize(params))
+        elif method in ("session/prompt", "session/set_mode") or method in self._methods:
+            if self._client is None:
+                raise RpcError(INVALID_REQUEST, "Invalid request: `initialize` comes first")
+            if method == "session/prompt":
+                self._prompt(params, id)
+            elif method == "session/set_mode":
+                self._peer.respond(id, self._set_mode(params))
+            else:
+                self._peer.answer(id, self._answered(self._methods[method](params)))
+        else:
+            raise unknown_method(method)
+
+    def _told(self, method: str, params: Params) -> None:
+        if method == "session/cancel":
+            session = self._sessions.get(str(params.get("sessionId")))
+            if session is not None:
+                session.cancel()
+        elif method == "$/cancel_request":
+            request = params.get("requestId")
+            if request in self._prompts:
+                self._prompts[request].cancel()
+            elif self._peer is not None:
+                self._peer.cancel(request)
+
+    async def _answered(self, work: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            return await work
+        except HoldfastError as error:
+            if isinstance(error, RpcError):
+                raise
+            raise RpcError(INTERNAL_ERROR, error.message, {"code": error.code}) from error
+
+    # The connection
+
+    def _initialize(self, params: Params) -> dict[str, Any]:
+        from importlib.metadata import version
+
+        said = params.get("clientCapabilities")
+        client = self._client = client_of(said if isinstance(said, dict) else {}, self._signal)
+        sessions: dict[str, Any] = {"list": {}, "resume": {}, "close": {}, "delete": {}}
+        capabilities: dict[str, Any] = {
+            "loadSession": True,
+            "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
+            "mcpCapabilities": {"http": False, "sse": False},
+            "sessionCapabilities": sessions,
+        }
+        if client.signal == "update":
+            sessions["turnComplete"] = {}
+        elif client.signal == "extension":
+            capabilities["_meta"] = {SIGNAL: {}}
+        return {
+            "protocolVersion": VERSION,
+            "agentCapabilities": capabilities,
+            "agentInfo": {"name": "holdfast", "title": "holdfast", "version": version("holdfast")},
+            "authMethods": [],
+        }
+
+    async def _authenticate(self, params: Params) -> dict[str, Any]:
+        return {}
+
+    # Sessions
+
+    def _named(self, params: Params) -> Session:
+        session = self._sessions.get(string(params, "sessionId"))
+        if session is None:
+            why = f"session `{params['sessionId']}` is not open; `session/load` or `session/resume` opens it"
+            raise RpcError(RESOURCE_NOT_FOUND, why)
+        return session
+
+    def _converse(self, id: str) -> "Conversation":
+        if id not in self._conversations:
+            self._conversations[id] = self._runtime.conversation(id, model=self._model)
+        return self._conversations[id]
+
+    def _open(self, conversation: "Conversation", title: str | None) -> Session:
+        assert self._peer is not None and self._client is not None
+        session = Session(self._peer, self._client, conversation, mode=self._mode, title=title)
+        self._sessions[session.id] = session
+        return session
+
+    async def _new(self, params: Params) -> dict[str, Any]:
+        cwd = directory(params)
+        conversation = self._converse(f"s-{secrets.token_hex(16)}")
+        await conversation.open()
+        await conversation.describe(cwd=cwd)
+        session = self._open(conversation, None)
+        self._persons.came(session)
+        return {"sessionId": session.id, "modes": session.modes()}
+
+    async def _load(self, params: Params) -> dict[str, Any]:
+        return await self._open_again(params, show=True)
+
+    async def _resume(self, params: Params) -> dict[str, Any]:
+        return await self._open_again(params, show=False)
+
+    async def _open_again(self, params: Params, *, show: bool) -> dict[str, Any]:
+        cwd, id = directory(params), string(params, "sessionId")
+        row = await self._known(id)
+        here = self._sessions.get(id)
+        if here is not None and here.busy:
+            raise RpcError(INVALID_REQUEST, f"Invalid request: a turn of session `{id}` is running")
+        await self._leave(id)
+        conversation = self._converse(id)
+        await conversation.open()
+        await conversation.describe(cwd=cwd)
+        assert self._peer is not None
+        before = await shown_again(conversation, self._peer if show else None)
+        title = row.metadata.get("title")
+        session = self._open(conversation, title if isinstance(title, str) else None)
+        session.goes_on(before, known=show)
+        self._persons.came(session)
+        return {"modes": session.modes()}
+
+    async def _known(self, id: str) -> ConversationRow:
+        await self._runtime.open()
+        row = await self._runtime.registry.store.conversation(id)
+        if row is None:
+            raise RpcError(RESOURCE_NOT_FOUND, f"there is no session `{id}`; `session/list` lists those there are")
+        return row
+
+    async def _close(self, params: Params) -> dict[str, Any]:
+        await self._leave(self._named(params).id)
+        return {}
+
+    async def _leave(self, id: str) -> None:
+        session = self._sessions.get(id)
+        if session is not None:
+            await session.close()
+            self._persons.went(session)
+            if self._sessions.get(id) is session:
+                del self._sessions[id]
+
+    async def _delete(self, params: Params) -> dict[str, Any]:
+        id = string(params, "sessionId")
+        await self._leave(id)
+        self._conversations.pop(id, None)
+        await self._runtime.registry.write((Forgotten(id),))
+        return {}
+
+    async def _list(self, params: Params) -> dict[str, Any]:
+        wanted = {"cwd": normal(params["cwd"])} if isinstance(params.get("cwd"), str) else None
+        before = cursor_of(params.get("cursor"))
+        await self._runtime.open()
+        rows = await self._runtime.registry.store.conversations(metadata=wanted, before=before, limit=_PAGE)
+        page: dict[str, Any] = {"sessions": [listed(row) for row in rows if is_session(row)]}
+        if len(rows) == _PAGE:
+            page["nextCursor"] = next_cursor(rows[-1])
+        return page
+
+    def _set_mode(self, params: Params) -> dict[str, Any]:
+        session, mode = self._named(params), string(params, "modeId")
+        if mode not in [each["id"] for each in MODES]:
+            raise wrong(f"there is no mode `{mode}`; there are ask and unattended")
+        session.mode = mode  # type: ignore[assignment]
+        session.update(current_mode(mode))
+        return {}
+
+    def _prompt(self, params: Params, id: Id) -> None:
+        assert self._peer is not None
+        session, content = self._named(params), prompt_content(params.get("prompt"))
+        if session.busy:
+            why = "a turn of this session is running; wait for its end, or cancel it by `session/cancel`"
+            raise RpcError(INVALID_REQUEST, f"Invalid request: {why}")
+        session.begin(id)
+        self._prompts[id] = session
+        self._peer.answer(id, self._turn(session, id, params["prompt"], content))
+
+    async def _turn(self, session: Session, id: Id, blocks: Sequence[Any], content: Any) -> Any:
+        try:
+            return await session.run(id, blocks, content)
+        finally:
+            del self._prompts[id]

@@ -1,0 +1,48 @@
+"""What a check is, and how it says that an agent is wrong or that it cannot tell."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from holdfast.acp.check.probe import Entry
+
+if TYPE_CHECKING:
+    from holdfast.acp.check.scenes import Scenes
+
+Examine: TypeAlias = Callable[["Scenes"], Awaitable[None]]
+
+
+class Check(msgspec.Struct, frozen=True):
+    """A check: its name, its topic, what it says of an agent that passes, and the function that looks."""
+
+    name: str
+    topic: str
+    says: str
+    examine: Examine
+
+
+CHECKS: list[Check] = []
+"""All of them, in the order they are run."""
+
+
+def check(name: str, says: str) -> Callable[[Examine], Examine]:
+    """Make a function a check. Its topic is the name of its module."""
+
+    def add(examine: Examine) -> Examine:
+        CHECKS.append(Check(name, examine.__module__.rpartition(".")[2], says, examine))
+        return examine
+
+    return add
+
+
+class Failed(Exception):
+    """The agent is wrong; the messages show where."""
+
+    def __init__(self, why: str, messages: Sequence[Entry | None] = ()) -> None:
+        super().__init__(why)
+        self.messages = tuple(entry for entry in messages if entry is not None)
+
+
+class Skipped(Exception):
+    """The check does not apply to this agent, or cannot tell."""

@@ -1,0 +1,244 @@
+"""One session of our agent: a conversation, its turns one at a time, and everything its client is told of it (X1, X2).
+
+Updates leave in the order in which things happen. What a prompt's turn has to tell is told before its end is, and its
+end before the prompt is answered, also where that answer is an error. What happens between turns is told at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from holdfast.acp import updates
+from holdfast.acp.calls import Calls, Shown
+from holdfast.acp.content import title_of
+from holdfast.acp.permissions import decided, elsewhere, filled_in, form, permission
+from holdfast.acp.replay import SHOWN_LINE, Replayed
+from holdfast.acp.terminals import Terminals
+from holdfast.acp.wire import INTERNAL_ERROR, ConnectionLost, Id, Peer, RpcError
+from holdfast.agent.events import (
+    Answered,
+    Called,
+    Compacted,
+    Event,
+    Restarted,
+    Retrying,
+    Text,
+    Thought,
+    TurnStarted,
+    Used,
+)
+from holdfast.errors import HoldfastError
+from holdfast.store.base import Said as Line
+from holdfast.turn.prompts import AskQuestion, Cancelled, Decision, Prompt, RunTool, Said
+
+if TYPE_CHECKING:
+    from holdfast.agent.conversation import Conversation
+
+_log = logging.getLogger("holdfast.acp")
+
+Mode = Literal["ask", "unattended"]
+MODES = [
+    {"id": "ask", "name": "Ask", "description": "You are asked before tools run whose settings say so."},
+    {"id": "unattended", "name": "Unattended", "description": "Tools run without asking."},
+]
+Signal = Literal["extension", "update", "off"]
+"""How the end of a turn is told (X2)."""
+
+
+class Client(msgspec.Struct, frozen=True):
+    """What the client can do, as it said when it connected."""
+
+    terminals: bool = False
+    forms: bool = False
+    signal: Signal = "extension"
+
+
+class Session:
+    """One session that is open."""
+
+    def __init__(
+        self, peer: Peer, client: Client, conversation: "Conversation", *, mode: Mode, title: str | None
+    ) -> None:
+        self.conversation = conversation
+        self.id = conversation.id
+        self.mode: Mode = mode
+        self.prompt: Id = None
+        """The request of the prompt whose turn runs."""
+        self._peer = peer
+        self._client = client
+        self._title = title
+        self._busy = False
+        self._cancelled = False
+        self._turn = ""
+        self._used: list[str] = []
+        self._open: list[Any] = []
+        """Calls of an interrupted turn that the client knows."""
+        self._over: asyncio.Event = asyncio.Event()
+        self._over.set()
+        runtime = conversation.runtime
+        self._terminals = Terminals(peer, self.id, runtime.registry.store, has_terminals=client.terminals)
+        self.calls = Calls(runtime, self.id, self.update, self._terminals, self._record)
+
+    def update(self, update: updates.Update) -> None:
+        """Tell the client something."""
+        if not self._busy:
+            update = {**update, "_meta": updates.BACKGROUND}
+        self._peer.notify("session/update", {"sessionId": self.id, "update": update})
+
+    def modes(self) -> dict[str, Any]:
+        """The modes there are, and the one it is in."""
+        return {"currentModeId": self.mode, "availableModes": MODES}
+
+    def goes_on(self, before: Replayed, *, known: bool) -> None:
+        """It was open before; with `known`, the client has just been shown what was said then."""
+        registry = self.conversation.runtime.registry
+        self._used, self._open = before.used, before.open if known else []
+        for id, call, record in before.live:
+            self.calls.found(id, call, registry.adopt(record), known=known)
+
+    # A turn
+
+    @property
+    def busy(self) -> bool:
+        return self._busy
+
+    def begin(self, request: Id) -> None:
+        """From now on until `run` has returned, this prompt's turn runs."""
+        self.prompt, self._busy, self._cancelled = request, True, False
+        self._over.clear()
+
+    async def run(self, request: Id, blocks: Sequence[Any], content: Any) -> dict[str, str]:
+        """A whole turn; what it returns or raises answers the prompt."""
+        stop, error = "error", None
+        try:
+            await self._name(blocks)
+            if self._cancelled:
+                stop = "cancelled"
+            else:
+                answer = await self.conversation.prompt(content, listener=self._heard)
+                stop, error = answer.stop_reason, answer.error
+        except HoldfastError as failed:
+            error = failed.message
+        except Exception as failed:
+            _log.exception("a turn of session %s failed", self.id)
+            error = f"{type(failed).__name__}: {failed}"
+        finally:
+            self.calls.settle()
+            await self._complete(str(request), stop)
+            self.prompt, self._busy = None, False
+            self._over.set()
+        if stop == "error":
+            raise RpcError(INTERNAL_ERROR, error or "the turn has failed")
+        return {"stopReason": stop}
+
+    def cancel(self) -> None:
+        """End the turn that runs, if one does."""
+        if self._busy:
+            self._cancelled = True
+            self.conversation.cancel()
+
+    async def close(self) -> None:
+        """End the turn that runs, and tell nothing more. Handles that were kept go on."""
+        self.cancel()
+        await self._over.wait()
+        self.calls.close()
+
+    async def _name(self, blocks: Sequence[Any]) -> None:
+        """A session is called after what was said in it first."""
+        if self._title is None:
+            self._title = title_of(blocks)
+            await self.conversation.describe(title=self._title)
+            self.update(updates.session_info(self._title, self.conversation.runtime.registry.clock.now()))
+
+    async def _complete(self, request: str, stop: str) -> None:
+        """Say that the turn is over (X2). That is in the store first."""
+        told = {"promptRequestId": request, "stopReason": stop}
+        await self._write({"turnComplete": told})
+        if self._client.signal == "extension":
+            self._peer.notify("_holdfast/turn_complete", {"sessionId": self.id, **told})
+        elif self._client.signal == "update":
+            self.update(updates.turn_complete(request, stop))
+
+    def _record(self, id: str, content: dict[str, Any]) -> None:
+        registry = self.conversation.runtime.registry
+        registry.run_soon(self._write({"toolCallId": id, "content": content}))
+
+    async def _write(self, shown: dict[str, Any]) -> None:
+        registry = self.conversation.runtime.registry
+        if not self._turn or registry.closing:
+            return
+        line = (SHOWN_LINE, msgspec.json.encode(shown))
+        with contextlib.suppress(HoldfastError):  # the store cannot write just now: it is shown all the same
+            await registry.write((Line(self.id, self._turn, registry.clock.now(), (line,)),), keep=False)
+
+    def _heard(self, event: Event) -> None:
+        match event:
+            case TurnStarted(turn, resumed):
+                self._turn = turn
+                self.calls.begin(turn, self._used if resumed else ())
+            case Text(text):
+                self.update(updates.message(text))
+            case Thought(text):
+                self.update(updates.thought(text))
+            case Called(calls) if self._open:
+                self.calls.taken_up(self._open)
+                self._open = []
+            case Called(calls):
+                self.calls.called(calls)
+            case Answered(responses):
+                self.calls.answered(responses)
+            case Restarted():
+                self.update(updates.message("\n\n[The answer broke off. It is asked for again.]\n\n"))
+            case Retrying(_, delay, why):
+                self.update(updates.thought(f"[The model is asked again in {delay:.0f} s: {why}]\n"))
+            case Compacted():
+                self.update(updates.thought("[What was said before has been summarised to make room.]\n"))
+            case Used(usage) if usage.context_window is not None:
+                before, cost = self.conversation.usage.cost, usage.cost
+                total = cost if before is None or cost is None else before + cost
+                self.update(updates.usage(usage.context_tokens, usage.context_window, total))
+
+    # The person
+
+    async def ask(self, prompt: Prompt) -> Decision:
+        """Ask the person at the client. Cancelling this takes the question back."""
+        shown = self.calls.asked_about(prompt)
+        asked = permission(prompt, shown.title)
+        if asked is None:
+            assert isinstance(prompt, AskQuestion), "all others are choices"
+            return await self._ask_text(prompt, shown)
+        call = {"toolCallId": shown.id, "kind": shown.kind, **asked.fields}
+        params = {"sessionId": self.id, "toolCall": call, "options": asked.options}
+        said = await self._request("session/request_permission", params)
+        if not isinstance(prompt, RunTool):
+            self.calls.titled(shown)
+        return said if isinstance(said, Cancelled) else decided(asked, said)
+
+    async def _ask_text(self, prompt: AskQuestion, shown: Shown) -> Decision:
+        question, handle = prompt.question, shown.handle
+        if self._client.forms and not question.secret:
+            params = {"sessionId": self.id, "toolCallId": shown.id, **form(question, prompt.problem)}
+            said = await self._request("elicitation/create", params)
+            return said if isinstance(said, Cancelled) else filled_in(question, said)
+        runtime = self.conversation.runtime
+        path = getattr(runtime.registry.store, "path", None)
+        note = elsewhere(question, "" if handle is None else handle.uid, None if path is None else f"sqlite:///{path}")
+        self.calls.noted(shown, note)
+        if handle is not None and handle.stateful and path is not None:
+            await asyncio.get_running_loop().create_future()  # until somebody answers, and this is taken back
+        if runtime.permission.detached == "defaults" and question.default is not None and not question.secret:
+            return Said(question.default)
+        return Cancelled(note)
+
+    async def _request(self, method: str, params: dict[str, Any]) -> Any:
+        """What the client answers; `Cancelled` if it cannot."""
+        try:
+            return await self._peer.request(method, params)
+        except RpcError as error:
+            return Cancelled(f"the client could not ask: {error.message}")
+        except ConnectionLost:  # nobody has said anything: it stays open for the next process (R6)
+            return await asyncio.get_running_loop().create_future()

@@ -1,0 +1,103 @@
+"""Agents of other programs as sub-agents (G2): whatever speaks ACP, started for one run and ended with it.
+
+What it says is the handle's output, `apply` sends a further prompt, and what it wants permitted is asked of the user by
+a question of the handle, which only a person may answer.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from holdfast.acp.asking import Permission
+from holdfast.acp.client import connect
+from holdfast.acp.rpc import ConnectionLost, RpcError
+from holdfast.acp.session import Session
+from holdfast.agent.subagents import QUESTION
+from holdfast.config.model import AgentSettings
+from holdfast.errors import HoldfastError, ToolError
+from holdfast.handles.question import Question
+from holdfast.tools.call import Call
+from holdfast.tools.guard import Guard
+
+
+async def run_program(
+    id: str, settings: AgentSettings, root: Path, guard: Guard, call: Call, prompt: str
+) -> dict[str, Any]:
+    """One run: prompts until nothing more was said. Raises `ToolError`."""
+    assert settings.command is not None
+    cwd = _directory(root, settings.cwd)
+    guard.ensure()
+    run = _Run(call)
+    try:
+        async with connect(
+            settings.command,
+            cwd=cwd,
+            env={**settings.env, **guard.environ(call.uid)},
+            on_permission=run.permit,
+        ) as agent:
+            session = await agent.new_session(cwd)
+            stop = await run.converse(session, prompt)
+    except (ConnectionLost, RpcError, HoldfastError) as error:
+        if isinstance(error, ToolError):
+            raise
+        raise ToolError(f"Agent `{id}` failed: {error}", code="model_failed") from error
+    if stop in ("refusal", "max_turn_requests", "cancelled"):
+        raise ToolError(f"Agent `{id}` did not finish: {stop}. It had said: {run.said}", code="model_failed")
+    return {"response": run.said, "finishReason": "length" if stop == "max_tokens" else "stop"}
+
+
+def _directory(root: Path, cwd: str) -> Path:
+    return root / Path(cwd).expanduser()
+
+
+class _Run:
+    """What one run has said and is asked."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._line = True
+        self.said = ""
+        """In its newest turn, since its last tool call."""
+
+    async def converse(self, session: Session, prompt: str) -> str:
+        """Prompt, and prompt again with whatever `apply` has sent meanwhile; why the last turn ended."""
+        said = [prompt]
+        while True:
+            self.said = ""
+            turn = session.prompt("\n\n".join(said), on_update=self._updated)
+            try:
+                result = await turn
+                await turn.drained()
+            except asyncio.CancelledError:
+                turn.cancel()
+                raise
+            said = [each if isinstance(each, str) else str(each) for each in self._call.received()]
+            if not said or result.stop_reason != "end_turn":
+                return result.stop_reason
+
+    def _updated(self, update: dict[str, Any]) -> None:
+        match update:
+            case {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": str(text)}}:
+                self.said += text
+                self._emit(text)
+            case {"sessionUpdate": "tool_call", "title": title}:
+                self.said = ""
+                self._emit(f"{'' if self._line else chr(10)}→ {title!s:.200}\n")
+            case {"sessionUpdate": "plan", "entries": [*entries]}:
+                done = sum(1 for each in entries if isinstance(each, dict) and each.get("status") == "completed")
+                self._call.progress(done, len(entries))
+
+    def _emit(self, text: str) -> None:
+        self._call.emit(text)
+        self._line = text.endswith("\n")
+
+    async def permit(self, permission: Permission) -> str | None:
+        """Ask the user. Where nobody is there, it is rejected."""
+        names = {str(option.get("name") or option["optionId"]): option["optionId"] for option in permission.options}
+        title = permission.tool_call.get("title") or permission.tool_call.get("toolCallId") or "a tool call"
+        question = Question(id=QUESTION, text=f"May it run: {title}?", answer_type={"Select": {"options": list(names)}})
+        try:
+            chosen = await self._call.ask(question)
+        except ToolError:
+            return permission.option("reject_once", "reject_always")
+        return str(names[chosen])

@@ -1,0 +1,54 @@
+"""Which tools a runtime has: those it was given, those of its configuration, and what comes with holdfast."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from holdfast.errors import ConfigError
+from holdfast.tools.base import Tool
+from holdfast.tools.builtin import builtin_tools
+from holdfast.tools.guard import Guard
+from holdfast.tools.toolbox import Toolbox
+from holdfast.tools.waiting.agents import Agents
+
+if TYPE_CHECKING:
+    from holdfast.config import Config
+    from holdfast.runtime import Runtime
+    from holdfast.tools.remote.server import McpServer
+
+
+def assemble(
+    runtime: "Runtime",
+    tools: Iterable[Tool],
+    config: "Config | None",
+    servers: "Sequence[McpServer]",
+    waiting: Sequence[Tool],
+    *,
+    guard: Guard,
+    agents: Agents,
+    person: bool,
+) -> Toolbox:
+    """The toolbox. `waiting` are the wait tools; `person`: somebody is there to be asked. Raises `ConfigError`."""
+    chosen = [_checked(tool, guard) for tool in tools]
+    if config is not None:
+        from holdfast.config import build_tools, configure_builtin
+
+        chosen += build_tools(config, guard)
+        if config.agents:
+            from holdfast.agent.subagents import agent_tools
+
+            chosen += agent_tools(runtime, config, agents, guard)
+        waiting = [configure_builtin(tool, config) for tool in waiting]
+    known = [*chosen, *(server.like for server in servers)]
+    builtins = builtin_tools(known, runtime.replies.waited, waiting, now=lambda: runtime.toolbox, person=person)
+    if config is None:
+        return Toolbox([*chosen, *builtins])
+    builtins = [configure_builtin(tool, config) for tool in builtins]
+    return Toolbox([*chosen, *builtins], max_running=config.runtime.max_running)
+
+
+def _checked(tool: object, guard: Guard) -> Tool:
+    if not isinstance(tool, Tool):
+        raise ConfigError([f"{tool!r:.80} is not a tool; make one of a function with @holdfast.tool"])
+    guarded = getattr(tool.runtime, "guarded", None)  # SupportsGuard
+    return tool if guarded is None else replace(tool, runtime=guarded(guard))

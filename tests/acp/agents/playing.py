@@ -1,0 +1,114 @@
+"""A model that plays what the user asks for, and tools for it: what `holdfast acp` is started with in tests.
+
+A prompt is a list of steps as JSON; the model's first response is the first of them, and so on; then it says "done". So
+it goes on where it was also in another process.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserPromptPart
+from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
+
+import holdfast
+
+
+def _steps(messages: list[ModelMessage]) -> tuple[list[dict[str, Any]], int]:
+    """What the user has asked for last, and how much of it was played."""
+    for at in range(len(messages) - 1, -1, -1):
+        message = messages[at]
+        parts = message.parts if isinstance(message, ModelRequest) else []
+        for part in reversed(parts):
+            said = part.content if isinstance(part, UserPromptPart) else None
+            first = said if isinstance(said, str) else next((s for s in said or () if isinstance(s, str)), "")
+            if first.startswith("[{"):
+                return json.loads(first), sum(isinstance(each, ModelResponse) for each in messages[at:])
+    return [], 0
+
+
+async def _play(
+    messages: list[ModelMessage], info: AgentInfo
+) -> AsyncIterator[str | dict[int, DeltaThinkingPart] | dict[int, DeltaToolCall]]:
+    steps, played = _steps(messages)
+    step = steps[played] if played < len(steps) else {"text": ["done"]}
+    if "fail" in step:
+        raise RuntimeError(step["fail"])
+    if "think" in step:
+        yield {0: DeltaThinkingPart(content=step["think"])}
+    for piece in step.get("text", ()):
+        yield piece
+    if step.get("hang"):
+        await asyncio.Event().wait()
+    for at, (id, name, arguments) in enumerate(step.get("calls", ()), 1):
+        yield {at: DeltaToolCall(name=name, json_args=json.dumps(arguments), tool_call_id=id)}
+
+
+def model() -> FunctionModel:
+    return FunctionModel(stream_function=_play)
+
+
+@holdfast.tool(hints={"readOnlyHint": True})
+async def look(path: Path, line: int = 0) -> str:
+    """Look at a file."""
+    return f"looked at {path}"
+
+
+@holdfast.tool(hints={"kind": "edit"})
+async def change(call: holdfast.Call, path: Path, new: str) -> str:
+    """Change a file."""
+    call.show(holdfast.Diff(str(path), "old", new))
+    return "changed"
+
+
+@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"), on_turn_end="keep")
+async def job(call: holdfast.Call) -> str:
+    """Works until it is told to finish."""
+    call.emit("working\n")
+    while (said := await call.input()) != "finish":
+        call.emit(f"heard {said}\n")
+    return "the job is finished"
+
+
+@holdfast.tool(actions=("spawn", "fetch", "abort"), on_turn_end="keep")
+async def waits(call: holdfast.Call, file: str) -> str:
+    """Works until a file is there."""
+    call.emit("waiting\n")
+    while not Path(file).exists():
+        await asyncio.sleep(0.01)
+    return "it is there"
+
+
+@holdfast.tool
+async def floods(call: holdfast.Call, lines: int) -> str:
+    """Prints much."""
+    for number in range(lines):
+        call.emit(f"line {number}\n")
+        if number % 50 == 0:
+            await asyncio.sleep(0.001)
+    return "printed"
+
+
+@holdfast.tool
+async def asks(call: holdfast.Call, kind: str) -> str:
+    """Asks something."""
+    types: dict[str, Any] = {"boolean": "Boolean", "text": "Text", "select": {"Select": {"options": ["red", "blue"]}}}
+    secret = kind == "secret"
+    question = holdfast.Question(id="q", text="Which?", answer_type=types.get(kind, "Text"), secret=secret)
+    return f"answered {await call.ask(question)!r}"
+
+
+@holdfast.tool
+async def hangs(call: holdfast.Call) -> str:
+    """Never ends by itself."""
+    call.emit("hanging\n")
+    await asyncio.Event().wait()
+    return ""
+
+
+@holdfast.tool
+def fails() -> str:
+    """Fails."""
+    raise holdfast.ToolError("it broke")

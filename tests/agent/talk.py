@@ -1,0 +1,84 @@
+"""A conversation with a script, and everything that its listener hears: the words of the tests of the agent."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.agent.scripted import Script
+
+from holdfast import Runtime, Tool
+from holdfast.agent.conversation import Conversation
+from holdfast.agent.events import Answer, Event, Listener, Text
+from holdfast.testing import VirtualClock
+
+E = TypeVar("E")
+
+
+class Talk:
+    """One conversation."""
+
+    def __init__(self, runtime: Runtime, conversation: Conversation) -> None:
+        self.rt = runtime
+        self.conversation = conversation
+        self.events: list[Event] = []
+
+    async def prompt(self, text: str = "Go.", *, then: Listener | None = None) -> Answer:
+        return await self.conversation.prompt(text, listener=self._hearing(then))
+
+    async def resume(self, *, then: Listener | None = None) -> Answer:
+        return await self.conversation.resume(listener=self._hearing(then))
+
+    def _hearing(self, then: Listener | None) -> Listener:
+        def hear(event: Event) -> None:
+            self.events.append(event)
+            if then is not None:
+                then(event)
+
+        return hear
+
+    def heard(self, kind: type[E]) -> list[E]:
+        """The events of a kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def shown(self) -> str:
+        return "".join(event.text for event in self.heard(Text))
+
+    async def kinds(self) -> list[str]:
+        """The kinds of the lines that are stored."""
+        return [line.kind for line in await self.conversation.lines()]
+
+
+@asynccontextmanager
+async def talking(
+    script: Script,
+    *tools: Tool,
+    clock: VirtualClock | None = None,
+    config: str | Path | None = None,
+    store: str | None = None,
+    id: str | None = "main",
+    **more: Any,
+) -> AsyncIterator[Talk]:
+    """A runtime and a conversation of it. At its end the script was sent nothing that a provider would refuse."""
+    async with Runtime(tools, clock=clock, config=config, store=store, **more) as rt:
+        yield Talk(rt, rt.conversation(id, model=script.model))
+    assert script.invalid == []
+
+
+async def until(found: Any) -> None:
+    """Until that is so. The loop's other work goes on; nothing is measured."""
+    while not found():
+        await asyncio.sleep(0.001)
+
+
+def written(directory: Path, text: str) -> Path:
+    """A configuration."""
+    file = directory / "holdfast.toml"
+    file.write_text(text)
+    return file
+
+
+def kinds(events: Sequence[Event]) -> list[str]:
+    return [type(event).__name__ for event in events]

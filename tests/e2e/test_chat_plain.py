@@ -1,0 +1,198 @@
+"""`holdfast chat` without a terminal: lines in, text or events out; and what it says when it cannot talk (G1, L3)."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.e2e.chats import Chats
+from tests.e2e.driver import PATIENCE, until
+
+from holdfast.agent.events import Event, Interjected, Text, TurnFinished, TurnStarted
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Chats:
+    return Chats(tmp_path)
+
+
+def conversation_of(err: str) -> str:
+    line = next(line for line in err.splitlines() if line.startswith("Go on with: holdfast chat --conversation "))
+    return line.split()[-1]
+
+
+def test_G1_each_line_is_a_prompt_and_answers_are_all_that_is_printed(chats: Chats) -> None:
+    chats.script(
+        {"thought": "Hm.", "text": ["One"], "calls": [["nasty", {}]]}, {"text": ["Two\n"]}, {"text": ["Three"]}
+    )
+    said = chats.chat(stdin="first\n\n  second  \n")
+    assert (said.code, said.out) == (0, "One\nTwo\nThree\n")
+    assert [line for line in said.err.splitlines() if line.startswith("✓ nasty") and line.endswith("  behaved")]
+    assert said.err.count(" tokens in") == 2
+    assert "Hm." not in said.err
+
+
+def test_G1_a_conversation_goes_on(chats: Chats) -> None:
+    chats.script({"text": ["Hello."]}, {"text": ["Hello again."]})
+    id = conversation_of(chats.chat("I am Ada").err)
+    said = chats.chat("who am I?", "--conversation", id)
+    assert said.out == "Hello again.\n"
+    assert "I am Ada" in chats.given
+
+
+def test_the_command_that_goes_on_names_what_was_named(chats: Chats) -> None:
+    (chats.directory / "my config.toml").write_text((chats.directory / "holdfast.toml").read_text())
+    said = chats.chat("hi", "--config", "my config.toml", "--store", "sqlite:///other.db")
+    assert " --config 'my config.toml' --store sqlite:///other.db\n" in said.err
+
+
+def test_L3_json_prints_what_happens(chats: Chats) -> None:
+    chats.script({"text": ["a\u202e\x9bb"], "calls": [["nasty", {}]]}, {"text": ["c"]})
+    said = chats.chat("--json", stdin="go\n")
+    assert said.out.isascii()
+    events = [msgspec.json.decode(line, type=Event) for line in said.out.splitlines()]
+    assert [type(event).__name__ for event in events] == [
+        "TurnStarted", "Text", "Used", "Called", "Answered", "Text", "Used", "TurnFinished"
+    ]  # fmt: skip
+    assert events[1] == Text("a\u202e\x9bb")
+    assert isinstance(events[-1], TurnFinished)
+    assert events[-1].answer.text == "c"
+
+
+def test_L3_the_exit_code_is_that_of_the_last_turn(chats: Chats) -> None:
+    chats.script({"text": ["Fine."]}, {"fail": "no more money"})
+    said = chats.chat(stdin="a\nb\n")
+    assert (said.code, said.out) == (1, "Fine.\n")
+    assert [line for line in said.err.splitlines() if line.startswith("Error: ") and "no more money" in line]
+    assert chats.chat(stdin="a\n").code == 0
+
+
+def test_P2_without_a_terminal_nobody_is_asked(chats: Chats) -> None:
+    chats.script({"calls": [["deploy", {"env": "prod"}]]}, {"text": ["No."]})
+    said = chats.chat("deploy it")
+    assert said.out == "No.\n"
+    assert "✗ deploy" in said.err
+    assert "deployed to" not in chats.given
+
+
+def test_B7_a_signal_cancels_the_turn_and_ends_the_chat(chats: Chats) -> None:
+    chats.script({"calls": [["gate", {}]]}, {"text": ["Not to be said."]})
+    process = chats.start("--conversation", "main")
+    try:
+        assert process.stdin is not None
+        process.stdin.write("wait\nand then\n")
+        process.stdin.flush()
+        until(lambda: (chats.directory / "started").exists())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+        out, err = process.communicate()
+        assert out == ""
+        assert "Cancelled." in err
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_signal_at_an_input_that_says_nothing_ends_the_chat(chats: Chats) -> None:
+    process = chats.start("--conversation", "main", "--json")
+    try:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write("hello\n")
+        process.stdin.flush()
+        while b"TurnFinished" not in process.stdout.readline().encode():
+            pass
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 143
+        assert "Traceback" not in process.communicate()[1]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_reader_who_goes_away_ends_it(chats: Chats) -> None:
+    chats.script({"text": ["a\n", "b\n"], "until": "go"})
+    process = chats.start("hi")
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "a\n"
+        process.stdout.close()
+        chats.touch("go")
+        process.stdout = None
+        assert "Traceback" not in process.communicate(timeout=PATIENCE)[1]
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("stdin", ["", "one more thing\n"])
+def test_B9_a_turn_that_was_killed_goes_on_first(chats: Chats, stdin: str) -> None:
+    chats.script({"text": ["Let me see."], "calls": [["gate", {}]]}, {"text": ["It is open."]}, {"text": ["More."]})
+    process = chats.start("look", "--conversation", "main")
+    try:
+        until(lambda: (chats.directory / "started").exists())
+        process.kill()
+        process.communicate()
+    finally:
+        process.kill()
+        process.wait()
+    chats.touch("open")
+    said = chats.chat("--conversation", "main", "--json", stdin=stdin)
+    events = [msgspec.json.decode(line, type=Event) for line in said.out.splitlines()]
+    assert isinstance(events[0], TurnStarted) and events[0].resumed
+    assert "The last turn was interrupted; it goes on." in said.err
+    answers = [event.answer.text for event in events if isinstance(event, TurnFinished)]
+    assert answers == (["It is open.", "More."] if stdin else ["It is open."])
+    assert not [event for event in events if isinstance(event, Interjected)]
+
+
+# When it cannot talk
+
+
+def refused(chats: Chats, *arguments: str) -> str:
+    """What it says, in one line."""
+    said = chats.chat("hi", *arguments)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("Error: ") and said.err.count("\n") == 1, said.err
+    return said.err
+
+
+def test_without_a_model_it_says_how_to_name_one(chats: Chats) -> None:
+    (chats.directory / "holdfast.toml").write_text("")
+    assert "[conversation.assistant]" in refused(chats)
+    (chats.directory / "holdfast.toml").unlink()
+    assert "--model" in refused(chats)
+
+
+@pytest.mark.parametrize("model", ["nobody:nothing", "python:tests.e2e.chat_model:nothing", "python:nowhere:model"])
+def test_an_unknown_model_is_named(chats: Chats, model: str) -> None:
+    assert f"model `{model}` cannot be" in refused(chats, "--model", model)
+
+
+def test_K5_a_key_that_is_missing_is_named(chats: Chats) -> None:
+    chats.environment = {key: value for key, value in chats.environment.items() if not key.endswith("_API_KEY")}
+    assert "OPENAI_API_KEY" in refused(chats, "--model", "openai:gpt-5")
+
+
+def test_without_pydantic_ai_it_says_what_to_install(chats: Chats) -> None:
+    program = "import sys; sys.modules['pydantic_ai'] = None; from holdfast.cli import main; main(['chat', 'hi'])"
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=chats.directory, env=chats.environment, capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert ran.returncode == 2
+    assert "pip install 'holdfast[agent]'" in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
+def test_a_conversation_that_somebody_else_talks_in_is_refused(chats: Chats) -> None:
+    chats.script({"calls": [["gate", {}]]})
+    process = chats.start("look", "--conversation", "main")
+    try:
+        until(lambda: (chats.directory / "started").exists())
+        assert "conversation `main` has an open turn" in refused(chats, "--conversation", "main")
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

@@ -1,0 +1,345 @@
+"""`holdfast chat` at a terminal: what a person sees and types (G1, L1)."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e.chats import ChatPane, Chats
+from tests.e2e.driver import until
+from tests.programs import needs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs() -> None:
+    needs("tmux", "bash")
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Chats:
+    return Chats(tmp_path)
+
+
+@pytest.fixture
+def pane(chats: Chats) -> Iterator[ChatPane]:
+    with chats.pane() as pane:
+        yield pane
+
+
+# What is said
+
+
+def test_G1_the_answer_is_shown_while_it_streams(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"thought": "Hm.", "text": ["Hello wor", "ld.\nMore."], "until": "go"})
+    pane.chat()
+    pane.type("good day")
+    pane.until("Hello wor\n  working")
+    assert pane.last == ">"
+    chats.touch("go")
+    pane.until("1 request · ")
+    until(lambda: len(pane.lines) == 8, what=lambda: pane.screen)
+    assert pane.lines[2:] == ["> good day", "Hm.", "Hello world.", "More.", pane.lines[6], ">"]
+    assert "good day" in chats.given
+
+
+def test_G1_a_tool_has_one_line_that_lives_and_one_that_stays(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"text": ["Let me see."], "calls": [["gate", {}]]}, {"text": ["So it is."]})
+    pane.chat()
+    pane.type("is it open?")
+    pane.until("● gate  ")
+    pane.until("the gate is shut")
+    pane.until("● gate  2s")  # it is drawn again
+    assert pane.count("gate  ") == 1
+    chats.touch("open")
+    pane.until("So it is.")
+    assert pane.count("gate  ") == 1
+    assert [line for line in pane.rolled if line.startswith("✓ gate  ") and line.endswith("s  open")]
+    assert pane.count("working") == 0
+
+
+def test_K4_nothing_that_models_and_tools_say_reaches_the_terminal_but_text(chats: Chats, pane: ChatPane) -> None:
+    evil = ["I \x1b", "]2;stolen\x07am \x1b[", "2J\x1b[5;5Hgood\u202e.\r\nReally\x9b31m."]
+    chats.script({"text": evil, "calls": [["nasty", {}], ["\x1b[2J", {}]]}, {"text": ["Yes."]})
+    pane.chat()
+    before = pane.title
+    pane.type("be nice")
+    pane.until("Yes.\n")
+    assert pane.title == before
+    assert {"> be nice", "I am good.", "Really.", "Yes."} < set(pane.lines)
+    assert [line for line in pane.lines if line.startswith("✓ nasty  ") and line.endswith("  behaved")]
+
+
+def test_G1_what_scrolls_away_is_there_once_and_whole(chats: Chats) -> None:
+    """Long rows, wide characters and tabs, in small pieces, on a small terminal, with a tool beside it."""
+    text = "\n".join(f"{n}:" + "wörd 漢字\t" * (n % 13) for n in range(60)) + "\nThe end."
+    pieces = [text[at : at + 7] for at in range(0, len(text), 7)]
+    chats.script({"calls": [["kept", {"action": "spawn", "id": "k"}]]}, {"text": pieces})
+    with chats.pane(rows=12, cols=40) as pane:
+        pane.chat()
+        pane.type("go")
+        pane.until("2 requests")
+        pane.until("● k (kept)")
+        rolled = "".join(line.replace(" ", "").replace("\t", "") for line in pane.rolled)
+        assert text.replace(" ", "").replace("\t", "").replace("\n", "") in rolled
+        assert pane.count("● k (kept)") == 1
+        assert pane.count("working") == 0
+
+
+def test_a_terminal_may_change_its_size(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"text": ["Half a sentence ", "and the rest."], "until": "go", "calls": [["gate", {}]]})
+    pane.chat()
+    pane.type("go")
+    pane.until("Half a sentence")
+    for cols in (20, 60, 30, 80):
+        pane.resize(30, cols)
+        pane.until("working")
+    chats.touch("go")
+    pane.until("● gate  ")
+    pane.resize(30, 25)
+    pane.resize(30, 80)
+    chats.touch("open")
+    pane.until("(the script is over)")
+    assert pane.count("and the rest.") == pane.count("✓ gate") == 1
+
+
+# What a person is asked
+
+
+def test_P1_permission_is_asked_for_on_the_same_terminal(chats: Chats, pane: ChatPane) -> None:
+    calls = [["deploy", {"env": env}] for env in ("staging", "prod")]
+    chats.script({"text": ["I deploy."], "calls": calls}, {"text": ["Deployed."]})
+    pane.chat()
+    pane.type("deploy it")
+    pane.until('"staging"')
+    pane.until("Run it?")
+    pane.press("y")
+    pane.until('"prod"')
+    pane.until("Run it? [y/Y/n/N/r/e/?]\n")
+    pane.press("n")
+    pane.until("Deployed.")
+    assert [line for line in pane.lines if line.startswith("✓ deploy env=staging")]
+    assert "deployed to staging" in chats.given
+    assert "deployed to prod" not in chats.given
+    pane.type("thanks")
+    pane.until("> thanks\n(the script is over)")
+
+
+def test_Q8_a_question_of_the_assistant_is_answered(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"calls": [["ask_user", {"question": "Which colour?"}]]}, {"text": ["So be it."]})
+    pane.chat()
+    pane.type("paint it")
+    pane.until("Which colour?")
+    pane.type("green")
+    pane.until("So be it.")
+    assert "green" in chats.given
+
+
+def test_Q5_what_is_said_while_a_prompt_is_open_is_shown_after_it(chats: Chats, pane: ChatPane) -> None:
+    """The gate ends while the person thinks about the other call."""
+    chats.script({"calls": [["gate", {}], ["deploy", {"env": "x"}]]}, {"text": ["Both."]})
+    pane.chat()
+    pane.type("go")
+    pane.until("Run it?")
+    chats.touch("open")
+    pane.press("y")
+    pane.until("Both.")
+    assert pane.count("✓ gate") == pane.count("✓ deploy") == 1
+
+
+# Ctrl-C and other ways out
+
+
+def test_B7_ctrl_c_cancels_the_turn_and_the_chat_goes_on(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"calls": [["gate", {}]]}, {"text": ["Something else."]})
+    pane.chat()
+    pane.type("wait")
+    pane.until("● gate")
+    pane.press("C-c")
+    pane.until("Cancelled.")
+    pane.until("■ gate")
+    pane.type("and now?")
+    pane.until("Something else.")
+    pane.press("C-d")
+    pane.until("Go on with: holdfast chat --conversation c-")
+    pane.left()
+
+
+def test_ctrl_c_stops_a_stream_and_a_second_one_leaves(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"text": ["Once upon ", "a time."], "until": "never"})
+    pane.chat()
+    pane.type("tell me a story")
+    pane.until("Once upon")
+    pane.press("C-c")
+    pane.until("Cancelled.")
+    pane.press("C-c")
+    pane.until("Ctrl-C again, or Ctrl-D, leaves.")
+    pane.press("C-c")
+    pane.left()
+
+
+def test_ctrl_c_twice_leaves_while_something_does_not_end(chats: Chats, pane: ChatPane) -> None:
+    """A tool that ignores its end has two seconds; whoever leaves need not see that."""
+    config = (chats.directory / "holdfast.toml").read_text().replace('"echo $$ >>started;', "\"trap '' TERM; echo;")
+    (chats.directory / "holdfast.toml").write_text(config)
+    chats.script({"calls": [["gate", {}]]})
+    pane.chat()
+    pane.type("wait")
+    pane.until("● gate")
+    pane.press("C-c")
+    pane.press("C-c")
+    pane.left()
+
+
+def test_at_the_input_line_ctrl_c_clears_it_first(chats: Chats, pane: ChatPane) -> None:
+    pane.chat()
+    pane._run("send-keys", "-l", "nonsense")
+    pane.until("> nonsense")
+    pane.press("C-c")
+    pane.until("leaves")
+    assert pane.last == ">"
+    pane.type("sense")
+    pane.until("> sense\n(the script is over)")
+    pane.press("C-c")
+    pane.press("C-c")
+    pane.left()
+
+
+def test_a_signal_ends_it_and_the_terminal_is_as_it_was(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"calls": [["gate", {}]]})
+    pane.chat()
+    pane.type("wait")
+    pane.until("● gate")
+    (process,) = pane.processes()
+    process.send_signal(signal.SIGTERM)
+    pane.left(143)
+
+
+def test_a_prompt_on_the_command_line_is_one_turn(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"text": ["That is all."]}, {"fail": "no more money"})
+    pane.type(f"{pane.command('chat', 'hello')}; echo code $?")
+    pane.until("> hello\nThat is all.\n1 request")
+    pane.left(0)
+    id = next(line for line in pane.lines if line.startswith("Go on with")).split()[-1]
+    pane.type(f"{pane.command('chat', 'again', '--conversation', id)}; echo code $?")
+    pane.until("no more money")
+    pane.left(1)
+
+
+# Lines and commands
+
+
+def test_a_line_that_is_typed_meanwhile_is_said_in_the_turn(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"calls": [["gate", {}]]}, {"text": ["Noted."]})
+    pane.chat()
+    pane.type("wait")
+    pane.until("● gate")
+    pane.type("and hurry up")
+    pane.until("> and hurry up  (with the next request)")
+    chats.touch("open")
+    pane.until("Noted.")
+    assert "hurry up" in chats.given
+    assert pane.count("hurry up") == 1
+    assert pane.lines.index("> and hurry up") < pane.lines.index("Noted.")
+
+
+def test_lines_come_back_with_the_up_key(chats: Chats, pane: ChatPane) -> None:
+    pane.chat()
+    for line in ("first", "second"):
+        pane.type(line)
+        pane.until(f"> {line}\n(the script is over)\n")
+    pane.press("Up")
+    pane.press("Up")
+    until(lambda: pane.last == "> first")
+    pane.press("Down")
+    until(lambda: pane.last == "> second")
+    pane.press("Down")
+    until(lambda: pane.last == ">")
+
+
+def test_N4_news_between_turns_is_shown_above_what_is_being_typed(chats: Chats, pane: ChatPane) -> None:
+    chats.script(
+        {"calls": [["kept", {"action": "spawn", "id": "k"}]]}, {"text": ["It runs."]}, {"text": ["I have heard."]}
+    )
+    pane.chat()
+    pane.type("start it")
+    pane.until("It runs.")
+    pane._run("send-keys", "-l", "half a li")
+    until(lambda: pane.last == "> half a li")
+    assert pane.lines[-2].startswith("● k (kept)")
+    chats.touch("open")
+    pane.until("✓ k (kept)")
+    until(lambda: pane.last == "> half a li")
+    assert pane.lines[-2].startswith("✓ k (kept)") and pane.lines[-2].endswith("wide open")
+    pane.type("ne")
+    pane.until("I have heard.")
+    assert "`k` (kept) stopped." in chats.given
+    assert pane.count("k (kept)") == 1
+
+
+def test_ps_and_abort(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"calls": [["kept", {"action": "spawn", "id": "k"}]]}, {"text": ["It runs."]})
+    pane.chat()
+    pane.type("/ps")
+    pane.until("Nothing runs.")
+    pane.type("start it")
+    pane.until("It runs.")
+    pane.type("/ps")
+    until(lambda: any(line.split()[:3] == ["k", "kept", "running"] for line in pane.lines), what=lambda: pane.screen)
+    pane.type("/abort nobody")
+    pane.until("Error: Handle `nobody` not found")
+    pane.type("/abort k")
+    pane.until("■ k (kept)")
+    pane.until("Aborted by a person.")
+    pane.type("/abort k")
+    pane.until("k has stopped already.")
+    pane.type("/abort")
+    pane.until("write /abort ID")
+    pane.type("/quit")
+    pane.left()
+
+
+def test_attach_takes_over_a_terminal_and_comes_back(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"calls": [["shell", {"action": "spawn", "id": "sh"}]]}, {"text": ["Take it."]}, {"text": ["Well?"]})
+    pane.chat()
+    pane.type("a shell, please")
+    pane.until("Take it.")
+    pane.type("/attach nobody")
+    pane.until("not found")
+    pane.type("/attach sh")
+    pane.until("inner>")
+    pane.until("detaches")
+    pane.type("echo $((6 * 7)) is it")
+    pane.until("42 is it")
+    pane.press("C-]")
+    pane.until("which goes on")
+    pane.until("● sh (shell)")
+    assert pane.last == ">"
+    pane.type("done")
+    pane.until("Well?")
+    pane.type("/quit")
+    pane.left()
+
+
+# Crashes
+
+
+def test_B9_a_chat_that_was_killed_goes_on_in_the_middle_of_its_batch(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"calls": [["gate", {}], ["deploy", {"env": "prod"}]]}, {"text": ["All is well."]})
+    pane.chat("--conversation", "main")
+    pane.type("do both")
+    pane.until("Run it?")
+    (process,) = pane.processes()
+    process.send_signal(signal.SIGKILL)
+    pane.until("code 137")
+    chats.touch("open")
+    pane.type("clear; stty sane")
+    pane.chat("--conversation", "main")
+    pane.until("The last turn was interrupted; it goes on.")
+    pane.until("Run it?")
+    pane.press("y")
+    pane.until("All is well.")
+    assert "deployed to prod" in chats.given
+    assert (chats.directory / "started").read_text().count("\n") == 1
+    pane.press("C-d")
+    pane.until("Go on with: holdfast chat --conversation main")
+    pane.left()
