@@ -141,7 +141,7 @@ class Runtime:
             assistant=settings.assistant if settings else None,
             timeout=settings.timeout_secs if settings else TIMEOUT_SECS,
         )
-        if loaded is not None and (loaded.conversation.assistant.model or loaded.conversation.inquiry.assistant):
+        if loaded is not None and loaded.has_model:
             self.inquiries.use(self._inquire)
         self.notifications = Notifications(self.registry)
         self.remembered = Remembered()

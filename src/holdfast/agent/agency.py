@@ -1,14 +1,16 @@
 """The agents of a runtime: its models, its conversations, and who asks them (G1, G2, Q2)."""
 
 import secrets
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from holdfast.agent.conversation import Conversation
 from holdfast.agent.inquiring import inquire
+from holdfast.agent.lineage import depth_of
 from holdfast.agent.models import Assistant, assistant_settings, open_assistant
-from holdfast.agent.spending import Allowance
+from holdfast.agent.spending import Allowance, Spending
 from holdfast.config.model import AgentSettings, AssistantSettings, Config
 from holdfast.errors import HoldfastError
 from holdfast.tools.base import Tool
@@ -71,27 +73,37 @@ class Agency:
         return made
 
     def of_agent(
-        self, id: str, agent: AgentSettings, parent: str, *, depth: int, assistant: Assistant, **changes: Any
+        self,
+        id: str,
+        agent: AgentSettings,
+        parent: str,
+        assistant: Assistant,
+        *,
+        own_instructions: Sequence[str],
+        only: Sequence[str] = ("*",),
     ) -> Conversation:
-        """The conversation of a sub-agent: its own tools, instructions and limits; it spends for its parent, too."""
-        above = self._conversations.get(parent)
-        deepest = depth >= self._runtime.limits.agent_depth
+        """The conversation of a sub-agent: its own tools, of those `only` some, its own instructions and limits; what
+        it spends its caller spends, too."""
+        deepest = depth_of(id) >= self._runtime.limits.agent_depth
+
+        chosen = Selection(self._runtime.toolbox, only)
 
         def allowed(tool: Tool) -> bool:
-            return not (deepest and tool.kind == "agent")
+            return chosen.has(tool) and not (deepest and tool.kind == "agent")
 
-        given: dict[str, Any] = {
-            "own_instructions": (agent.instructions,),
-            "selection": Selection(self._runtime.toolbox, agent.tools, allowed),
-        }
+        def above() -> Spending | None:
+            caller = self._conversations.get(parent)
+            return None if caller is None else caller.spending
+
         made = Conversation(
             self._runtime,
             id,
             assistant,
             allowance=Allowance(max_requests=agent.max_requests, max_tokens=agent.max_tokens, max_cost=agent.max_cost),
             context_tokens=agent.context_tokens,
-            above=None if above is None else above.spending,
-            **(given | changes),
+            above=above,
+            selection=Selection(self._runtime.toolbox, agent.tools, allowed),
+            own_instructions=own_instructions,
         )
         self._conversations[id] = made
         return made

@@ -5,11 +5,9 @@ forget and no model has to remember: the handles that are still open, and keys t
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic_ai.direct import model_request
-from pydantic_ai.exceptions import AgentRunError, UserError
 from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
@@ -19,9 +17,10 @@ from pydantic_ai.messages import (
     ToolReturnPart,
     UserPromptPart,
 )
+from pydantic_ai.models import ModelRequestParameters
 
-from holdfast.agent.events import Usage
-from holdfast.agent.requests import RequestFailed
+from holdfast.agent.events import Event, Usage
+from holdfast.agent.requests import ModelCall, RequestFailed
 from holdfast.agent.spending import Spending, usage_of
 from holdfast.durable.keys import present
 from holdfast.handles.state import name
@@ -52,13 +51,19 @@ def too_long(usage: Usage, limit: int | None) -> bool:
     return limit is not None and usage.context_tokens > limit
 
 
-async def compact(conversation: "Conversation", transcript: "Transcript", turn: str, spending: Spending) -> str | None:
+async def compaction(
+    conversation: "Conversation",
+    transcript: "Transcript",
+    turn: str,
+    spending: Spending,
+    tell: Callable[[Event], None],
+) -> str | None:
     """Make the history shorter; the summary. None: there is nothing that could be left out."""
     kept = _kept(transcript.messages)
     old = transcript.messages[: len(transcript.messages) - kept]
     if len(old) < 2:
         return None
-    summary = await _summary(conversation, old, spending)
+    summary = await _summary(conversation, old, spending, tell)
     text = "\n\n".join(part for part in (_HEAD + summary, await _open(conversation, old)) if part)
     await transcript.summarise(turn, kept, text)
     return text
@@ -71,20 +76,23 @@ def _kept(messages: Sequence[ModelMessage]) -> int:
     return 1
 
 
-async def _summary(conversation: "Conversation", old: Sequence[ModelMessage], spending: Spending) -> str:
-    assistant, problem = conversation.assistant, ""
+async def _summary(
+    conversation: "Conversation", old: Sequence[ModelMessage], spending: Spending, tell: Callable[[Event], None]
+) -> str:
+    problem = "the summary was empty"
     for size in _CLIPS:
         wish = ModelRequest([UserPromptPart(_WISH + "\n".join(_written(old, size)))])
         try:
-            response = await model_request(assistant.model, [wish], model_settings=assistant.settings, instrument=False)
-        except (AgentRunError, UserError) as error:
-            problem = str(error)
-            continue
+            response = await ModelCall(conversation.assistant, [wish], ModelRequestParameters(), tell).answer()
+        except RequestFailed as error:
+            problem = error.message
+            if error.too_long:
+                continue
+            break
         spending.count(usage_of(response))
         text = "".join(part.content for part in response.parts if isinstance(part, TextPart)).strip()
         if text:
             return text
-        problem = "the summary was empty"
     raise RequestFailed(f"the conversation has grown too long and could not be summarised: {problem}")
 
 

@@ -41,7 +41,7 @@ class Conversation:
         own_instructions: Sequence[str] = (),
         allowance: Allowance | None = None,
         context_tokens: int | None = None,
-        above: Spending | None = None,
+        above: Callable[[], Spending | None] = lambda: None,
     ) -> None:
         self.runtime = runtime
         self.id = id
@@ -90,7 +90,6 @@ class Conversation:
                 and before.turn == self.transcript.turn
                 and (before.owner is None or not store.alive(before.owner))
             )
-            self.runtime.on_tools.append(self._tools_changed)
             self._opened = True
 
     async def prompt(self, content: Content, *, listener: Listener | None = None) -> Answer:
@@ -115,18 +114,24 @@ class Conversation:
             raise HoldfastError("a turn of this conversation is running; `say` adds to it", code="turn_open")
         spending = Spending(self._allowance, self._above, self.assistant.model.context_window)
         loop = self._loop = TurnLoop(self, spending, listener)
+        self._tools_changed()
+        self.runtime.on_tools.append(self._tools_changed)
         try:
             await self.open()
             spending.start(self.usage.context_tokens)
             await self.runtime.connected(0)
             return await loop.run(content)
         finally:
+            self.runtime.on_tools.remove(self._tools_changed)
             self._loop = None
             self.interrupted = False
             self.usage = total(self.usage, spending.usage)
 
     def say(self, content: Content) -> None:
-        """While a turn runs: say something more. The model gets it with the next request."""
+        """While a turn runs: say something more. The model gets it with the next request.
+
+        A listener is told by `Interjected` when it is taken; what comes too late for this turn is not.
+        """
         if self._loop is None:
             raise HoldfastError("no turn is running; `prompt` begins one", code="turn_not_open")
         self._loop.say(content)

@@ -7,7 +7,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic_ai.messages import (
@@ -22,7 +22,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from holdfast.agent.compaction import compact, too_long
+from holdfast.agent.compaction import compaction, too_long
 from holdfast.agent.events import (
     Answer,
     Answered,
@@ -31,6 +31,7 @@ from holdfast.agent.events import (
     Event,
     Interjected,
     Listener,
+    Retrying,
     StopReason,
     Told,
     TurnFinished,
@@ -67,7 +68,8 @@ class TurnLoop:
         self._said: list[Content] = []
         """What the user has said and the model has not been sent."""
         self._turn: Turn | None = None
-        self._asking: asyncio.Task[ModelResponse] | None = None
+        self._asking: asyncio.Task[Any] | None = None
+        """What is asked of the model."""
         self._cancelled = False
         self._begun = False
         """The user's first message is in it."""
@@ -107,6 +109,9 @@ class TurnLoop:
         turn = self._turn = conversation.runtime.turn(conversation.id, resume=True, tools=conversation.selection)
         async with turn:
             self._tell(TurnStarted(turn.id, turn.resumed))
+            if turn.resumed and self._transcript.turn == turn.id:
+                self.spending.resume(self._transcript.spent)
+                self._text = next(filter(None, map(response_text, reversed(self._transcript.spent))), "")
             if self._cancelled:
                 turn.cancel()
             stop: StopReason
@@ -145,6 +150,8 @@ class TurnLoop:
         return "end_turn", None
 
     async def _end(self, turn: Turn, last: ModelResponse) -> Stop | None:
+        if last.finish_reason == "content_filter":
+            return "refusal", "the provider refused to go on"
         if last.finish_reason == "length":
             return "max_tokens", "the answer was cut off: the model may not say more at once (max_tokens)"
         ending = await turn.end()
@@ -163,7 +170,7 @@ class TurnLoop:
         """What the user said, with the news that rides on it (N4)."""
         parts = [*self._news(await turn.notifications()), *self._user(said)]
         if parts:
-            await self._transcript.add(turn.id, request(parts, self._conversation.seen))
+            await self._transcript.add(turn.id, request(parts, taken=self._conversation.seen))
         return None
 
     def _user(self, said: Sequence[Content]) -> list[ModelRequestPart]:
@@ -196,21 +203,21 @@ class TurnLoop:
             for part, response in zip(parts, responses, strict=True)
         ]
         results += self._news([each for response in responses for each in response.notifications])
-        said = self._take()
-        if said:
-            results += self._news(await turn.notifications()) if turn.failed is None else []
-            results += self._user(said)
-        await self._transcript.add(turn.id, request(results, self._conversation.seen))
-        return None
+        await self._transcript.add(turn.id, request(results, batch=turn.batches))
+        said = self._take() if turn.failed is None and not self._cancelled else []
+        return await self._open(turn, said) if said else None
 
     async def _responses(self, turn: Turn, calls: Sequence[ToolCall]) -> list[Response]:
-        """Of a batch that was cut off, what is recorded or can be resumed (B9); else it is run."""
-        ids = [call.id for call in calls]
-        if turn.unfinished is not None and [call.id for call in turn.unfinished.calls] == ids:
-            return await turn.resume(park_after=PARK_AFTER_SECS)
+        """Of a batch that was cut off, what is recorded or can be resumed (B9); else it is run.
+
+        Ids of calls are unique in their batch only, so the number tells which batch this is.
+        """
         answered, turn.answered = turn.answered, None
-        if answered is not None and [response.id for response in answered] == ids:
-            return answered
+        if turn.resumed and turn.batches == self._transcript.batch + 1:
+            if turn.unfinished is not None and _ids(turn.unfinished.calls) == _ids(calls):
+                return await turn.resume(park_after=PARK_AFTER_SECS)
+            if answered is not None and _ids(answered) == _ids(calls):
+                return answered
         if turn.unfinished is not None:  # of somebody else, who has run this turn with another transcript
             await turn.resume(park_after=0)
         return await turn.run(calls, park_after=PARK_AFTER_SECS)
@@ -224,11 +231,13 @@ class TurnLoop:
             return "max_turn_requests", f"stopped after {exhausted}"
         if not self._compacted and too_long(self.spending.usage, conversation.context_tokens):
             await self._compact(turn)
+            if self._cancelled:
+                return None
         call = ModelCall(conversation.assistant, transcript.messages, conversation.parameters(), self._tell)
         try:
             response = await self._unless_urgent(turn, call)
         except RequestFailed as error:
-            if not error.too_long or self._compacted or not await self._compact(turn):
+            if not error.too_long or self._compacted or not await self._compact(turn, forced=True):
                 raise
             return None
         if response is None:
@@ -249,22 +258,38 @@ class TurnLoop:
         urgent = asyncio.create_task(turn.urgent())
         try:
             await asyncio.wait((self._asking, urgent), return_when=asyncio.FIRST_COMPLETED)
-            if self._asking.done() and not self._asking.cancelled():
-                return self._asking.result()
-            return None
+            done = self._asking.done() and not self._asking.cancelled()
+            response: ModelResponse | None = self._asking.result() if done else None
+            return response
         finally:
             for task in (self._asking, urgent):
                 task.cancel()
             await asyncio.wait((self._asking, urgent))
             self._asking = None
 
-    async def _compact(self, turn: Turn) -> bool:
+    async def _compact(self, turn: Turn, *, forced: bool = False) -> bool:
+        """Make the history shorter; whether that was done. Without need, a summary that fails is done without."""
         self._compacted = True
-        summary = await compact(self._conversation, self._transcript, turn.id, self.spending)
-        if summary is None:
-            return False
-        self._tell(Compacted(summary))
-        return True
+        call = compaction(self._conversation, self._transcript, turn.id, self.spending, self._tell_retry)
+        self._asking = asyncio.create_task(call)
+        try:
+            await asyncio.wait((self._asking,))
+            summary = None if self._asking.cancelled() else self._asking.result()
+        except RequestFailed as error:
+            if forced:
+                raise
+            _log.warning("conversation %s: %s", self._conversation.id, error)
+            summary = None
+        finally:
+            self._asking.cancel()
+            self._asking = None
+        if summary is not None:
+            self._tell(Compacted(summary))
+        return summary is not None
+
+    def _tell_retry(self, event: Event) -> None:
+        if isinstance(event, Retrying):
+            self._tell(event)
 
     async def _interrupted(self, turn: Turn, partial: str) -> None:
         """Keep what has come, and go on with what is urgent (N4)."""
@@ -283,6 +308,10 @@ class TurnLoop:
 def response_text(response: ModelResponse) -> str:
     """What it says."""
     return "".join(part.content for part in response.parts if isinstance(part, TextPart))
+
+
+def _ids(calls: Iterable[ToolCall | Response]) -> list[str]:
+    return [call.id for call in calls]
 
 
 def _arguments(part: ToolCallPart) -> Any:

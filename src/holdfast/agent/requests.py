@@ -149,6 +149,7 @@ class ModelCall:
             raise RequestFailed(f"{why} (asked {attempt} times{later})" if attempt > 1 else why + later)
         if self._told:
             self._tell(Restarted())
+            self._told, self._stream = False, None
         delay = min(MAX_DELAY_SECS, BASE_DELAY_SECS * 2 ** (attempt - 1)) * random.uniform(0.8, 1.2)
         delay = max(delay, wanted or 0.0)
         _log.warning("a request to %s failed and is made again in %.1f s: %s", self._assistant.name, delay, why)

@@ -3,6 +3,7 @@
 A turn of a sub-agent spends for those above it, too: a limit holds for a turn and for everything it starts.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -23,7 +24,9 @@ class Allowance:
 class Spending:
     """What one turn has taken so far."""
 
-    def __init__(self, allowance: Allowance, above: "Spending | None" = None, window: int | None = None) -> None:
+    def __init__(
+        self, allowance: Allowance, above: "Callable[[], Spending | None]" = lambda: None, window: int | None = None
+    ) -> None:
         self._allowance = allowance
         self._above = above
         self.usage = Usage(context_window=window)
@@ -34,6 +37,12 @@ class Spending:
     def start(self, context_tokens: int) -> None:
         """How long the history was before this turn."""
         self.usage = msgspec.structs.replace(self.usage, context_tokens=context_tokens)
+
+    def resume(self, responses: Iterable[ModelResponse]) -> None:
+        """What the turn had taken when its process died; those above count that themselves."""
+        for response in responses:
+            self._own_requests += 1
+            self.usage = total(self.usage, usage_of(response))
 
     def add(self, response: ModelResponse) -> None:
         """A response came."""
@@ -50,25 +59,25 @@ class Spending:
 
     def _count(self, taken: Usage) -> None:
         self.usage = total(self.usage, taken)
-        if self._above is not None:
-            self._above._count(taken)
+        above = self._above()
+        if above is not None:
+            above._count(taken)
 
     def exhausted(self) -> str | None:
         """Which limit is reached, of this turn or of one above it; None: none."""
-        allowance, usage = self._allowance, self.usage
-        tokens = usage.input_tokens + usage.output_tokens
-        if self._own_requests >= allowance.max_requests:
+        if self._own_requests >= self._allowance.max_requests:
             return f"{self._own_requests} requests to the model in one turn (max_requests)"
+        return self._spent_up()
+
+    def _spent_up(self) -> str | None:
+        """Of tokens or money; rounds are each turn's own."""
+        allowance, usage, above = self._allowance, self.usage, self._above()
+        tokens = usage.input_tokens + usage.output_tokens
         if allowance.max_tokens is not None and tokens >= allowance.max_tokens:
             return f"{tokens} tokens in one turn (max_tokens = {allowance.max_tokens})"
         if allowance.max_cost is not None and (usage.cost or 0.0) >= allowance.max_cost:
             return f"${usage.cost:.4f} in one turn (max_cost = {allowance.max_cost:g})"
-        return self._above.exhausted_by_others() if self._above is not None else None
-
-    def exhausted_by_others(self) -> str | None:
-        """The same for whoever spends on this turn's account: rounds are each turn's own."""
-        why = self.exhausted()
-        return None if why is not None and "(max_requests)" in why else why
+        return above._spent_up() if above is not None else None
 
 
 def usage_of(response: ModelResponse) -> Usage:

@@ -124,31 +124,28 @@ class SubAgent:
     def _open(self, call: Call, id: str, request: AgentRequest | None) -> "Conversation":
         agency, settings = self._runtime.agency, self.settings
         wanted = settings.assistant_over(agency.config.conversation.assistant)
-        changes: dict[str, Any] = {"own_instructions": (_ROLE, settings.instructions)}
+        own, only = settings.instructions, tuple[str, ...](("*",))
         if request is not None:
             asked = {"temperature": request.temperature, "top_p": request.top_p, "max_tokens": request.max_tokens}
             given = {key: value for key, value in asked.items() if value is not None}
             wanted = type(wanted)(**{**wanted.written(), **given})
-            if request.system_prompt:
-                changes["own_instructions"] = (_ROLE, request.system_prompt)
-            if request.tools:
-                settings = settings.model_copy(update={"tools": list(request.tools)})
-        model = request.model if request is not None else None
-        depth = depth_of(id)
-        return agency.of_agent(
-            id, settings, call.conversation, depth=depth, assistant=agency.assistant(wanted, model), **changes
-        )
+            own, only = request.system_prompt or own, request.tools or only
+        assistant = agency.assistant(wanted, request.model if request is not None else None)
+        return agency.of_agent(id, settings, call.conversation, assistant, own_instructions=(_ROLE, own), only=only)
 
     async def _converse(self, call: Call, conversation: "Conversation", prompt: str) -> "Answer":
         await conversation.open()
         conversation.inbox = call.received
         show = _Showing(call)
         try:
-            if conversation.finished is not None:
-                return conversation.finished  # it had got there before the crash
+            answer = conversation.finished  # it had got there before the crash
             if conversation.interrupted:
-                return await conversation.resume(listener=show)
-            return await conversation.prompt(prompt, listener=show)
+                answer = await conversation.resume(listener=show)
+            elif answer is None:
+                answer = await conversation.prompt(prompt, listener=show)
+            while answer.stop_reason == "end_turn" and (said := conversation.received()):  # it came while it ended
+                answer = await conversation.prompt("\n\n".join(map(str, said)), listener=show)
+            return answer
         except asyncio.CancelledError:
             conversation.cancel()
             raise

@@ -26,7 +26,8 @@ from holdfast.store.base import Line, Said
 
 _MESSAGE: TypeAdapter[ModelMessage] = TypeAdapter(ModelMessage)
 _PAGE = 10_000
-_TAKEN = "holdfast/taken"
+_TAKEN, _BATCH = "holdfast/taken", "holdfast/batch"
+"""Metadata of requests."""
 INTERRUPTED = "Tool execution was interrupted; nobody knows how far it came."
 
 
@@ -51,6 +52,10 @@ class Transcript:
         """The turn of the newest message."""
         self.taken = 0
         """How much of what was sent to a sub-agent has come into it (E10)."""
+        self.batch = 0
+        """The number of the newest batch of that turn whose results are in it."""
+        self.spent: list[ModelResponse] = []
+        """The responses of that turn."""
 
     async def load(self) -> None:
         """Read it from the store."""
@@ -61,9 +66,11 @@ class Transcript:
             upto = summaries[-1].upto
             self._append(ModelRequest([UserPromptPart(summaries[-1].text)]), upto)
         for line in lines:
-            if line.number > upto and line.kind in ("request", "response"):
-                self._append(_MESSAGE.validate_json(line.body), line.number)
-                self.turn = line.turn
+            if line.kind in ("request", "response"):
+                message = _MESSAGE.validate_json(line.body)
+                self._count(message, line.turn)
+                if line.number > upto:
+                    self._append(message, line.number)
 
     async def read(self) -> list[Line]:
         """All lines, as they are stored."""
@@ -79,8 +86,8 @@ class Transcript:
         lines = tuple((message.kind, _MESSAGE.dump_json(message, exclude_none=True)) for message in messages)
         (last,) = await self._registry.write((Said(self._conversation, turn, self._registry.clock.now(), lines),))
         for at, message in enumerate(messages):
+            self._count(message, turn)
             self._append(message, last - len(messages) + 1 + at)
-        self.turn = turn
 
     async def note(self, turn: str, kind: str, body: Any) -> None:
         """Write a line that is not for the model."""
@@ -97,9 +104,16 @@ class Transcript:
         for message, number in zip(tail, numbers, strict=True):
             self._append(message, number)
 
+    def _count(self, message: ModelMessage, turn: str) -> None:
+        if turn != self.turn:
+            self.turn, self.batch, self.spent = turn, 0, []
+        said = message.metadata or {}
+        self.taken, self.batch = said.get(_TAKEN, self.taken), said.get(_BATCH, self.batch)
+        if isinstance(message, ModelResponse):
+            self.spent.append(message)
+
     def _append(self, message: ModelMessage, number: int) -> None:
         last = self.messages[-1] if self.messages else None
-        self.taken = (message.metadata or {}).get(_TAKEN, self.taken)
         if isinstance(message, ModelRequest) and isinstance(last, ModelRequest):
             self.messages[-1] = replace(last, parts=_in_order([*last.parts, *message.parts]))
             self._numbers[-1] = number
@@ -117,9 +131,10 @@ class Transcript:
         return list(self.last.tool_calls) if isinstance(self.last, ModelResponse) else []
 
 
-def request(parts: Sequence[ModelRequestPart], taken: int) -> ModelRequest:
-    """A request that also says how much was taken of what was sent."""
-    return ModelRequest(parts, metadata={_TAKEN: taken} if taken else None)
+def request(parts: Sequence[ModelRequestPart], *, taken: int = 0, batch: int = 0) -> ModelRequest:
+    """A request that also says how much was taken of what was sent, and whose results it has."""
+    said = {key: value for key, value in ((_TAKEN, taken), (_BATCH, batch)) if value}
+    return ModelRequest(parts, metadata=said or None)
 
 
 def _in_order(parts: Sequence[Any]) -> list[Any]:

@@ -23,7 +23,7 @@ SOON_SECS = 0.03
 TICK_SECS = 0.1
 """Between two looks at what runs."""
 
-_TAB = 8
+_TAB = "    "  # terminals disagree on what a tab does at the end of a row
 _SGR = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 _TOGETHER, _SHOWN = "\x1b[?2026h", "\x1b[?2026l"  # a terminal that knows these shows what is between them at once
 
@@ -87,14 +87,15 @@ class Screen:
 
     def show(self, piece: Piece) -> None:
         """Say it, soon."""
+        text = piece.text.replace("\t", _TAB)
         match piece.kind:
             case "end":
                 self.end()
             case "line":
-                text = piece.text if piece.whole else self._cut(piece.text)
-                (self._held if self._within else self._unseen).append((f"{text}\n", piece.style))
+                line = text if piece.whole else self._cut(text)
+                (self._held if self._within else self._unseen).append((f"{line}\n", piece.style))
             case _:
-                self._flow(piece.text, piece.style)
+                self._flow(text, piece.style)
         self.changed()
 
     def end(self) -> None:
@@ -144,7 +145,7 @@ class Screen:
             return
         parts = [_TOGETHER, self._to_rows(columns)]
         if self._unseen:
-            parts += [*self._to_end(columns), "\x1b[J", *self._said(columns)]
+            parts += self._said(columns)
         parts += [f"{row}\x1b[K\n" for row in rows]
         parts.append("\x1b[J")
         self.tty.write("".join(parts))
@@ -165,14 +166,16 @@ class Screen:
             self._column = 0  # nobody knows where a folded row ends: what is said goes on in a new one
         return "\r" + (f"\x1b[{up}A" if up else "")
 
-    def _to_end(self, columns: int) -> list[str]:
-        """From there to the end of what is on the terminal. A row that is full has no room: it goes on in the next."""
-        if self._column >= columns:
-            self._column = 0
-        return [f"\x1b[A\x1b[{self._column}C"] if self._column else []
+    def _to_end(self) -> str:
+        """From there to the end of what is on the terminal, which may be in the row above."""
+        return f"\x1b[A\x1b[{self._column}C" if self._column else ""
 
     def _said(self, columns: int) -> list[str]:
-        parts = [self._styled(text, style) for text, style in self._unseen]
+        if self._column >= columns:  # the row is full: what follows is in the next one anyway
+            self._column = 0
+            text, style = self._unseen[0]
+            self._unseen[0] = text.removeprefix("\n"), style
+        parts = [self._to_end(), "\x1b[J", *(self._styled(text, style) for text, style in self._unseen)]
         for text, _ in self._unseen:
             self._column = _after(self._column, text, columns)
         self._unseen.clear()
@@ -217,9 +220,6 @@ def _after(column: int, text: str, columns: int) -> int:
     tail = text.rpartition("\n")
     column = 0 if tail[1] else column
     for character in tail[2]:
-        if character == "\t":
-            column = min((column // _TAB + 1) * _TAB, columns - 1)
-            continue
         width = get_character_cell_size(character)
         column = width if column + width > columns else column + width
     return column

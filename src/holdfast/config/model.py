@@ -478,6 +478,12 @@ class Config(Table):
             return url
         return f"{sqlite}{self.root / Path(url.removeprefix(sqlite)).expanduser()}"
 
+    @property
+    def has_model(self) -> bool:
+        """Whether it names a model that could be asked something."""
+        settings = self.conversation
+        return bool(settings.assistant.model or settings.inquiry.assistant or self.agents)
+
     def mcp_servers(self) -> "list[McpServer]":
         """The MCP servers whose tools are used."""
         if not self.mcp.servers:

@@ -25,16 +25,17 @@ class Selection:
 
     def __iter__(self) -> Iterator[Tool]:
         """Those that are offered to a model."""
-        return filter(self._has, self._toolbox)
+        return filter(self.has, self._toolbox)
 
-    def _has(self, tool: Tool) -> bool:
+    def has(self, tool: Tool) -> bool:
+        """Whether it is one of them."""
         fits = tool.source == "builtin" or any(fnmatchcase(tool.name, pattern) for pattern in self._patterns)
         return fits and self._allowed(tool)
 
     def find(self, name: str) -> Tool:
         """The tool of that name. Raises `ToolError`, also for one that is there for others."""
         tool = self._toolbox.find(name)
-        if not self._has(tool):
+        if not self.has(tool):
             known = ", ".join(f"`{each.name}`" for each in self) or "none"
             raise ToolError(f"you may not use tool `{name}`; your tools: {known}", code="unknown_tool")
         return tool

@@ -91,6 +91,11 @@ class Turn:
         """Results that whoever asked for the ending is about to get."""
         """Whoever asked for the ending is gone."""
 
+    @property
+    def batches(self) -> int:
+        """How many batches it has had: the number of the newest."""
+        return self._batches
+
     async def __aenter__(self) -> Self:
         self._check_not_ended()
         runtime, registry = self._runtime, self._runtime.registry
