@@ -14,7 +14,7 @@ LONG, SHORT = 20.0, 1.5
 
 
 async def examine(defect: str, timeout: float = LONG, only: tuple[str, ...] = ()) -> Report:
-    command = (sys.executable, str(AGENTS / "broken.py"), defect)
+    command = (sys.executable, "-I", "-S", str(AGENTS / "broken.py"), defect)
     settings = Settings(command, timeout, prompt="talk", permission_prompt="may I", slow_prompt="slow")
     return await run(settings, only)
 

@@ -100,7 +100,7 @@ class Paper:
 
 
 _FLOWS = st.text(_LETTERS + "\n", min_size=1, max_size=30).map(lambda text: Piece("answer", text))
-_LINES = st.text("xyz", min_size=1, max_size=8).map(lambda text: Piece("line", f"✓ {text}", "green"))
+_LINES = st.text("xyz", min_size=1, max_size=5).map(lambda text: Piece("line", f"✓ {text}", "green"))
 _ROWS = st.lists(st.text("uvw漢", max_size=60).map(lambda text: Line(f"● {text}", "dim")), max_size=4)
 _TYPED = st.text("typed ", max_size=50).map(lambda text: ("typed", text))
 

@@ -19,7 +19,8 @@ def ended(replies: Replies, handle: Handle, state: Stopped, most: int) -> End:
     if not handle.stateful:
         reply = replies.outcome(handle)
         failed = reply.is_error or never_ran or isinstance(state.outcome, Error)
-        return failed, _printed(handle, reply.model), response_output(reply.model)
+        printed = not never_ran and handle.tool.source in ("local", "terminal")
+        return failed, fenced(reply.model) if printed and reply.model else reply.model, response_output(reply.model)
     printed = replies.tail(handle, most)
     shown = fenced(printed) if printed else ""
     match state.outcome:
@@ -32,10 +33,6 @@ def ended(replies: Replies, handle: Handle, state: Stopped, most: int) -> End:
             return never_ran, "\n\n".join(part for part in (shown, said) if part), value
         case Reply(_, model, is_error):
             return is_error or never_ran, model, response_output(model)
-
-
-def _printed(handle: Handle, text: str) -> str:
-    return fenced(text) if text and handle.tool.source in ("local", "terminal") else text
 
 
 def response_output(text: str) -> Any:

@@ -11,7 +11,7 @@ import click
 from holdfast.cli.printing import one_line, print_json, printable, terminal_width
 
 if TYPE_CHECKING:
-    from holdfast.acp.check import Report, Result, Settings
+    from holdfast.acp.check import Report, Result
 
 _COLOURS = {"passed": "green", "failed": "red", "skipped": "yellow"}
 _ARROWS = {"client": "→", "agent": "←"}
@@ -34,8 +34,10 @@ def acp_check(
     as_json: bool,
     timeout: float,
     only: tuple[str, ...],
+    prompt: str | None,
+    permission_prompt: str | None,
+    slow_prompt: str | None,
     command: tuple[str, ...],
-    **prompts: str | None,
 ) -> None:
     """Check an ACP agent: order of updates, ends of turns, cancelling, permission, robustness.
 
@@ -49,6 +51,7 @@ def acp_check(
     from holdfast.acp.check import CHECKS, Settings, run
 
     _known(only, {check.name for check in CHECKS} | {check.topic for check in CHECKS})
+    prompts = {"prompt": prompt, "permission_prompt": permission_prompt, "slow_prompt": slow_prompt}
     given = {name: text for name, text in prompts.items() if text is not None}
     settings = Settings(command=command, timeout=timeout, **given)
     report = asyncio.run(run(settings, only, told=None if as_json else _show))

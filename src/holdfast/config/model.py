@@ -4,13 +4,25 @@ Types are strict, because a setting that was quietly converted is a setting that
 several keys together are in `rules`; the sentences for what is wrong are in `explain`.
 """
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from holdfast.config.source import Source
+from holdfast.config.values import (
+    Milliseconds,
+    Seconds,
+    Size,
+    command_words,
+    fixed_answer,
+    http_url,
+    provider_url,
+    question_target,
+    store_address,
+    terminal_name,
+    tool_prefix,
+)
 from holdfast.limits import Limits
 from holdfast.store.rows import CARRIERS, Carrier, Status
 from holdfast.tools.base import (
@@ -28,72 +40,6 @@ from holdfast.tools.terminal.make import MAX_COLS, MAX_ROWS
 
 if TYPE_CHECKING:
     from holdfast.tools.remote.server import McpServer
-
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-
-
-def _size(value: Any) -> Any:
-    """`"100MiB"` as a number of bytes; numbers go on to their own check."""
-    match = re.fullmatch(r"(\d+) ?([A-Za-z]+)", value) if isinstance(value, str) else None
-    if match is not None and match[2] in _UNITS:
-        return int(match[1]) * _UNITS[match[2]]
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise ValueError('must be a size like "100MiB" or "3GiB" (units: B, KiB, MiB, GiB, TiB), or a number of bytes')
-
-
-def _term(value: Any) -> Any:
-    if isinstance(value, str) and re.fullmatch(r"[!-.0-~]+", value):
-        return value
-    raise ValueError('must be the name of a kind of terminal, such as "xterm-256color" or "dumb"')
-
-
-def _target(value: Any) -> Any:
-    if value in ("user", "assistant") or isinstance(value, dict):
-        return value
-    raise ValueError('must be "user", "assistant" or a table of model settings, which means the assistant')
-
-
-def _answer(value: Any) -> Any:
-    if isinstance(value, bool | str):
-        return value
-    raise ValueError("must be true or false, or a string: the answers a question can have")
-
-
-def _words(value: Any) -> Any:
-    words = [value] if isinstance(value, str) else value
-    if isinstance(words, list) and words and all(isinstance(word, str) for word in words) and words[0]:
-        return value
-    raise ValueError('must be a program, or a list of it and its arguments: ["program", "argument"]')
-
-
-def _http_url(value: Any) -> Any:
-    if isinstance(value, str) and re.match("https?://[^/]", value):
-        return value
-    raise ValueError('must be an address like "https://example.org/mcp"')
-
-
-def _base_url(value: Any) -> Any:
-    if value is None or (isinstance(value, str) and re.match("https?://[^/]", value)):
-        return value
-    raise ValueError('must be an address like "https://models.example.org/v1"')
-
-
-def _prefix(value: Any) -> Any:
-    if isinstance(value, str) and re.fullmatch("[A-Za-z0-9_-]{0,32}", value):
-        return value
-    raise ValueError("must be up to 32 characters of A-Z, a-z, 0-9, `_` and `-`, for it begins the names of tools")
-
-
-def _store_url(value: Any) -> Any:
-    if value == "memory:" or (isinstance(value, str) and value.startswith(("sqlite:///", "postgresql://"))):
-        return value
-    raise ValueError('must be "memory:", "sqlite:///path" or "postgresql://…"')
-
-
-Size = Annotated[int, BeforeValidator(_size), Field(ge=1)]
-Milliseconds = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Table(BaseModel):
@@ -121,7 +67,7 @@ class AssistantSettings(Table):
     """A model and how it is asked: every `assistant` table (G1, Q2, T2)."""
 
     model: str | None = None
-    base_url: Annotated[str | None, BeforeValidator(_base_url)] = None
+    base_url: Annotated[str | None, BeforeValidator(provider_url)] = None
     api_key_env: str | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -172,7 +118,7 @@ class TerminalSettings(Table):
 
     rows: Annotated[int, Field(ge=1, le=MAX_ROWS)] = 24
     cols: Annotated[int, Field(ge=1, le=MAX_COLS)] = 80
-    term: Annotated[str, BeforeValidator(_term)] = "xterm-256color"
+    term: Annotated[str, BeforeValidator(terminal_name)] = "xterm-256color"
 
 
 class ViewCaps(Table):
@@ -232,8 +178,8 @@ class RetrySettings(Table):
 class QuestionSettings(Table):
     """`[….questions.<id>]` (Q2, Q4). An `answer` that is written, even `false`, is fixed."""
 
-    target: Annotated[Literal["user", "assistant"] | dict[str, Any], BeforeValidator(_target)] = "user"
-    answer: Annotated[bool | str | None, BeforeValidator(_answer)] = None
+    target: Annotated[Literal["user", "assistant"] | dict[str, Any], BeforeValidator(question_target)] = "user"
+    answer: Annotated[bool | str | None, BeforeValidator(fixed_answer)] = None
     exclusive: bool = False
 
     def policy(self) -> QuestionPolicy:
@@ -340,7 +286,7 @@ class AgentSettings(Table):
     description: str = ""
     model: str | None = None
     assistant: AssistantSettings = AssistantSettings()
-    command: Annotated[str | list[str] | None, BeforeValidator(_words)] = None
+    command: Annotated[str | list[str] | None, BeforeValidator(command_words)] = None
     env: dict[str, str] = {}
     cwd: str = "."
     instructions: str = ""
@@ -378,7 +324,7 @@ class LimitSettings(Table):
 class StoreSettings(Table):
     """`[store]`. None: the default of whoever opens it (Y1, S5)."""
 
-    url: Annotated[str, BeforeValidator(_store_url)] | None = None
+    url: Annotated[str, BeforeValidator(store_address)] | None = None
     retention_secs: Seconds | None = None
 
 
@@ -420,16 +366,16 @@ class RuntimeSettings(Table):
 class McpServerSettings(Table):
     """`[mcp.servers.<name>]`: a server whose tools are used (M6)."""
 
-    command: Annotated[str | list[str] | None, BeforeValidator(_words)] = None
+    command: Annotated[str | list[str] | None, BeforeValidator(command_words)] = None
     args: list[str] = []
     env: dict[str, str] = {}
     cwd: str = "."
-    url: Annotated[str | None, BeforeValidator(_http_url)] = None
+    url: Annotated[str | None, BeforeValidator(http_url)] = None
     headers: dict[str, str] = {}
     timeout_secs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30
     enabled: bool = True
     tools: list[str] | None = None
-    prefix: Annotated[str, BeforeValidator(_prefix)] = ""
+    prefix: Annotated[str, BeforeValidator(tool_prefix)] = ""
 
 
 class McpSettings(Table):

@@ -1,6 +1,7 @@
 """A small correct ACP agent, and broken ones: the argument names the defect. Standard library only.
 
-Prompts: `slow` runs until it is cancelled, `may I` asks for permission, anything else says two words around a tool call.
+Prompts: `slow` runs until it is cancelled, `may I` asks for permission, anything else makes a tool call and says two
+words.
 """
 
 import json
@@ -33,7 +34,7 @@ def say(session: str, text: str) -> None:
 
 def signal(session: str, id: Any, reason: str) -> None:
     if OFFERS and DEFECT != "missing-signal":
-        params = {"sessionId": session, "promptRequestId": str(id), "stopReason": reason}
+        params: dict[str, Any] = {"sessionId": session, "promptRequestId": str(id), "stopReason": reason}
         if DEFECT == "wrong-id":
             params["promptRequestId"] = "0"
         if DEFECT == "number-id" and isinstance(id, int):
@@ -116,7 +117,7 @@ def prompt(id: Any, session: str, text: str) -> None:
 
 
 def initialize(params: dict[str, Any]) -> Any:
-    extension = {"_meta": {"holdfast/turnComplete": {}}} if OFFERS else {}
+    extension: dict[str, Any] = {"_meta": {"holdfast/turnComplete": {}}} if OFFERS else {}
     wanted = params["protocolVersion"]
     version = wanted if DEFECT == "any-version" else 1
     able = {"loadSession": False, **extension}

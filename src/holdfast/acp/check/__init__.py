@@ -5,7 +5,6 @@ was recorded, or at an agent of its own, and passes, fails or is skipped with a 
 """
 
 from holdfast.acp.check.scenes import Settings
-from holdfast.acp.check.suite import Report, Result, run
-from holdfast.acp.check.verdict import CHECKS
+from holdfast.acp.check.suite import CHECKS, Report, Result, run
 
 __all__ = ["CHECKS", "Report", "Result", "Settings", "run"]

@@ -38,6 +38,14 @@ class Entry(msgspec.Struct, frozen=True):
         return found if isinstance(found, dict) else {}
 
 
+def is_answer(entry: Entry, id: int | str) -> bool:
+    """Whether it is the agent's answer to the request of that id: `7` is another one than `"7"`."""
+    if entry.ours or not isinstance(entry.message, dict) or "method" in entry.message:
+        return False
+    theirs = entry.message.get("id")
+    return type(theirs) is type(id) and theirs == id
+
+
 class Silent(Exception):
     """The agent did not do in time what it was waited for."""
 
@@ -63,7 +71,7 @@ class Probe:
             self._process.reading,
             limit=LINE_BYTES,
             line=self._line,
-            too_long=lambda head: self._note(False, head.decode(errors="replace") + "…"),
+            too_long=self._line,
             ended=lambda _: self._process.hurry(),
         )
         self._writer = LineWriter(self._process.writing, most=BACKLOG_BYTES, lost=lambda _: None)
@@ -105,12 +113,7 @@ class Probe:
     def answered(self, request: Entry) -> Entry | None:
         """The answer to a request, if it has come."""
         id = request.message["id"]
-        for entry in self.log[request.number + 1 :]:
-            if not entry.ours and entry.method is None and isinstance(entry.message, dict):
-                theirs = entry.message.get("id")
-                if type(theirs) is type(id) and theirs == id:
-                    return entry
-        return None
+        return next((entry for entry in self.log[request.number + 1 :] if is_answer(entry, id)), None)
 
     async def answer(self, request: Entry) -> Entry:
         """Wait for the answer to a request."""

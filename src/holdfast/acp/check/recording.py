@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.acp.check.probe import Entry
+from holdfast.acp.check.probe import Entry, is_answer
 from holdfast.acp.client import TURN_COMPLETE
 from holdfast.acp.session import BACKGROUND
 
@@ -35,11 +35,8 @@ class Recording:
 
     def response(self, prompt: Entry) -> Entry | None:
         """The answer to a prompt."""
-        for entry in self.log[prompt.number + 1 :]:
-            if not entry.ours and isinstance(entry.message, dict) and "method" not in entry.message:
-                if entry.message.get("id") == prompt.message["id"]:
-                    return entry
-        return None
+        id = prompt.message["id"]
+        return next((entry for entry in self.log[prompt.number + 1 :] if is_answer(entry, id)), None)
 
     def updates(self, prompt: Entry) -> list[Entry]:
         """The updates of the prompt's turn: of its session, up to the next prompt there."""

@@ -5,11 +5,17 @@ from typing import Any, Literal
 
 import msgspec
 
-# Importing a topic adds its checks, so this is also the order they are run in.
-from holdfast.acp.check import handshake, sessions, updates, turn_complete, cancelling, permission, robustness  # noqa: F401, I001
+from holdfast.acp.check import cancelling, handshake, permission, robustness, sessions, turn_complete, updates
 from holdfast.acp.check.probe import Died, Silent
 from holdfast.acp.check.scenes import Scenes, Settings, scenes
-from holdfast.acp.check.verdict import CHECKS, Check, Failed, Skipped
+from holdfast.acp.check.verdict import Check, Failed, Skipped, checks_of
+
+CHECKS = [
+    check
+    for topic in (handshake, sessions, updates, turn_complete, cancelling, permission, robustness)
+    for check in checks_of(topic.__name__)
+]
+"""All of them, in the order they are run."""
 
 
 class Result(msgspec.Struct, frozen=True):

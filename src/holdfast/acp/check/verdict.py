@@ -22,18 +22,22 @@ class Check(msgspec.Struct, frozen=True):
     examine: Examine
 
 
-CHECKS: list[Check] = []
-"""All of them, in the order they are run."""
+_known: list[Check] = []
 
 
 def check(name: str, says: str) -> Callable[[Examine], Examine]:
     """Make a function a check. Its topic is the name of its module."""
 
     def add(examine: Examine) -> Examine:
-        CHECKS.append(Check(name, examine.__module__.rpartition(".")[2], says, examine))
+        _known.append(Check(name, examine.__module__.rpartition(".")[2], says, examine))
         return examine
 
     return add
+
+
+def checks_of(module: str) -> list[Check]:
+    """The checks of a module, in the order they are written."""
+    return [each for each in _known if each.examine.__module__ == module]
 
 
 class Failed(Exception):
