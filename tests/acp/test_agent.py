@@ -119,7 +119,12 @@ async def test_X1_what_is_sent_to_a_handle_is_a_call_of_its_own(tmp_path: Path) 
         await person.prompt(
             session,
             {"calls": [["1", "job", {"action": "spawn", "id": "j"}]]},
-            {"calls": [["2", "job", {"action": "apply", "id": "j", "input": "finish"}], ["3", "await", {"all": ["j"]}]]},
+            {
+                "calls": [
+                    ["2", "job", {"action": "apply", "id": "j", "input": "finish"}],
+                    ["3", "await", {"all": ["j"]}],
+                ]
+            },
         )
         calls = person.calls(session)
         assert calls["1"][0]["title"] == "j: job" and statuses(calls["1"]) == ["pending", "in_progress", "completed"]

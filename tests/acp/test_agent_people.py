@@ -86,7 +86,10 @@ async def test_X1_nothing_is_asked_in_the_mode_unattended(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("kind", "options", "said", "answer"),
-    [("boolean", ["yes", "no", "always", "never"], "no", "answered False"), ("select", ["0", "1"], "1", "answered 'blue'")],
+    [
+        ("boolean", ["yes", "no", "always", "never"], "no", "answered False"),
+        ("select", ["0", "1"], "1", "answered 'blue'"),
+    ],
 )
 async def test_Q1_questions_with_a_few_answers_are_choices(
     tmp_path: Path, kind: str, options: list[str], said: str, answer: str

@@ -111,7 +111,11 @@ async def test_X1_what_cannot_be_a_session_is_refused(tmp_path: Path) -> None:
 
 async def test_G1_a_killed_agent_is_loaded_and_goes_on_in_the_middle_of_its_batch(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
-    calls = [["1", "look", {"path": "a"}], ["2", "hangs", {}], ["3", "waits", {"action": "spawn", "id": "w", "file": str(flag)}]]
+    calls = [
+        ["1", "look", {"path": "a"}],
+        ["2", "hangs", {}],
+        ["3", "waits", {"action": "spawn", "id": "w", "file": str(flag)}],
+    ]
     async with editor(tmp_path) as person:
         session = await person.new()
         turn = asyncio.ensure_future(person.prompt(session, {"text": ["begun"], "calls": calls}))

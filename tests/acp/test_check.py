@@ -122,6 +122,27 @@ async def test_X5_without_a_handshake_there_is_nothing_to_check() -> None:
     assert names(report, "skipped") == {check.name for check in CHECKS} - {"initialize"}
 
 
+async def test_X5_somebody_elses_agent_is_examined() -> None:
+    """One made with the Python ACP SDK 0.12.1, which ends when it reads a line that is JSON and no object."""
+    command = (sys.executable, str(AGENTS / "foreign.py"))
+    report = await run(Settings(command, LONG, prompt="a b", permission_prompt="may I", slow_prompt="slowly"))
+    assert names(report, "failed") <= {"malformed"}
+    assert names(report, "skipped") == OPTIONAL | SIGNALS
+
+
+async def test_X5_an_agent_that_loads_lists_resumes_and_closes_sessions() -> None:
+    command = (sys.executable, "-I", "-S", str(AGENTS / "scripted.py"))
+    report = await run(Settings(command, LONG, prompt='{"updates": 1}'), OPTIONAL)
+    assert names(report, "passed") == OPTIONAL
+
+
+async def test_X5_a_late_signal_in_the_other_form_is_found_as_well() -> None:
+    command = (sys.executable, "-I", "-S", str(AGENTS / "scripted.py"), "--offer", "update")
+    prompt = '{"updates": 1, "signal": "late"}'
+    report = await run(Settings(command, LONG, prompt=prompt), ["turn_complete"])
+    assert names(report, "failed") == {"turn-complete-before-response"}
+
+
 async def test_X5_one_session_for_all_is_found() -> None:
     report = await examine("one-session", only=("sessions",))
     assert names(report, "failed") == {"new-session"}

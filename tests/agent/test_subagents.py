@@ -12,7 +12,7 @@ from tests.agent.scripted import Reply, Script, at_end, called, put, spawned
 from tests.agent.talk import Talk, talking, until, written
 
 import holdfast
-from holdfast import Call, ConfigError, Question, Runtime
+from holdfast import Call, ConfigError, Question, QuestionPolicy, Runtime
 from holdfast.agent.lineage import depth_of, parent_of, root_of
 from holdfast.testing import VirtualClock
 
@@ -39,7 +39,7 @@ async def kept(call: Call) -> str:
     return "kept"
 
 
-@holdfast.tool(questions={"sure": {"target": "assistant"}})
+@holdfast.tool(questions={"sure": QuestionPolicy(target="assistant")})
 async def asks_assistant(call: Call) -> str:
     """Asks the assistant that called it."""
     return f"assistant: {await call.ask(Question(id='sure', text='Sure?', answer_type='Boolean'))}"
@@ -302,7 +302,7 @@ async def test_G2_restrictions_hold_for_what_runs_other_tools(clock: VirtualCloc
     async with talking(main, *TOOLS, clock=clock, config=file) as talk:
         await talk.prompt()
     assert other.read == []
-    assert '"handleId"' not in helper.results()[0]
+    print(helper.results()); assert '"handleId"' not in helper.results()[0]
 
 
 async def test_G2_budgets_are_spent_for_the_parent(clock: VirtualClock, tmp_path: Path) -> None:

@@ -97,6 +97,6 @@ def test_F_settings_without_effect_are_named() -> None:
         "conversation.tools.t.spawn.lifecycle.on_turn_end",
         "conversation.detached",
     ]
-    assert found[0].endswith("not acted on yet: no history is stored")
-    assert all("`holdfast turn` has no model to ask" in line for line in found[1:])
+    assert found[0].endswith("not acted on yet: the history has what the model was shown")
+    assert all("there is no model to ask" in line for line in found[1:])
     assert load(LOCAL + 'retry.policy = "safe"\non_crash = "replay"\n').not_acted_on() == []

@@ -24,6 +24,7 @@ from holdfast.acp.updates import (
 from holdfast.handles.handle import Handle, Watcher
 from holdfast.handles.question import Question, select_options
 from holdfast.handles.state import Running, Stopped, Waiting
+from holdfast.store.base import Record
 from holdfast.tools.base import Tool
 from holdfast.turn.prompts import AskQuestion, DeliverResult, Prompt, RunTool
 from holdfast.turn.slot import ToolCall
@@ -133,13 +134,14 @@ class Calls(Watcher):
             self._batch[call.id] = shown
             self._send(tool_call(shown.id, {**described.fields, "status": "pending"}))
 
-    def taken_up(self, calls: Iterable[tuple[str, str, ToolCall]]) -> None:
-        """Calls that the client knows from before, each with its id and status: an open batch that is gone on with."""
+    def taken_up(self, calls: Iterable[tuple[str, ToolCall, Record | None]]) -> None:
+        """An open batch is gone on with whose calls the client knows; of each its id, and the handle it had made."""
         self._batch = {}
-        for id, status, call in calls:
+        for id, call, record in calls:
             shown = Shown(id, call.name, describe(call, self._tool(call.name)), self._session)
-            shown.status = status
             self._batch[call.id] = shown
+            if record is not None:
+                self.adopt(shown, self._runtime.registry.adopt(record))
 
     def answered(self, responses: Iterable[Response]) -> None:
         """The calls of the batch are answered. Those that have become handles go on."""

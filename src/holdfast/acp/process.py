@@ -93,7 +93,10 @@ class AgentProcess:
             how = "has closed its output"
         else:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        words = self.stderr.strip()[-_SHOWN:]
+        words = self.stderr.strip()
+        if len(words) > _SHOWN:  # whole lines, if there are any
+            words = words[-_SHOWN:]
+            words = words.partition("\n")[2] or words
         return f"the agent `{shlex.join(self.command)}` {how}" + (f"; it printed:\n{words}" if words else "")
 
     def hurry(self) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from holdfast.acp.describing import describe
 from holdfast.acp.ends import End, response_output
 from holdfast.acp.updates import Update, message, shown_text, text, thought, tool_call, tool_call_update, user_message
+from holdfast.handles.state import Pending, Stopped
 from holdfast.store.base import Line, Record
 from holdfast.tools.base import Tool
 from holdfast.turn.slot import ToolCall
@@ -26,8 +27,8 @@ class Replayed(NamedTuple):
     """A session as the client knows it once it was shown."""
 
     updates: list[Update]
-    open: list[tuple[str, str, ToolCall]]
-    """Calls of a turn that was interrupted which nobody has answered: their ids, statuses, and what was called."""
+    open: list[tuple[str, ToolCall, Record | None]]
+    """Calls of a turn that was interrupted which nobody has answered, each with its id, and the handle it made."""
     live: list[tuple[str, ToolCall, Record]]
     """Handles that have not stopped, each with the id of its call."""
     used: list[str]
@@ -92,9 +93,8 @@ class _Replay:
             self._labels.append(call.id)
             count = self._labels.count(call.id)
             id = f"{self._turn}.{call.id}" if count == 1 else f"{self._turn}.{call.id}.{count}"
-            told = self._calls[call.id] = self._shown[id] = _Told(id, self._turn, call, [])
+            self._calls[call.id] = self._shown[id] = _Told(id, self._turn, call, [])
             self.updates.append(tool_call(id, {**describe(call, self._tool(call.name)).fields, "status": "pending"}))
-            assert told.turn == self._turn
 
     def _returned(self, part: Mapping[str, Any]) -> None:
         told = self._calls.pop(part.get("tool_call_id", ""), None)
@@ -110,8 +110,6 @@ class _Replay:
 
     def _handle(self, told: _Told, record: Record) -> None:
         """A spawned handle's call is over when the handle is."""
-        from holdfast.handles.state import Pending, Stopped
-
         if isinstance(record.state, Stopped):
             self._over(told, *self._end(record))
         else:
@@ -143,10 +141,11 @@ class _Replay:
         self._calls = {}
 
     def result(self) -> Replayed:
-        still: list[tuple[str, str, ToolCall]] = []
+        still: list[tuple[str, ToolCall, Record | None]] = []
         used: list[str] = []
         if self._turn == self._interrupted:
-            still = [(told.id, "pending", told.call) for told in self._calls.values()]
+            calls = self._calls.values()
+            still = [(told.id, told.call, self._handles.get((told.turn, told.call.id))) for told in calls]
             used = self._labels[: len(self._labels) - len(still)]
         else:
             self._break_off()

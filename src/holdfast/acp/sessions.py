@@ -32,8 +32,10 @@ from holdfast.agent.events import (
     Used,
 )
 from holdfast.errors import HoldfastError
+from holdfast.store.base import Record
 from holdfast.store.base import Said as Line
 from holdfast.turn.prompts import AskQuestion, Cancelled, Decision, Prompt, RunTool, Said
+from holdfast.turn.slot import ToolCall
 
 if TYPE_CHECKING:
     from holdfast.agent.conversation import Conversation
@@ -75,7 +77,7 @@ class Session:
         self._cancelled = False
         self._turn = ""
         self._used: list[str] = []
-        self._open: list[Any] = []
+        self._open: list[tuple[str, ToolCall, Record | None]] = []
         """Calls of an interrupted turn that the client knows."""
         self._over: asyncio.Event = asyncio.Event()
         self._over.set()

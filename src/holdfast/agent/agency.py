@@ -38,10 +38,10 @@ class Agency:
     def assistant(self, settings: AssistantSettings, model: "Model[Any] | str | None" = None) -> Assistant:
         """The model of these settings; the same settings give the same one."""
         if model is not None and not isinstance(model, str):
-            return open_assistant(settings, model)
+            return open_assistant(settings, self.config.root, model)
         key = repr((model, settings))
         if key not in self._assistants:
-            self._assistants[key] = open_assistant(settings, model)
+            self._assistants[key] = open_assistant(settings, self.config.root, model)
         return self._assistants[key]
 
     async def enter(self, assistant: Assistant) -> None:

@@ -6,8 +6,10 @@ own, or a function without arguments that makes one. The dialect of tool schemas
 
 import importlib
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import HoldfastError
@@ -48,8 +50,11 @@ class Assistant:
         return self.model.model_name
 
 
-def open_assistant(settings: "AssistantSettings", model: "Model[Any] | str | None" = None) -> Assistant:
-    """The model of these settings, or the one given in its place. Raises `HoldfastError` if there is none to be had."""
+def open_assistant(settings: "AssistantSettings", root: Path, model: "Model[Any] | str | None" = None) -> Assistant:
+    """The model of these settings, or the one given in its place; modules are also looked for in `root`.
+
+    Raises `HoldfastError` if there is none to be had.
+    """
     need_pydantic_ai()
     chosen = model if model is not None else settings.model
     if chosen is None:
@@ -58,7 +63,7 @@ def open_assistant(settings: "AssistantSettings", model: "Model[Any] | str | Non
             "or `model=`",
             code="no_model",
         )
-    found = _named(chosen, settings) if isinstance(chosen, str) else chosen
+    found = _named(chosen, settings, root) if isinstance(chosen, str) else chosen
     dialect = dialect_of(found)
     strict = settings.strict and dialect == "openai"
     return Assistant(found, _settings(settings), "openai-strict" if strict else dialect, strict)
@@ -89,15 +94,18 @@ def assistant_settings(written: Mapping[str, Any]) -> "AssistantSettings":
 
 def dialect_of(model: "Model[Any]") -> Dialect:
     """In which dialect the model's provider takes schemas, by its profile (G3)."""
+    several = getattr(model, "models", None)  # a FallbackModel has no profile of its own
+    if several:
+        return dialect_of(several[0])
     transformer = model.profile.get("json_schema_transformer")
     name = "" if transformer is None else transformer.__name__
     known = next((dialect for start, dialect in _DIALECTS if name.startswith(start)), None)
     return known or _SYSTEMS.get(model.system, "generic")
 
 
-def _named(name: str, settings: "AssistantSettings") -> "Model[Any]":
+def _named(name: str, settings: "AssistantSettings", root: Path) -> "Model[Any]":
     if name.startswith("python:"):
-        return _imported(name)
+        return _imported(name, root)
     return _inferred(name, settings.base_url, settings.api_key_env)
 
 
@@ -121,9 +129,11 @@ def _inferred(name: str, base_url: str | None, api_key_env: str | None) -> "Mode
         raise HoldfastError(f"model `{name}` cannot be used: {error}", code="no_model") from None
 
 
-def _imported(name: str) -> "Model[Any]":
+def _imported(name: str, root: Path) -> "Model[Any]":
     from pydantic_ai.models import Model
 
+    if str(root) not in sys.path:
+        sys.path.append(str(root))  # at its end, as for tools of the configuration
     _, _, place = name.partition(":")
     module, colon, attribute = place.partition(":")
     if not (module and colon and attribute):

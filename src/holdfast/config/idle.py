@@ -1,6 +1,6 @@
-"""Settings that `holdfast turn` reads and does not act on, so that `holdfast check` can say so.
+"""Settings that are read and not acted on, so that `holdfast check` can say so.
 
-Some are not acted on at all yet. Others need a model, which only a Python program can give: `Runtime(inquiry=…)`.
+Some are not acted on at all yet. Others need a model, and the configuration names none.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from holdfast.config.locate import KeyPath
 from holdfast.config.model import Config, ToolSettings
 from holdfast.config.source import TOOLS
 
-_NO_MODEL = "`holdfast turn` has no model to ask (a Python program gives one, `Runtime(inquiry=…)`);"
+_NO_MODEL = "there is no model to ask ([conversation.assistant] names one, or a program by `Runtime(inquiry=…)`);"
 
 
 def idle_settings(config: Config) -> list[str]:
@@ -17,26 +17,28 @@ def idle_settings(config: Config) -> list[str]:
     source = config.source
     if source is None:
         return []
-    found = list(_outside_tools(config))
+    found = [] if config.has_model else list(_outside_tools(config))
     for name, tool in config.conversation.tools.items():
-        found += [((*TOOLS, name, *key), reason) for key, reason in _of_tool(tool)]
+        found += [((*TOOLS, name, *key), reason) for key, reason in _of_tool(tool, config.has_model)]
     found.sort(key=lambda note: source.line(note[0]))
     return list(dict.fromkeys(f"{source.at(key)}: {reason}" for key, reason in found))
 
 
 def _outside_tools(config: Config) -> Iterator[tuple[KeyPath, str]]:
     if config.conversation.detached == "auto":
-        yield ("conversation", "detached"), f'{_NO_MODEL} there "auto" lets calls run and answers no question'
+        yield ("conversation", "detached"), f'{_NO_MODEL} "auto" lets calls run and answers no question'
 
 
-def _of_tool(tool: ToolSettings) -> Iterator[tuple[KeyPath, str]]:
+def _of_tool(tool: ToolSettings, has_model: bool) -> Iterator[tuple[KeyPath, str]]:
     if tool.source == "builtin":
         return
     if tool.output.history.model_fields_set:
-        yield ("output", "history"), "not acted on yet: no history is stored"
+        yield ("output", "history"), "not acted on yet: the history has what the model was shown"
+    if has_model:
+        return
     if "on_turn_end" in tool.spawn.lifecycle.model_fields_set and tool.spawn.lifecycle.on_turn_end == "inquire":
-        yield ("spawn", "lifecycle", "on_turn_end"), f'{_NO_MODEL} there "inquire" is treated as "abort"'
+        yield ("spawn", "lifecycle", "on_turn_end"), f'{_NO_MODEL} "inquire" is treated as "abort"'
     for question, settings in tool.questions.items():
         if settings.target != "user":
-            reason = "there a person is asked, or the caller by `apply`; with neither, `detached` decides"
+            reason = "a person is asked, or the caller by `apply`; with neither, `detached` decides"
             yield ("questions", question, "target"), f"{_NO_MODEL} {reason}"

@@ -51,6 +51,9 @@ class Foreign:
             await self.say(session_id, answer.outcome.outcome)
             if answer.outcome.outcome == "cancelled":
                 return PromptResponse(stop_reason="cancelled")
+            if answer.outcome.option_id == "no":
+                await self.conn.session_update(session_id, tools.progress("t", status="failed"))
+                return PromptResponse(stop_reason="end_turn")
         await self.conn.session_update(session_id, tools.progress("t", status="in_progress"))
         if "slowly" in text:
             await self.cancelled[session_id].wait()

@@ -7,7 +7,7 @@ has been read then. No timer decides that nothing more came.
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -133,7 +133,8 @@ class Scenes:
             def begun() -> bool | None:
                 return bool(recording.updates(prompt) or probe.answered(behind) or probe.answered(prompt)) or None
 
-            await probe.until(begun, "show that it has read session/prompt")
+            with suppress(Silent):  # then it says nothing and does one thing at a time; it may still heed the cancel
+                await probe.until(begun, "show that it has read session/prompt")
             if probe.answered(prompt) is None:
                 probe.send({"method": "session/cancel", "params": {"sessionId": session}})
             await probe.until(lambda: probe.answered(prompt), "answer session/prompt after session/cancel")

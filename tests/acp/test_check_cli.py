@@ -1,0 +1,88 @@
+"""`holdfast acp-check`: what it prints, and its exit codes (X5)."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from holdfast import cli
+
+AGENT = [sys.executable, "-I", "-S", str(Path(__file__).parent / "agents" / "broken.py")]
+PROMPTS = ["--prompt", "talk", "--permission-prompt", "may I", "--slow-prompt", "slow"]
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "acp-check", ("holdfast.cli.acp_check:acp_check", "Check any ACP agent."))
+
+
+def check(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.main, ["acp-check", *arguments])
+
+
+def test_X5_all_is_well_is_exit_code_0() -> None:
+    result = check(*PROMPTS, "--only", "updates", "--only", "initialize", *AGENT, "none")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert [line.split()[:2] for line in lines[:-1]] == [
+        ["passed", "initialize:"],
+        ["passed", "prompt:"],
+        ["passed", "updates-before-response:"],
+        ["passed", "no-late-updates:"],
+        ["passed", "tool-call-order:"],
+    ]
+    assert lines[-1] == "little 1: 5 passed"
+
+
+def test_X5_a_failure_is_exit_code_1_with_the_reason_and_the_messages() -> None:
+    result = check(*PROMPTS, "--only", "no-late-updates", "--only", "load-session", *AGENT, "late-update")
+    assert result.exit_code == 1
+    skipped, failed, expected, response, late, total = result.stdout.splitlines()
+    assert skipped == "skipped  load-session: the agent does not offer loadSession"
+    assert failed == "failed   no-late-updates: an update of the turn came after the answer"
+    assert expected.strip() == "expected: no update of the turn comes after the answer to the prompt"
+    assert response.strip().startswith("← ") and '"stopReason":"end_turn"' in response
+    assert late.strip().startswith("← ") and '"three"' in late
+    assert total == "little 1: 1 failed, 1 skipped"
+
+
+def test_X5_what_an_agent_prints_is_not_obeyed_by_the_terminal() -> None:
+    script = "printf '\\033[2J\\033]0;owned\\007bad\\n' >&2; exit 3"
+    result = check("--only", "initialize", "sh", "-c", script)
+    assert result.exit_code == 1
+    assert "exit code 3" in result.stdout and "bad" in result.stdout
+    assert "\x1b" not in result.stdout and "\x07" not in result.stdout
+
+
+def test_X5_json_is_one_object() -> None:
+    result = check("--json", *PROMPTS, "--only", "turn-complete-id", *AGENT, "wrong-id")
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    assert (report["ok"], report["passed"], report["failed"], report["skipped"]) == (False, 0, 1, 0)
+    assert report["agent"] == {"name": "little", "version": "1"}
+    (found,) = report["checks"]
+    assert (found["name"], found["topic"], found["outcome"]) == ("turn-complete-id", "turn_complete", "failed")
+    assert [message["from"] for message in found["messages"]] == ["client", "agent"]
+
+
+def test_X5_options_behind_the_command_are_the_agents(tmp_path: Path) -> None:
+    result = check("--only", "initialize", "sh", "-c", 'echo "$0 $1" >&2; exit 1', "--json", "--timeout")
+    assert "--json --timeout" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["no-such-agent-anywhere"], "could not be started: No such file"),
+        ([], "Missing argument 'COMMAND...'"),
+        (["--timeout", "0", "x"], "not in the range"),
+        (["--only", "no-late-update", "x"], "Did you mean `no-late-updates`?"),
+        (["--only", "zzz", "x"], "There are:"),
+    ],
+)
+def test_X5_wrong_usage_and_an_agent_that_cannot_be_started_are_exit_code_2(arguments: list[str], words: str) -> None:
+    result = check(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
