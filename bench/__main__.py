@@ -11,6 +11,8 @@ from time import perf_counter
 from types import ModuleType
 
 from bench import (
+    acp,
+    agent_request,
     command,
     crowd,
     dbos_peer,
@@ -55,6 +57,7 @@ TABLES: dict[str, dict[str, ModuleType]] = {
     },
     "Terminals": {"terminal": terminal},
     "MCP": {"mcp-wake": mcp_wake, "mcp-calls": mcp_calls, "mcp-parked": mcp_parked},
+    "Agent": {"agent-request": agent_request, "acp": acp},
 }
 BENCHMARKS = {name: module for benchmarks in TABLES.values() for name, module in benchmarks.items()}
 HEAD = ("what", "against", "holdfast", "result (min–max)", "bar", "met")

@@ -1,4 +1,4 @@
-"""An editor for tests: `holdfast acp` as a process, driven by the Python ACP SDK, every message checked by its schema."""
+"""An editor for tests: `holdfast acp` as a process, driven by the Python ACP SDK, what it says checked by its schema."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ def script(*steps: dict[str, Any]) -> str:
     return json.dumps(list(steps))
 
 
-class Editor(acp.Client):
+class Editor:
     """The person's side, and everything that was said."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Editor(acp.Client):
         self.problems: list[str] = []
         """Messages that the schema does not take as they are."""
         self.more = asyncio.Event()
-        self.permission: Callable[[dict[str, Any]], str | None | Awaitable[str | None]] = lambda _: "allow_once"
+        self.permission: Callable[[dict[str, Any]], str | Awaitable[str | None] | None] = lambda _: "allow_once"
         self.elicited: Callable[[str], dict[str, Any]] = lambda _: {"action": "cancel"}
         self.terminals: dict[str, asyncio.subprocess.Process] = {}
         self._methods: dict[Any, str] = {}
@@ -104,8 +104,10 @@ class Editor(acp.Client):
         given = [*args, *kwargs.values()]
         message = next(each for each in given if isinstance(each, str) and "Which" in each)
         answer = self.elicited(message)
-        kinds = {"accept": schema.AcceptElicitationResponse, "cancel": schema.CancelElicitationResponse}
-        return kinds[answer["action"]].model_validate(answer)
+        accepted = answer["action"] == "accept"
+        return (schema.AcceptElicitationResponse if accepted else schema.CancelElicitationResponse).model_validate(
+            answer
+        )
 
     async def create_terminal(
         self, session_id: str, command: str, args: Any = None, env: Any = None, cwd: Any = None, **kwargs: Any
@@ -242,7 +244,7 @@ async def editor(
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (directory / "stderr").open("ab") as stderr:
         async with acp.spawn_agent_process(
-            person,
+            person,  # type: ignore[arg-type]
             sys.executable,
             *words,
             *options,

@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import acp
 import pytest
-
 from tests.acp.editor import Editor, editor, shown, statuses
+
+import acp
 
 ASK = {"calls": [["1", "asked", {"word": "hello"}]]}
 
@@ -96,7 +96,12 @@ async def test_Q1_questions_with_a_few_answers_are_choices(
 ) -> None:
     async with editor(tmp_path) as person:
         given: list[dict[str, Any]] = []
-        person.permission = lambda asked: given.append(asked) or said
+
+        def choose(asked: dict[str, Any]) -> str:
+            given.append(asked)
+            return said
+
+        person.permission = choose
         session = await person.new()
         await person.prompt(session, {"calls": [["1", "asks", {"kind": kind}]]})
         assert given[0]["options"] == options and given[0]["toolCall"]["title"] == "Which?"
@@ -117,7 +122,7 @@ async def test_Q1_a_text_is_asked_for_by_a_form(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["text", "secret"])
 async def test_Q2_what_a_client_cannot_ask_is_refused_and_says_how(tmp_path: Path, kind: str) -> None:
-    forms = {} if kind == "text" else {"elicitation": {"form": {}}}
+    forms: dict[str, Any] = {} if kind == "text" else {"elicitation": {"form": {}}}
     async with editor(tmp_path, capabilities=forms) as person:
         session = await person.new()
         await person.prompt(session, {"calls": [["1", "asks", {"kind": kind}]]})
@@ -184,7 +189,7 @@ async def test_X4_a_prompt_can_be_cancelled_by_its_request(tmp_path: Path) -> No
 
 
 async def test_X2_a_client_that_asks_gets_the_signal_as_an_update(tmp_path: Path) -> None:
-    wanted = {"_meta": {"holdfast/turnComplete": {}}}
+    wanted: dict[str, Any] = {"_meta": {"holdfast/turnComplete": {}}}
     async with editor(tmp_path, capabilities=wanted) as person:
         answer = next(m["result"] for way, m in person.messages if way == "in")
         assert "_meta" not in answer["agentCapabilities"]

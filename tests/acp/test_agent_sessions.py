@@ -4,10 +4,10 @@ import asyncio
 import signal
 from pathlib import Path
 
-import acp
 import pytest
-
 from tests.acp.editor import editor, shown, statuses
+
+import acp
 
 TURN = (
     {"think": "hm", "text": ["first ", "words"], "calls": [["1", "look", {"path": "a"}], ["2", "fails", {}]]},
@@ -101,7 +101,7 @@ async def test_X1_what_cannot_be_a_session_is_refused(tmp_path: Path) -> None:
         with pytest.raises(acp.RequestError, match="absolute"):
             await person.new("here")
         server = acp.schema.McpServerStdio(name="other", command="other", args=[], env=[])
-        with pytest.raises(acp.RequestError, match="mcp.servers"):
+        with pytest.raises(acp.RequestError, match=r"mcp\.servers"):
             await person.connection.new_session(cwd="/tmp", mcp_servers=[server])
         with pytest.raises(acp.RequestError, match="no session"):
             await person.connection.load_session(cwd="/tmp", session_id="s-none", mcp_servers=[])

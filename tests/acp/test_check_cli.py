@@ -1,6 +1,7 @@
 """`holdfast acp-check`: what it prints, and its exit codes (X5)."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from holdfast import cli
+from holdfast.acp.check import CHECKS
 
 AGENT = [sys.executable, "-I", "-S", str(Path(__file__).parent / "agents" / "broken.py")]
 PROMPTS = ["--prompt", "talk", "--permission-prompt", "may I", "--slow-prompt", "slow"]
@@ -70,6 +72,12 @@ def test_X5_json_is_one_object() -> None:
 def test_X5_options_behind_the_command_are_the_agents(tmp_path: Path) -> None:
     result = check("--only", "initialize", "sh", "-c", 'echo "$0 $1" >&2; exit 1', "--json", "--timeout")
     assert "--json --timeout" in result.stdout
+
+
+def test_X5_the_reference_lists_every_check_as_it_is() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "acp-check.md").read_text()
+    listed = re.findall(r"^\| `([\w-]+)` \| `(\w+)` \| (.*) \|$", page, re.MULTILINE)
+    assert listed == [(check.name, check.topic, check.says) for check in CHECKS]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ async def test_what_comes_after_the_end_of_a_turn_is_background() -> None:
     async with connect(COMMAND) as agent:
         session = await agent.new_session("/")
         session.on_background = lambda update: background.append(text(update))
-        await session.prompt(order(late=2)).drained()
+        await session.prompt(order(late=2))
+        await agent.list_sessions()  # by now it has been read what was written before
         await session.prompt(order()).drained()
         assert background[-2:] == ["late 0", "late 1"]
 

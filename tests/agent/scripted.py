@@ -65,7 +65,7 @@ class Script:
         self,
         *lines: Line | Callable[[list[ModelMessage]], Line],
         answers: Iterable[Answer] | Callable[[str], Answer] = (),
-        summaries: Iterable[str | Exception] = (),
+        summaries: Iterable[Line] = (),
         by_history: bool = False,
         profile: ModelProfile | None = None,
     ) -> None:
@@ -85,6 +85,8 @@ class Script:
         self.model = _Model(self, profile)
 
     def next(self, messages: list[ModelMessage], info: AgentInfo) -> Line:
+        if not info.instructions:
+            return self._summary(messages)
         self.read.append(list(messages))
         self.offered.append(info)
         self.invalid += problems(messages)
@@ -94,18 +96,18 @@ class Script:
         line = self._lines[at]
         return line(messages) if callable(line) else line
 
+    def _summary(self, messages: list[ModelMessage]) -> Line:
+        (wish,) = messages[-1].parts
+        assert isinstance(wish, UserPromptPart)
+        self.wished.append(str(wish.content))
+        return next(self._summaries)
+
     def answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        """To a request that is not streamed: an inquiry, or the wish for a summary."""
+        """To an inquiry."""
         self.invalid += problems(messages)
         native = info.model_request_parameters.output_mode == "native"
         newest = messages[-1].parts[-1]
         text = str(newest.content) if isinstance(newest, UserPromptPart) else ""
-        if not info.output_tools and not native:
-            self.wished.append(text)
-            summary = next(self._summaries)
-            if isinstance(summary, Exception):
-                raise summary
-            return ModelResponse([TextPart(summary)])
         self.asked.append(list(messages))
         self.asked_by.append(info)
         given = self._answers(text) if callable(self._answers) else next(self._answers)

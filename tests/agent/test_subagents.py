@@ -302,7 +302,7 @@ async def test_G2_restrictions_hold_for_what_runs_other_tools(clock: VirtualCloc
     async with talking(main, *TOOLS, clock=clock, config=file) as talk:
         await talk.prompt()
     assert other.read == []
-    print(helper.results()); assert '"handleId"' not in helper.results()[0]
+    assert '"handleId"' not in helper.results()[0]
 
 
 async def test_G2_budgets_are_spent_for_the_parent(clock: VirtualClock, tmp_path: Path) -> None:

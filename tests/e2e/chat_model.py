@@ -1,4 +1,5 @@
-"""A model for `model = "python:tests.e2e.chat_model:model"` that plays `script.json` of the working directory.
+"""A model for `model = "python:tests.e2e.chat_model:model"` that plays `script.json` of the working directory; `helper`
+plays `helper.json`.
 
 The script is a list of responses, each with some of `thought`, `text` (a list of pieces), `calls` (a list of tools with
 their arguments) and `fail`. Which one is played is counted in the history it is given, so a process that takes a
@@ -8,7 +9,7 @@ What it was given last is in `given.json`.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from pydantic_ai.models.function import (
 )
 
 
-def _next(messages: list[ModelMessage]) -> tuple[int, dict[str, Any]]:
+def _next(messages: list[ModelMessage], script_file: str) -> tuple[int, dict[str, Any]]:
     Path("given.json").write_bytes(ModelMessagesTypeAdapter.dump_json(messages))
     at = sum(isinstance(message, ModelResponse) for message in messages)
-    script = json.loads(Path("script.json").read_text())
+    script = json.loads(Path(script_file).read_text())
     return at, script[at] if at < len(script) else {"text": ["(the script is over)"]}
 
 
@@ -37,10 +38,10 @@ async def _there(file: str) -> None:
         await asyncio.sleep(0.01)
 
 
-async def _stream(
-    messages: list[ModelMessage], info: AgentInfo
+async def _play(
+    messages: list[ModelMessage], script_file: str
 ) -> AsyncIterator[str | DeltaToolCalls | DeltaThinkingCalls]:
-    at, says = _next(messages)
+    at, says = _next(messages, script_file)
     if "fail" in says:
         raise ModelHTTPError(400, "scripted", {"message": says["fail"]})
     if "thought" in says:
@@ -57,4 +58,11 @@ async def _answer(messages: list[ModelMessage], info: AgentInfo) -> ModelRespons
     return ModelResponse([TextPart("no inquiry is expected here")])
 
 
-model = FunctionModel(_answer, stream_function=_stream, model_name="scripted")
+def _player(
+    script_file: str,
+) -> Callable[[list[ModelMessage], AgentInfo], AsyncIterator[str | DeltaToolCalls | DeltaThinkingCalls]]:
+    return lambda messages, info: _play(messages, script_file)
+
+
+model = FunctionModel(_answer, stream_function=_player("script.json"), model_name="scripted")
+helper = FunctionModel(_answer, stream_function=_player("helper.json"), model_name="helper")

@@ -48,6 +48,11 @@ command = ["bash", "--norc", "--noprofile"]
 env = { PS1 = "inner> " }
 run = "unattended"
 spawn.lifecycle.on_turn_end = "keep"
+
+[agents.helper]
+description = "Helps."
+model = "python:tests.e2e.chat_model:helper"
+run = "unattended"
 """
 
 
@@ -63,8 +68,8 @@ class Chats:
             **ours, "HOLDFAST_STORE": f"sqlite:///{directory}/work.db", "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"
         }  # fmt: skip
 
-    def script(self, *says: dict[str, Any]) -> None:
-        (self.directory / "script.json").write_text(json.dumps(says))
+    def script(self, *says: dict[str, Any], of: str = "script") -> None:
+        (self.directory / f"{of}.json").write_text(json.dumps(says))
 
     def touch(self, name: str) -> None:
         (self.directory / name).touch()
@@ -138,6 +143,14 @@ class ChatPane(Pane):
         self.back()
         self.type("stty -a | grep -o ' echo ' && echo sane")
         self.until("\nsane")
+
+    def write(self, text: str) -> None:
+        """Type, without Enter."""
+        self._run("send-keys", "-l", text)
+
+    def hangs_up(self) -> None:
+        """The terminal goes away under whatever runs in it."""
+        self._run("respawn-pane", "-k", "sleep 1000")
 
     @property
     def lines(self) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.chats import ChatPane, Chats
-from tests.e2e.driver import until
+from tests.e2e.driver import PATIENCE, until
 from tests.programs import needs
 
 
@@ -146,6 +146,34 @@ def test_Q5_what_is_said_while_a_prompt_is_open_is_shown_after_it(chats: Chats, 
     assert pane.count("✓ gate") == pane.count("✓ deploy") == 1
 
 
+def test_Q5_what_is_being_typed_is_kept_while_a_prompt_is_open(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"text": ["I ", "deploy."], "until": "go", "calls": [["deploy", {"env": "x"}]]}, {"text": ["Done."]})
+    pane.chat()
+    pane.type("deploy it")
+    pane.until("I\n")
+    pane.write("half a li")
+    until(lambda: pane.last == "> half a li")
+    chats.touch("go")
+    pane.until("Run it?")
+    pane.press("y")
+    pane.until("Done.")
+    until(lambda: pane.last == "> half a li")
+
+
+def test_Q5_a_terminal_that_cannot_be_drawn_on_is_talked_to_line_by_line(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"text": ["I deploy."], "calls": [["deploy", {"env": "x"}]]}, {"text": ["Done."]})
+    pane.type(f"TERM=dumb {pane.command('chat')}; echo code $?")
+    pane.until("\n>")
+    pane.type("deploy it")
+    pane.until("Run it?")
+    pane.press("y")
+    pane.until("Done.")
+    until(lambda: pane.last == ">")
+    pane.press("C-d")
+    pane.until("Go on with")
+    pane.left()
+
+
 # Ctrl-C and other ways out
 
 
@@ -192,7 +220,7 @@ def test_ctrl_c_twice_leaves_while_something_does_not_end(chats: Chats, pane: Ch
 
 def test_at_the_input_line_ctrl_c_clears_it_first(chats: Chats, pane: ChatPane) -> None:
     pane.chat()
-    pane._run("send-keys", "-l", "nonsense")
+    pane.write("nonsense")
     pane.until("> nonsense")
     pane.press("C-c")
     pane.until("leaves")
@@ -212,6 +240,18 @@ def test_a_signal_ends_it_and_the_terminal_is_as_it_was(chats: Chats, pane: Chat
     (process,) = pane.processes()
     process.send_signal(signal.SIGTERM)
     pane.left(143)
+
+
+def test_a_terminal_that_goes_away_ends_it(chats: Chats) -> None:
+    chats.script({"calls": [["gate", {}]]})
+    with chats.pane() as pane:
+        pane.chat()
+        pane.type("wait")
+        pane.until("● gate")
+        (process,) = pane.processes()
+        pane.hangs_up()
+        process.wait(PATIENCE)
+        assert not pane.processes()
 
 
 def test_a_prompt_on_the_command_line_is_one_turn(chats: Chats, pane: ChatPane) -> None:
@@ -242,6 +282,35 @@ def test_a_line_that_is_typed_meanwhile_is_said_in_the_turn(chats: Chats, pane: 
     assert pane.lines.index("> and hurry up") < pane.lines.index("Noted.")
 
 
+def test_a_line_that_is_typed_while_the_answer_ends_is_answered_too(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"text": ["Once ", "upon."], "until": "go"}, {"text": ["Twice."]})
+    pane.chat()
+    pane.type("a story")
+    pane.until("Once")
+    pane.type("another one")
+    pane.until("> another one  (with the next request)")
+    chats.touch("go")
+    pane.until("Twice.")
+    pane.until("tokens in")
+    assert pane.count("another one") == 1
+    assert pane.count("the script is over") == 0
+
+
+def test_a_line_that_was_not_taken_comes_back_when_the_turn_is_cancelled(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"calls": [["gate", {}]]}, {"text": ["I see."]})
+    pane.chat()
+    pane.type("wait")
+    pane.until("● gate")
+    pane.type("no, do this")
+    pane.until("(with the next request)")
+    pane.press("C-c")
+    pane.until("Cancelled.")
+    until(lambda: pane.last == "> no, do this", what=lambda: pane.screen)
+    pane.press("Enter")
+    pane.until("> no, do this\nI see.")
+    assert pane.count("no, do this") == 1
+
+
 def test_lines_come_back_with_the_up_key(chats: Chats, pane: ChatPane) -> None:
     pane.chat()
     for line in ("first", "second"):
@@ -263,7 +332,7 @@ def test_N4_news_between_turns_is_shown_above_what_is_being_typed(chats: Chats, 
     pane.chat()
     pane.type("start it")
     pane.until("It runs.")
-    pane._run("send-keys", "-l", "half a li")
+    pane.write("half a li")
     until(lambda: pane.last == "> half a li")
     assert pane.lines[-2].startswith("● k (kept)")
     chats.touch("open")
@@ -285,6 +354,8 @@ def test_ps_and_abort(chats: Chats, pane: ChatPane) -> None:
     pane.until("It runs.")
     pane.type("/ps")
     until(lambda: any(line.split()[:3] == ["k", "kept", "running"] for line in pane.lines), what=lambda: pane.screen)
+    pane.type("/etc/hosts is what?")  # no command
+    pane.until("> /etc/hosts is what?\n(the script is over)")
     pane.type("/abort nobody")
     pane.until("Error: Handle `nobody` not found")
     pane.type("/abort k")
@@ -296,6 +367,25 @@ def test_ps_and_abort(chats: Chats, pane: ChatPane) -> None:
     pane.until("write /abort ID")
     pane.type("/quit")
     pane.left()
+
+
+def test_G2_what_a_sub_agent_runs_is_shown_below_it_and_can_be_aborted(chats: Chats, pane: ChatPane) -> None:
+    spawn = {"action": "spawn", "id": "h", "prompt": "look after it"}
+    chats.script({"calls": [["helper", spawn], ["await", {"all": ["h"]}]]}, {"text": ["It helped."]})
+    chats.script({"calls": [["kept", {"action": "spawn", "id": "k"}], ["gate", {}]]}, {"text": ["Done."]}, of="helper")
+    pane.chat()
+    pane.type("get help")
+    pane.until("● h (helper)")
+    pane.until("  ● k (kept)")
+    pane.until("  ● gate")
+    pane.type("/ps")
+    until(lambda: [line for line in pane.lines if line.split()[:2] == ["k", "kept"]], what=lambda: pane.screen)
+    pane.type("/abort k")
+    until(lambda: "  ● k (kept)" not in pane.screen)
+    chats.touch("open")
+    pane.until("It helped.")
+    assert pane.count("✓ h (helper)") == 1
+    assert pane.count("●") == 0
 
 
 def test_attach_takes_over_a_terminal_and_comes_back(chats: Chats, pane: ChatPane) -> None:

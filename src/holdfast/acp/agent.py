@@ -208,6 +208,8 @@ class Agent:
 
     def _open(self, conversation: "Conversation", title: str | None) -> Session:
         assert self._peer is not None and self._client is not None
+        if conversation.id in self._sessions:  # it was opened twice at once
+            self._sessions[conversation.id].calls.close()
         session = Session(self._peer, self._client, conversation, mode=self._mode, title=title)
         self._sessions[session.id] = session
         return session

@@ -104,6 +104,7 @@ class Calls(Watcher):
 
     def close(self) -> None:
         """The session is closed: say nothing more."""
+        self._send = lambda _: None  # whoever still listens to a handle
         for shown in self._by_uid.values():
             self._leave(shown)
             if shown.handle is not None:

@@ -19,8 +19,8 @@ def ended(replies: Replies, handle: Handle, state: Stopped, most: int) -> End:
     if not handle.stateful:
         reply = replies.outcome(handle)
         failed = reply.is_error or never_ran or isinstance(state.outcome, Error)
-        printed = not never_ran and handle.tool.source in ("local", "terminal")
-        return failed, fenced(reply.model) if printed and reply.model else reply.model, response_output(reply.model)
+        is_output = bool(reply.model) and not never_ran and handle.tool.source in ("local", "terminal")
+        return failed, fenced(reply.model) if is_output else reply.model, response_output(reply.model)
     printed = replies.tail(handle, most)
     shown = fenced(printed) if printed else ""
     match state.outcome:

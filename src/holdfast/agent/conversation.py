@@ -113,14 +113,14 @@ class Conversation:
         if self._loop is not None:
             raise HoldfastError("a turn of this conversation is running; `say` adds to it", code="turn_open")
         spending = Spending(self._allowance, self._above, self.assistant.model.context_window)
-        loop = self._loop = TurnLoop(self, spending, listener)
+        loop = self._loop = TurnLoop(self, spending, listener, content)
         self._tools_changed()
         self.runtime.on_tools.append(self._tools_changed)
         try:
             await self.open()
             spending.start(self.usage.context_tokens)
             await self.runtime.connected(0)
-            return await loop.run(content)
+            return await loop.run()
         finally:
             self.runtime.on_tools.remove(self._tools_changed)
             self._loop = None

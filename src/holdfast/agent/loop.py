@@ -60,19 +60,21 @@ Stop = tuple[StopReason, str | None]
 class TurnLoop:
     """One turn of a conversation, from what the user says to its end."""
 
-    def __init__(self, conversation: "Conversation", spending: Spending, listener: Listener | None) -> None:
+    def __init__(
+        self, conversation: "Conversation", spending: Spending, listener: Listener | None, content: Content | None
+    ) -> None:
         self._conversation = conversation
         self._transcript = conversation.transcript
         self.spending = spending
         self._listener = listener
-        self._said: list[Content] = []
+        self._said: list[Content] = [] if content is None else [content]
         """What the user has said and the model has not been sent."""
         self._turn: Turn | None = None
         self._asking: asyncio.Task[Any] | None = None
         """What is asked of the model."""
         self._cancelled = False
-        self._begun = False
-        """The user's first message is in it."""
+        self._begun = content is None
+        """What the user says from now on comes in between."""
         self._compacted = False
         """For the present request: once must do."""
         self._text = ""
@@ -101,11 +103,9 @@ class TurnLoop:
 
     # The turn
 
-    async def run(self, content: Content | None) -> Answer:
+    async def run(self) -> Answer:
         """The whole turn; without content, that of a process that died. What models and tools do is in the answer."""
         conversation = self._conversation
-        if content is not None:
-            self._said.append(content)
         turn = self._turn = conversation.runtime.turn(conversation.id, resume=True, tools=conversation.selection)
         async with turn:
             self._tell(TurnStarted(turn.id, turn.resumed))
@@ -174,9 +174,9 @@ class TurnLoop:
         return None
 
     def _user(self, said: Sequence[Content]) -> list[ModelRequestPart]:
-        for each in said if self._begun else ():
+        for each in said if self._begun else said[1:]:
             self._tell(Interjected(_shown(each)))
-        self._begun = True
+        self._begun = self._begun or bool(said)
         return [UserPromptPart(each) for each in said]
 
     def _news(self, news: Sequence[Notification]) -> list[ModelRequestPart]:

@@ -23,7 +23,7 @@ from holdfast.cli.chat_lines import Piece
 from holdfast.cli.keyboard import Tty, open_tty
 from holdfast.cli.printing import one_line
 from holdfast.cli.prompter import TerminalPrompter, open_prompter
-from holdfast.cli.store import store_of, store_option
+from holdfast.cli.store import run, store_of, store_option
 from holdfast.config import Config, find_config, load_config
 from holdfast.runtime import Runtime
 from holdfast.turn.prompts import Decision, Prompt, Prompter
@@ -101,7 +101,7 @@ def chat(
     loaded = Config() if file is None else load_config(file)
     wanted = _Wanted(loaded, store or store_of(loaded), model, conversation, prompt, detached, as_json)
     tty = None if as_json else _screen_tty()
-    left = asyncio.run(_plain(wanted) if tty is None else _terminal(wanted, tty))
+    left = run(_plain(wanted) if tty is None else _terminal(wanted, tty))
     if conversation is not None or left.answer is not None:
         options = {"--model": model, "--config": None if config is None else str(config), "--store": _said(context)}
         click.echo(f"Go on with: {continuing(left.conversation, options)}", err=True)

@@ -6,13 +6,14 @@ turn ends before it was taken, it begins the next one. Ctrl-C cancels the turn, 
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.events import Answer, Event, Interjected
-from holdfast.cli.chat_calls import Line, running_line
+from holdfast.cli.chat_calls import Line, Style, running_line
 from holdfast.cli.chat_commands import Commands
 from holdfast.cli.chat_lines import Piece, Teller, user_line
 from holdfast.cli.chat_screen import Screen
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("holdfast.cli")
 
 _HOW_TO_LEAVE = "Ctrl-C again, or Ctrl-D, leaves. /help lists what else there is."
+_COMMAND = re.compile(r"/[a-z]*(\s|\Z)")
+"""A path is none."""
 _QUIET = ("await", "wait_for", "wait_for_multiple")
 """What waits for others that have lines of their own."""
 
@@ -63,6 +66,7 @@ class Session:
         self._commands = Commands(runtime, conversation, self.screen, self.leave)
         runtime.registry.followers.setdefault(conversation.id, []).append(self._followed)
         self._keys = asyncio.create_task(self._read())
+        self._keys.add_done_callback(self._no_more_keys)
         try:
             if conversation.interrupted:
                 self._say("The last turn was interrupted; it goes on.", "yellow")
@@ -70,11 +74,12 @@ class Session:
             if prompt is not None and not self._left.done():
                 self.screen.show(user_line(prompt))
                 await self._whole(prompt)
-            else:
-                self.screen.changed()
-                await self._left
+            elif not self._left.done():
+                await asyncio.wait([self._left])
         finally:
             await self._finish()
+        if self._left.done():
+            self._left.result()
 
     def close(self) -> None:
         """Read no more keys. Until then Ctrl-C abandons whatever is still being ended."""
@@ -138,7 +143,9 @@ class Session:
     def _cancel(self) -> None:
         assert self._conversation is not None
         self._cancelling = True
-        self._queued.clear()
+        if self._queued:  # nobody will hear it now: it is there to be sent again, or changed
+            self._type("\n".join([*self._queued, *filter(None, [self.screen.typed.text])]))
+            self._queued.clear()
         self._conversation.cancel()
         self.screen.changed()
 
@@ -187,6 +194,13 @@ class Session:
             while True:
                 self._pressed(await self.screen.tty.key())
         self.leave()
+
+    def _no_more_keys(self, read: "asyncio.Task[None]") -> None:
+        """Whatever went wrong: a chat that hears nobody is over."""
+        if not read.cancelled() and (error := read.exception()) is not None:
+            assert self._left is not None
+            if not self._left.done():
+                self._left.set_exception(error)
 
     def _pressed(self, key: Key) -> None:
         typed = self.screen.typed
@@ -238,7 +252,7 @@ class Session:
         if self._history[-1:] != [text]:
             self._history.append(text)
         assert self._conversation is not None and self._commands is not None
-        if text.startswith("/"):
+        if _COMMAND.match(text):
             self.screen.show(user_line(text))
             self._soon(self._commands.run(text))
         elif self._turn is None:
@@ -255,5 +269,5 @@ class Session:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _say(self, text: str, style: Any) -> None:
+    def _say(self, text: str, style: Style) -> None:
         self.screen.show(Piece("line", text, style, whole=True))

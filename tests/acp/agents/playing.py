@@ -33,7 +33,7 @@ async def _play(
     messages: list[ModelMessage], info: AgentInfo
 ) -> AsyncIterator[str | dict[int, DeltaThinkingPart] | dict[int, DeltaToolCall]]:
     steps, played = _steps(messages)
-    step = steps[played] if played < len(steps) else {"text": ["done"]}
+    step: dict[str, Any] = steps[played] if played < len(steps) else {"text": ["done"]}
     if "fail" in step:
         raise RuntimeError(step["fail"])
     if "think" in step:
@@ -76,7 +76,7 @@ async def job(call: holdfast.Call) -> str:
 async def waits(call: holdfast.Call, file: str) -> str:
     """Works until a file is there."""
     call.emit("waiting\n")
-    while not Path(file).exists():
+    while not Path(file).exists():  # noqa: ASYNC110 (another process makes it)
         await asyncio.sleep(0.01)
     return "it is there"
 
