@@ -1,71 +1,64 @@
-"""A release: a person is asked, news arrives, and the turn ends later than the model thought.
+"""A conversation with a model: it starts two builds, waits for both, and says how they went.
 
-Run it: `python examples/conversation.py`. The model plays a script (`holdfast.testing.ScriptedModel`); around it
-everything is as in an agent. Time is virtual, so that five minutes of tests take none.
+Run it: `python examples/conversation.py`. It needs `pip install 'holdfast[agent]'`, and neither a key nor a network:
+the model is a function that plays its part (pydantic-ai's `FunctionModel`). With a name in its place, such as
+"anthropic:claude-sonnet-4-5", the rest stays as it is.
 """
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
+
+from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
 import holdfast
-from holdfast.testing import Says, ScriptedModel, VirtualClock
+from holdfast.agent.events import Answered, Called, Event, Text
 
 
 @holdfast.tool(actions=("spawn", "fetch", "abort"))
-async def check(call: holdfast.Call, what: str, minutes: float) -> str:
-    """Check something; it takes its time."""
-    call.emit(f"checking the {what}\n")
-    await asyncio.sleep(60 * minutes)
-    return f"{what}: all well"
+async def build(call: holdfast.Call, target: str, seconds: float) -> str:
+    """Build a target."""
+    call.emit(f"building {target}\n")
+    await asyncio.sleep(seconds)
+    return f"{target}: ok"
 
 
-@holdfast.tool
-async def migrate(call: holdfast.Call, table: str) -> str:
-    """Change the database. Asks before it drops a table."""
-    drop = holdfast.Question(id="drop", text=f"Drop the table {table}?", answer_type="Boolean")
-    return f"{table} dropped" if await call.ask(drop) else f"{table} kept"
+async def plays(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
+    """What the model says: first a batch of three calls, then a few words, streamed."""
+    if any(isinstance(message, ModelResponse) for message in messages):
+        for word in ("The app ", "and the docs ", "are built."):
+            yield word
+        return
+    calls = [
+        ("build", {"action": "spawn", "id": "app", "target": "app", "seconds": 1}),
+        ("build", {"action": "spawn", "id": "docs", "target": "docs", "seconds": 1}),
+        ("await", {"all": ["app", "docs"], "timeout_secs": 60}),
+    ]
+    for at, (name, arguments) in enumerate(calls):
+        yield {at: DeltaToolCall(name, json.dumps(arguments), tool_call_id=str(at))}
 
 
-async def person(
-    prompt: holdfast.RunTool | holdfast.DeliverResult | holdfast.AskQuestion,
-) -> holdfast.Said | holdfast.Cancelled:
-    """The prompter: in real life a terminal, a chat, a page. This person takes two minutes, and says no."""
-    assert isinstance(prompt, holdfast.AskQuestion)  # no tool of this program needs permission
-    await asyncio.sleep(120)
-    print(f"{prompt.tool} asks: {prompt.question.text}\nperson: No.\n")
-    return holdfast.Said(False)
+def show(event: Event) -> None:
+    """What a person would want to see of a turn."""
+    match event:
+        case Text(text):
+            print(text, end="", flush=True)
+        case Called(calls):
+            for call in calls:
+                print(f"  {call.name} {call.arguments}")
+        case Answered(responses):
+            for response in responses:
+                print(f"    → {response.model}")
 
 
-def release() -> ScriptedModel:
-    return ScriptedModel(
-        [
-            Says(
-                "I check links and tests.",
-                [
-                    ("check", {"action": "spawn", "id": "links", "what": "links", "minutes": 1}),
-                    ("check", {"action": "spawn", "id": "tests", "what": "tests", "minutes": 5}),
-                ],
-            ),
-            Says("Meanwhile I migrate.", [("migrate", {"table": "old_users"})]),
-            "The links are done, and the table was kept. The tests still run.",
-            "The tests are well, too. It can be released.",
-        ],
-        at_end="wait",  # what it says when it is asked about tools that still run
-    )
-
-
-async def main(clock: VirtualClock) -> None:
-    model = release()
-    print("What the person sees\n")
-    async with holdfast.Runtime([check, migrate], clock=clock, prompter=person, inquiry=model.inquiry) as rt:
-        turn = await model.converse(rt, "Is it ready for a release?")
-        assert turn.ending is not None and not turn.ending.aborted
-    print("What the model sees\n")
-    for heard, said in zip(model.seen, model.said, strict=True):
-        print(f"{heard.role}: {heard.text}")
-        print(f"assistant: {said.text}")
-        print("".join(f"  {call.name} {call.arguments}\n" for call in said.calls))
+async def main() -> None:
+    async with holdfast.Runtime([build]) as rt:
+        conversation = rt.conversation(model=FunctionModel(stream_function=plays))
+        print("user: Build everything.")
+        answer = await conversation.prompt("Build everything.", listener=show)
+        print(f"\n({answer.stop_reason} after {answer.usage.requests} requests)")
 
 
 if __name__ == "__main__":
-    clock = VirtualClock()
-    clock.run(main(clock))
+    asyncio.run(main())

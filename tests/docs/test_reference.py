@@ -145,6 +145,7 @@ def test_the_page_has_no_other_names() -> None:
 NAME = "[conversation.tools.<name>]"
 TABLES: dict[str, type[BaseModel]] = {
     "[conversation]": model.ConversationSettings,
+    "[conversation.assistant]": model.AssistantSettings,
     "[conversation.inquiry]": model.InquirySettings,
     NAME: model.ToolSettings,
     "output": model.OutputSettings,
@@ -155,6 +156,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "[conversation.tools.<name>.spawn.notifications]": model.NotificationSettings,
     "[conversation.tools.<name>.terminal]": model.TerminalSettings,
     "[limits]": model.LimitSettings,
+    "[agents.<id>]": model.AgentSettings,
     "[store]": model.StoreSettings,
     "[runtime]": model.RuntimeSettings,
     "[wait_handles]": model.WaitHandleSettings,
@@ -162,6 +164,8 @@ TABLES: dict[str, type[BaseModel]] = {
     "[workflows]": model.WorkflowSettings,
     "[mcp]": model.McpSettings,
     "[mcp.servers.<name>]": model.McpServerSettings,
+    "[acp]": model.AcpSettings,
+    "[acp]": model.AcpSettings,
 }
 """Which section is about which table. The four caps of a view are those of `output`."""
 
@@ -196,7 +200,7 @@ def reachable(table: type[BaseModel]) -> set[type[BaseModel]]:
 
 def test_every_table_has_a_section() -> None:
     assert reachable(model.Config) == {model.Config, model.ViewCaps, *TABLES.values()}
-    assert {f"[{key}]" for key in model.Config.model_fields} <= set(TABLES)
+    assert set(model.Config.model_fields) <= {title.strip("[]").partition(".")[0] for title in TABLES}
     assert set(model.ViewCaps.model_fields) <= set(model.OutputSettings.model_fields)
 
 

@@ -144,6 +144,10 @@ class ChatPane(Pane):
         self.type("stty -a | grep -o ' echo ' && echo sane")
         self.until("\nsane")
 
+    def idle(self) -> None:
+        """Until no turn runs."""
+        until(lambda: self.last.startswith(">") and "  working " not in self.screen, what=lambda: self.screen)
+
     def write(self, text: str) -> None:
         """Type, without Enter."""
         self._run("send-keys", "-l", text)

@@ -120,6 +120,7 @@ def test_P1_permission_is_asked_for_on_the_same_terminal(chats: Chats, pane: Cha
     assert [line for line in pane.lines if line.startswith("✓ deploy env=staging")]
     assert "deployed to staging" in chats.given
     assert "deployed to prod" not in chats.given
+    pane.idle()
     pane.type("thanks")
     pane.until("> thanks\n(the script is over)")
 
@@ -185,8 +186,10 @@ def test_B7_ctrl_c_cancels_the_turn_and_the_chat_goes_on(chats: Chats, pane: Cha
     pane.press("C-c")
     pane.until("Cancelled.")
     pane.until("■ gate")
+    pane.idle()
     pane.type("and now?")
     pane.until("Something else.")
+    pane.idle()
     pane.press("C-d")
     pane.until("Go on with: holdfast chat --conversation c-")
     pane.left()
@@ -199,6 +202,7 @@ def test_ctrl_c_stops_a_stream_and_a_second_one_leaves(chats: Chats, pane: ChatP
     pane.until("Once upon")
     pane.press("C-c")
     pane.until("Cancelled.")
+    pane.idle()
     pane.press("C-c")
     pane.until("Ctrl-C again, or Ctrl-D, leaves.")
     pane.press("C-c")
@@ -227,6 +231,7 @@ def test_at_the_input_line_ctrl_c_clears_it_first(chats: Chats, pane: ChatPane) 
     assert pane.last == ">"
     pane.type("sense")
     pane.until("> sense\n(the script is over)")
+    pane.idle()
     pane.press("C-c")
     pane.press("C-c")
     pane.left()
@@ -430,6 +435,7 @@ def test_B9_a_chat_that_was_killed_goes_on_in_the_middle_of_its_batch(chats: Cha
     pane.until("All is well.")
     assert "deployed to prod" in chats.given
     assert (chats.directory / "started").read_text().count("\n") == 1
+    pane.idle()
     pane.press("C-d")
     pane.until("Go on with: holdfast chat --conversation main")
     pane.left()

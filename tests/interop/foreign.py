@@ -1,4 +1,4 @@
-"""The foreign programs that the MCP server is tested against, where `make interop` installs them, and how they are run.
+"""The foreign programs that we are tested against, where `make interop` installs them, and how they are run.
 
 Without them a test is skipped; where CI is set it fails, so that nothing goes untested unseen.
 """
@@ -23,6 +23,7 @@ MCP1 = ROOT / "build" / "mcp1"
 CONFORMANCE = "@modelcontextprotocol/conformance/dist/index.js"
 INSPECTOR = "@modelcontextprotocol/inspector/clients/launcher/build/index.js"
 MCPDO = "@modelcontextprotocol/inspector/clients/mcpdo/build/mcp-bin.js"
+ACPX = "acpx/dist/cli.js"
 PATIENCE = 50
 """Seconds that a foreign program has; the whole test has 60."""
 
@@ -44,13 +45,13 @@ def node(program: str, *arguments: str, environment: Mapping[str, str] = {}) -> 
     return _run(command, environment=environment)
 
 
-def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def script(name: str, *arguments: str, environment: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
     """Run one of the .mjs files next to this one to its end."""
     need(NPM_ROOT)
     # Read from standard input, it finds its packages in the working directory; as a file, next to itself.
     command = [str(NODE), "--input-type=module", "-", *arguments]
     with (HERE / name).open() as source:
-        return _run(command, source)
+        return _run(command, source, environment)
 
 
 def mcp1(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -69,7 +70,7 @@ def _run(
         text=True,
         timeout=PATIENCE,
         cwd=NPM_ROOT if NPM_ROOT.exists() else ROOT,
-        env={**os.environ, "NO_COLOR": "1", **environment},
+        env={**os.environ, "NO_COLOR": "1", "NODE_COMPILE_CACHE": str(NPM_ROOT / "compiled"), **environment},
     )
 
 

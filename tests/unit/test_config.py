@@ -157,6 +157,7 @@ def test_K6_limits_have_the_specified_defaults_and_take_sizes() -> None:
         live_handles=10_000,
         open_questions=64,
         nesting=64,
+        agent_depth=3,
     )
     limits = load('[limits]\narguments_bytes = "2KiB"\nline_bytes = 99\nnesting = 3\n').limits.policy()
     assert (limits.arguments_bytes, limits.line_bytes, limits.nesting) == (2048, 99, 3)
@@ -179,7 +180,7 @@ def test_F_the_file_is_found_upwards(tmp_path: Path) -> None:
         (
             "x = 1",
             "holdfast.toml:1: x: unknown key; known here: conversation, limits, store, runtime, wait_handles, "
-            "workflows, mcp",
+            "workflows, agents, mcp, acp",
         ),
         (
             LOCAL + "timout_secs = 3",

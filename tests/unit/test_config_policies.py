@@ -85,12 +85,17 @@ def test_Q7_inquiries_have_two_minutes_unless_the_file_says_otherwise() -> None:
     assert found == "holdfast.toml:2: conversation.inquiry.timeout_secs: must be at least 1, not 0"
 
 
+NEEDS_A_MODEL = """
+output.history.limit = 5
+questions.q.target = 'assistant'
+spawn = { lifecycle = { on_turn_end = 'inquire', assistant.model = 'm' }, notifications.on_content = true }
+[conversation]
+detached = 'auto'
+"""
+
+
 def test_F_settings_without_effect_are_named() -> None:
-    text = LOCAL + "output.history.limit = 5\nquestions.q.target = 'assistant'\n"
-    text += (
-        "spawn = { lifecycle = { on_turn_end = 'inquire', assistant.model = 'm' }, notifications.on_content = true }\n"
-    )
-    found = load(text + "[conversation]\ndetached = 'auto'\ninquiry.assistant.model = 'm'\n").not_acted_on()
+    found = load(LOCAL + NEEDS_A_MODEL).not_acted_on()
     assert [line.split(": ")[1] for line in found] == [
         "conversation.tools.t.output.history",
         "conversation.tools.t.questions.q.target",
@@ -100,3 +105,12 @@ def test_F_settings_without_effect_are_named() -> None:
     assert found[0].endswith("not acted on yet: the history has what the model was shown")
     assert all("there is no model to ask" in line for line in found[1:])
     assert load(LOCAL + 'retry.policy = "safe"\non_crash = "replay"\n').not_acted_on() == []
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["assistant.model = 'm'", "inquiry.assistant.model = 'm'", "[agents.helper]\nmodel = 'm'"],
+)
+def test_F_settings_that_need_a_model_have_an_effect_where_one_is_named(model: str) -> None:
+    found = load(f"{LOCAL}{NEEDS_A_MODEL}{model}\n").not_acted_on()
+    assert [line.split(": ")[1] for line in found] == ["conversation.tools.t.output.history"]

@@ -48,10 +48,10 @@ async def shown_again(conversation: "Conversation", peer: Peer | None) -> Replay
 
 
 async def _handles(store: Store, conversation: str) -> dict[tuple[str, str], Record]:
-    """The spawned handles of a conversation, by turn and label."""
+    """The handles that calls of a conversation have made, by turn and label."""
     found: dict[tuple[str, str], Record] = {}
     after: str | None = None
-    while page := await store.handles(conversation=conversation, after=after, limit=_PAGE):
+    while page := await store.handles(conversation=conversation, stateful=None, after=after, limit=_PAGE):
         found.update(((record.turn, record.call_id), record) for record in page)
         after = page[-1].uid
     return found

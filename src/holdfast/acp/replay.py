@@ -100,22 +100,22 @@ class _Replay:
         told = self._calls.pop(part.get("tool_call_id", ""), None)
         if told is None:
             return
-        record = self._handles.get((told.turn, told.call.id))
-        if record is not None and record.stateful:
-            self._handle(told, record)
-            return
-        words = part.get("content")
-        words = words if isinstance(words, str) else msgspec.json.encode(words).decode()
-        self._over(told, part.get("outcome") != "success", words, response_output(words))
-
-    def _handle(self, told: _Told, record: Record) -> None:
-        """A spawned handle's call is over when the handle is."""
-        if isinstance(record.state, Stopped):
+        record = self._made(told)
+        if record is not None and isinstance(record.state, Stopped):
             self._over(told, *self._end(record))
-        else:
+        elif record is not None and record.stateful:  # its call is over when the handle is
             if not isinstance(record.state, Pending):
                 self._update(told, {"status": "in_progress"})
             self.live.append((told.id, told.call, record))
+        else:
+            words = part.get("content")
+            words = words if isinstance(words, str) else msgspec.json.encode(words).decode()
+            self._over(told, part.get("outcome") != "success", words, response_output(words))
+
+    def _made(self, told: _Told) -> Record | None:
+        """The handle that a call has made, if the store still has it."""
+        record = self._handles.get((told.turn, told.call.id))
+        return record if record is not None and record.tool == told.call.name else None
 
     def _over(self, told: _Told, failed: bool, words: str, raw: Any) -> None:
         if words:
@@ -144,8 +144,7 @@ class _Replay:
         still: list[tuple[str, ToolCall, Record | None]] = []
         used: list[str] = []
         if self._turn == self._interrupted:
-            calls = self._calls.values()
-            still = [(told.id, told.call, self._handles.get((told.turn, told.call.id))) for told in calls]
+            still = [(told.id, told.call, self._made(told)) for told in self._calls.values()]
             used = self._labels[: len(self._labels) - len(still)]
         else:
             self._break_off()
@@ -162,7 +161,7 @@ def replay(
 ) -> Replayed:
     """The transcript as updates.
 
-    `handles` are the spawned handles by turn and label, `end` says how a stopped one ended, `interrupted` is the turn
+    `handles` are those that its calls have made, by turn and label, `end` says how a stopped one ended, `interrupted` is the turn
     that was never ended, if there is one.
     """
     going = _Replay(tool, handles, end, interrupted)

@@ -6,12 +6,15 @@ it goes on where it was also in another process.
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
+from pydantic_ai.profiles import ModelProfile
 
 import holdfast
 
@@ -48,6 +51,11 @@ async def _play(
 
 def model() -> FunctionModel:
     return FunctionModel(stream_function=_play)
+
+
+def measured() -> FunctionModel:
+    """The same with a context of a known size."""
+    return FunctionModel(stream_function=_play, profile=ModelProfile(context_window=1000))
 
 
 @holdfast.tool(hints={"readOnlyHint": True})
@@ -112,3 +120,11 @@ async def hangs(call: holdfast.Call) -> str:
 def fails() -> str:
     """Fails."""
     raise holdfast.ToolError("it broke")
+
+
+@holdfast.tool
+def noisy() -> str:
+    """Prints where it should not, and reads what is not its own."""
+    print("from Python", flush=True)
+    subprocess.run(["echo", "from a program"], check=True)
+    return f"read {sys.stdin.read()!r}"

@@ -4,7 +4,6 @@ After a turn's answer the scene goes on until the agent has made another session
 has been read then. No timer decides that nothing more came.
 """
 
-import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -244,6 +243,5 @@ async def _nothing(probe: Probe, recording: Recording) -> None:
 @asynccontextmanager
 async def scenes(settings: Settings) -> AsyncIterator[Scenes]:
     """Scenes in a working directory of their own, where an agent may write."""
-    directory = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="acp-check-")
-    with directory as path:
+    with tempfile.TemporaryDirectory(prefix="acp-check-") as path:
         yield Scenes(settings, Path(path))

@@ -1,0 +1,188 @@
+"""A history that has grown too long (G1): a summary stands for it, and what is still open is not lost."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from pydantic_ai.exceptions import ModelAuthenticationError, ModelContextWindowExceededError, ModelServerError
+from pydantic_ai.messages import ModelResponse
+from tests.agent.scripted import Reply, Script, called, spawned
+from tests.agent.talk import Talk, kinds, talking, until, written
+
+import holdfast
+from holdfast import Call, Pending
+from holdfast.agent.events import Compacted, Retrying, Text
+from holdfast.testing import VirtualClock
+
+STATEFUL: Any = ("spawn", "fetch", "abort")
+SMALL = "[conversation]\ncontext_tokens = 1000\n"
+LONG, SHORT = (900, 200), (90, 20)
+
+
+@holdfast.tool
+async def note(text: str) -> str:
+    """Take a note."""
+    return f"noted {text}"
+
+
+@holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+async def kept(call: Call) -> str:
+    """Outlives its turn."""
+    await asyncio.sleep(100_000)
+    return "kept on"
+
+
+@holdfast.tool
+async def keyed(call: Call) -> str:
+    """Shows a key that somebody outside may use."""
+    return f"The key is {await call.completion_key()}."
+
+
+@holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+async def approve(call: Call) -> Pending:
+    """Prints its key, and waits for it to be used."""
+    call.emit(f"Use {await call.completion_key()} to approve.\n")
+    return Pending(deadline=100_000)
+
+
+TOOLS = (note, kept, keyed, approve)
+
+
+async def grown(talk: Talk) -> None:
+    """A conversation that is too long already."""
+    await talk.prompt("First")
+    await talk.prompt("Second")
+
+
+async def test_G1_summarised_before_the_next_request(clock: VirtualClock, tmp_path: Path) -> None:
+    script = Script(Reply("One.", usage=SHORT), Reply("Two.", usage=LONG), "Three.", summaries=["They count."])
+    async with talking(script, *TOOLS, clock=clock, config=written(tmp_path, SMALL)) as talk:
+        await grown(talk)
+        assert talk.heard(Compacted) == []
+        answer = await talk.prompt("Third")
+        assert (await talk.kinds())[-3:] == ["request", "summary", "response"]
+    assert answer.text == "Three."
+    (wish,) = script.wished
+    assert all(each in wish for each in ("user: First", "assistant: One.", "user: Second", "assistant: Two."))
+    assert "Third" not in wish
+    (compacted,) = talk.heard(Compacted)
+    assert script.told() == [compacted.summary, "Third"]
+    assert compacted.summary.startswith("[Automatic summary") and "They count." in compacted.summary
+    assert "They count." not in "".join(event.text for event in talk.heard(Text))  # nobody said it
+    assert answer.usage.requests == 2
+
+
+async def test_G1_the_newest_calls_stay(clock: VirtualClock, tmp_path: Path) -> None:
+    script = Script(
+        Reply("One.", usage=SHORT),
+        Reply("Well.", [called("c1", "note", text="a"), called("c2", "note", text="b")], usage=LONG),
+        "Two.",
+        summaries=["They count."],
+    )
+    async with talking(script, *TOOLS, clock=clock, config=written(tmp_path, SMALL)) as talk:
+        await grown(talk)
+    summary, calls, results = script.read[-1]
+    assert isinstance(calls, ModelResponse) and len(calls.tool_calls) == 2
+    assert script.results() == ["noted a", "noted b"]
+    assert "Second" in script.wished[0]
+
+
+async def test_G1_again_and_again(clock: VirtualClock, tmp_path: Path) -> None:
+    lines = [Reply(f"Answer {at}.", usage=LONG) for at in range(6)]
+    script = Script(*lines, summaries=[f"Summary {at}." for at in range(6)])
+    async with talking(script, *TOOLS, clock=clock, config=written(tmp_path, SMALL)) as talk:
+        for at in range(6):
+            assert (await talk.prompt(f"Prompt {at}")).text == f"Answer {at}."
+    assert len(talk.heard(Compacted)) == len(script.wished) == 5
+    for at, wish in enumerate(script.wished[1:]):
+        assert f"Summary {at}." in wish  # each is made of the one before
+    assert len(script.read[-1]) == 1
+
+
+async def test_G1_open_handles_and_keys_survive(clock: VirtualClock, tmp_path: Path) -> None:
+    script = Script(
+        [spawned("c1", "kept", "k"), spawned("c2", "approve", "a"), called("c3", "keyed")],
+        [("c4", "approve", {"action": "fetch", "id": "a"})],
+        Reply("One.", usage=LONG),
+        Reply("Two.", usage=LONG),
+        "Three.",
+        summaries=["Nothing of note."] * 2,
+    )
+    async with talking(script, *TOOLS, clock=clock, config=written(tmp_path, SMALL)) as talk:
+        await talk.prompt("First")
+        (key,) = (await talk.rt.keys("a", conversation="main")).values()
+        for _ in range(2):
+            await talk.prompt("More")
+            summary = talk.heard(Compacted)[-1].summary
+            assert "- k: kept, running" in summary
+            assert "- a: approve, running" in summary
+            assert str(key) in summary
+            assert summary.count("hf1.") == 1  # that of `keyed` is worth nothing any more
+        await talk.rt.resolve(key, {"status": "ok", "payload": "yes"})
+
+
+async def test_G1_after_a_restart(tmp_path: Path) -> None:
+    store, config = f"sqlite:///{tmp_path / 'work.db'}", written(tmp_path, SMALL)
+    script = Script(Reply("One.", usage=LONG), "Two.", summaries=["They count."])
+    async with talking(script, *TOOLS, store=store, config=config) as talk:
+        await grown(talk)
+    script = Script("Three.")
+    async with talking(script, *TOOLS, store=store, config=config) as talk:
+        await talk.prompt("Third")
+    summary, _, third = script.read[0]
+    assert "They count." in str(summary) and "First" not in str(summary) and "Second" in str(summary)
+    assert script.told() == ["Third"]
+
+
+async def test_G1_a_summary_is_asked_for_again(clock: VirtualClock, tmp_path: Path) -> None:
+    error = ModelServerError("scripted", "down")
+    script = Script(Reply("One.", usage=LONG), "Two.", summaries=[error, error, "They count."])
+    async with talking(script, *TOOLS, clock=clock, config=written(tmp_path, SMALL)) as talk:
+        await grown(talk)
+    assert len(talk.heard(Retrying)) == 2
+    assert len(talk.heard(Compacted)) == 1
+
+
+async def test_G1_without_a_summary_it_goes_on_while_the_model_takes_it(clock: VirtualClock, tmp_path: Path) -> None:
+    script = Script(Reply("One.", usage=LONG), "Two.", summaries=[ModelAuthenticationError("scripted", "no")] * 5)
+    async with talking(script, *TOOLS, clock=clock, config=written(tmp_path, SMALL)) as talk:
+        await talk.prompt("First")
+        assert (await talk.prompt("Second")).text == "Two."
+        assert "summary" not in await talk.kinds()
+    assert len(script.read[-1]) == 3
+
+
+async def test_G1_without_a_summary_what_is_too_long_ends_the_turn(clock: VirtualClock) -> None:
+    too_long = ModelContextWindowExceededError("scripted", "too long")
+    script = Script("One.", too_long, summaries=[too_long] * 10)
+    async with talking(script, *TOOLS, clock=clock) as talk:
+        await talk.prompt("First")
+        answer = await talk.prompt("x" * 100_000)
+    assert answer.stop_reason == "error" and "could not be summarised" in (answer.error or "")
+    assert len(script.wished) > 1  # from less and less
+
+
+async def test_G1_long_messages_are_clipped(clock: VirtualClock) -> None:
+    too_long = ModelContextWindowExceededError("scripted", "too long")
+    script = Script("One.", too_long, "Two.", summaries=[too_long, "Short."])
+    async with talking(script, *TOOLS, clock=clock) as talk:
+        await talk.prompt("begin " + "x" * 100_000 + " end")
+        assert (await talk.prompt("Second")).text == "Two."
+    first, second = script.wished
+    assert 10_000 > len(first) > len(second)
+    assert "begin x" in second and "x end" in second
+
+
+async def test_T5_cancelled_while_it_is_summarised(clock: VirtualClock, tmp_path: Path) -> None:
+    script = Script(Reply("One.", usage=LONG), "Two.", summaries=[Reply("Never.", pause=1000), "They count."])
+    async with talking(script, *TOOLS, clock=clock, config=written(tmp_path, SMALL)) as talk:
+        await talk.prompt("First")
+        task = asyncio.create_task(talk.prompt("Second"))
+        await until(lambda: script.wished)
+        began = clock.now()
+        talk.conversation.cancel()
+        assert (await task).stop_reason == "cancelled"
+        assert clock.now() < began + 10
+        assert (await talk.prompt("Third")).text == "Two."
+    assert script.told()[-2:] == ["Second", "Third"]
+    assert kinds(talk.events).count("Compacted") == 1

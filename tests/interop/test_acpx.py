@@ -1,0 +1,106 @@
+"""acpx, a headless client that somebody else made, drives `holdfast acp` (X1, X2).
+
+What it prints is every message in both directions, one a line. Nothing on its standard error means that it has taken
+all of ours. `--no-terminal` where the end is looked at: a terminal is given back when the turn may be over.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.acp.editor import config, script
+from tests.interop.acp_turns import Message, answer, ended, prompts, statuses, text, updates
+from tests.interop.foreign import ACPX, NODE, NPM_ROOT, PATIENCE, ROOT, need
+
+DENIED = 5
+"""The exit code for a run in which nothing was permitted."""
+
+
+class Run(NamedTuple):
+    """What acpx has printed."""
+
+    code: int
+    messages: list[Message]
+    stderr: str
+
+    @property
+    def prompt(self) -> Message:
+        (prompt,) = prompts(self.messages)
+        return prompt
+
+
+def acpx(directory: Path, steps: str, *options: str, more: str = "", interrupt_at: str | None = None) -> Run:
+    """One prompt, in a session of its own; with `interrupt_at`, interrupted when that is said."""
+    need(NPM_ROOT)
+    file = config(directory, more)
+    agent = f"{sys.executable} -m holdfast acp --config {file} --store sqlite:///{directory}/store.db"
+    command = [str(NODE), str(NPM_ROOT / "node_modules" / ACPX), "--agent", agent, "--cwd", str(directory)]
+    command += [*options, "--format", "json", "exec", steps]
+    env = {**os.environ, "HOME": str(directory), "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=env) as process:
+        assert process.stdout is not None
+        said = ""
+        if interrupt_at is not None:
+            for line in process.stdout:
+                said += line
+                if interrupt_at in line:
+                    process.send_signal(signal.SIGINT)
+                    break
+        try:
+            rest, stderr = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return Run(process.returncode, [json.loads(line) for line in (said + rest).splitlines()], stderr)
+
+
+def test_X2_a_turn_with_tool_calls_and_permission(tmp_path: Path) -> None:
+    calls = [["1", "asked", {"word": "x"}], ["2", "look", {"path": "a.txt"}], ["3", "fails", {}]]
+    steps = script({"think": "hm", "text": ["a ", "b "], "calls": calls})
+    run = acpx(tmp_path, steps, "--approve-all", "--no-terminal")
+    assert (run.code, run.stderr) == (0, "")
+    assert ended(run.messages, run.prompt) == "end_turn"
+    assert run.messages[-1] == answer(run.messages, run.prompt)
+    told = updates(run.messages, run.prompt)
+    assert text(told) == "a b done"
+    assert statuses(told, "1") == statuses(told, "2") == ["pending", "in_progress", "completed"]
+    assert statuses(told, "3") == ["pending", "in_progress", "failed"]
+    chosen = [each["result"]["outcome"] for each in run.messages if "outcome" in each.get("result", {})]
+    assert chosen == [{"outcome": "selected", "optionId": "allow_once"}]
+
+
+def test_X2_a_turn_whose_signal_is_off_and_in_which_nothing_is_permitted(tmp_path: Path) -> None:
+    steps = script({"calls": [["1", "asked", {"word": "x"}]]})
+    run = acpx(tmp_path, steps, "--deny-all", more='[acp]\nturn_complete = "off"\n')
+    assert (run.code, run.stderr) == (DENIED, "")
+    told = updates(run.messages, run.prompt)
+    assert statuses(told, "1") == ["pending", "failed"]
+    assert text(told) == "done"
+    assert run.messages[-1] == {"jsonrpc": "2.0", "id": run.prompt["id"], "result": {"stopReason": "end_turn"}}
+    offers = next(each["result"]["agentCapabilities"] for each in run.messages if "result" in each)
+    assert "turn_complete" not in str(run.messages) and "turnComplete" not in str(offers)
+
+
+def test_X4_a_turn_that_is_interrupted(tmp_path: Path) -> None:
+    steps = script({"text": ["a"], "calls": [["1", "hangs", {}]]})
+    run = acpx(tmp_path, steps, "--approve-all", interrupt_at="hanging")
+    assert run.stderr == ""
+    assert ended(run.messages, run.prompt) == "cancelled"
+    assert run.messages[-1] == answer(run.messages, run.prompt)
+    assert statuses(updates(run.messages, run.prompt), "1") == ["pending", "in_progress", "failed"]
+
+
+def test_X2_the_form_that_is_an_update_is_noise_to_a_client_that_did_not_ask_for_it(tmp_path: Path) -> None:
+    """Why it is not the default: acpx complains about it, and goes on."""
+    run = acpx(tmp_path, script({"text": ["a"]}), "--approve-all", more='[acp]\nturn_complete = "update"\n')
+    assert run.code == 0
+    assert "Invalid params" in run.stderr and "turn_complete" in run.stderr
+    told = {"sessionUpdate": "turn_complete", "promptRequestId": str(run.prompt["id"]), "stopReason": "end_turn"}
+    assert updates(run.messages, run.prompt)[-1] == told
+    assert run.messages[-1] == {"jsonrpc": "2.0", "id": run.prompt["id"], "result": {"stopReason": "end_turn"}}
+    assert str(run.messages).count("'turn_complete'") == 1
