@@ -456,6 +456,8 @@ class Runtime:
         with contextlib.suppress(HoldfastError):
             await self.registry.write((), keep=False)  # what was resolved just before counts
         self.registry.closing = True
+        if self._agency is not None:
+            self._agency.leave()
         for turn in tuple(self.turns):
             turn._leave()
         await self.people.close()

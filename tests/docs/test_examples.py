@@ -23,6 +23,11 @@ ESSENTIAL = {
         '"result":"r-17 installed in production, approved by Ada"',
     ],
     "conversation.py": [
+        'await {"all": ["app", "docs"], "timeout_secs": 60}\n    → {"id":"app","state":"running"}\n',
+        '{"completed":[{"id":"app","state":"stopped","result":"app: ok"},{"id":"docs","state":"stopped","result":"docs: ok"}'
+        '],"pending":[]}\nThe app and the docs are built.\n(end_turn after 2 requests)\n',
+    ],
+    "release.py": [
         "migrate asks: Drop the table old_users?",
         "tool: old_users kept\n\n[Automatic notifications.",
         "- info: `links` (check) stopped.",

@@ -40,23 +40,22 @@ def acpx(directory: Path, steps: str, *options: str, more: str = "", interrupt_a
     agent = f"{sys.executable} -m holdfast acp --config {file} --store sqlite:///{directory}/store.db"
     command = [str(NODE), str(NPM_ROOT / "node_modules" / ACPX), "--agent", agent, "--cwd", str(directory)]
     command += [*options, "--format", "json", "exec", steps]
-    env = {**os.environ, "HOME": str(directory), "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=env) as process:
-        assert process.stdout is not None
-        said = ""
-        if interrupt_at is not None:
-            for line in process.stdout:
-                said += line
-                if interrupt_at in line:
-                    process.send_signal(signal.SIGINT)
-                    break
-        try:
-            rest, stderr = process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-    return Run(process.returncode, [json.loads(line) for line in (said + rest).splitlines()], stderr)
+    cache = str(NPM_ROOT / "compiled")
+    env = {**os.environ, "HOME": str(directory), "PYTHONPATH": str(ROOT), "NODE_COMPILE_CACHE": cache}
+    messages = []
+    with (directory / "stderr").open("w+") as stderr:
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, env=env) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    messages.append(json.loads(line))
+                    if interrupt_at is not None and interrupt_at in line.decode():
+                        process.send_signal(signal.SIGINT)
+                        interrupt_at = None
+            finally:
+                if process.stdout.read(1):
+                    process.kill()
+        return Run(process.returncode, messages, (directory / "stderr").read_text())
 
 
 def test_X2_a_turn_with_tool_calls_and_permission(tmp_path: Path) -> None:

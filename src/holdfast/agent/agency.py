@@ -121,6 +121,11 @@ class Agency:
         await self.enter(assistant)
         return await inquire(assistant, conversation, inquiry)
 
+    def leave(self) -> None:
+        """The runtime is being closed: nothing more is asked of a model (R6)."""
+        for conversation in tuple(self._conversations.values()):
+            conversation.leave()
+
     async def close(self) -> None:
         """Let the models' connections go."""
         await self._entered.aclose()

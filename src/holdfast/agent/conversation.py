@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic_ai.messages import InstructionPart, ModelResponse
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 
-from holdfast.agent.events import Answer, Listener, Usage
+from holdfast.agent.events import Answer, Listener, StopReason, Usage
 from holdfast.agent.instructions import instructions
 from holdfast.agent.loop import Content, TurnLoop, response_text
 from holdfast.agent.models import Assistant
@@ -145,16 +145,24 @@ class Conversation:
     @property
     def finished(self) -> Answer | None:
         """How the last turn ended, of a conversation that was taken up again and has nothing left to do."""
-        last = self.transcript.last
+        last, ended = self.transcript.last, self.transcript.ended
+        if ended is not None and self.transcript.turn is not None and not self.interrupted:
+            text = next(filter(None, map(response_text, reversed(self.transcript.spent))), "")
+            stop = cast(StopReason, ended.stop_reason)
+            return Answer(text=text, stop_reason=stop, turn=self.transcript.turn, usage=self.usage, error=ended.error)
         if self.interrupted or not isinstance(last, ModelResponse) or last.tool_calls or self.transcript.turn is None:
             return None
-        text = response_text(last)
-        return Answer(text=text, stop_reason="end_turn", turn=self.transcript.turn, usage=self.usage)
+        return Answer(text=response_text(last), stop_reason="end_turn", turn=self.transcript.turn, usage=self.usage)
 
     def cancel(self) -> None:
         """Cancel the turn that runs, if one does: `prompt` returns soon, with `cancelled`."""
         if self._loop is not None:
             self._loop.cancel()
+
+    def leave(self) -> None:
+        """The runtime is being closed: a turn that runs is left as it is, to be resumed (R6)."""
+        if self._loop is not None:
+            self._loop.leave()
 
     async def lines(self) -> list[Line]:
         """What was said, as it is stored."""

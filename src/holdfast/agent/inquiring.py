@@ -4,6 +4,7 @@ The model gets the conversation as it is, then the question; what it answers is 
 becomes part of the conversation.
 """
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +23,7 @@ from pydantic_ai.output import OutputObjectDefinition
 from pydantic_ai.tools import ToolDefinition
 
 from holdfast.agent.instructions import TEACHING
+from holdfast.agent.spending import usage_of
 from holdfast.handles.text import to_json
 from holdfast.turn.inquiry import Inquiry
 
@@ -37,19 +39,24 @@ async def inquire(assistant: "Assistant", conversation: "Conversation | None", i
     """What the model answers, decoded. Whatever it raises counts as a failed inquiry."""
     messages = [] if conversation is None else _before(conversation.transcript.messages)
     messages = _with_question(messages, inquiry)
-    native = assistant.model.profile.get("default_structured_output_mode") == "native"
-    response = await model_request(
-        assistant.model,
-        messages,
-        model_settings=assistant.settings,
-        model_request_parameters=_native(inquiry) if native else _by_tool(inquiry),
-        instrument=False,
-    )
-    if conversation is not None and conversation.spending is not None:
-        from holdfast.agent.spending import usage_of
-
-        conversation.spending.count(usage_of(response))
-    return _answer(response)
+    forms, profile = [_by_tool(inquiry)], assistant.model.profile
+    if profile.get("default_structured_output_mode") == "native":
+        forms = [_native(inquiry)]
+    elif profile.get("supports_json_schema_output"):
+        forms.append(_native(inquiry))  # some models that think cannot be made to call a tool, and answer in words
+    for form in forms:
+        response = await model_request(
+            assistant.model,
+            messages,
+            model_settings=assistant.settings,
+            model_request_parameters=form,
+            instrument=False,
+        )
+        if conversation is not None and conversation.spending is not None:
+            conversation.spending.count(usage_of(response))
+        with contextlib.suppress(ValueError):
+            return _answer(response)
+    raise ValueError("the model did not answer in the form that was asked for")
 
 
 def _before(messages: list[ModelMessage]) -> list[ModelMessage]:

@@ -40,7 +40,8 @@ from holdfast.agent.events import (
 )
 from holdfast.agent.requests import ModelCall, RequestFailed
 from holdfast.agent.spending import Spending
-from holdfast.agent.transcript import interrupted, request
+from holdfast.agent.transcript import Ended, interrupted, request
+from holdfast.errors import HoldfastError
 from holdfast.turn.notifications import Notification, notification_block
 from holdfast.turn.slot import ToolCall
 from holdfast.turn.turn import Response, Turn
@@ -72,7 +73,9 @@ class TurnLoop:
         self._turn: Turn | None = None
         self._asking: asyncio.Task[Any] | None = None
         """What is asked of the model."""
-        self._cancelled = False
+        self._cancelled = self._left = False
+        self._cut_off = False
+        """The calls of the last line were made before the process died."""
         self._begun = content is None
         """What the user says from now on comes in between."""
         self._compacted = False
@@ -93,6 +96,12 @@ class TurnLoop:
         if self._asking is not None:
             self._asking.cancel()
 
+    def leave(self) -> None:
+        """The runtime is being closed: the turn stays open in the store, and is resumed (R6)."""
+        self._left = True
+        if self._asking is not None:
+            self._asking.cancel()
+
     def _tell(self, event: Event) -> None:
         if self._listener is None:
             return
@@ -108,6 +117,7 @@ class TurnLoop:
         conversation = self._conversation
         turn = self._turn = conversation.runtime.turn(conversation.id, resume=True, tools=conversation.selection)
         async with turn:
+            await self._transcript.refresh()
             self._tell(TurnStarted(turn.id, turn.resumed))
             if turn.resumed and self._transcript.turn == turn.id:
                 self.spending.resume(self._transcript.spent)
@@ -123,6 +133,8 @@ class TurnLoop:
                 stop, error = "cancelled", None
             if stop in ("error", "cancelled"):
                 turn.cancel()  # nobody is asked and nothing is waited for (T5)
+            if stop != "end_turn":
+                await self._transcript.note(turn.id, "ended", Ended(stop, error))
         if turn.failed is not None and stop != "cancelled":
             stop, error = "error", f"the turn has failed: {turn.failed.message}"
         answer = Answer(text=self._text, stop_reason=stop, turn=turn.id, usage=self.spending.usage, error=error)
@@ -131,9 +143,10 @@ class TurnLoop:
 
     async def _steps(self, turn: Turn) -> tuple[StopReason, str | None]:
         transcript = self._transcript
-        lost = transcript.open_calls()
-        if lost and not (turn.resumed and transcript.turn == turn.id):
-            await transcript.add(turn.id, interrupted(lost))
+        calls = transcript.open_calls()
+        self._cut_off = bool(calls) and turn.resumed and transcript.turn == turn.id
+        if calls and not self._cut_off:
+            await transcript.add(turn.id, interrupted(calls))
         if not isinstance(transcript.last, ModelResponse):
             await self._open(turn, self._take())
         while not self._cancelled and turn.failed is None:
@@ -213,7 +226,8 @@ class TurnLoop:
         Ids of calls are unique in their batch only, so the number tells which batch this is.
         """
         answered, turn.answered = turn.answered, None
-        if turn.resumed and turn.batches == self._transcript.batch + 1:
+        cut_off, self._cut_off = self._cut_off, False
+        if cut_off and turn.batches == self._transcript.batch + 1:
             if turn.unfinished is not None and _ids(turn.unfinished.calls) == _ids(calls):
                 return await turn.resume(park_after=PARK_AFTER_SECS)
             if answered is not None and _ids(answered) == _ids(calls):
@@ -231,6 +245,7 @@ class TurnLoop:
             return "max_turn_requests", f"stopped after {exhausted}"
         if not self._compacted and too_long(self.spending.usage, conversation.context_tokens):
             await self._compact(turn)
+            self._check_here()
             if self._cancelled:
                 return None
         call = ModelCall(conversation.assistant, transcript.messages, conversation.parameters(), self._tell)
@@ -241,6 +256,7 @@ class TurnLoop:
                 raise
             return None
         if response is None:
+            self._check_here()
             await self._interrupted(turn, call.partial())
             return None
         self._compacted = False
@@ -251,6 +267,13 @@ class TurnLoop:
         self._text = response_text(response) or self._text
         await transcript.add(turn.id, response)
         return None
+
+    def _check_here(self) -> None:
+        if self._left:
+            raise HoldfastError(
+                "the runtime was closed in the middle of the turn; the conversation goes on where it was",
+                code="runtime_closed",
+            )
 
     async def _unless_urgent(self, turn: Turn, call: ModelCall) -> ModelResponse | None:
         """The response; None if the turn was cancelled, or if there is critical news, which cannot wait (N4)."""

@@ -38,6 +38,13 @@ class Summary(msgspec.Struct, frozen=True):
     text: str
 
 
+class Ended(msgspec.Struct, frozen=True):
+    """How a turn ended that did not end as turns should."""
+
+    stop_reason: str
+    error: str | None
+
+
 class Transcript:
     """The lines of one conversation."""
 
@@ -56,26 +63,47 @@ class Transcript:
         """The number of the newest batch of that turn whose results are in it."""
         self.spent: list[ModelResponse] = []
         """The responses of that turn."""
+        self.ended: Ended | None = None
+        """How that turn ended, if not as turns should."""
+        self._known = 0
+        """The number of the newest line that has been looked at."""
 
     async def load(self) -> None:
         """Read it from the store."""
-        lines = await self.read()
+        self._take(await self.read())
+
+    async def refresh(self) -> None:
+        """Read what others have added: another process may have held the turn before."""
+        new = await self.read(after=self._known)
+        if any(line.kind == "summary" for line in new):
+            await self.load()
+        else:
+            self._add(new, 0)
+
+    def _take(self, lines: Sequence[Line]) -> None:
         summaries = [msgspec.json.decode(line.body, type=Summary) for line in lines if line.kind == "summary"]
         self.messages, self._numbers, upto = [], [], 0
         if summaries:
             upto = summaries[-1].upto
             self._append(ModelRequest([UserPromptPart(summaries[-1].text)]), upto)
+        self._add(lines, upto)
+
+    def _add(self, lines: Sequence[Line], upto: int) -> None:
+        """Count lines in; those up to that number are in the summary."""
         for line in lines:
+            self._known = line.number
+            if line.kind == "ended":
+                self.ended = msgspec.json.decode(line.body, type=Ended)
             if line.kind in ("request", "response"):
                 message = _MESSAGE.validate_json(line.body)
                 self._count(message, line.turn)
                 if line.number > upto:
                     self._append(message, line.number)
 
-    async def read(self) -> list[Line]:
-        """All lines, as they are stored."""
+    async def read(self, after: int = 0) -> list[Line]:
+        """The lines after that number, as they are stored."""
         store, lines = self._registry.store, list[Line]()
-        while page := await store.transcript(self._conversation, lines[-1].number if lines else 0, _PAGE):
+        while page := await store.transcript(self._conversation, lines[-1].number if lines else after, _PAGE):
             lines += page
             if len(page) < _PAGE:
                 break
@@ -88,6 +116,7 @@ class Transcript:
         for at, message in enumerate(messages):
             self._count(message, turn)
             self._append(message, last - len(messages) + 1 + at)
+        self._known = max(self._known, last)
 
     async def note(self, turn: str, kind: str, body: Any) -> None:
         """Write a line that is not for the model."""
@@ -106,7 +135,7 @@ class Transcript:
 
     def _count(self, message: ModelMessage, turn: str) -> None:
         if turn != self.turn:
-            self.turn, self.batch, self.spent = turn, 0, []
+            self.turn, self.batch, self.spent, self.ended = turn, 0, [], None
         said = message.metadata or {}
         self.taken, self.batch = said.get(_TAKEN, self.taken), said.get(_BATCH, self.batch)
         if isinstance(message, ModelResponse):

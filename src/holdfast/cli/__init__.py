@@ -16,6 +16,7 @@ COMMANDS = {
     "turn": ("holdfast.cli.turn:turn", "Run batches of tool calls, one JSON line each."),
     "mcp": ("holdfast.cli.mcp:mcp", "Serve the tools to MCP clients."),
     "acp": ("holdfast.cli.acp:acp", "Be an agent for editors, over ACP."),
+    "acp-check": ("holdfast.cli.acp_check:acp_check", "Check any ACP agent against the protocol."),
     "tools": ("holdfast.cli.tools:tools", "List the tools of a configuration, as a model sees them."),
     "ps": ("holdfast.cli.ps:ps", "List the calls that have not stopped, whoever runs them."),
     "show": ("holdfast.cli.show:show", "Show everything there is of a handle."),

@@ -1,0 +1,145 @@
+"""Which model is asked, and how (G1, G3): names, keys, addresses, dialects."""
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.models.test import TestModel
+from tests.agent.scripted import Script, put
+from tests.agent.talk import written
+
+from holdfast import HoldfastError, Runtime
+from holdfast.agent.models import Assistant, assistant_settings, dialect_of, open_assistant
+from holdfast.config.model import AssistantSettings
+
+KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GOOGLE_API_KEY", "GEMINI_API_KEY", "MISTRAL_API_KEY", "OWN_KEY")
+
+
+def opened(**settings: Any) -> Assistant:
+    return open_assistant(AssistantSettings(**settings), Path(__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in KEYS:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "dialect"),
+    [
+        ("openai:gpt-4o", "openai"),
+        ("openai-chat:gpt-4o", "openai"),
+        ("openai-responses:gpt-5", "openai"),
+        ("anthropic:claude-sonnet-4-5", "anthropic"),
+        ("google:gemini-2.5-flash", "gemini"),
+    ],
+)
+def test_G3_dialect_by_the_models_profile(name: str, dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OWN_KEY", "k")
+    assistant = opened(model=name, api_key_env="OWN_KEY")
+    assert (assistant.dialect, assistant.strict) == (dialect, False)
+    assert assistant.name == name.partition(":")[2]
+
+
+@pytest.mark.parametrize("kind", ["Bedrock", "Mistral", "Google", "OpenAI", "Anthropic"])
+def test_G3_dialect_of_models_that_are_not_installed_here(kind: str) -> None:
+    """By the class that a profile uses for schemas."""
+    transformer = types.new_class(f"{kind}JsonSchemaTransformer")
+    profile: Any = {"json_schema_transformer": transformer}
+    wanted = "gemini" if kind == "Google" else kind.lower()
+    assert dialect_of(FunctionModel(lambda *_: None, profile=profile)) == wanted  # type: ignore[arg-type, return-value]
+
+
+def test_G3_dialect_of_a_model_that_says_nothing() -> None:
+    assert dialect_of(TestModel()) == "generic"
+
+
+def test_G3_strict_is_for_those_who_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OWN_KEY", "k")
+    by_openai = opened(model="openai:gpt-4o", api_key_env="OWN_KEY", strict=True)
+    assert (by_openai.dialect, by_openai.strict) == ("openai-strict", True)
+    other = opened(model="anthropic:claude-sonnet-4-5", api_key_env="OWN_KEY", strict=True)
+    assert (other.dialect, other.strict) == ("anthropic", False)
+
+
+@pytest.mark.parametrize("name", ["openai:gpt-4o", "anthropic:claude-sonnet-4-5", "google:gemini-2.5-flash"])
+def test_G1_a_key_that_is_missing(name: str) -> None:
+    with pytest.raises(HoldfastError, match="API_KEY") as caught:
+        opened(model=name)
+    assert caught.value.code == "no_model"
+    with pytest.raises(HoldfastError, match="OWN_KEY") as caught:
+        opened(model=name, api_key_env="OWN_KEY")
+    assert caught.value.code == "no_model"
+
+
+@pytest.mark.parametrize(
+    "name", ["nobody:nothing", "gpt-4o-no-provider", "", ":", "openai:", "python:", "python:json", "python::x"]
+)
+def test_G1_a_model_that_nobody_knows(name: str) -> None:
+    with pytest.raises(HoldfastError) as caught:
+        opened(model=name)
+    assert caught.value.code == "no_model"
+
+
+def test_G1_no_model_at_all() -> None:
+    with pytest.raises(HoldfastError, match=r"\[conversation.assistant\]") as caught:
+        opened()
+    assert caught.value.code == "no_model"
+
+
+async def test_G1_the_error_comes_before_any_turn(tmp_path: Path) -> None:
+    async with Runtime() as rt:
+        with pytest.raises(HoldfastError) as caught:
+            rt.conversation("main")
+        assert caught.value.code == "no_model"
+        with pytest.raises(HoldfastError):
+            rt.conversation("main", model="nobody:nothing")
+        rt.conversation("main", model=TestModel())
+
+
+def test_G1_base_url_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OWN_KEY", "secret")
+    assistant = opened(
+        model="openai-chat:local", base_url="http://127.0.0.1:9/v1", api_key_env="OWN_KEY", max_tokens=7
+    )
+    client: Any = assistant.model.client  # type: ignore[attr-defined]
+    assert str(client.base_url).rstrip("/") == "http://127.0.0.1:9/v1"
+    assert client.api_key == "secret"
+    assert assistant.settings.get("max_tokens") == 7
+    assert assistant.settings.get("timeout") == 600
+    assert assistant.settings.get("max_retries") == 0
+
+
+def test_G1_python_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("own_models")
+    model = TestModel()
+    module.__dict__.update(ready=model, made=lambda: model, wrong=3, failing=lambda: 1 / 0)
+    monkeypatch.setitem(sys.modules, "own_models", module)
+    assert opened(model="python:own_models:ready").model is model
+    assert opened(model="python:own_models:made").model is model
+    for name in ("wrong", "failing", "missing"):
+        with pytest.raises(HoldfastError, match=f"python:own_models:{name}"):
+            opened(model=f"python:own_models:{name}")
+    with pytest.raises(HoldfastError, match="no_such_module"):
+        opened(model="python:no_such_module:x")
+
+
+def test_Q2_settings_that_come_as_a_table() -> None:
+    assert assistant_settings({"model": "x:y", "temperature": 1}).temperature == 1
+    with pytest.raises(HoldfastError, match="temprature") as caught:
+        assistant_settings({"temprature": 1})
+    assert caught.value.code == "no_model"
+
+
+async def test_G1_conversations_of_the_same_settings_share_a_model(tmp_path: Path) -> None:
+    names = put(shared=Script("One.", "Two."))
+    file = written(tmp_path, f'[conversation.assistant]\nmodel = "{names["shared"]}"')
+    async with Runtime(config=file) as rt:
+        one, two = rt.conversation(), rt.conversation()
+        assert one.assistant is two.assistant
+        assert one.id != two.id
+        assert [(await each.prompt("Hi")).text for each in (one, two)] == ["One.", "Two."]

@@ -1,0 +1,95 @@
+"""The TypeScript SDK of ACP, a client of somebody else's, drives `holdfast acp` (X1, X2, X4).
+
+One agent plays all scenes, and the tests look at what came of each.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.acp.editor import config
+from tests.interop.acp_turns import SIGNAL, Message, ended, prompts, statuses, text, updates
+from tests.interop.foreign import ROOT, script, told
+
+Report = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
+    """What `acp_client.mjs` has seen."""
+    directory = tmp_path_factory.mktemp("typescript")
+    agent = [sys.executable, "-m", "holdfast", "acp", "--config", str(config(directory))]
+    agent += ["--store", f"sqlite:///{directory}/store.db"]
+    run = script("acp_client.mjs", str(directory / "flag"), *agent, environment={"PYTHONPATH": str(ROOT)})
+    yield {**json.loads(told(run)), "stderr": run.stderr}
+
+
+def test_X1_everything_is_taken_by_the_client_and_the_agent_ends_well(report: Report) -> None:
+    assert report["stderr"] == ""
+    assert report["code"] == 0
+    assert report["agentCapabilities"]["loadSession"] is True
+    assert report["agentCapabilities"]["_meta"] == {"holdfast/turnComplete": {}}
+
+
+def test_X2_the_end_of_every_turn_is_told_once_and_last(report: Report) -> None:
+    wire: list[Message] = report["wire"]
+    reasons = [ended(wire, prompt) for prompt in prompts(wire)]
+    assert reasons == ["end_turn"] * 5 + ["cancelled"] * 3 + ["end_turn"]
+    assert len([each for each in wire if each.get("method") == SIGNAL]) == len(reasons)
+
+
+def test_X1_a_turn_streams(report: Report) -> None:
+    first = updates(report["wire"], prompts(report["wire"])[0])
+    kinds = ["session_info_update", "agent_thought_chunk", "agent_message_chunk", "agent_message_chunk"]
+    assert [each["sessionUpdate"] for each in first] == kinds
+    assert text(first) == "a b"
+
+
+def test_X1_permission_is_given_and_refused(report: Report) -> None:
+    assert report["permissions"] == ["end_turn", "end_turn"]
+    given, refused = (updates(report["wire"], prompt) for prompt in prompts(report["wire"])[1:3])
+    assert statuses(given, "1") == ["pending", "in_progress", "completed"]
+    assert statuses(refused, "1") == ["pending", "failed"]
+
+
+def test_X1_a_session_that_is_loaded_is_shown_again(report: Report) -> None:
+    shown = report["loaded"]
+    kinds = [each["sessionUpdate"] for each in shown]
+    said = [each["content"]["text"] for each in shown if each["sessionUpdate"] == "user_message_chunk"]
+    assert said == [each["params"]["prompt"][0]["text"] for each in prompts(report["wire"])[:3]]
+    assert kinds[:3] == ["user_message_chunk", "agent_thought_chunk", "agent_message_chunk"]
+    assert text(shown) == "a bdonedone"
+    assert statuses(shown, "1") == ["pending", "completed", "pending", "failed"]  # a call in each of two turns
+
+
+def test_X2_the_answer_to_a_prompt_does_not_wait_for_the_clients_handlers(report: Report) -> None:
+    """So a client that reads the answer as the end of the turn has not handled it: here, not one update."""
+    assert report["race"]["begun"] > 0
+    assert report["race"]["handled"] == 0
+
+
+def test_X2_a_client_that_waits_for_the_signal_has_handled_everything_in_order(report: Report) -> None:
+    handled = report["slowHandlers"]
+    assert handled == updates(report["wire"], prompts(report["wire"])[4])
+    assert statuses(handled, "1") == ["pending", "in_progress", "completed"]
+    assert text(handled) == "a b c done"
+
+
+def test_X4_a_tool_a_stream_and_a_question_are_cancelled(report: Report) -> None:
+    assert report["cancelled"] == ["cancelled"] * 3
+    tool, stream, question = (updates(report["wire"], prompt) for prompt in prompts(report["wire"])[5:8])
+    assert statuses(tool, "1")[-1] == "failed"
+    assert text(stream) == "a"
+    assert statuses(question, "1")[-1] == "failed"
+
+
+def test_X2_a_handle_that_ends_between_turns_is_told_of_at_once(report: Report) -> None:
+    update, wire = report["background"], report["wire"]
+    assert update["_meta"] == {"holdfast/background": True}
+    assert update["content"][-1]["content"]["text"] == "it is there"
+    spawned = updates(wire, prompts(wire)[-1])
+    assert statuses(spawned, "1") == ["pending", "in_progress"]
+    assert wire[-1]["params"]["update"] == update
