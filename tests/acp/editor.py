@@ -1,4 +1,4 @@
-"""An editor for tests: `holdfast acp` as a process, driven by the Python ACP SDK, what it says checked by its schema."""
+"""An editor for tests: `holdfast acp` as a process, driven by the Python ACP SDK, which checks all that it says."""
 
 import asyncio
 import json

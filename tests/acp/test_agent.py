@@ -4,10 +4,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import acp
 import pytest
 from tests.acp.editor import Editor, editor, shown, statuses
-
-import acp
 
 
 def tail(person: Editor) -> list[Any]:

@@ -4,10 +4,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import acp
 import pytest
 from tests.acp.editor import Editor, editor, shown, statuses
-
-import acp
 
 ASK = {"calls": [["1", "asked", {"word": "hello"}]]}
 
@@ -68,6 +67,27 @@ async def test_P1_calls_that_look_the_same_are_asked_about_one_by_one(tmp_path: 
             second[0]["toolCallId"],
         ]
         assert statuses(first)[-1] == "failed" and statuses(second)[-1] == "completed"
+
+
+HELD = '[conversation.tools.held]\nsource = "python"\nrun = "unattended"\nresult = "ask"\n'
+HELD += 'function = "tests.acp.agents.playing:look"\n'
+
+
+@pytest.mark.parametrize(("said", "seen"), [("allow_once", "looked at a"), ("reject_once", "Result delivery skipped")])
+async def test_P1_whether_the_assistant_may_see_a_result_is_asked(tmp_path: Path, said: str, seen: str) -> None:
+    async with editor(tmp_path, more=HELD) as person:
+        person.permission = lambda _: said
+        session = await person.new()
+        await person.prompt(session, {"calls": [["1", "held", {"path": "a"}]]})
+        (asked,) = requests(person)
+        assert asked["toolCall"]["content"][0]["content"]["text"] == "looked at a"
+        held = person.calls(session)["1"]
+        assert asked["toolCall"]["toolCallId"] == held[0]["toolCallId"]
+        assert seen in shown(held[-1]) and statuses(held) == ["pending", "in_progress", "completed"]
+        assert [update["title"] for update in held if "title" in update][-1] == "held path=a"
+        await person.connection.set_session_mode(session_id=session, mode_id="unattended")
+        await person.prompt(session, {"calls": [["2", "held", {"path": "b"}]]})
+        assert len(requests(person)) == 1 and shown(person.calls(session)["2"][-1]) == "looked at b"
 
 
 async def test_X1_nothing_is_asked_in_the_mode_unattended(tmp_path: Path) -> None:

@@ -80,6 +80,24 @@ async def test_R6_a_turn_that_is_left_goes_on_with_the_next_prompt(tmp_path: Pat
         assert "on we go" in person.text(session)
 
 
+async def test_R6_a_client_that_goes_in_the_middle_of_a_stream_waits_for_nothing(tmp_path: Path) -> None:
+    process = await started(tmp_path)
+    wire = Wire(process)
+    wire.send("initialize", 0, protocolVersion=1)
+    wire.send("session/new", 1, cwd="/tmp", mcpServers=[])
+    session = (await wire.until("id", 1))["result"]["sessionId"]
+    steps = script({"text": ["so far"], "hang": True})
+    wire.send("session/prompt", 2, sessionId=session, prompt=[{"type": "text", "text": steps}])
+    while "so far" not in str(await wire.until("method", "session/update")):
+        pass
+    wire.close()
+    assert await asyncio.wait_for(process.wait(), 20) == 0
+    async with editor(tmp_path) as person:
+        await person.connection.load_session(cwd="/tmp", session_id=session, mcp_servers=[])
+        assert await person.prompt(session, {"text": ["and on"]}) == "end_turn"
+        assert person.text(session).endswith("and on")
+
+
 async def test_X1_nothing_comes_before_initialize(tmp_path: Path) -> None:
     process = await started(tmp_path)
     wire = Wire(process)

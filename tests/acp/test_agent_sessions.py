@@ -4,10 +4,9 @@ import asyncio
 import signal
 from pathlib import Path
 
+import acp
 import pytest
 from tests.acp.editor import editor, shown, statuses
-
-import acp
 
 TURN = (
     {"think": "hm", "text": ["first ", "words"], "calls": [["1", "look", {"path": "a"}], ["2", "fails", {}]]},
@@ -49,6 +48,26 @@ async def test_X1_resume_shows_nothing_and_goes_on(tmp_path: Path) -> None:
         assert await person.prompt(session, {"text": ["and on"]}) == "end_turn"
         kinds = {update["sessionUpdate"] for update in person.updates(session)}
         assert kinds == {"agent_message_chunk"}  # its title is known
+
+
+@pytest.mark.parametrize("how", ["load", "resume"])
+async def test_X1_a_kept_handle_is_found_again_and_its_end_is_told(tmp_path: Path, how: str) -> None:
+    flag = tmp_path / "flag"
+    async with editor(tmp_path) as person:
+        session = await person.new()
+        spawn = {"action": "spawn", "id": "w", "file": str(flag)}
+        await person.prompt(session, {"calls": [["1", "waits", spawn]]})
+        await person.connection.close_session(session_id=session)
+        since = len(person.messages)
+        if how == "load":
+            await person.connection.load_session(cwd="/tmp", session_id=session, mcp_servers=[])
+        else:
+            await person.connection.resume_session(cwd="/tmp", session_id=session, mcp_servers=[])
+        flag.touch()
+        await person.until(lambda: "completed" in statuses(person.calls(session, since)["1"]))
+        waits = person.calls(session, since)["1"]
+        assert statuses(waits) == ["pending", "in_progress", "completed"] and "it is there" in shown(waits[-1])
+        assert waits[-1]["_meta"] == {"holdfast/background": True}
 
 
 async def test_X1_sessions_are_listed_by_directory_newest_first(tmp_path: Path) -> None:

@@ -15,16 +15,18 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic_ai.exceptions import ModelAuthenticationError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserPromptPart
 from tests.agent.scripted import Line, Reply, Script, at_end, called, put, spawned
 from tests.crash.stage import Commits
 
 import holdfast
 from holdfast import Call, Question, Runtime
+from holdfast.agent.conversation import Conversation
 from holdfast.agent.events import Answered, Event, Text
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing.clock import where
@@ -147,9 +149,6 @@ TOOLS = (note, later, slow, patient, steps, work, ask)
 # Scenes: what is said to each prompt, by how many responses there were to it
 
 
-Says = Callable[[int, list[ModelMessage]], Line]
-
-
 def _since(messages: Sequence[ModelMessage]) -> tuple[str, int]:
     """The newest prompt, and the number of responses to it."""
     said, count = "", 0
@@ -196,8 +195,16 @@ SCENES: dict[str, dict[str, list[Line]]] = {
             "Done again.",
         ]
     ),
+    "agent in a batch": _scene(one=[[called("c1", "helper", prompt="prompt four")], "Done."]),
+    "failing agent": _scene(one=[[called("c1", "helper", prompt="prompt fail")], "Done.", "Done again."]),
+    "news": _scene(one=["One."], two=[[called("c1", "note", name="a")], "Two."], three=["Three."]),
 }
-HELP = _scene(help=[[called("h1", "note", name="x"), called("h2", "steps", name="y")], "Helped.", "Helped again."])
+HELP = _scene(
+    help=[[called("h1", "note", name="x"), called("h2", "steps", name="y")], "Helped.", "Helped again."],
+    four=[[*_FOUR, called("c3", "patient"), called("c4", "later", name="c")], "Helped."],
+    fail=[[called("h1", "note", name="x")], ModelAuthenticationError("scripted", "no such key")],
+)
+NEWS = ("news of one", "news of two")
 
 
 def _script(prompts: dict[str, list[Line]]) -> Script:
@@ -236,8 +243,11 @@ async def _play(scene: str, commits: Commits) -> dict[str, Any]:
         if conversation.interrupted:
             answers.append(await conversation.resume(listener=_listen))
         for prompt in SCENES[scene]:
-            if f"said {prompt}" not in effects(_here.directory) and not await _has(conversation, prompt):
-                answers.append(await conversation.prompt(prompt, listener=_listen))
+            if _has(conversation, prompt):
+                continue
+            if scene == "news" and prompt != "prompt one":
+                await _tell(rt, NEWS[0] if prompt == "prompt two" else NEWS[1])
+            answers.append(await conversation.prompt(prompt, listener=_listen))
         return {
             "answers": [[answer.text, answer.stop_reason, answer.error] for answer in answers],
             "lines": {row.id: await _lines(store, row.id) for row in await store.conversations()},
@@ -248,7 +258,14 @@ async def _play(scene: str, commits: Commits) -> dict[str, Any]:
         }
 
 
-async def _has(conversation: Any, prompt: str) -> bool:
+async def _tell(rt: Runtime, news: str) -> None:
+    """Queue it, if nobody is sure that it was."""
+    if f"told {news}" not in effects(_here.directory):
+        await rt.notify("test.news", "info", news, conversation=MAIN)
+        _here.act(f"told {news}")
+
+
+def _has(conversation: Conversation, prompt: str) -> bool:
     return any(
         isinstance(part, UserPromptPart) and part.content == prompt
         for message in conversation.transcript.messages

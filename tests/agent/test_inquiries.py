@@ -85,7 +85,10 @@ async def test_Q6_in_a_batch_the_history_has_no_open_calls(clock: VirtualClock) 
         assert "You have called these tools" in str(asked[-1]) and "asks" in str(asked[-1])
     assert "Ask." in str(first[0])
     assert isinstance(first[1], ModelResponse) and first[1].tool_calls == []
-    assert isinstance(second[1], ModelResponse) and [call.tool_name for call in second[1].tool_calls] == ["asks", "note"]
+    assert isinstance(second[1], ModelResponse) and [call.tool_name for call in second[1].tool_calls] == [
+        "asks",
+        "note",
+    ]
 
 
 async def test_T2_at_the_end_of_a_turn(clock: VirtualClock) -> None:
@@ -109,12 +112,12 @@ async def test_Q7_an_answer_outside_the_type_is_asked_for_again(clock: VirtualCl
 
 
 @pytest.mark.parametrize(
-    "answers",
-    [[{"answer": 1}, {"answer": 2}], ["What?", "What?"], [ModelServerError("scripted", "down")] * 2, ["", ""]],
+    "answer",
+    [{"answer": 1}, "What?", ModelServerError("scripted", "down"), ""],
     ids=["wrong", "words", "down", "empty"],
 )
-async def test_Q7_no_answer_ends_the_call(clock: VirtualClock, answers: list[Any], caplog: Any) -> None:
-    script = Script([called("c1", "asks"), called("c2", "note", text="a")], "Done.", answers=answers)
+async def test_Q7_no_answer_ends_the_call(clock: VirtualClock, answer: Any, caplog: Any) -> None:
+    script = Script([called("c1", "asks"), called("c2", "note", text="a")], "Done.", answers=lambda _: answer)
     with caplog.at_level("CRITICAL", "holdfast.turn"):
         async with talking(script, *TOOLS, clock=clock) as talk:
             assert (await talk.prompt()).text == "Done."

@@ -103,9 +103,7 @@ async def test_G1_the_error_comes_before_any_turn(tmp_path: Path) -> None:
 
 def test_G1_base_url_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OWN_KEY", "secret")
-    assistant = opened(
-        model="openai-chat:local", base_url="http://127.0.0.1:9/v1", api_key_env="OWN_KEY", max_tokens=7
-    )
+    assistant = opened(model="openai-chat:local", base_url="http://127.0.0.1:9/v1", api_key_env="OWN_KEY", max_tokens=7)
     client: Any = assistant.model.client  # type: ignore[attr-defined]
     assert str(client.base_url).rstrip("/") == "http://127.0.0.1:9/v1"
     assert client.api_key == "secret"

@@ -21,6 +21,8 @@ from holdfast.agent.events import Event, Restarted, Retrying, Text
 every = pytest.mark.parametrize("format", FORMATS)
 PIECES = {"openai-chat": 5, "openai-responses": 2, "anthropic": 3, "gemini": 6}
 """Of text, among the first six events of a stream."""
+FIRST_CALL = {"openai-chat": 4, "openai-responses": 12, "anthropic": 9, "gemini": 2}
+"""After how many events of `COUNT` its first call is complete."""
 COUNT = Reply(text="I count.", calls=[("count", {}), ("count", {})])
 
 
@@ -137,12 +139,27 @@ async def test_B7_a_turn_that_is_cancelled_leaves_the_stream_and_the_conversatio
 
 
 @every
-async def test_B7_calls_whose_answer_was_not_complete_are_not_run(format: str) -> None:
-    counter = Counter()
-    async with talking(format, counter, Hang(after=9, reply=COUNT)) as (server, conversation):
-        turn = asyncio.create_task(conversation.prompt("Go."))
-        await until(lambda: bool(server.requests))
+async def test_B7_calls_of_an_answer_that_was_not_complete_are_not_run(format: str) -> None:
+    counter, heard = Counter(), asyncio.Event()
+
+    def listener(event: Event) -> None:
+        if isinstance(event, Text):
+            heard.set()
+
+    async with talking(format, counter, Hang(after=FIRST_CALL[format], reply=COUNT)) as (_, conversation):
+        turn = asyncio.create_task(conversation.prompt("Go.", listener=listener))
+        await heard.wait()
+        await few()
         conversation.cancel()
         assert (await turn).stop_reason == "cancelled"
-        await until(lambda: server.requests[0].abandoned)
     assert counter.calls == 0
+
+
+@every
+async def test_G1_calls_of_an_answer_that_broke_are_run_once_it_is_complete(format: str) -> None:
+    counter = Counter()
+    broken = Break(after=FIRST_CALL[format], reply=COUNT)
+    async with talking(format, counter, broken, COUNT, Reply(text="Two.")) as (server, conversation):
+        answer = await conversation.prompt("Go.")
+    assert (answer.text, counter.calls) == ("Two.", 2)
+    assert len(server.requests[-1].calls) == len(server.requests[-1].results) == 2

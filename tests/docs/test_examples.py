@@ -2,6 +2,7 @@
 
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,9 @@ ESSENTIAL = {
     ],
     "conversation.py": [
         'await {"all": ["app", "docs"], "timeout_secs": 60}\n    → {"id":"app","state":"running"}\n',
-        '{"completed":[{"id":"app","state":"stopped","result":"app: ok"},{"id":"docs","state":"stopped","result":"docs: ok"}'
-        '],"pending":[]}\nThe app and the docs are built.\n(end_turn after 2 requests)\n',
+        '{"completed":[{"id":"app","state":"stopped","result":"app: ok"},',
+        '{"id":"docs","state":"stopped","result":"docs: ok"}],"pending":[]}\nThe app and the docs are built.\n',
+        "(end_turn after 2 requests)\n",
     ],
     "release.py": [
         "migrate asks: Drop the table old_users?",
@@ -61,28 +63,28 @@ IN_README = ["first_turn.py", "terminal.py", "approval.py", "mcp_server.py"]
 """Which example each `text` block of the README is of. In a block `…` stands for what it leaves out."""
 
 
-@pytest.fixture(scope="module")
-def printed() -> dict[str, str]:
-    """What each example prints; `run` raises when one ends with another exit code than 0."""
-    return {path.name: run([sys.executable, "-W", "error", str(path)], ROOT) for path in EXAMPLES}
+@cache
+def printed(name: str) -> str:
+    """What an example prints, run once; `run` raises when it ends with another exit code than 0."""
+    return run([sys.executable, "-W", "error", str(ROOT / "examples" / name)], ROOT)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_runs_and_shows_the_essential(example: Path, printed: dict[str, str]) -> None:
+def test_an_example_runs_and_shows_the_essential(example: Path) -> None:
     assert example.name in ESSENTIAL, "say here what the example must show"
-    assert [line for line in ESSENTIAL[example.name] if line not in printed[example.name]] == []
+    assert [line for line in ESSENTIAL[example.name] if line not in printed(example.name)] == []
 
 
-def test_a_step_that_was_recorded_before_the_kill_runs_once(printed: dict[str, str]) -> None:
-    assert printed["approval.py"].count("step `build` runs") == 1
-    assert printed["mcp_server.py"].count("loaf 1 is in the oven") == 1
+def test_a_step_that_was_recorded_before_the_kill_runs_once() -> None:
+    assert printed("approval.py").count("step `build` runs") == 1
+    assert printed("mcp_server.py").count("loaf 1 is in the oven") == 1
 
 
-def test_the_readme_shows_what_the_examples_print(printed: dict[str, str]) -> None:
+def test_the_readme_shows_what_the_examples_print() -> None:
     shown = [block.text for block in blocks(ROOT / "README.md") if block.language == "text"]
     for name, text in zip(IN_README, shown, strict=True):
         pattern = re.escape(_counted(text)).replace("…", ".*")
-        assert re.search(pattern, _counted(printed[name])), f"{name} does not print\n{text}"
+        assert re.search(pattern, _counted(printed(name))), f"{name} does not print\n{text}"
 
 
 def _counted(text: str) -> str:

@@ -1,7 +1,5 @@
 """The reference is complete and exact: what is in the code is on its page, and what is on the page is in the code."""
 
-import ast
-import importlib
 import inspect
 import tomllib
 import typing
@@ -12,6 +10,7 @@ from typing import Any
 import click
 import pytest
 from pydantic import BaseModel
+from tests.docs.declarations import attributes, definitions, members, signatures, source
 from tests.docs.pages import ROOT, rows, sections
 
 import holdfast
@@ -26,99 +25,21 @@ REFERENCE = ROOT / "docs" / "reference"
 
 # Python
 
+PAGE = REFERENCE / "python.md"
 PUBLIC = {name: getattr(holdfast, name) for name in holdfast.__all__} | {
     name: getattr(holdfast.testing, name) for name in holdfast.testing.__all__
 }
 NOT_MADE_BY_HAND = ("Call", "Turn")
 
 
-class Plain(ast.NodeTransformer):
-    """Annotations without the quotes that stand around some of them."""
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        node.annotation = _unquoted(node.annotation)
-        return node
-
-    def visit_arg(self, node: ast.arg) -> ast.AST:
-        node.annotation = node.annotation and _unquoted(node.annotation)
-        return node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node.returns = node.returns and _unquoted(node.returns)
-        return self.generic_visit(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        node.returns = node.returns and _unquoted(node.returns)
-        return self.generic_visit(node)
-
-
-def _unquoted(annotation: ast.expr) -> ast.expr:
-    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-        return ast.parse(annotation.value, mode="eval").body
-    return annotation
-
-
-def definitions(text: str, name: str) -> list[ast.stmt]:
-    """What a text defines under the name: a class, or the forms of a function."""
-    tree = Plain().visit(ast.parse(text))
-    return [node for node in tree.body if getattr(node, "name", None) == name]
-
-
-def members(node: ast.stmt) -> dict[str, str]:
-    """The public members of a class, or a function alone, each as it is declared."""
-    if not isinstance(node, ast.ClassDef):
-        assert isinstance(node, ast.FunctionDef)
-        return {node.name: f"{ast.unparse(node.args)} -> {ast.unparse(node.returns) if node.returns else ''}"}
-    return {name: text for each in node.body for name, text in _member(each) if name[0] != "_" or name == "__init__"}
-
-
-def _member(node: ast.stmt) -> Iterator[tuple[str, str]]:
-    match node:
-        case ast.FunctionDef(decorator_list=[ast.Name(id="property")]):
-            yield node.name, ast.unparse(node.returns) if node.returns else ""
-        case ast.FunctionDef() | ast.AsyncFunctionDef():
-            returns = ast.unparse(node.returns) if node.returns else ""
-            yield node.name, f"{type(node).__name__}({ast.unparse(node.args)}) -> {returns}"
-        case ast.AnnAssign(target=ast.Name(id=name)):
-            default = f" = {ast.unparse(node.value)}" if node.value else ""
-            yield name, ast.unparse(node.annotation) + default
-        case ast.Assign(targets=[ast.Name(id=name)]):
-            yield name, ast.unparse(node.value)
-
-
-def attributes(node: ast.stmt) -> dict[str, str]:
-    """What `__init__` puts on `self`, with its type where that is written."""
-    found = {}
-    for each in ast.walk(node):
-        match each:
-            case ast.AnnAssign(target=ast.Attribute(value=ast.Name(id="self"), attr=name), annotation=annotation):
-                found[name] = ast.unparse(annotation)
-            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)]):
-                found[name] = ""
-    return found
-
-
-def signatures(name: str) -> ast.stmt:
-    """The declaration on the page."""
-    text = sections(REFERENCE / "python.md")[name]
-    block = text.partition("<!-- signatures -->\n```python\n")[2].partition("```")[0]
-    [node] = definitions(block, name)
-    return node
-
-
-def source(name: str) -> ast.stmt:
-    """The declaration in the code; of a function with several forms, the one with options."""
-    module = importlib.import_module(PUBLIC[name].__module__)
-    forms = definitions(inspect.getsource(module), name)
-    return forms[1] if len(forms) > 1 else forms[0]
-
-
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_name_is_declared_on_the_page_as_in_the_code(name: str) -> None:
-    shown, real = members(signatures(name)), members(source(name))
+    shown, real = members(signatures(PAGE, name)), members(source(PUBLIC[name], name))
     if name in NOT_MADE_BY_HAND:
         del real["__init__"]
-    set_on_self = {key: kind for key, kind in attributes(source(name)).items() if key in shown and key not in real}
+    set_on_self = {
+        key: kind for key, kind in attributes(source(PUBLIC[name], name)).items() if key in shown and key not in real
+    }
     assert {key: text for key, text in shown.items() if key not in set_on_self} == real
     for key, kind in set_on_self.items():
         assert kind in ("", shown[key])
@@ -127,7 +48,7 @@ def test_a_public_name_is_declared_on_the_page_as_in_the_code(name: str) -> None
 @pytest.mark.parametrize("name", ["Handles", "Waited"])
 def test_what_a_call_sees_of_handles_is_declared_as_in_the_code(name: str) -> None:
     """Not all of it is public, so the page may leave members out."""
-    text = sections(REFERENCE / "python.md")["Call"]
+    text = sections(PAGE)["Call"]
     block = text.partition("<!-- handles -->\n```python\n")[2].partition("```")[0]
     [page], [code] = definitions(block, name), definitions(inspect.getsource(holdfast.handles.view), name)
     shown, real = members(page), members(code) | {key: "str" for key in attributes(code) if key == "conversation"}
@@ -136,7 +57,7 @@ def test_what_a_call_sees_of_handles_is_declared_as_in_the_code(name: str) -> No
 
 
 def test_the_page_has_no_other_names() -> None:
-    titles = set(sections(REFERENCE / "python.md")) - {"Python reference", "Testing"}
+    titles = set(sections(PAGE)) - {"Python reference", "Testing"}
     assert titles == set(PUBLIC)
 
 

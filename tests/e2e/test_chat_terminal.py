@@ -237,6 +237,15 @@ def test_at_the_input_line_ctrl_c_clears_it_first(chats: Chats, pane: ChatPane) 
     pane.left()
 
 
+def test_a_signal_is_as_good_as_the_key(chats: Chats, pane: ChatPane) -> None:
+    pane.chat()
+    (process,) = pane.processes()
+    process.send_signal(signal.SIGINT)
+    pane.until("Ctrl-C again, or Ctrl-D, leaves.")
+    process.send_signal(signal.SIGINT)
+    pane.left()
+
+
 def test_a_signal_ends_it_and_the_terminal_is_as_it_was(chats: Chats, pane: ChatPane) -> None:
     chats.script({"calls": [["gate", {}]]})
     pane.chat()

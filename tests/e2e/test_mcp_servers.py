@@ -13,9 +13,10 @@ from holdfast import AskQuestion, Runtime, Said, ToolCall
 WAYS = [("stdio", "modern"), ("stdio", "legacy"), ("http", "modern"), ("http", "legacy")]
 
 
-@pytest.fixture(params=WAYS, ids="-".join)
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    with serving(tmp_path, *request.param) as made:
+@pytest.fixture(params=WAYS, ids="-".join, scope="module")
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Over HTTP one that all tests use, as servers are; on pipes every runtime starts one of its own."""
+    with serving(tmp_path_factory.mktemp("server"), *request.param) as made:
         yield made
 
 

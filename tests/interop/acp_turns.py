@@ -1,4 +1,7 @@
-"""What holds of every turn of `holdfast acp` (X2), looked for in all messages of a connection as its client saw them."""
+"""What holds of every turn of `holdfast acp` (X2), looked for in the messages of a connection as its client saw them.
+
+They are in order, and do not say which side has sent them.
+"""
 
 from typing import Any
 
@@ -35,7 +38,8 @@ def ended(messages: list[Message], prompt: Message) -> str:
     signals = [each["params"] for each in messages if each.get("method") == SIGNAL]
     assert [each for each in signals if each["promptRequestId"] == str(prompt["id"])] == [told]
     end = messages.index(response)
-    assert messages[end - 1] == {"jsonrpc": "2.0", "method": SIGNAL, "params": told}
+    *_, before = (each for each in messages[:end] if "outcome" not in each.get("result", {}))  # that is the client's
+    assert before == {"jsonrpc": "2.0", "method": SIGNAL, "params": told}
     assert all(_is_background(update) for update in _updates(_until_next(messages[end:], session), session))
     return reason
 

@@ -1,9 +1,10 @@
-"""The TypeScript SDK of ACP, a client of somebody else's, drives `holdfast acp` (X1, X2, X4).
+"""The TypeScript SDK of ACP: a client made with it drives `holdfast acp` (X1, X2, X4), and an agent is checked (X5).
 
-One agent plays all scenes, and the tests look at what came of each.
+One agent of ours plays all of the client's scenes, and the tests look at what came of each.
 """
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 from tests.acp.editor import config
 from tests.interop.acp_turns import SIGNAL, Message, ended, prompts, statuses, text, updates
-from tests.interop.foreign import ROOT, script, told
+from tests.interop.foreign import HERE, NODE, NPM_ROOT, ROOT, need, script, told
+
+from holdfast.acp.check import Settings, run
 
 Report = dict[str, Any]
 
@@ -89,7 +92,18 @@ def test_X4_a_tool_a_stream_and_a_question_are_cancelled(report: Report) -> None
 def test_X2_a_handle_that_ends_between_turns_is_told_of_at_once(report: Report) -> None:
     update, wire = report["background"], report["wire"]
     assert update["_meta"] == {"holdfast/background": True}
-    assert update["content"][-1]["content"]["text"] == "it is there"
+    assert update["content"][-1]["content"]["text"].endswith("it is there")
     spawned = updates(wire, prompts(wire)[-1])
     assert statuses(spawned, "1") == ["pending", "in_progress"]
     assert wire[-1]["params"]["update"] == update
+
+
+async def test_X5_an_agent_made_with_it_passes_every_check_of_what_it_offers(tmp_path: Path) -> None:
+    need(NPM_ROOT)
+    (tmp_path / "node_modules").symlink_to(NPM_ROOT / "node_modules")  # packages are looked for next to the program
+    program = str(shutil.copy(HERE / "acp_agent.mjs", tmp_path))
+    prompts = {"prompt": "a b c", "permission_prompt": "may I", "slow_prompt": "slowly"}
+    report = await run(Settings((str(NODE), program, "--signal"), 20.0, **prompts))
+    assert [(each.name, each.why) for each in report.checks if each.outcome == "failed"] == []
+    skipped = {each.name for each in report.checks if each.outcome == "skipped"}
+    assert skipped == {"load-session", "resume-session", "list-sessions", "close-session"}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tests.acp.editor import config, script
 from tests.interop.acp_turns import Message, answer, ended, prompts, statuses, text, updates
-from tests.interop.foreign import ACPX, NODE, NPM_ROOT, PATIENCE, ROOT, need
+from tests.interop.foreign import ACPX, NODE, NPM_ROOT, ROOT, need
 
 DENIED = 5
 """The exit code for a run in which nothing was permitted."""
@@ -43,19 +43,21 @@ def acpx(directory: Path, steps: str, *options: str, more: str = "", interrupt_a
     cache = str(NPM_ROOT / "compiled")
     env = {**os.environ, "HOME": str(directory), "PYTHONPATH": str(ROOT), "NODE_COMPILE_CACHE": cache}
     messages = []
-    with (directory / "stderr").open("w+") as stderr:
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, env=env) as process:
-            assert process.stdout is not None
-            try:
-                for line in process.stdout:
-                    messages.append(json.loads(line))
-                    if interrupt_at is not None and interrupt_at in line.decode():
-                        process.send_signal(signal.SIGINT)
-                        interrupt_at = None
-            finally:
-                if process.stdout.read(1):
-                    process.kill()
-        return Run(process.returncode, messages, (directory / "stderr").read_text())
+    with (
+        (directory / "stderr").open("w") as stderr,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, env=env) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                messages.append(json.loads(line))
+                if interrupt_at is not None and interrupt_at in line.decode():
+                    process.send_signal(signal.SIGINT)
+                    interrupt_at = None
+        except BaseException:
+            process.kill()  # or it would be waited for
+            raise
+    return Run(process.returncode, messages, (directory / "stderr").read_text())
 
 
 def test_X2_a_turn_with_tool_calls_and_permission(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_what_a_call_was_answered(call: tuple[str, Any], response: str, line: st
 
 def test_C9_an_error_of_a_call_is_told_once() -> None:
     call, response = ToolCall("1", "nothing"), Response("1", "unknown tool\x1b[2J `nothing`\nmore", is_error=True)
-    assert lines(Called((call,)), Answered((response,))) == ["✗ nothing  unknown tool `nothing`"]
+    assert lines(Called((call,)), Answered((response,))) == ["✗ nothing  unknown tool `nothing`  more"]
 
 
 # Handles
@@ -190,7 +190,7 @@ async def test_G1_a_handle_from_its_first_line_to_its_last() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "glyph", "style", "said"), [("well", "✓", "green", "last"), ("badly", "✗", "red", "it broke")]
+    ("end", "glyph", "style", "said"), [("well", "✓", "green", "last"), ("badly", "✗", "red", "it broke  at the seam")]
 )
 async def test_G1_a_one_shot_call_has_one_line_at_its_end(end: str, glyph: str, style: str, said: str) -> None:
     teller, pieces = Teller(), list[Piece]()
@@ -216,6 +216,18 @@ async def test_G1_an_await_is_told_by_what_it_waits_for() -> None:
             )
             await turn.run([ToolCall("3", "await", {"all": ["nobody"]})])
     assert [None if line is None else line.text.split()[:2] for line in ends] == [["✓", "w"], None, ["✗", "await"]]
+
+
+async def test_A5_an_await_that_timed_out_says_so() -> None:
+    teller, pieces = Teller(), list[Piece]()
+    async with Runtime([work], store="memory:") as rt:
+        rt.registry.followers["main"] = [lambda each: None if each.active else pieces.extend(teller.stopped(each))]
+        async with rt.turn("main") as turn:
+            await turn.run([ToolCall("1", "work", {"action": "spawn", "id": "w", "end": "never"})])
+            call = ToolCall("2", "await", {"all": ["w"], "timeout_secs": 0})
+            pieces += teller.hear(Called((call,)))
+            pieces += teller.hear(Answered(tuple(await turn.run([call]))))
+            assert pieces[1:] == [Piece("line", "· await w timeout_secs=0  timed out", "dim")]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from holdfast.acp.describing import Described, absolute, describe
+from holdfast.acp.describing import absolute, describe
 from holdfast.acp.ends import ended, response_output
+from holdfast.acp.shown import Shown, agent_name, in_words, is_about
 from holdfast.acp.terminals import Terminals
 from holdfast.acp.updates import (
     Update,
@@ -22,56 +23,21 @@ from holdfast.acp.updates import (
     tool_call_update,
 )
 from holdfast.handles.handle import Handle, Watcher
-from holdfast.handles.question import Question, select_options
 from holdfast.handles.state import Running, Stopped, Waiting
 from holdfast.store.base import Record
 from holdfast.tools.base import Tool
-from holdfast.turn.prompts import AskQuestion, DeliverResult, Prompt, RunTool
+from holdfast.turn.prompts import Prompt, RunTool
 from holdfast.turn.slot import ToolCall
 from holdfast.turn.turn import Response
 
 if TYPE_CHECKING:
     from holdfast.runtime import Runtime
     from holdfast.tools.call import Diff
-    from holdfast.tools.run import Run
 
 INTERVAL_SECS = 0.1
 """What a handle prints is told no more often than this."""
 SHOWN = 8000
 """Characters of a handle's output that are shown while it runs."""
-
-
-class Shown:
-    """One tool call that the client knows."""
-
-    __slots__ = (
-        "action", "asked", "conversation", "diffs", "due", "handle", "handle_id", "id", "kind", "listened", "note",
-        "question", "sent", "status", "terminal", "title", "tool",
-    )  # fmt: skip
-
-    def __init__(self, id: str, name: str, described: Described, conversation: str) -> None:
-        self.id = id
-        self.tool = name
-        self.title, self.kind, self.action, self.handle_id, _ = described
-        self.conversation = conversation
-        self.handle: Handle | None = None
-        self.status = "pending"
-        self.asked = False
-        """A person has been asked whether it may run."""
-        self.question: Question | None = None
-        self.note = ""
-        """How its question can be answered, where the client cannot ask it."""
-        self.diffs: list[dict[str, Any]] = []
-        self.terminal: str | None = None
-        """The client's terminal that shows what it prints; empty: one has been asked for."""
-        self.listened: Run | None = None
-        self.sent = float("-inf")
-        self.due: asyncio.TimerHandle | None = None
-        """When what it has printed since is told."""
-
-    @property
-    def over(self) -> bool:
-        return self.status in ("completed", "failed")
 
 
 class Calls(Watcher):
@@ -361,7 +327,7 @@ class Calls(Watcher):
 
     def asked_about(self, prompt: Prompt) -> Shown:
         """The call that a prompt is about; one is made for what the client knows no call of."""
-        found = next((shown for shown in self._candidates() if _is_about(shown, prompt)), None)
+        found = next((shown for shown in self._candidates() if is_about(shown, prompt)), None)
         if found is None:
             described = describe(ToolCall(prompt.tool, prompt.tool), self._tool(prompt.tool))
             found = Shown(self.name(self._turn or "call", prompt.tool), prompt.tool, described, prompt.conversation)
@@ -373,37 +339,3 @@ class Calls(Watcher):
     def _candidates(self) -> Iterable[Shown]:
         yield from self._batch.values()
         yield from self._by_uid.values()
-
-
-def _is_about(shown: Shown, prompt: Prompt) -> bool:
-    """Prompts about calls that look the same come in the order of the calls."""
-    if shown.over or shown.tool != prompt.tool or shown.conversation != prompt.conversation:
-        return False
-    if isinstance(prompt, RunTool):
-        same = shown.handle_id == prompt.id if prompt.id is not None else shown.action is None
-        return same and shown.action == prompt.action and shown.asked == (prompt.problem is not None)
-    handle = shown.handle
-    if (
-        handle is None
-        or (prompt.id is not None and handle.id != prompt.id)
-        or handle.stateful != (prompt.id is not None)
-    ):
-        return False
-    if isinstance(prompt, AskQuestion):
-        return isinstance(handle.state, Waiting) and handle.state.question == prompt.question
-    assert isinstance(prompt, DeliverResult)
-    return handle.withheld
-
-
-def agent_name(conversation: str) -> str:
-    """The sub-agent whose conversation this is (`agent/lineage.py`)."""
-    return conversation.rpartition("/")[2].rpartition("@")[0] or "agent"
-
-
-def in_words(question: Question) -> str:
-    """A question for a person to read."""
-    options = select_options(question)
-    parts = [question.pre_amble, f"**{question.text}**"]
-    if options is not None:
-        parts.append("\n".join(f"- {option}" for option in options))
-    return "\n\n".join(part for part in parts if part)

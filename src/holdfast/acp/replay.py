@@ -161,8 +161,8 @@ def replay(
 ) -> Replayed:
     """The transcript as updates.
 
-    `handles` are those that its calls have made, by turn and label, `end` says how a stopped one ended, `interrupted` is the turn
-    that was never ended, if there is one.
+    `handles` are those that its calls have made, by turn and label; `end` says how a stopped one ended; `interrupted`
+    is the turn that was never ended, if there is one.
     """
     going = _Replay(tool, handles, end, interrupted)
     for line in lines:

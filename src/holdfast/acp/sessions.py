@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from holdfast.acp import updates
-from holdfast.acp.calls import Calls, Shown
+from holdfast.acp.calls import Calls
 from holdfast.acp.content import title_of
 from holdfast.acp.permissions import decided, elsewhere, filled_in, form, permission
 from holdfast.acp.replay import SHOWN_LINE, Replayed
+from holdfast.acp.shown import Shown
 from holdfast.acp.terminals import Terminals
 from holdfast.acp.wire import INTERNAL_ERROR, ConnectionLost, Id, Peer, RpcError
 from holdfast.agent.events import (
@@ -129,6 +130,7 @@ class Session:
             _log.exception("a turn of session %s failed", self.id)
             error = f"{type(failed).__name__}: {failed}"
         finally:
+            self._give_up()
             self.calls.settle()
             await self._complete(str(request), stop)
             self.prompt, self._busy = None, False
@@ -182,14 +184,17 @@ class Session:
             case TurnStarted(turn, resumed):
                 self._turn = turn
                 self.calls.begin(turn, self._used if resumed else ())
+                if not resumed:
+                    self._give_up()
             case Text(text):
                 self.update(updates.message(text))
             case Thought(text):
                 self.update(updates.thought(text))
-            case Called(calls) if self._open:
+            case Called(calls) if self._open and [each.id for each in calls] == [call.id for _, call, _ in self._open]:
                 self.calls.taken_up(self._open)
                 self._open = []
             case Called(calls):
+                self._give_up()
                 self.calls.called(calls)
             case Answered(responses):
                 self.calls.answered(responses)
@@ -203,6 +208,13 @@ class Session:
                 before, cost = self.conversation.usage.cost, usage.cost
                 total = cost if before is None or cost is None else before + cost
                 self.update(updates.usage(usage.context_tokens, usage.context_window, total))
+
+    def _give_up(self) -> None:
+        """Nobody goes on with the calls that were open when the session was loaded."""
+        if self._open:
+            self.calls.taken_up(self._open)
+            self.calls.settle()
+            self._open = []
 
     # The person
 

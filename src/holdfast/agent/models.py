@@ -154,5 +154,6 @@ def _settings(settings: "AssistantSettings") -> "ModelSettings":
         for key in ("temperature", "top_p", "max_tokens")
         if getattr(settings, key) is not None
     }
-    # Requests are made again by the loop, which tells of it; a client that did so too would multiply the waiting.
-    return {"timeout": settings.timeout_secs, "max_retries": 0, **settings.settings, **given}  # type: ignore[typeddict-item]
+    # Requests are made again by the loop, which tells of it; a client that did so too would multiply the waiting. A
+    # turn sends the same beginning again and again: providers that have to be asked to keep it are asked.
+    return {"timeout": settings.timeout_secs, "max_retries": 0, "cache": True, **settings.settings, **given}  # type: ignore[typeddict-item]

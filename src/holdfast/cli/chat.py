@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from holdfast.agent.events import Answer
 from holdfast.cli.chat_commands import continuing
 from holdfast.cli.chat_lines import Piece
 from holdfast.cli.keyboard import Tty, open_tty
@@ -61,12 +60,9 @@ class _Left(NamedTuple):
     """How a chat was left."""
 
     conversation: str
-    answer: Answer | None
-    signal: int = 0
-
-    @property
-    def failed(self) -> bool:
-        return self.answer is not None and self.answer.stop_reason == "error"
+    talked: bool
+    failed: bool
+    signal: int
 
 
 @click.command()
@@ -102,11 +98,11 @@ def chat(
     wanted = _Wanted(loaded, store or store_of(loaded), model, conversation, prompt, detached, as_json)
     tty = None if as_json else _screen_tty()
     left = run(_plain(wanted) if tty is None else _terminal(wanted, tty))
-    if conversation is not None or left.answer is not None:
+    if conversation is not None or left.talked:
         options = {"--model": model, "--config": None if config is None else str(config), "--store": _said(context)}
         click.echo(f"Go on with: {continuing(left.conversation, options)}", err=True)
-    talked = tty is not None and prompt is None  # then the person has seen what went wrong
-    context.exit(128 + left.signal if left.signal else int(left.failed and not talked))
+    seen = tty is not None and prompt is None  # by a person, who went on or left
+    context.exit(128 + left.signal if left.signal else int(left.failed and not seen))
 
 
 def _said(context: click.Context) -> str | None:
@@ -146,7 +142,7 @@ async def _terminal(wanted: _Wanted, tty: Tty) -> _Left:
                 words = (one_line(conversation.assistant.name), f"conversation {one_line(conversation.id)}", "/help")
                 session.screen.show(Piece("line", " · ".join(words), "dim"))
                 await session.run(runtime, conversation, wanted.prompt)
-        return _Left(conversation.id, session.answer, stop.number)
+        return _Left(conversation.id, session.talked, session.failed, stop.number)
     finally:
         tty.close()
         if prompter is not None:
@@ -205,7 +201,7 @@ async def _plain(wanted: _Wanted) -> _Left:
             conversation = await wanted.open(runtime)
             stop.listen(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             await chat.run(runtime, conversation, aiter(lines) if wanted.prompt is None else one(wanted.prompt))
-        return _Left(conversation.id, chat.answer, stop.number)
+        return _Left(conversation.id, chat.talked, chat.failed, stop.number)
     finally:
         if prompter is not None:
             prompter.close()

@@ -121,7 +121,7 @@ def ended_line(handle: Handle, call: ToolCall | None) -> Line | None:
     took = _seconds(state.stopped - (state.created if state.started is None else state.started))
     if isinstance(outcome, Error):
         glyph, style = ("■", "yellow") if state.deliberate else ("✗", "red")
-        said = one_line(outcome.message.strip().partition("\n")[0], _WORDS)
+        said = _first_and_last(outcome.message)
     elif isinstance(outcome, Reply):
         glyph, style = ("✗", "red") if outcome.is_error else ("✓", "green")
         said = _end_of(outcome.result)
@@ -133,6 +133,12 @@ def ended_line(handle: Handle, call: ToolCall | None) -> Line | None:
 
 def _failed(outcome: Any) -> bool:
     return isinstance(outcome, Error) or (isinstance(outcome, Reply) and outcome.is_error)
+
+
+def _first_and_last(message: str) -> str:
+    """What went wrong is in the first line of a message; of a command, the reason is often in its last one."""
+    lines = [line for each in strip_controls(message).splitlines() if (line := one_line(each, _WORDS))]
+    return "  ".join(dict.fromkeys((*lines[:1], *lines[-1:])))
 
 
 def _end_of(value: Any) -> str:
@@ -154,7 +160,7 @@ def answered_line(call: ToolCall, response: Response) -> Line | None:
     """What a call was answered that made no handle, or whose handle goes on. None: nothing worth a line."""
     words = call_words(call)
     if response.is_error:
-        return Line(f"✗ {words}  {one_line(response.result.strip().partition(chr(10))[0], _WORDS)}", "red")
+        return Line(f"✗ {words}  {_first_and_last(response.result)}", "red")
     try:
         reply = msgspec.json.decode(response.result)
     except (msgspec.DecodeError, RecursionError):

@@ -96,12 +96,11 @@ class Teller:
 
     def stopped(self, handle: Handle) -> Iterator[Piece]:
         """What is to be shown of the end of a handle. It may come at any time."""
-        call = self.calls.get(handle.call_id)
-        self._over.add(handle.call_id)
         if handle.stateful:
             self._ends.add(f"`{handle.id}` ({handle.tool.name}) ")
-        line = ended_line(handle, call)
+        line = ended_line(handle, self.calls.get(handle.call_id))
         if line is not None:
+            self._over.add(handle.call_id)
             yield Piece("line", line.text, line.style)
 
     def _flows(self, kind: Literal["answer", "thought"], text: str) -> Iterator[Piece]:

@@ -76,8 +76,10 @@ class PlainChat:
         self._conversation: Conversation | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
-        self.answer: Answer | None = None
-        """That of the last turn."""
+        self.talked = False
+        """There was a turn."""
+        self.failed = False
+        """The last one ended with an error."""
 
     async def run(self, runtime: "Runtime", conversation: "Conversation", prompts: AsyncIterator[str]) -> None:
         """All of them."""
@@ -95,11 +97,14 @@ class PlainChat:
     async def _run(self, conversation: "Conversation", prompts: AsyncIterator[str]) -> None:
         if conversation.interrupted:
             click.echo("The last turn was interrupted; it goes on.", err=True)
-            self.answer = await conversation.resume(listener=self._hear)
+            self._over(await conversation.resume(listener=self._hear))
         async for prompt in prompts:
-            self.answer = await conversation.prompt(prompt, listener=self._hear)
+            self._over(await conversation.prompt(prompt, listener=self._hear))
             if self._stopped.is_set():
                 return
+
+    def _over(self, answer: Answer) -> None:
+        self.talked, self.failed = True, answer.stop_reason == "error"
 
     def stop(self) -> None:
         """Cancel the turn that runs; no other follows."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agent.events import Answer, Event, Interjected
+from holdfast.agent.events import Event, Interjected
 from holdfast.cli.chat_calls import Line, Style, running_line
 from holdfast.cli.chat_commands import Commands
 from holdfast.cli.chat_lines import Piece, Teller, user_line
@@ -41,8 +41,10 @@ class Session:
 
     def __init__(self, tty: Tty, *, abandon: Callable[[], None]) -> None:
         self.screen = Screen(tty, self._live)
-        self.answer: Answer | None = None
-        """That of the last turn."""
+        self.talked = False
+        """There was a turn."""
+        self.failed = False
+        """The last one ended with an error."""
         self._abandon = abandon
         self._teller = Teller()
         self._runtime: Runtime | None = None
@@ -121,11 +123,13 @@ class Session:
     async def _run_turn(self, prompt: str | None) -> None:
         conversation = self._conversation
         assert conversation is not None
+        self.talked, self.failed = True, True
         try:
             if prompt is None:
-                self.answer = await conversation.resume(listener=self._hear)
+                answer = await conversation.resume(listener=self._hear)
             else:
-                self.answer = await conversation.prompt(prompt, listener=self._hear)
+                answer = await conversation.prompt(prompt, listener=self._hear)
+            self.failed = answer.stop_reason == "error"
         except HoldfastError as error:
             self._say(f"Error: {printable(error.message)}", "red")
         except Exception as error:  # a mistake of ours, or of a model's own code: the conversation is still there
@@ -204,10 +208,10 @@ class Session:
 
     def _pressed(self, key: Key) -> None:
         typed = self.screen.typed
-        warned, self._warned = self._warned, False
+        self._warned = self._warned and key.name == "C-c"
         match key.name:
             case "C-c":
-                self.interrupt(warned=warned)
+                self.interrupt()
             case "C-d" if not typed.text:
                 self._end_of_input()
             case "enter":
@@ -221,13 +225,13 @@ class Session:
                 typed.press(key)
         self.screen.typing()
 
-    def interrupt(self, *, warned: bool = False) -> None:
+    def interrupt(self) -> None:
         """Ctrl-C: cancels the turn or, without one, clears the line; said before, leaves."""
         if self._left is not None and self._left.done():
             self._abandon()
         elif self._turn is not None and not self._cancelling:
             self._cancel()
-        elif self._turn is not None or warned:
+        elif self._turn is not None or self._warned:
             self._leave()
         else:
             self._type("")

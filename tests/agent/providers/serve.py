@@ -6,6 +6,7 @@ its stdin or at SIGTERM; nothing is to be written to it.
 """
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -49,7 +50,8 @@ async def serve(format: str, script: Path, record: Path | None) -> None:
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, ended.set)
-        loop.add_reader(sys.stdin.fileno(), ended.set)
+        with contextlib.suppress(PermissionError):  # a file, or /dev/null, has no end to wait for
+            loop.add_reader(sys.stdin.fileno(), ended.set)
         about = {"url": provider.url, "model": model_name(format), "env": environment(provider)}
         print(json.dumps(about), flush=True)
         await ended.wait()

@@ -1,0 +1,80 @@
+"""One tool call that a client knows, and the words of what it waits for."""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from holdfast.acp.describing import Described
+from holdfast.handles.handle import Handle
+from holdfast.handles.question import Question, select_options
+from holdfast.handles.state import Waiting
+from holdfast.turn.prompts import AskQuestion, DeliverResult, Prompt, RunTool
+
+if TYPE_CHECKING:
+    from holdfast.tools.run import Run
+
+
+class Shown:
+    """One tool call that the client knows."""
+
+    __slots__ = (
+        "action", "asked", "conversation", "diffs", "due", "handle", "handle_id", "id", "kind", "listened", "note",
+        "question", "sent", "status", "terminal", "title", "tool",
+    )  # fmt: skip
+
+    def __init__(self, id: str, name: str, described: Described, conversation: str) -> None:
+        self.id = id
+        self.tool = name
+        self.title, self.kind, self.action, self.handle_id, _ = described
+        self.conversation = conversation
+        self.handle: Handle | None = None
+        self.status = "pending"
+        self.asked = False
+        """A person has been asked whether it may run."""
+        self.question: Question | None = None
+        self.note = ""
+        """How its question can be answered, where the client cannot ask it."""
+        self.diffs: list[dict[str, Any]] = []
+        self.terminal: str | None = None
+        """The client's terminal that shows what it prints; empty: one has been asked for."""
+        self.listened: Run | None = None
+        self.sent = float("-inf")
+        self.due: asyncio.TimerHandle | None = None
+        """When what it has printed since is told."""
+
+    @property
+    def over(self) -> bool:
+        return self.status in ("completed", "failed")
+
+
+def is_about(shown: Shown, prompt: Prompt) -> bool:
+    """Whether a prompt is about this call. Of calls that look the same, they come in the order of the calls."""
+    if shown.over or shown.tool != prompt.tool or shown.conversation != prompt.conversation:
+        return False
+    if isinstance(prompt, RunTool):
+        same = shown.handle_id == prompt.id if prompt.id is not None else shown.action is None
+        return same and shown.action == prompt.action and shown.asked == (prompt.problem is not None)
+    handle = shown.handle
+    if (
+        handle is None
+        or (prompt.id is not None and handle.id != prompt.id)
+        or handle.stateful != (prompt.id is not None)
+    ):
+        return False
+    if isinstance(prompt, AskQuestion):
+        return isinstance(handle.state, Waiting) and handle.state.question == prompt.question
+    assert isinstance(prompt, DeliverResult)
+    return handle.withheld
+
+
+def agent_name(conversation: str) -> str:
+    """The sub-agent whose conversation this is (`agent/lineage.py`)."""
+    return conversation.rpartition("/")[2].rpartition("@")[0] or "agent"
+
+
+def in_words(question: Question) -> str:
+    """A question for a person to read."""
+    options = select_options(question)
+    parts = [question.pre_amble, f"**{question.text}**"]
+    if options is not None:
+        parts.append("\n".join(f"- {option}" for option in options))
+    return "\n\n".join(part for part in parts if part)
