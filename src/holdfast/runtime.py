@@ -138,7 +138,7 @@ class Runtime:
         self.inquiries = Inquiries(
             self.registry,
             inquiry,
-            assistant=settings.assistant if settings else None,
+            assistant=settings.assistant.written() if settings else None,
             timeout=settings.timeout_secs if settings else TIMEOUT_SECS,
         )
         if loaded is not None and loaded.has_model:

@@ -131,11 +131,7 @@ class _Model(FunctionModel):
         async def request(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
             return script.answer(messages, info)
 
-        async def stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
-            raise NotImplementedError
-            yield ""
-
-        super().__init__(request, stream_function=stream, model_name="scripted", profile=profile)
+        super().__init__(request, model_name="scripted", profile=profile)
         self._script = script
 
     @asynccontextmanager

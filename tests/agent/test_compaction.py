@@ -81,7 +81,7 @@ async def test_G1_the_newest_calls_stay(clock: VirtualClock, tmp_path: Path) -> 
     )
     async with talking(script, *TOOLS, clock=clock, config=written(tmp_path, SMALL)) as talk:
         await grown(talk)
-    summary, calls, results = script.read[-1]
+    _, calls, _ = script.read[-1]
     assert isinstance(calls, ModelResponse) and len(calls.tool_calls) == 2
     assert script.results() == ["noted a", "noted b"]
     assert "Second" in script.wished[0]
@@ -129,7 +129,7 @@ async def test_G1_after_a_restart(tmp_path: Path) -> None:
     script = Script("Three.")
     async with talking(script, *TOOLS, store=store, config=config) as talk:
         await talk.prompt("Third")
-    summary, _, third = script.read[0]
+    summary, _, _ = script.read[0]
     assert "They count." in str(summary) and "First" not in str(summary) and "Second" in str(summary)
     assert script.told() == ["Third"]
 

@@ -18,6 +18,8 @@ from pydantic_ai.exceptions import (
     ModelTimeoutError,
     UnexpectedModelBehavior,
 )
+from pydantic_ai.models.function import DeltaToolCall
+from tests.agent import scripted
 from tests.agent.scripted import Reply, Script, called
 from tests.agent.talk import kinds, talking, written
 
@@ -125,14 +127,12 @@ async def test_G1_a_stream_that_breaks_in_a_call_runs_nothing(clock: VirtualCloc
     class Breaking(Reply):
         pass
 
-    from tests.agent import scripted
-
     async def pieces(reply: Reply) -> Any:
         if not isinstance(reply, Breaking):
             async for each in whole(reply):
                 yield each
             return
-        yield {1: scripted.DeltaToolCall(name="note", json_args='{"text": "ne', tool_call_id="c0")}
+        yield {1: DeltaToolCall(name="note", json_args='{"text": "ne', tool_call_id="c0")}
         raise failing(ModelConnectionError)
 
     whole = scripted._pieces

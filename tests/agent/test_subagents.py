@@ -400,7 +400,7 @@ async def test_G2_an_ended_agent_is_forgotten(clock: VirtualClock, tmp_path: Pat
 
 
 async def test_R1_an_agent_goes_on_after_a_restart(tmp_path: Path) -> None:
-    """Closing lets go of it as a crash does (R6): it is taken up by the next runtime, and its parent gets its result."""
+    """Closing lets go of it as a crash does (R6): the next runtime takes it up, and its parent gets its result."""
     helper = Script([called("h1", "note", text="x")], Reply("Never.", pause=3600))
     main = Script([called("c1", "helper", prompt="Go.")])
     store = f"sqlite:///{tmp_path / 'work.db'}"

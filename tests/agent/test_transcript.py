@@ -152,7 +152,8 @@ async def test_G1_pictures_and_files_are_kept(tmp_path: Path) -> None:
         await talk.prompt("And?")
     (said,) = script.read[0][0].parts
     assert isinstance(said, UserPromptPart)
-    text, picture, link = said.content
+    content = list(said.content)
+    text, picture, link = content
     assert (text, picture.data, picture.media_type, link.url) == (  # type: ignore[union-attr]
         "Look:", b"\x89PNG", "image/png", "https://example.org/a.png"
     )  # fmt: skip

@@ -41,10 +41,9 @@ let seen = () => {};
 const complete = new Map(); // by session: tells whoever waits for the end of its turn
 
 function received({ params }) {
-  const { sessionId, update } = params;
-  seen(update);
-  if (!inOrder) return handle(update);
-  queue = queue.then(() => handle(update));
+  seen(params.update);
+  if (!inOrder) return handle(params.update);
+  queue = queue.then(() => handle(params.update));
   return queue;
 }
 
@@ -68,16 +67,19 @@ const connection = client({ name: "interop" })
   .connect(recorded(stream));
 const agent = connection.agent;
 
-const ask = (sessionId, ...steps) =>
-  agent.request(methods.agent.session.prompt, { sessionId, prompt: [{ type: "text", text: JSON.stringify(steps) }] });
+function ask(sessionId, step, options) {
+  const prompt = [{ type: "text", text: JSON.stringify([step]) }];
+  return agent.request(methods.agent.session.prompt, { sessionId, prompt }, options);
+}
+
 const cancel = (sessionId) => agent.notify(methods.agent.session.cancel, { sessionId });
 const session = async () => (await agent.request(methods.agent.session.new, { cwd: "/tmp", mcpServers: [] })).sessionId;
 
 // A turn is over when its end was told and everything before it was handled, not when the prompt is answered.
-async function turn(sessionId, ...steps) {
+async function turn(sessionId, step, options) {
   const { open, opened } = gate();
   complete.set(sessionId, open);
-  const { stopReason } = await ask(sessionId, ...steps);
+  const { stopReason } = await ask(sessionId, step, options);
   await opened;
   return stopReason;
 }
@@ -114,10 +116,10 @@ async function slowHandlers(sessionId) {
 }
 
 async function permissions(sessionId) {
-  const steps = { calls: [["1", "asked", { word: "x" }]] };
-  const stopReasons = [await turn(sessionId, steps)];
+  const step = { calls: [["1", "asked", { word: "x" }]] };
+  const stopReasons = [await turn(sessionId, step)];
   permit = () => "reject_once";
-  stopReasons.push(await turn(sessionId, steps));
+  stopReasons.push(await turn(sessionId, step));
   permit = () => "allow_once";
   return stopReasons;
 }
@@ -127,6 +129,9 @@ async function cancelled(sessionId) {
   const stopReasons = [await turn(sessionId, { calls: [["1", "hangs", {}]] })];
   seen = (update) => update.sessionUpdate === "agent_message_chunk" && cancel(sessionId);
   stopReasons.push(await turn(sessionId, { text: ["a"], hang: true }));
+  const request = new AbortController(); // by `$/cancel_request`
+  seen = (update) => update.sessionUpdate === "agent_message_chunk" && request.abort();
+  stopReasons.push(await turn(sessionId, { text: ["a"], hang: true }, { cancellationSignal: request.signal }));
   seen = () => {};
   permit = () => void cancel(sessionId);
   stopReasons.push(await turn(sessionId, { calls: [["1", "asked", { word: "x" }]] }));

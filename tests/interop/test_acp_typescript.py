@@ -40,7 +40,7 @@ def test_X1_everything_is_taken_by_the_client_and_the_agent_ends_well(report: Re
 def test_X2_the_end_of_every_turn_is_told_once_and_last(report: Report) -> None:
     wire: list[Message] = report["wire"]
     reasons = [ended(wire, prompt) for prompt in prompts(wire)]
-    assert reasons == ["end_turn"] * 5 + ["cancelled"] * 3 + ["end_turn"]
+    assert reasons == ["end_turn"] * 5 + ["cancelled"] * 4 + ["end_turn"]
     assert len([each for each in wire if each.get("method") == SIGNAL]) == len(reasons)
 
 
@@ -81,12 +81,12 @@ def test_X2_a_client_that_waits_for_the_signal_has_handled_everything_in_order(r
     assert text(handled) == "a b c done"
 
 
-def test_X4_a_tool_a_stream_and_a_question_are_cancelled(report: Report) -> None:
-    assert report["cancelled"] == ["cancelled"] * 3
-    tool, stream, question = (updates(report["wire"], prompt) for prompt in prompts(report["wire"])[5:8])
-    assert statuses(tool, "1")[-1] == "failed"
-    assert text(stream) == "a"
-    assert statuses(question, "1")[-1] == "failed"
+def test_X4_a_tool_a_stream_a_request_and_a_question_are_cancelled(report: Report) -> None:
+    assert report["cancelled"] == ["cancelled"] * 4
+    tool, stream, request, question = (updates(report["wire"], prompt) for prompt in prompts(report["wire"])[5:9])
+    assert statuses(tool, "1") == ["pending", "in_progress", "failed"]
+    assert text(stream) == text(request) == "a"
+    assert statuses(question, "1") == ["pending", "failed"]
 
 
 def test_X2_a_handle_that_ends_between_turns_is_told_of_at_once(report: Report) -> None:

@@ -40,8 +40,8 @@ def acpx(directory: Path, steps: str, *options: str, more: str = "", interrupt_a
     agent = f"{sys.executable} -m holdfast acp --config {file} --store sqlite:///{directory}/store.db"
     command = [str(NODE), str(NPM_ROOT / "node_modules" / ACPX), "--agent", agent, "--cwd", str(directory)]
     command += [*options, "--format", "json", "exec", steps]
-    cache = str(NPM_ROOT / "compiled")
-    env = {**os.environ, "HOME": str(directory), "PYTHONPATH": str(ROOT), "NODE_COMPILE_CACHE": cache}
+    ours = {"HOME": str(directory), "PYTHONPATH": str(ROOT), "NODE_COMPILE_CACHE": str(NPM_ROOT / "compiled")}
+    env = {**os.environ, **ours, "FS_SAFE_NATIVE_MODE": "off"}  # its compiled code is not installed
     messages = []
     with (
         (directory / "stderr").open("w") as stderr,

@@ -80,7 +80,7 @@ def test_N2_N4_what_is_news_and_what_carries_it_reach_the_tool(settings: str, ex
 def test_Q7_inquiries_have_two_minutes_unless_the_file_says_otherwise() -> None:
     assert Config().conversation.inquiry.timeout_secs == 120
     inquiry = load("[conversation.inquiry]\ntimeout_secs = 2.5\nassistant.model = 'm'\n").conversation.inquiry
-    assert (inquiry.timeout_secs, inquiry.assistant) == (2.5, {"model": "m"})
+    assert (inquiry.timeout_secs, inquiry.assistant.written()) == (2.5, {"model": "m"})
     found = problem("[conversation.inquiry]\ntimeout_secs = 0\n")
     assert found == "holdfast.toml:2: conversation.inquiry.timeout_secs: must be at least 1, not 0"
 

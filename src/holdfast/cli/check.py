@@ -52,8 +52,10 @@ def examine(path: Path | None) -> dict[str, Any]:
             looked_at.problem(key, sentence)
         tools = looked_at.tools()
         looked_at.store()
+        looked_at.agents()
         found = sorted(looked_at.found, key=lambda problem: problem[0])
         notes += config.not_acted_on() + _refused(config, [tool["name"] for tool in tools]) + _without_screen(tools)
+        notes += _models(config)
         if not config.conversation.tools and not wrong:
             notes.append("the configuration has no tools; a tool is a table [conversation.tools.<name>]")
     shown = None if path is None else str(path.absolute())
@@ -71,6 +73,27 @@ def _refused(config: "Config", names: list[str]) -> list[str]:
         f"every call of {', '.join(f'`{name}`' for name in asking)} needs permission, and is refused where no person "
         'is there to be asked; set `run = "unattended"` for tools that may run'
     ]
+
+
+def _models(config: "Config") -> list[str]:
+    """Models that cannot be asked from here: a key is missing, or what talks to them. None is asked anything."""
+    if not config.has_model:
+        return []
+    from holdfast.agent.models import assistant_settings, open_assistant
+    from holdfast.errors import HoldfastError
+
+    conversation = config.conversation
+    over = conversation.assistant.written() | conversation.inquiry.assistant.written()
+    settings = [conversation.assistant, assistant_settings(over)]
+    settings += [agent.assistant_over(conversation.assistant) for agent in config.agents.values() if not agent.command]
+    notes = []
+    for each in settings:
+        try:
+            if each.model is not None:
+                open_assistant(each, config.root)
+        except HoldfastError as error:
+            notes.append(error.message)
+    return list(dict.fromkeys(notes))
 
 
 def _without_screen(tools: list[dict[str, Any]]) -> list[str]:
@@ -115,6 +138,19 @@ class Examination:
             open_store(self._config.store.url or "memory:")
         except HoldfastError as error:
             self.problem(("store", "url"), error.message)
+
+    def agents(self) -> None:
+        """Programs of agents that are not there."""
+        from holdfast.config import commands
+
+        for id, agent in self._config.agents.items():
+            key = ("agents", id, "command")
+            if agent.command is None or not self._sound(key):
+                continue
+            directory = str(self._config.root / agent.cwd)
+            program = commands.program_of(agent.command)
+            if program is not None and commands.which(program, directory, agent.env) is None:
+                self.problem(key, commands.missing(agent.command, directory))
 
     def tools(self) -> list[dict[str, Any]]:
         """The facts of each tool that has no mistake in the file; what is missing is added to the problems of all."""

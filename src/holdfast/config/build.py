@@ -199,7 +199,7 @@ def spawn_policy(settings: ToolSettings, under: SpawnPolicy) -> SpawnPolicy:
     if "timeout_secs" in lifecycle.model_fields_set:
         changes["turn_end_timeout_secs"] = lifecycle.timeout_secs
     if "assistant" in lifecycle.model_fields_set:
-        changes["assistant"] = lifecycle.assistant
+        changes["assistant"] = lifecycle.assistant.written()
     changes["notifications"] = replace(under.notifications, **spawn.notifications.written())
     return replace(under, **changes)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast.config.agent_rules import agent_problems
 from holdfast.config.explain import kind, problems
 from holdfast.config.locate import KeyPath, Lines
 from holdfast.config.model import Config, ToolSettings
@@ -65,7 +66,8 @@ def inspect_config(path: Path) -> tuple[Config, list[Problem]]:
     config = Config.model_validate(document)
     config._source = source
     wrong_keys = [key for key, _ in found]
-    found += [each for each in server_problems(config.mcp.servers) if not any(_about(each[0], k) for k in wrong_keys)]
+    rules = (*server_problems(config.mcp.servers), *agent_problems(config.agents, config.conversation.tools))
+    found += [each for each in rules if not any(_about(each[0], k) for k in wrong_keys)]
     found.sort(key=lambda problem: source.line(problem[0]))
     # A rule that a default breaks is found once for each tool it is merged under.
     unique = {f"{source.at(key)}: {sentence}": (key, sentence) for key, sentence in reversed(found)}

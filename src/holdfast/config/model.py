@@ -81,21 +81,12 @@ class AssistantSettings(Table):
         return {key: getattr(self, key) for key in self.model_fields_set}
 
 
-def _assistant(value: Any) -> Any:
-    """Checked as a table of model settings, and kept as it was written."""
-    AssistantSettings.model_validate(value)
-    return value
-
-
-Assistant = Annotated[dict[str, Any], BeforeValidator(_assistant)]
-
-
 class LifecycleSettings(Table):
     """`[….spawn.lifecycle]` (T1, T2)."""
 
     on_turn_end: OnTurnEnd = "inquire"
     timeout_secs: Seconds = 300
-    assistant: Assistant = {}
+    assistant: AssistantSettings = AssistantSettings()
 
 
 class SpawnSettings(Table):
@@ -259,7 +250,7 @@ class ToolSettings(Table):
 class InquirySettings(Table):
     """`[conversation.inquiry]`: the model that is asked beside the conversation, and for how long (Q7, T2)."""
 
-    assistant: Assistant = {}
+    assistant: AssistantSettings = AssistantSettings()
     timeout_secs: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 120
 
 
@@ -428,7 +419,7 @@ class Config(Table):
     def has_model(self) -> bool:
         """Whether it names a model that could be asked something."""
         settings = self.conversation
-        return bool(settings.assistant.model or settings.inquiry.assistant or self.agents)
+        return bool(settings.assistant.model or settings.inquiry.assistant.model or self.agents)
 
     def mcp_servers(self) -> "list[McpServer]":
         """The MCP servers whose tools are used."""

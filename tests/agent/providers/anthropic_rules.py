@@ -1,6 +1,7 @@
 """What Anthropic refuses: schemas of tools and of structured output, and histories in which calls and results differ.
 
-The words are those that people report (`facts` of the project: no live call was made).
+No live call was made. Found in public reports: the words for a union at the root, and for calls without results. The
+others are written from memory; that some models cannot be forced is known from pydantic-ai, in what words is not.
 """
 
 import base64

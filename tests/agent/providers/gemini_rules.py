@@ -2,7 +2,9 @@
 
 `parameters` is a message of a protocol buffer: a field it does not have fails the whole request. `parametersJsonSchema`
 takes JSON Schema; what it does with a union at the root is not known, so it is refused here, which is the safe side.
-The words are those that people report (`facts` of the project: no live call was made).
+No live call was made. Found in public reports: the words for unknown fields, for lists as `type`, and for numbers of
+responses that differ. The others are written from memory; those about `parametersJsonSchema`, siblings of `anyOf`,
+functions that are not declared and the last turn are ours.
 """
 
 import re

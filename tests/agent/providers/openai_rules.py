@@ -1,7 +1,10 @@
 """What OpenAI refuses, the same over chat completions and responses: keys, models, names and schemas.
 
-The words are those that people report (`facts` of the project: no live call was made). Rules about schemas hold for
-tools and for structured output; the strict ones only where `strict` is set.
+Rules about schemas hold for tools and for structured output; the strict ones only where `strict` is set.
+
+No live call was made. Found in public reports: the words for a union at the root, for calls and outputs that do not
+match, for a `tool_call_id` twice. The others are written from memory; those for nesting and for a second output of
+one call (responses) are ours.
 """
 
 import re
