@@ -1,6 +1,7 @@
 """The words of ACP: how calls are described, prompts asked, and transcripts told again (X1, P, Q)."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,8 +166,12 @@ async def test_X1_who_watches_a_handle_is_shown_its_diffs(threaded: bool) -> Non
         def showed(self, handle: Handle, diff: holdfast.Diff) -> None:
             found.append(diff)
 
+    def watch(handles: Sequence[Handle]) -> None:
+        for handle in handles:
+            handle.watch(Looks())
+
     async with holdfast.Runtime(tools=[tool(name="change")(function)]) as rt, rt.turn() as turn:
-        rt.registry.on_created = lambda handles: [handle.watch(Looks()) for handle in handles]  # type: ignore[assignment]
+        rt.registry.on_created = watch
         (response,) = await turn.run([ToolCall("1", "change")])
         assert response.result == "done" and found == [holdfast.Diff("a", None, "new")]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pydantic_ai.exceptions import ModelServerError
-from pydantic_ai.messages import ModelResponse
+from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse
 from tests.agent.scripted import Reply, Script, at_end, called, spawned
 from tests.agent.talk import Talk, kinds, talking, until
 
@@ -320,6 +320,29 @@ async def test_G1_a_model_that_raises_anything(clock: VirtualClock) -> None:
             assert kinds(talk.events)[-1] == "TurnFinished"
         assert not talk.conversation.busy
         assert (await talk.prompt()).text == "Fine."
+
+
+async def test_G1_half_characters(clock: VirtualClock) -> None:
+    """Some gateways cut a character in two, each half in JSON of its own; people have file names that are no text."""
+
+    @holdfast.tool
+    async def odd() -> str:
+        """Says what is no text."""
+        return "odd \udc80"
+
+    script = Script(
+        Reply(["Sm\ud83d", "\ude00ile \ud83d."], [("c\ud83d", "note", '{"text": "\ud83d"}'), called("c2", "odd")]),
+        Reply("Done.", thinks="\udc80"),
+        "Yes?",
+    )
+    async with talking(script, *TOOLS, odd, clock=clock) as talk:
+        answer = await talk.prompt("file \udc80")
+        assert (answer.text, answer.stop_reason, answer.error) == ("Done.", "end_turn", None)
+        assert (await talk.prompt("Still there?")).text == "Yes?"
+        stored = "".join(line.body.decode() for line in await talk.conversation.lines())
+    assert "Sm😀ile" in stored
+    assert all(event.text.encode() for event in talk.heard(Text))  # it goes through pipes and sockets
+    assert all(ModelMessagesTypeAdapter.dump_json(messages) for messages in script.read)
 
 
 # Cancelling

@@ -154,7 +154,7 @@ async def test_G1_pictures_and_files_are_kept(tmp_path: Path) -> None:
     assert isinstance(said, UserPromptPart)
     content = list(said.content)
     text, picture, link = content
-    assert (text, picture.data, picture.media_type, link.url) == (  # type: ignore[union-attr]
+    assert (text, picture.data, picture.media_type, link.url) == (
         "Look:", b"\x89PNG", "image/png", "https://example.org/a.png"
     )  # fmt: skip
 

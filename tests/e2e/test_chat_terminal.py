@@ -52,6 +52,7 @@ def test_G1_a_tool_has_one_line_that_lives_and_one_that_stays(chats: Chats, pane
     assert pane.count("gate  ") == 1
     chats.touch("open")
     pane.until("So it is.")
+    pane.idle()
     assert pane.count("gate  ") == 1
     assert [line for line in pane.rolled if line.startswith("✓ gate  ") and line.endswith("s  open")]
     assert pane.count("working") == 0
@@ -78,6 +79,7 @@ def test_G1_what_scrolls_away_is_there_once_and_whole(chats: Chats) -> None:
         pane.chat()
         pane.type("go")
         pane.until("2 requests")
+        pane.idle()
         pane.until("● k (kept)")
         rolled = "".join(line.replace(" ", "").replace("\t", "") for line in pane.rolled)
         assert text.replace(" ", "").replace("\t", "").replace("\n", "") in rolled
@@ -291,6 +293,7 @@ def test_a_line_that_is_typed_meanwhile_is_said_in_the_turn(chats: Chats, pane: 
     pane.until("> and hurry up  (with the next request)")
     chats.touch("open")
     pane.until("Noted.")
+    pane.idle()
     assert "hurry up" in chats.given
     assert pane.count("hurry up") == 1
     assert pane.lines.index("> and hurry up") < pane.lines.index("Noted.")
@@ -320,8 +323,10 @@ def test_a_line_that_was_not_taken_comes_back_when_the_turn_is_cancelled(chats: 
     pane.press("C-c")
     pane.until("Cancelled.")
     until(lambda: pane.last == "> no, do this", what=lambda: pane.screen)
+    pane.idle()
     pane.press("Enter")
     pane.until("> no, do this\nI see.")
+    pane.idle()
     assert pane.count("no, do this") == 1
 
 
@@ -346,6 +351,7 @@ def test_N4_news_between_turns_is_shown_above_what_is_being_typed(chats: Chats, 
     pane.chat()
     pane.type("start it")
     pane.until("It runs.")
+    pane.idle()
     pane.write("half a li")
     until(lambda: pane.last == "> half a li")
     assert pane.lines[-2].startswith("● k (kept)")
@@ -366,6 +372,7 @@ def test_ps_and_abort(chats: Chats, pane: ChatPane) -> None:
     pane.until("Nothing runs.")
     pane.type("start it")
     pane.until("It runs.")
+    pane.idle()
     pane.type("/ps")
     until(lambda: any(line.split()[:3] == ["k", "kept", "running"] for line in pane.lines), what=lambda: pane.screen)
     pane.type("/etc/hosts is what?")  # no command
@@ -398,6 +405,7 @@ def test_G2_what_a_sub_agent_runs_is_shown_below_it_and_can_be_aborted(chats: Ch
     until(lambda: "  ● k (kept)" not in pane.screen)
     chats.touch("open")
     pane.until("It helped.")
+    pane.idle()
     assert pane.count("✓ h (helper)") == 1
     assert pane.count("●") == 0
 
@@ -407,6 +415,7 @@ def test_attach_takes_over_a_terminal_and_comes_back(chats: Chats, pane: ChatPan
     pane.chat()
     pane.type("a shell, please")
     pane.until("Take it.")
+    pane.idle()
     pane.type("/attach nobody")
     pane.until("not found")
     pane.type("/attach sh")

@@ -305,4 +305,4 @@ class Agent:
         try:
             return await session.run(id, blocks, content)
         finally:
-            del self._prompts[id]
+            self._prompts.pop(id, None)

@@ -6,7 +6,9 @@ is over by then. What a handle prints is told at most ten times a second; the en
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from holdfast.acp.describing import absolute, describe
@@ -33,6 +35,8 @@ from holdfast.turn.turn import Response
 if TYPE_CHECKING:
     from holdfast.runtime import Runtime
     from holdfast.tools.call import Diff
+
+_log = logging.getLogger("holdfast.acp")
 
 INTERVAL_SECS = 0.1
 """What a handle prints is told no more often than this."""
@@ -134,8 +138,37 @@ class Calls(Watcher):
 
     # What becomes of handles
 
+    # Called by the registry: what cannot be shown must not keep calls from running.
+
     def created(self, handle: Handle) -> None:
-        """A handle of the session, or of one of its sub-agents, was made or found."""
+        """A handle of the session, or of one of its sub-agents, was made."""
+        with self._logged():
+            self._created(handle)
+
+    def changed(self, handle: Handle) -> None:
+        """A handle of a conversation that is followed has another state."""
+        with self._logged():
+            shown = self._by_uid.get(handle.uid)
+            if shown is not None:
+                self._look(shown, handle)
+            elif handle.active:
+                self._created(handle)
+
+    def stopped(self, handle: Handle) -> None:
+        self.changed(handle)
+
+    def showed(self, handle: Handle, diff: "Diff") -> None:
+        with self._logged():
+            self._show(handle, diff)
+
+    @contextmanager
+    def _logged(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            _log.exception("something of session %s could not be shown", self._session)
+
+    def _created(self, handle: Handle) -> None:
         if handle.uid in self._by_uid:
             return
         own = handle.conversation == self._session and handle.turn == self._turn
@@ -177,18 +210,7 @@ class Calls(Watcher):
         self._send(tool_call(shown.id, {"title": title, "kind": shown.kind, "status": "pending"}))
         return shown
 
-    def changed(self, handle: Handle) -> None:
-        """A handle of a conversation that is followed has another state."""
-        shown = self._by_uid.get(handle.uid)
-        if shown is not None:
-            self._look(shown, handle)
-        elif handle.active:
-            self.created(handle)
-
-    def stopped(self, handle: Handle) -> None:
-        self.changed(handle)
-
-    def showed(self, handle: Handle, diff: "Diff") -> None:
+    def _show(self, handle: Handle, diff: "Diff") -> None:
         shown = self._by_uid.get(handle.uid)
         if shown is None or shown.over:
             return
