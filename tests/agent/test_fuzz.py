@@ -59,7 +59,7 @@ class Play:
             self.done.append(f"{answer.stop_reason} {answer.error or ''}")
         except HoldfastError as error:
             self.done.append(f"raised {error.code}: {error.message}")
-            assert rt.closing or error.code == "runtime_closed", f"it raised {error!r}"
+            assert rt.closing or (error.code == "turn_open" and "task cancelled" in self.done), f"it raised {error!r}"
         except asyncio.CancelledError:
             assert "task cancelled" in self.done, "cancelled by nobody"
         finally:
@@ -124,14 +124,18 @@ class Play:
         """What is in the store is what is in memory."""
         memory, stored = conversation.transcript, Transcript(rt.registry, conversation.id)
         await stored.load()
-        assert _STEPS.dump_python(stored.messages, mode="json", exclude_none=True) == _STEPS.dump_python(
-            memory.messages, mode="json", exclude_none=True
-        )
+        assert _plain(stored.messages) == _plain(memory.messages)
         for name in ("_numbers", "turn", "taken", "batch"):
             assert getattr(stored, name) == getattr(memory, name), name
 
     def check(self) -> None:
         assert self.script.invalid == []
+
+
+def _plain(messages: list[ModelMessage]) -> Any:
+    """As they are sent. The time of a summary is that of when it was read."""
+    left_out = {"__all__": {"timestamp": True, "parts": {"__all__": {"timestamp"}}}}
+    return _STEPS.dump_python(messages, mode="json", exclude_none=True, exclude=left_out)
 
 
 @asynccontextmanager

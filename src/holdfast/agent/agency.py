@@ -118,6 +118,10 @@ class Agency:
             assistant = conversation.assistant
         else:
             assistant = self.assistant(self.config.conversation.assistant)
+        if conversation is not None and conversation.spending is not None:
+            spent = conversation.spending.spent_up()
+            if spent is not None:
+                raise HoldfastError(f"the turn may not ask any more: it has taken {spent}", code="limit_exceeded")
         await self.enter(assistant)
         return await inquire(assistant, conversation, inquiry)
 

@@ -90,7 +90,15 @@ class Conversation:
                 and before.turn == self.transcript.turn
                 and (before.owner is None or not store.alive(before.owner))
             )
+            if self.interrupted and self.transcript.ended is not None:
+                await self._end_what_has_ended()
             self._opened = True
+
+    async def _end_what_has_ended(self) -> None:
+        """A turn was over and its process died before it could say so; nobody wants it to go on."""
+        async with self.runtime.turn(self.id, resume=True, tools=self.selection) as turn:
+            turn.cancel()
+        self.interrupted = False
 
     async def prompt(self, content: Content, *, listener: Listener | None = None) -> Answer:
         """One whole turn: the user says something, the assistant answers. A turn that was interrupted goes on in it.

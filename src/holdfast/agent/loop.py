@@ -38,7 +38,7 @@ from holdfast.agent.events import (
     TurnStarted,
     Used,
 )
-from holdfast.agent.requests import ModelCall, RequestFailed
+from holdfast.agent.requests import ModelCall, RequestFailed, well_formed
 from holdfast.agent.spending import Spending
 from holdfast.agent.transcript import Ended, interrupted, request
 from holdfast.errors import HoldfastError
@@ -131,12 +131,12 @@ class TurnLoop:
                 stop, error = "error", failed.message
             if self._cancelled:
                 stop, error = "cancelled", None
+            elif turn.failed is not None:
+                stop, error = "error", f"the turn has failed: {turn.failed.message}"
             if stop in ("error", "cancelled"):
                 turn.cancel()  # nobody is asked and nothing is waited for (T5)
             if stop != "end_turn":
                 await self._transcript.note(turn.id, "ended", Ended(stop, error))
-        if turn.failed is not None and stop != "cancelled":
-            stop, error = "error", f"the turn has failed: {turn.failed.message}"
         answer = Answer(text=self._text, stop_reason=stop, turn=turn.id, usage=self.spending.usage, error=error)
         self._tell(TurnFinished(answer))
         return answer
@@ -190,7 +190,7 @@ class TurnLoop:
         for each in said if self._begun else said[1:]:
             self._tell(Interjected(_shown(each)))
         self._begun = self._begun or bool(said)
-        return [UserPromptPart(each) for each in said]
+        return [UserPromptPart(_storable(each)) for each in said]
 
     def _news(self, news: Sequence[Notification]) -> list[ModelRequestPart]:
         block = notification_block(news)
@@ -339,6 +339,12 @@ def _ids(calls: Iterable[ToolCall | Response]) -> list[str]:
 
 def _arguments(part: ToolCallPart) -> Any:
     return {} if part.args is None or part.args == "" else part.args
+
+
+def _storable(content: Content) -> Content:
+    if isinstance(content, str):
+        return well_formed(content)
+    return [well_formed(each) if isinstance(each, str) else each for each in content]
 
 
 def _shown(content: Content) -> str:

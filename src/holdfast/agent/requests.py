@@ -8,7 +8,8 @@ import asyncio
 import logging
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from pydantic_ai.direct import model_request_stream
 from pydantic_ai.exceptions import (
@@ -71,6 +72,18 @@ class RequestFailed(HoldfastError):
         self.too_long = too_long
 
 
+def well_formed(text: str) -> str:
+    """The text without halves of characters: pairs are joined, what is left alone is replaced.
+
+    Gateways that cut a stream between the halves of an emoji send such texts, and nothing can store or write them.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 class ModelCall:
     """One request, made until it is answered. `partial` is what has come of it when it is given up."""
 
@@ -88,6 +101,8 @@ class ModelCall:
         self._stream: StreamedResponse | None = None
         self._told = False
         """Something of the present attempt has been shown."""
+        self._half = ""
+        """The first half of a character at the end of what has come."""
 
     async def answer(self) -> ModelResponse:
         """The whole response. Raises `RequestFailed`."""
@@ -114,7 +129,7 @@ class ModelCall:
         raise AssertionError("the last pause raises")
 
     async def _once(self) -> ModelResponse:
-        self._told, self._stream = False, None
+        self._told, self._stream, self._half = False, None, ""
         assistant = self._assistant
         async with model_request_stream(
             assistant.model,
@@ -127,21 +142,25 @@ class ModelCall:
             async for event in stream:
                 match event:
                     case PartDeltaEvent(delta=TextPartDelta(content_delta=text)) if text:
-                        self._show(Text(text))
+                        self._show(Text, text)
                     case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=str(text))) if text:
-                        self._show(Thought(text))
+                        self._show(Thought, text)
                     case PartStartEvent(part=TextPart(content=text)) if text:
-                        self._show(Text(text))
+                        self._show(Text, text)
                     case PartStartEvent(part=ThinkingPart(content=text)) if text:
-                        self._show(Thought(text))
-            response = stream.get()
+                        self._show(Thought, text)
+            response = _well_formed(stream.get())
         if response.state == "incomplete":
             raise UnexpectedModelBehavior("the stream ended before the answer did")
         return response
 
-    def _show(self, event: Event) -> None:
+    def _show(self, event: type[Text | Thought], text: str) -> None:
         self._told = True
-        self._tell(event)
+        text, self._half = self._half + text, ""
+        if "\ud800" <= text[-1] <= "\udbff":
+            text, self._half = text[:-1], text[-1]  # until its other half comes
+        if text:
+            self._tell(event(well_formed(text)))
 
     async def _pause(self, attempt: int, why: str, wanted: float | None) -> None:
         if attempt == ATTEMPTS or (wanted is not None and wanted > PATIENCE_SECS):
@@ -160,7 +179,18 @@ class ModelCall:
         """The text that has come so far of a request that was given up."""
         if self._stream is None or not self._told:
             return ""
-        return "".join(part.content for part in self._stream.get().parts if isinstance(part, TextPart))
+        return well_formed("".join(part.content for part in self._stream.get().parts if isinstance(part, TextPart)))
+
+
+def _well_formed(response: ModelResponse) -> ModelResponse:
+    """The response, with texts that can be stored."""
+    return replace(response, parts=[_part(part) for part in response.parts])
+
+
+def _part(part: Any) -> Any:
+    given = {field: getattr(part, field, None) for field in ("content", "args", "tool_name", "tool_call_id")}
+    made = {field: well_formed(text) for field, text in given.items() if isinstance(text, str)}
+    return part if all(text is given[field] for field, text in made.items()) else replace(part, **made)
 
 
 def _words(error: Exception) -> str:

@@ -67,9 +67,9 @@ class Spending:
         """Which limit is reached, of this turn or of one above it; None: none."""
         if self._own_requests >= self._allowance.max_requests:
             return f"{self._own_requests} requests to the model in one turn (max_requests)"
-        return self._spent_up()
+        return self.spent_up()
 
-    def _spent_up(self) -> str | None:
+    def spent_up(self) -> str | None:
         """Of tokens or money; rounds are each turn's own."""
         allowance, usage, above = self._allowance, self.usage, self._above()
         tokens = usage.input_tokens + usage.output_tokens
@@ -77,7 +77,7 @@ class Spending:
             return f"{tokens} tokens in one turn (max_tokens = {allowance.max_tokens})"
         if allowance.max_cost is not None and (usage.cost or 0.0) >= allowance.max_cost:
             return f"${usage.cost:.4f} in one turn (max_cost = {allowance.max_cost:g})"
-        return above._spent_up() if above is not None else None
+        return above.spent_up() if above is not None else None
 
 
 def usage_of(response: ModelResponse) -> Usage:
