@@ -171,8 +171,9 @@ class Runtime:
         self._servers = self._use(used)
 
     def _use(self, servers: "list[McpServer]") -> "Servers | None":
-        if not servers:
-            return None
+        return self._connect(servers) if servers else None
+
+    def _connect(self, servers: "list[McpServer]") -> "Servers":
         from holdfast.tools.remote.servers import Servers  # nobody pays for it who uses none
 
         return Servers(servers, self._guard, self.toolbox, self._tell, self._tools_arrived)
@@ -317,6 +318,14 @@ class Runtime:
         """Wait until every MCP server has listed its tools or could not be reached; whether all have listed them."""
         await self._ready()
         return self._servers is None or await self._servers.ready(timeout)
+
+    async def add_server(self, server: "McpServer") -> None:
+        """Use the tools of one more MCP server. It is connected in the background; the same one again is harmless."""
+        await self._ready()
+        if self._servers is None:
+            self._servers = self._connect([])
+        self.toolbox.offer("await", "read_output")
+        self._servers.add(server)
 
     @property
     def has_agents(self) -> bool:

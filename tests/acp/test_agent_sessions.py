@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 from pathlib import Path
 
 import acp
@@ -119,13 +120,33 @@ async def test_X1_what_cannot_be_a_session_is_refused(tmp_path: Path) -> None:
     async with editor(tmp_path) as person:
         with pytest.raises(acp.RequestError, match="absolute"):
             await person.new("here")
-        server = acp.schema.McpServerStdio(name="other", command="other", args=[], env=[])
-        with pytest.raises(acp.RequestError, match=r"mcp\.servers"):
+        server = acp.schema.SseMcpServer(type="sse", name="other", url="http://127.0.0.1:1/", headers=[])
+        with pytest.raises(acp.RequestError, match="there are stdio and http"):
             await person.connection.new_session(cwd="/tmp", mcp_servers=[server])
         with pytest.raises(acp.RequestError, match="no session"):
             await person.connection.load_session(cwd="/tmp", session_id="s-none", mcp_servers=[])
         with pytest.raises(acp.RequestError, match="not found"):
             await person.connection._conn.send_request("session/nonsense", {})
+
+
+async def test_X1_mcp_servers_that_an_editor_brings_are_connected_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "holdfast", "mcp", "--store", "memory:"]
+    (tmp_path / "theirs").mkdir()
+    theirs = tmp_path / "theirs" / "holdfast.toml"
+    theirs.write_text('[conversation.tools.greet]\nsource = "local"\nrun = "unattended"\ncommand = ["echo", "hello"]\n')
+    server = acp.schema.McpServerStdio(
+        name="an editor's", command=command[0], args=[*command[1:], "--config", str(theirs)], env=[]
+    )
+    other = acp.schema.McpServerStdio(name="an editor's", command="other", args=[], env=[])
+    async with editor(tmp_path) as person:
+        for _ in range(2):
+            made = await person.connection.new_session(cwd="/tmp", mcp_servers=[server])
+            calls = [("c", "greet", {})]
+            assert await person.prompt(made.session_id, {"calls": calls}) == "end_turn"
+            (updates,) = person.calls(made.session_id).values()
+            assert statuses(updates)[-1] == "completed" and "hello" in shown(updates[-1])
+        with pytest.raises(acp.RequestError, match="two MCP servers"):
+            await person.connection.new_session(cwd="/tmp", mcp_servers=[other])
 
 
 async def test_G1_a_killed_agent_is_loaded_and_goes_on_in_the_middle_of_its_batch(tmp_path: Path) -> None:

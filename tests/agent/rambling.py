@@ -28,6 +28,11 @@ from holdfast import Call, Pending, Question, QuestionPolicy, ToolError
 
 ALL: Any = ("spawn", "fetch", "apply", "abort")
 HANDLES = ("a", "b", "c")
+AGENT = """
+[agents.helper]
+model = "python:tests.agent.scripted:helper"
+run = "unattended"
+"""
 KEPT = ("kept", "parks")
 """Tools whose handles may outlive a turn."""
 _REQUESTS = 14
@@ -123,8 +128,9 @@ class Rambler(Script):
             return "That is all."
         if rng.random() < 0.12:
             return self._failure()
+        spoken = ["Quick."] if self._quick else []
         return Reply(
-            text=[rng.choice(["Well. ", "", "Näher! ", "x" * 300]) for _ in range(rng.randint(0, 3))],
+            text=[rng.choice(["Well. ", "", "Näher! ", "x" * 300]) for _ in range(rng.randint(0, 3))] + spoken,
             thinks=rng.choice(["", "", "Hm."]),
             calls=[self._call() for _ in range(rng.choice([0, 0, 1, 1, 2, 3, 5]))],
             pause=0 if self._quick else rng.choice([0, 0, 0.1, 3]),
@@ -163,15 +169,17 @@ class Rambler(Script):
         id = "c" if rng.random() < 0.15 else f"c{self._calls}"
         handle = rng.choice(HANDLES)
         secs = 0.0 if self._quick and rng.random() < 0.7 else rng.choice([0, 0.01, 0.02] if self._quick else [0, 1, 50])
-        kind = rng.randrange(14)
+        kind = rng.randrange(16)
+        spawnable = ["work", "kept", "awaited", "listens", "wonders", "helper"]
         if kind <= 1:
             return id, "note", {"text": handle, "secs": secs}
         if kind <= 5:
-            tool = rng.choice(["work", "kept", "awaited", "listens", "wonders"])
-            return id, tool, {"action": "spawn", "id": handle, **({} if tool == "listens" else {"secs": secs})}
+            tool = rng.choice(spawnable)
+            more: dict[str, Any] = {"prompt": "Go."} if tool == "helper" else {} if tool == "listens" else {"secs": secs}
+            return id, tool, {"action": "spawn", "id": handle, **more}
         if kind <= 8:
             action = rng.choice(["fetch", "apply", "abort"])
-            tool = rng.choice(["work", "kept", "awaited", "listens", "wonders"])
+            tool = rng.choice(spawnable)
             return id, tool, {"action": action, "id": handle, **({"input": "go"} if action == "apply" else {})}
         if kind == 9:
             for_long = not self._quick and rng.random() < 0.5
@@ -183,5 +191,7 @@ class Rambler(Script):
             return id, "breaks", {"kind": rng.choice(["told", ""])}
         if kind == 12 and not self._quick:
             return id, "parks", {"secs": rng.choice([1, 20, 90]), "fatal": rng.random() < 0.2}
+        if kind == 13:
+            return id, "helper", {"prompt": "Go."}
         broken: Any = rng.choice(['{"text": ', "[]", "", "null", "\\ud800", {}, {"id": 3}, {"action": "spawn"}])
         return id, rng.choice(["note", "work", "nobody", "n", "await"]), broken

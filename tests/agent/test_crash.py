@@ -11,7 +11,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -168,17 +167,16 @@ def differs(answer: ToolReturnPart, wanted: ToolReturnPart) -> bool:
 @pytest.mark.parametrize("scene", ["whole", "news", "same ids", "agent", "spawned agent", "failing agent"])
 def test_R4_killed_at_every_commit(nursery: Nursery, tmp_path: Path, scene: str) -> None:
     """Before one is written, after the next: to the store that is nearly the same."""
-    rehearsal = Life(nursery, tmp_path / "rehearsal", scene).finish()
-    for number in count(1):
+    rehearsal, died = Life(nursery, tmp_path / "rehearsal", scene).finish(), 0
+    for number in range(1, rehearsal["commits"] + 1):
         life, side = Life(nursery, tmp_path / str(number), scene), ("before", "after")[number % 2]
-        if life.run(kill=f"{side}:{number}") == 0:
-            break
+        died += life.run(kill=f"{side}:{number}") != 0
         if number % 3 == 1:
             life.run(kill=f"after:{1 + number % 5}")
         found, wanted = answered(life.messages(life.finish())), answered(life.messages(rehearsal))
         wrong = [each for each in zip(found, wanted, strict=True) if differs(*each)]
         assert not wrong, f"{side}:{number}: {wrong}\n{life}"
-    assert number > rehearsal["commits"] - 3
+    assert died > rehearsal["commits"] - 10  # several commits may go into one transaction now and then
 
 
 @pytest.mark.parametrize("tool", ["slow", "patient"])

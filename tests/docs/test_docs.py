@@ -31,6 +31,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
                 process.kill()
 
 
+@pytest.mark.timeout(300)  # of a page with many sessions; each command has a limit of its own
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_what_the_page_shows_works(page: Path, directory: Path) -> None:
     for block in blocks(page):

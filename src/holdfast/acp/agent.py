@@ -21,6 +21,7 @@ from holdfast.acp.params import (
     listed,
     next_cursor,
     normal,
+    servers,
     string,
     wrong,
 )
@@ -44,10 +45,13 @@ from holdfast.store.base import ConversationRow, Forgotten
 if TYPE_CHECKING:
     from holdfast.agent.conversation import Conversation
     from holdfast.runtime import Runtime
+    from holdfast.tools.remote.server import McpServer
 
 VERSION = 1
 """Of the protocol."""
 _PAGE = 50
+_CONNECT_SECS = 10.0
+"""How long a session waits for the tools of MCP servers; they may come later."""
 
 
 class Agent:
@@ -175,7 +179,7 @@ class Agent:
         capabilities: dict[str, Any] = {
             "loadSession": True,
             "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
-            "mcpCapabilities": {"http": False, "sse": False},
+            "mcpCapabilities": {"http": True, "sse": False},
             "sessionCapabilities": sessions,
         }
         if client.signal == "update":
@@ -214,8 +218,15 @@ class Agent:
         self._sessions[session.id] = session
         return session
 
+    async def _connect(self, brought: Sequence["McpServer"]) -> None:
+        """Servers of one session are there for all: they are of the same person and the same editor."""
+        for server in brought:
+            await self._runtime.add_server(server)
+        await self._runtime.connected(_CONNECT_SECS)
+
     async def _new(self, params: Params) -> dict[str, Any]:
         cwd = directory(params)
+        await self._connect(servers(params))
         conversation = self._converse(f"s-{secrets.token_hex(16)}")
         await conversation.open()
         await conversation.describe(cwd=cwd)
@@ -232,6 +243,7 @@ class Agent:
     async def _open_again(self, params: Params, *, show: bool) -> dict[str, Any]:
         cwd, id = directory(params), string(params, "sessionId")
         row = await self._known(id)
+        await self._connect(servers(params))
         here = self._sessions.get(id)
         if here is not None and here.busy:
             raise RpcError(INVALID_REQUEST, f"Invalid request: a turn of session `{id}` is running")

@@ -130,8 +130,10 @@ class Calls(Watcher):
             if not shown.over and (shown.handle is None or not shown.handle.active or not shown.handle.stateful):
                 self._end(shown, True, "Nothing came of this call: the turn has ended.", None)
         for shown in tuple(self._by_uid.values()):
-            if shown.due is not None:
+            if shown.due is not None or shown.terminal == "":  # a client may take its time to make a terminal
                 self._tell_output(shown)
+                if shown.handle is not None and self._terminals.may_show(shown.handle):
+                    self._printed(shown)  # it has not been asked for one yet
 
     def _tool(self, name: str) -> Tool | None:
         return self._runtime.toolbox.get(name)
@@ -264,15 +266,20 @@ class Calls(Watcher):
     def _printed(self, shown: Shown) -> None:
         if shown.terminal is not None or shown.due is not None or shown.over or shown.handle is None:
             return
-        if self._terminals.may_show(shown.handle):
-            shown.terminal = ""
-            self._terminals.open(shown.handle, lambda id: self._opened(shown, id))
+        if self._terminals.may_show(shown.handle):  # not for what is over at once: a terminal is a process
+            shown.due = self._loop.call_later(INTERVAL_SECS, self._open_terminal, shown)
             return
         wait = shown.sent + INTERVAL_SECS - self._loop.time()
         if wait <= 0:
             self._tell_output(shown)
         else:
             shown.due = self._loop.call_later(wait, self._tell_output, shown)
+
+    def _open_terminal(self, shown: Shown) -> None:
+        shown.due = None
+        if shown.handle is not None and not shown.over:
+            shown.terminal = ""
+            self._terminals.open(shown.handle, lambda id: self._opened(shown, id))
 
     def _opened(self, shown: Shown, id: str | None) -> None:
         """The client has made a terminal, or could not."""
@@ -284,8 +291,7 @@ class Calls(Watcher):
             self._tell_output(shown)
         else:
             shown.terminal = None
-            self._terminals.failed = True
-            self._printed(shown)
+            self._tell_output(shown)
 
     def _tell_output(self, shown: Shown) -> None:
         if shown.due is not None:

@@ -2,6 +2,7 @@
 
 import base64
 import os
+import re
 from typing import Any
 
 import msgspec
@@ -9,7 +10,9 @@ import msgspec
 from holdfast.acp.sessions import Client, Signal
 from holdfast.acp.updates import time_of
 from holdfast.acp.wire import INVALID_PARAMS, Params, RpcError
+from holdfast.errors import ConfigError
 from holdfast.store.base import ConversationRow
+from holdfast.tools.remote.server import McpServer, mcp_server
 
 SIGNAL = "holdfast/turnComplete"
 """In `_meta` of capabilities: that the end of a turn is told, or how it is to be (X2)."""
@@ -34,15 +37,38 @@ def string(params: Params, key: str) -> str:
 
 
 def directory(params: Params) -> str:
-    """The working directory of a session, and the check of what else comes with it."""
-    cwd, servers = string(params, "cwd"), params.get("mcpServers")
+    """The working directory of a session."""
+    cwd = string(params, "cwd")
     if not cwd.startswith("/"):
         raise wrong(f"`cwd` must be an absolute path, not `{cwd}`")
-    if servers:
-        names = ", ".join(str(each.get("name")) for each in servers if isinstance(each, dict))
-        where = "name them in holdfast.toml: [mcp.servers.NAME]"
-        raise wrong(f"MCP servers are not taken from clients ({names}); {where}")
     return normal(cwd)
+
+
+def servers(params: Params) -> list[McpServer]:
+    """The MCP servers that a session brings."""
+    given = params.get("mcpServers") or []
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise wrong("`mcpServers` must be a list of servers")
+    try:
+        return [_server(each) for each in given]
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
+        raise wrong(f"an MCP server that cannot be taken: {error}") from None
+
+
+def _server(given: dict[str, Any]) -> McpServer:
+    """A program on pipes, or one that serves HTTP; the name is made one that holdfast takes."""
+    name = re.sub("[^A-Za-z0-9_-]", "-", str(given["name"]))[:64]
+    kind = given.get("type", "stdio")
+    if kind == "http":
+        return mcp_server(name, url=str(given["url"]), headers=_pairs(given.get("headers")))
+    if kind != "stdio":
+        raise ValueError(f"`{name}` is of type {kind!r}; there are stdio and http")
+    command = (str(given["command"]), *map(str, given.get("args") or ()))
+    return mcp_server(name, command=command, env=_pairs(given.get("env")))
+
+
+def _pairs(listed: Any) -> dict[str, str]:
+    return {str(each["name"]): str(each["value"]) for each in listed or ()}
 
 
 def normal(path: str) -> str:

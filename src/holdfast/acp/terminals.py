@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.acp.wire import Call, Peer
+from holdfast.acp.wire import REQUEST_CANCELLED, Call, Peer, RpcError
 from holdfast.handles.handle import Handle
 from holdfast.store.base import Store
 
@@ -43,7 +43,19 @@ class Terminals:
             "env": [],
             "outputByteLimit": OUTPUT_BYTES,
         }
-        self._peer.request("terminal/create", params, answered=lambda call: then(_terminal(call)))
+        self._peer.request("terminal/create", params, answered=lambda call: then(self._made(call)))
+
+    def _made(self, call: Call) -> str | None:
+        if call.cancelled():
+            return None
+        refused = call.exception()
+        if refused is not None:  # a client that ties terminals to a prompt cancels what its end leaves open
+            self.failed = not (isinstance(refused, RpcError) and refused.number == REQUEST_CANCELLED)
+            return None
+        result = call.result()
+        id = result.get("terminalId") if isinstance(result, dict) else None
+        self.failed = not (isinstance(id, str) and id)
+        return None if self.failed else id
 
     def release(self, id: str) -> None:
         """It is shown to its end, then given back: a client keeps showing what was in it."""
@@ -51,11 +63,3 @@ class Terminals:
         self._peer.request(
             "terminal/wait_for_exit", params, answered=lambda _: self._peer.request("terminal/release", params)
         )
-
-
-def _terminal(call: Call) -> str | None:
-    if call.cancelled() or call.exception() is not None:
-        return None
-    result = call.result()
-    id = result.get("terminalId") if isinstance(result, dict) else None
-    return id if isinstance(id, str) and id else None

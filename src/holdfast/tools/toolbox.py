@@ -47,6 +47,12 @@ class Toolbox:
             where = f"resources of tool `{tool.name}`"
             self._resources[tool.name] = tuple(Template(text, where) for text in tool.resources)
 
+    def offer(self, *names: str) -> None:
+        """Tell models of these tools from now on."""
+        for name in names:
+            if name in self._tools:
+                self._tools[name] = replace(self._tools[name], offered=True)
+
     def remote(self) -> list[Tool]:
         """The tools of MCP servers, those that are gone included."""
         return [tool for tool in self._tools.values() if tool.source == "mcp"]

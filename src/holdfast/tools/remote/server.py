@@ -62,6 +62,11 @@ class McpServer:
             found.append(f"timeout_secs must be above 0, not {self.timeout_secs!r}")
         return found
 
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Where it is and how it is reached: two of one place are the same server."""
+        return self.command, self.env, self.cwd, self.url, self.headers
+
     def without_secrets(self, text: str) -> str:
         """The text with what may be secret of this server made unreadable (K5)."""
         secret = {*self.env.values(), *self.headers.values(), *(() if self.url is None else (self.url,))}

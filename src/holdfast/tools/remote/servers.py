@@ -37,6 +37,7 @@ class Servers:
         self, servers: Iterable[McpServer], guard: Guard, toolbox: Toolbox, tell: Tell, arrived: Callable[[], None]
     ) -> None:
         self._toolbox = toolbox
+        self._guard = guard
         self._tell = tell
         self._arrived = arrived
         self._connections = [Connection(server, guard, self) for server in servers]
@@ -53,6 +54,17 @@ class Servers:
         """Begin to connect; returns at once."""
         for connection in self._connections:
             connection.open()
+
+    def add(self, server: McpServer) -> None:
+        """Connect one more. The same one again changes nothing; another of its name is a `ConfigError`."""
+        for connection in self._connections:
+            if connection.server.name == server.name:
+                if connection.server.place != server.place:
+                    raise ConfigError([f"two MCP servers are named `{server.name}`; give one of them another name"])
+                return
+        connection = Connection(server, self._guard, self)
+        self._connections.append(connection)
+        connection.open()
 
     async def close(self) -> None:
         """End all connections and the programs behind them."""
