@@ -176,7 +176,7 @@ def test_R4_killed_at_every_commit(nursery: Nursery, tmp_path: Path, scene: str)
         found, wanted = answered(life.messages(life.finish())), answered(life.messages(rehearsal))
         wrong = [each for each in zip(found, wanted, strict=True) if differs(*each)]
         assert not wrong, f"{side}:{number}: {wrong}\n{life}"
-    assert died > rehearsal["commits"] - 10  # several commits may go into one transaction now and then
+    assert died > rehearsal["commits"] * 2 // 3  # several commits may go into one transaction now and then
 
 
 @pytest.mark.parametrize("tool", ["slow", "patient"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.test import TestModel
-from tests.agent.scripted import Script, put
+from tests.agent.scripted import Script
 from tests.agent.talk import written
 
 from holdfast import HoldfastError, Runtime
@@ -133,11 +133,17 @@ def test_Q2_settings_that_come_as_a_table() -> None:
     assert caught.value.code == "no_model"
 
 
-async def test_G1_conversations_of_the_same_settings_share_a_model(tmp_path: Path) -> None:
-    names = put(shared=Script("One.", "Two."))
-    file = written(tmp_path, f'[conversation.assistant]\nmodel = "{names["shared"]}"')
+async def test_G1_what_is_the_same_model_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connections are shared, however it is asked."""
+    module = types.ModuleType("own_models")
+    module.__dict__.update(made=lambda: Script("One.").model)
+    monkeypatch.setitem(sys.modules, "own_models", module)
+    file = written(tmp_path, '[conversation.assistant]\nmodel = "python:own_models:made"')
     async with Runtime(config=file) as rt:
         one, two = rt.conversation(), rt.conversation()
-        assert one.assistant is two.assistant
         assert one.id != two.id
-        assert [(await each.prompt("Hi")).text for each in (one, two)] == ["One.", "Two."]
+        assert one.assistant.model is two.assistant.model
+        asked = rt.agency.assistant(AssistantSettings(model="python:own_models:made", temperature=0.5))
+        assert asked.model is one.assistant.model and asked.settings.get("temperature") == 0.5
+        other = rt.agency.assistant(AssistantSettings(model="python:own_models:made", base_url="http://127.0.0.1:9"))
+        assert other.model is not one.assistant.model

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent.scripted import Reply, Script, at_end, called, put, spawned
+from tests.agent.scripted import Reply, Script, Sent, at_end, called, put, spawned
 from tests.agent.talk import Talk, talking, until, written
 
 import holdfast
@@ -416,6 +416,47 @@ async def test_R1_an_agent_goes_on_after_a_restart(tmp_path: Path) -> None:
         assert (await talk.resume()).text == "Done."
     assert helper.results() == ["noted x"]
     assert main.results() == ["Helped."]
+
+
+async def test_E10_what_was_sent_to_it_comes_once(tmp_path: Path) -> None:
+    """Taken into its transcript before a restart, or not yet."""
+    opened = asyncio.Event()
+
+    @holdfast.tool(on_crash="replay")
+    async def gate() -> str:
+        """Opens when it is told to."""
+        await opened.wait()
+        return "open"
+
+    tools, store = (*TOOLS, gate), f"sqlite:///{tmp_path / 'work.db'}"
+
+    def sent(id: str, text: str) -> Sent:
+        return id, "helper", {"action": "apply", "id": "h", "input": text}
+
+    def opening(_: Any) -> list[Sent]:
+        opened.set()
+        return [called("c3", "await", all=["h"], timeout_secs=1)]
+
+    helper = Script([called("h1", "gate")], Reply("Never.", pause=3600))
+    main = Script(
+        [spawned("c1", "helper", "h", prompt="Go.")],
+        [sent("c2", "Early.")],
+        opening,
+        [sent("c4", "Late.")],
+        [called("c5", "await", all=["h"])],
+    )
+    async with Runtime(tools, store=store, config=config(tmp_path, helper=helper)) as rt:
+        running = asyncio.create_task(rt.conversation("main", model=main.model).prompt("Go."))
+        await until(lambda: len(main.read) == 5 and rt.batches)
+    with pytest.raises(holdfast.HoldfastError):
+        await running
+    assert helper.told(1) == ["Early."]
+    helper, main = Script("Helped.", "Helped more.", "And more."), Script("Done.")
+    async with talking(main, *tools, store=store, config=config(tmp_path, helper=helper)) as talk:
+        await talk.conversation.open()
+        assert (await talk.resume()).text == "Done."
+    said = [part.content for message in helper.read[-1] for part in message.parts if part.part_kind == "user-prompt"]
+    assert said == ["Go.", "Early.", "Late."]
 
 
 def test_G2_unknown_options_are_told(tmp_path: Path) -> None:

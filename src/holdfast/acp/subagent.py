@@ -12,12 +12,13 @@ from holdfast.acp.asking import Permission
 from holdfast.acp.client import connect
 from holdfast.acp.rpc import ConnectionLost, RpcError
 from holdfast.acp.session import Session
-from holdfast.agent.subagents import QUESTION
+from holdfast.agent.subagents import as_message
 from holdfast.config.model import AgentSettings
 from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.question import Question
 from holdfast.tools.call import Call
 from holdfast.tools.guard import Guard
+from holdfast.tools.waiting.agents import PERMISSION
 
 
 async def run_program(
@@ -71,7 +72,7 @@ class _Run:
             except asyncio.CancelledError:
                 turn.cancel()
                 raise
-            said = [each if isinstance(each, str) else str(each) for each in self._call.received()]
+            said = [text for text in map(as_message, self._call.received()) if text]
             if not said or result.stop_reason != "end_turn":
                 return result.stop_reason
 
@@ -95,7 +96,9 @@ class _Run:
         """Ask the user. Where nobody is there, it is rejected."""
         names = {str(option.get("name") or option["optionId"]): option["optionId"] for option in permission.options}
         title = permission.tool_call.get("title") or permission.tool_call.get("toolCallId") or "a tool call"
-        question = Question(id=QUESTION, text=f"May it run: {title}?", answer_type={"Select": {"options": list(names)}})
+        question = Question(
+            id=PERMISSION, text=f"May it run: {title}?", answer_type={"Select": {"options": list(names)}}
+        )
         try:
             chosen = await self._call.ask(question)
         except ToolError:

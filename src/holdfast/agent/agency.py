@@ -30,7 +30,7 @@ class Agency:
         self._runtime = runtime
         self.config = config or Config()
         self._conversations: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
-        self._assistants: dict[str, Assistant] = {}
+        self._shared: dict[tuple[str | None, ...], Model[Any]] = {}
         self._models: dict[int, Assistant] = {}
         """Those whose connections are open."""
         self._entered = AsyncExitStack()
@@ -39,10 +39,10 @@ class Agency:
         """The model of these settings; the same settings give the same one."""
         if model is not None and not isinstance(model, str):
             return open_assistant(settings, self.config.root, model)
-        key = repr((model, settings))
-        if key not in self._assistants:
-            self._assistants[key] = open_assistant(settings, self.config.root, model)
-        return self._assistants[key]
+        key = (model or settings.model, settings.base_url, settings.api_key_env)  # what connections depend on
+        made = open_assistant(settings, self.config.root, self._shared.get(key, model))
+        self._shared[key] = made.model
+        return made
 
     async def enter(self, assistant: Assistant) -> None:
         """From now on until the runtime closes, the model's connections are open."""
@@ -91,10 +91,15 @@ class Agency:
         def allowed(tool: Tool) -> bool:
             return chosen.has(tool) and not (deepest and tool.kind == "agent")
 
+        bound: list[Spending] = []  # to the turn it was started in, which it may outlive
+
         def above() -> Spending | None:
             caller = self._conversations.get(parent)
-            return None if caller is None else caller.spending
+            if not bound and caller is not None and caller.spending is not None:
+                bound.append(caller.spending)
+            return bound[0] if bound else None
 
+        above()
         made = Conversation(
             self._runtime,
             id,

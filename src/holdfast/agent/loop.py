@@ -160,6 +160,8 @@ class TurnLoop:
                 stop = await self._end(turn, transcript.last)
             if stop is not None:
                 return stop
+        if not self._begun and not transcript.open_calls():  # cancelled before it began: it was said all the same
+            await self._open(turn, self._take())
         return "end_turn", None
 
     async def _end(self, turn: Turn, last: ModelResponse) -> Stop | None:
@@ -217,7 +219,7 @@ class TurnLoop:
         ]
         results += self._news([each for response in responses for each in response.notifications])
         await self._transcript.add(turn.id, request(results, batch=turn.batches))
-        said = self._take() if turn.failed is None and not self._cancelled else []
+        said = self._take() if turn.failed is None and (not self._cancelled or not self._begun) else []
         return await self._open(turn, said) if said else None
 
     async def _responses(self, turn: Turn, calls: Sequence[ToolCall]) -> list[Response]:

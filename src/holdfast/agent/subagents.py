@@ -19,15 +19,13 @@ from holdfast.tools.call import Call
 from holdfast.tools.function import Function
 from holdfast.tools.guard import Guard
 from holdfast.tools.signature import Signature
-from holdfast.tools.waiting.agents import AgentRequest, Agents
+from holdfast.tools.waiting.agents import PERMISSION, AgentRequest, Agents
 
 if TYPE_CHECKING:
     from holdfast.agent.conversation import Conversation
     from holdfast.agent.events import Answer, Event
     from holdfast.runtime import Runtime
 
-QUESTION = "permission"
-"""What an agent of another program asks (`acp/subagent.py`)."""
 ABORT_GRACE_MS = 8000
 """What a sub-agent started has to end first, sub-agents of its own among it."""
 PARAMETERS: dict[str, Any] = {
@@ -53,7 +51,8 @@ def agent_tools(runtime: "Runtime", config: Config, agents: Agents, guard: Guard
     tools = []
     for id in config.agents:
         agent = SubAgent(runtime, config, guard, id)
-        agents.add(id, agent.asked, agent.on_crash, agent.settings.max_running)
+        settings = agent.settings
+        agents.add(id, agent.asked, agent.on_crash, settings.max_running, run=settings.run, questions=agent.questions)
         tools.append(agent.tool())
     return tools
 
@@ -72,6 +71,11 @@ class SubAgent:
     def on_crash(self) -> OnCrash:
         """A program's conversation is its own, and gone with it; ours is in the store."""
         return "fail" if self.settings.command is not None else "replay"
+
+    @property
+    def questions(self) -> dict[str, QuestionPolicy]:
+        """What a program wants permitted, only a person permits."""
+        return {PERMISSION: QuestionPolicy(exclusive=True)} if self.settings.command is not None else {}
 
     def tool(self) -> Tool:
         """The agent as a tool."""
@@ -93,7 +97,7 @@ class SubAgent:
             max_running=settings.max_running,
             timeout_secs=settings.timeout_secs,
             spawn=SpawnPolicy(abort_grace_ms=ABORT_GRACE_MS, on_turn_end=settings.on_turn_end),
-            questions={QUESTION: QuestionPolicy(exclusive=True)} if settings.command is not None else {},
+            questions=self.questions,
             hints={"title": self.id, "readOnlyHint": False, "openWorldHint": True},
         )
 
@@ -116,9 +120,10 @@ class SubAgent:
         id = conversation_of(call.conversation, self.id, call.uid)
         try:
             answer = await self._converse(call, self._open(call, id, request), prompt)
-        finally:
+        except BaseException:
             if not self._runtime.closing:
                 await self._end_all(id)
+            raise
         return _result(self.id, answer)
 
     def _open(self, call: Call, id: str, request: AgentRequest | None) -> "Conversation":
@@ -130,12 +135,12 @@ class SubAgent:
             given = {key: value for key, value in asked.items() if value is not None}
             wanted = type(wanted)(**{**wanted.written(), **given})
             own, only = request.system_prompt or own, request.tools or only
-        assistant = agency.assistant(wanted, request.model if request is not None else None)
+        assistant = agency.assistant(wanted, None if request is None else _asked_model(request))
         return agency.of_agent(id, settings, call.conversation, assistant, own_instructions=(_ROLE, own), only=only)
 
     async def _converse(self, call: Call, conversation: "Conversation", prompt: str) -> "Answer":
         await conversation.open()
-        conversation.inbox = call.received
+        conversation.inbox = lambda: [text for text in map(as_message, call.received()) if text]
         show = _Showing(call)
         try:
             answer = conversation.finished  # it had got there before the crash
@@ -143,8 +148,10 @@ class SubAgent:
                 answer = await conversation.resume(listener=show)
             elif answer is None:
                 answer = await conversation.prompt(prompt, listener=show)
+            await self._end_all(conversation.id)
             while answer.stop_reason == "end_turn" and (said := conversation.received()):  # it came while it ended
                 answer = await conversation.prompt("\n\n".join(map(str, said)), listener=show)
+                await self._end_all(conversation.id)
             return answer
         except asyncio.CancelledError:
             conversation.cancel()
@@ -157,6 +164,11 @@ class SubAgent:
         runtime = self._runtime
         why = Error(f"Aborted: agent `{self.id}`, which started it, has ended.", "aborted")
         await end_conversation(runtime.registry, runtime.admission, conversation, why)
+
+
+def as_message(sent: Any) -> str:
+    """What `apply` has sent, as somebody says it."""
+    return sent if isinstance(sent, str) else to_json(sent).decode()
 
 
 class _Showing:
@@ -185,6 +197,14 @@ class _Showing:
     def _emit(self, text: str) -> None:
         self._call.emit(text)
         self._line = text.endswith("\n")
+
+
+def _asked_model(request: AgentRequest) -> str | None:
+    """The model that whoever calls wants. That may be a model itself, so it is none of our own modules."""
+    if request.model is not None and request.model.startswith("python:"):
+        raise ToolError("`model` must be `provider:name`; modules are named in the configuration only",
+                        code="invalid_arguments")  # fmt: skip
+    return request.model
 
 
 def _prompt(request: AgentRequest) -> str:

@@ -123,12 +123,20 @@ class Launch:
     """Of this call, where it differs from its tool's."""
     on_crash: OnCrash | None = None
     """The same."""
+    run: RunMode | None = None
+    """The same (P1)."""
+    questions: Mapping[str, QuestionPolicy] = field(default_factory=dict)
+    """Over those of its tool."""
 
     def of(self, tool: "Tool") -> "Tool":
         """The tool with the policies of this call."""
-        if self.retry is None and self.on_crash is None:
-            return tool
-        return replace(tool, retry=self.retry or tool.retry, on_crash=self.on_crash or tool.on_crash)
+        return replace(
+            tool,
+            retry=self.retry or tool.retry,
+            on_crash=self.on_crash or tool.on_crash,
+            run=self.run or tool.run,
+            questions={**tool.questions, **self.questions},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -237,9 +237,12 @@ def _withheld(outcome: Outcome, why: str) -> Outcome:
 
 
 def _denied(tool: Tool, what: str, setting: str) -> Error:
+    table = f"conversation.tools.{tool.name}"
+    if tool.kind == "agent":
+        table = f"agents.{'<id>' if tool.launching is not None else tool.name}"
     return Error(
         f"Tool `{tool.name}` needs permission to {what} and nobody is there to give it. "
-        f'To allow it, set `{setting} = "unattended"` in [conversation.tools.{tool.name}], '
+        f'To allow it, set `{setting} = "unattended"` in [{table}], '
         'or `detached = "auto"` in [conversation].',
         "permission_denied",
     )

@@ -6,16 +6,22 @@ whether it is run again with its journal after a crash.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from holdfast.errors import ConfigError, ToolError
-from holdfast.tools.base import OnCrash
+from holdfast.handles.question import Question
+from holdfast.tools.base import OnCrash, QuestionPolicy, RunMode
 from holdfast.tools.call import Call
 from holdfast.tools.waiting.create import timed_out
 from holdfast.tools.waiting.view import instant
+
+MAY_RUN = "run_agent"
+"""The question whether an agent may run; only a person answers it."""
+PERMISSION = "permission"
+"""What an agent that is a program wants permitted (`acp/subagent.py`); the same."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -60,6 +66,9 @@ class Agent:
     function: AgentFunction
     on_crash: OnCrash
     max_running: int | None
+    run: RunMode = "unattended"
+    """Whether starting it needs permission (P1)."""
+    questions: Mapping[str, QuestionPolicy] = field(default_factory=dict)
 
 
 class Agents:
@@ -79,7 +88,16 @@ class Agents:
 
         return register
 
-    def add(self, id: str, function: AgentFunction, on_crash: OnCrash, max_running: int | None) -> None:
+    def add(
+        self,
+        id: str,
+        function: AgentFunction,
+        on_crash: OnCrash,
+        max_running: int | None,
+        *,
+        run: RunMode = "unattended",
+        questions: Mapping[str, QuestionPolicy] | None = None,
+    ) -> None:
         """Make a function an agent."""
         if not id or id in self._agents:
             why = "is registered already; choose another id" if id else "needs an id that is not empty"
@@ -90,7 +108,7 @@ class Agents:
             raise ConfigError([f'agent `{id}`: on_crash must be "replay" or "fail", not {on_crash!r}'])
         if max_running is not None and max_running < 1:
             raise ConfigError([f"agent `{id}`: max_running must be 1 or more, not {max_running}"])
-        self._agents[id] = Agent(id, function, on_crash, max_running)
+        self._agents[id] = Agent(id, function, on_crash, max_running, run, questions or {})
 
     @property
     def ids(self) -> list[str]:
@@ -131,6 +149,15 @@ class Agents:
                 raise
             raise ToolError(timed_out(limit), code="timeout") from None
         return _result(request, value, registry.clock.now())
+
+
+async def permitted(call: Call, agent: Agent) -> None:
+    """Where nothing has asked yet whether the agent may run (P1): a person is, or it does not run."""
+    if agent.run == "unattended":
+        return
+    question = Question(id=MAY_RUN, text=f"Run agent `{agent.id}`?", answer_type="Boolean")
+    if agent.run == "skip" or not await call.ask(question):
+        raise ToolError(f"Agent {agent.id} was skipped by user.", code="permission_denied")
 
 
 def read_request(arguments: Mapping[str, Any]) -> AgentRequest:

@@ -5,12 +5,12 @@ from typing import Any
 
 from holdfast.durable.calls import Durability
 from holdfast.handles.handle import Handle
-from holdfast.tools.base import Launch, Launching, SpawnPolicy, Tool
+from holdfast.tools.base import Launch, Launching, QuestionPolicy, SpawnPolicy, Tool
 from holdfast.tools.call import Call
 from holdfast.tools.function import Function
 from holdfast.tools.signature import Signature
 from holdfast.tools.waiting import launch
-from holdfast.tools.waiting.agents import Agents, read_request
+from holdfast.tools.waiting.agents import MAY_RUN, PERMISSION, Agents, permitted, read_request
 from holdfast.tools.waiting.around import Around
 from holdfast.tools.waiting.create import PRIORITY, TIMEOUT
 from holdfast.tools.waiting.tool import object_schema
@@ -55,8 +55,10 @@ RETURNS = object_schema({**launch.RETURNS, "agentId": TEXT}, [*launch.REQUIRED, 
 class _AgentRuns(Function):
     """Runs agents, of each only so many at once."""
 
-    def __init__(self, agents: Agents) -> None:
+    def __init__(self, agents: Agents, *, asks: bool = False) -> None:
         async def run(call: Call, **arguments: Any) -> dict[str, Any]:
+            if asks:
+                await permitted(call, agents.find(arguments["agentId"]))
             return await agents.run(call, arguments, since=launch.created(call))
 
         super().__init__(run, Signature(DESCRIPTION, PARAMETERS, "call", None))
@@ -74,11 +76,12 @@ def agent_step_tool(around: Around) -> Tool:
         name=STEP,
         description="Run an agent to its end, for a step of a workflow.",
         parameters=PARAMETERS,
-        runtime=_AgentRuns(around.agents),
+        runtime=_AgentRuns(around.agents, asks=True),
         kind="agent",
         errors="object",
         offered=False,
         on_crash="replay",
+        questions=dict.fromkeys((MAY_RUN, PERMISSION), QuestionPolicy(exclusive=True)),
     )
 
 
@@ -99,6 +102,8 @@ def execute_agent_tool(around: Around) -> Tool:
             priority=arguments.get("priority") or 0,
             retry=launch.retry(arguments),
             on_crash=agent.on_crash,
+            run=None if agent.run == "unattended" else agent.run,
+            questions=agent.questions,
         )
 
     async def reply(handle: Handle, durability: Durability) -> dict[str, Any]:
