@@ -40,7 +40,7 @@ def assemble(
             chosen += agent_tools(runtime, config, agents, guard)
         waiting = [configure_builtin(tool, config) for tool in waiting]
     known = [*chosen, *(server.like for server in servers)]
-    builtins = builtin_tools(known, runtime.replies.waited, waiting, now=lambda: runtime.toolbox, person=person)
+    builtins = builtin_tools(known, runtime.replies.waited, waiting, now=runtime.tools_of, person=person)
     if config is None:
         return Toolbox([*chosen, *builtins])
     builtins = [configure_builtin(tool, config) for tool in builtins]

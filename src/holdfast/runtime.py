@@ -45,6 +45,7 @@ from holdfast.turn.deadlines import Deadlines
 from holdfast.turn.desk import Desk
 from holdfast.turn.inquiries import TIMEOUT_SECS, Inquiries
 from holdfast.turn.inquiry import Inquire, Inquiry
+from holdfast.turn.lineage import root_of
 from holdfast.turn.notifications import Notifications
 from holdfast.turn.people import People
 from holdfast.turn.permission import Permission
@@ -296,12 +297,12 @@ class Runtime:
             self._agency = Agency(self, self._config)
         return self._agency
 
-    @staticmethod
-    def root(conversation: str) -> str:
-        """The conversation at the top of those that a sub-agent's conversation belongs to (G2)."""
-        from holdfast.agent.lineage import root_of
+    root = staticmethod(root_of)
+    """The conversation at the top of those that a sub-agent's conversation belongs to (G2)."""
 
-        return root_of(conversation)
+    def tools_of(self, conversation: str) -> Iterable[Tool]:
+        """The tools that are offered in a conversation: all, or those that an agent may use."""
+        return self.toolbox if self._agency is None else self._agency.tools_of(conversation)
 
     async def _inquire(self, inquiry: Inquiry) -> Any:
         return await self.agency.inquire(inquiry)

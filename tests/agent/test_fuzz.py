@@ -22,10 +22,10 @@ from tests.agent.scripted import put
 from holdfast import HoldfastError, Runtime
 from holdfast.agent.conversation import Conversation
 from holdfast.agent.events import Answer, Answered, Called, Event, TurnFinished, TurnStarted
-from holdfast.agent.lineage import parent_of
 from holdfast.agent.transcript import Transcript
 from holdfast.testing import VirtualClock
 from holdfast.testing.clock import where
+from holdfast.turn.lineage import parent_of
 
 SEED = int(os.environ.get("HOLDFAST_SEED", "20260101"))
 TIMES = int(os.environ.get("HOLDFAST_FUZZ", "1"))

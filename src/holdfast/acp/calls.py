@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.acp.describing import absolute, describe
 from holdfast.acp.ends import ended, response_output
-from holdfast.acp.shown import Shown, agent_name, in_words, is_about
+from holdfast.acp.shown import Shown, agent_name, call_id, has_made, in_words, is_about
 from holdfast.acp.terminals import Terminals
 from holdfast.acp.updates import (
     Update,
@@ -28,7 +28,7 @@ from holdfast.handles.handle import Handle, Watcher
 from holdfast.handles.state import Running, Stopped, Waiting
 from holdfast.store.base import Record
 from holdfast.tools.base import Tool
-from holdfast.turn.prompts import Prompt, RunTool
+from holdfast.turn.prompts import Approved, AskQuestion, Decision, DeliverResult, Edited, Prompt, RunTool, Said
 from holdfast.turn.slot import ToolCall
 from holdfast.turn.turn import Response
 
@@ -42,6 +42,7 @@ INTERVAL_SECS = 0.1
 """What a handle prints is told no more often than this."""
 SHOWN = 8000
 """Characters of a handle's output that are shown while it runs."""
+_AGREED: dict[type[Prompt], str] = {RunTool: "Allowed", DeliverResult: "Delivered", AskQuestion: "Answered"}
 
 
 class Calls(Watcher):
@@ -62,8 +63,8 @@ class Calls(Watcher):
         self._terminals = terminals
         self._record = record
         self._turn = ""
-        self._batch: dict[str, Shown] = {}
-        """The calls of the newest batch, by their labels."""
+        self._batch: list[Shown] = []
+        """The calls of the newest batch, in order: a model may give two the same label."""
         self._by_uid: dict[str, Shown] = {}
         """Those that have a handle and are not over."""
         self._ids: dict[str, int] = {}
@@ -77,6 +78,8 @@ class Calls(Watcher):
         self._send = lambda _: None  # whoever still listens to a handle
         for shown in self._by_uid.values():
             self._leave(shown)
+            if shown.terminal:
+                self._terminals.release(shown.terminal)
             if shown.handle is not None:
                 shown.handle.unwatch(self)
         self._by_uid.clear()
@@ -87,46 +90,43 @@ class Calls(Watcher):
 
     def begin(self, turn: str, used: Iterable[str] = ()) -> None:
         """A turn begins, or goes on: then `used` are the labels it has used before."""
-        self._turn, self._ids, self._batch = turn, {}, {}
+        self._turn, self._ids, self._batch = turn, {}, []
         for label in used:
             self.name(turn, label)
 
     def name(self, turn: str, label: str) -> str:
         """The id of the turn's next call of that label."""
         count = self._ids[label] = self._ids.get(label, 0) + 1
-        return f"{turn}.{label}" if count == 1 else f"{turn}.{label}.{count}"
+        return call_id(turn, label, count)
 
     def called(self, calls: Sequence[ToolCall]) -> None:
         """The model has made these calls; none has begun."""
-        self._batch = {}
+        self._batch = []
         for call in calls:
             described = describe(call, self._tool(call.name))
-            shown = Shown(self.name(self._turn, call.id), call.name, described, self._session)
-            self._batch[call.id] = shown
+            shown = Shown(self.name(self._turn, call.id), call, described, self._session)
+            self._batch.append(shown)
             self._send(tool_call(shown.id, {**described.fields, "status": "pending"}))
 
     def taken_up(self, calls: Iterable[tuple[str, ToolCall, Record | None]]) -> None:
         """An open batch is gone on with whose calls the client knows; of each its id, and the handle it had made."""
-        self._batch = {}
+        self._batch = []
         for id, call, record in calls:
-            shown = Shown(id, call.name, describe(call, self._tool(call.name)), self._session)
-            self._batch[call.id] = shown
+            shown = Shown(id, call, describe(call, self._tool(call.name)), self._session)
+            self._batch.append(shown)
             if record is not None:
                 self.adopt(shown, self._runtime.registry.adopt(record))
 
     def answered(self, responses: Iterable[Response]) -> None:
-        """The calls of the batch are answered. Those that have become handles go on."""
-        for response in responses:
-            shown = self._batch.get(response.id)
-            if shown is None or shown.over:
-                continue
-            if shown.handle is None or not shown.handle.stateful:
+        """The calls of the batch are answered, in order. Those that have become handles go on."""
+        for shown, response in zip(self._batch, responses, strict=False):
+            if not shown.over and (shown.handle is None or not shown.handle.stateful):
                 failed = response.is_error or response.code == "cancelled"
                 self._end(shown, failed, response.model, response_output(response.model))
 
     def settle(self) -> None:
         """The turn ends: what was printed is told, and no call of it is left open that nothing runs of."""
-        for shown in tuple(self._batch.values()):
+        for shown in self._batch:
             if not shown.over and (shown.handle is None or not shown.handle.active or not shown.handle.stateful):
                 self._end(shown, True, "Nothing came of this call: the turn has ended.", None)
         for shown in tuple(self._by_uid.values()):
@@ -174,8 +174,8 @@ class Calls(Watcher):
         if handle.uid in self._by_uid:
             return
         own = handle.conversation == self._session and handle.turn == self._turn
-        shown = self._batch.get(handle.call_id) if own else None
-        if shown is None or shown.handle is not None:
+        shown = next((each for each in self._batch if own and has_made(each, handle)), None)
+        if shown is None:
             if handle.tool.fleeting or not handle.active:
                 return  # of calls that nobody made here, those are shown that last
             shown = self._beside(handle)
@@ -195,7 +195,7 @@ class Calls(Watcher):
         if handle.uid in self._by_uid:
             return
         described = describe(call, handle.tool)
-        shown = Shown(id, call.name, described, self._session)
+        shown = Shown(id, call, described, self._session)
         if known and isinstance(handle.state, Running | Waiting):
             shown.status = "in_progress"
         elif not known:
@@ -207,8 +207,9 @@ class Calls(Watcher):
         named = f"{handle.id} ({handle.tool.name})" if handle.stateful else handle.tool.name
         call = ToolCall(handle.uid, handle.tool.name)
         title = named if handle.conversation == self._session else f"{agent_name(handle.conversation)}: {named}"
-        described = describe(call, handle.tool)._replace(title=title, handle_id=handle.id)
-        shown = Shown(handle.uid, handle.tool.name, described, handle.conversation)
+        action = "spawn" if handle.stateful else None
+        described = describe(call, handle.tool)._replace(title=title, action=action, handle_id=handle.id)
+        shown = Shown(handle.uid, call, described, handle.conversation)
         self._send(tool_call(shown.id, {"title": title, "kind": shown.kind, "status": "pending"}))
         return shown
 
@@ -245,19 +246,24 @@ class Calls(Watcher):
             shown.note = note
             self._send(tool_call_update(shown.id, {"content": self._content(shown)}))
 
-    def titled(self, shown: Shown) -> None:
-        """Its title is its own again: while a person was asked about it, it was the question."""
-        if not shown.over:
+    def asked(self, shown: Shown, prompt: Prompt, said: Decision | None) -> None:
+        """A person was asked about it, and has said that, or nothing: the prompt was taken back."""
+        if shown.over:
+            return
+        if shown.handle is None and shown not in self._batch:  # it was shown for the prompt alone
+            agreed, word = isinstance(said, Approved | Edited | Said), _AGREED[type(prompt)]
+            self._end(shown, not agreed, f"{word}." if agreed else f"Not {word.lower()}.", None)
+        elif not isinstance(prompt, RunTool):  # its title was the question
             self._send(tool_call_update(shown.id, {"title": shown.title}))
 
     # What handles print
 
     def _listen(self, shown: Shown, handle: Handle, again: bool = True) -> None:
-        if shown.listened is not None or shown.over:
+        if shown.run is not None or handle.uid not in self._by_uid:
             return
         if handle.run is not None:
-            shown.listened = handle.run
-            handle.run.listeners.append(lambda: self._printed(shown))
+            shown.run, shown.listener = handle.run, lambda: self._printed(shown)
+            handle.run.listeners.append(shown.listener)
             if handle.output is not None:
                 self._printed(shown)
         elif again:  # it is told that it runs before it is started
@@ -283,15 +289,12 @@ class Calls(Watcher):
 
     def _opened(self, shown: Shown, id: str | None) -> None:
         """The client has made a terminal, or could not."""
-        if shown.over:
+        if shown.handle is None or shown.handle.uid not in self._by_uid:  # it is over, or nobody looks any more
             if id is not None:
                 self._terminals.release(id)
-        elif id is not None:
-            shown.terminal = id
-            self._tell_output(shown)
-        else:
-            shown.terminal = None
-            self._tell_output(shown)
+            return
+        shown.terminal = id
+        self._tell_output(shown)
 
     def _tell_output(self, shown: Shown) -> None:
         if shown.due is not None:
@@ -323,7 +326,7 @@ class Calls(Watcher):
         fields = {"status": shown.status, "content": self._content(shown, words)}
         self._send(tool_call_update(shown.id, fields if raw is None else {**fields, "rawOutput": raw}))
         if shown.terminal:
-            self._terminals.release(shown.terminal)
+            self._terminals.release(shown.terminal, wait=True)
         if shown.handle is not None:
             self._by_uid.pop(shown.handle.uid, None)
             conversation = shown.handle.conversation
@@ -334,7 +337,9 @@ class Calls(Watcher):
         if shown.due is not None:
             shown.due.cancel()
             shown.due = None
-        shown.listened = None
+        if shown.run is not None and shown.listener in shown.run.listeners:
+            shown.run.listeners.remove(shown.listener)
+        shown.run = shown.listener = None
 
     # Who is followed
 
@@ -357,13 +362,14 @@ class Calls(Watcher):
         """The call that a prompt is about; one is made for what the client knows no call of."""
         found = next((shown for shown in self._candidates() if is_about(shown, prompt)), None)
         if found is None:
-            described = describe(ToolCall(prompt.tool, prompt.tool), self._tool(prompt.tool))
-            found = Shown(self.name(self._turn or "call", prompt.tool), prompt.tool, described, prompt.conversation)
+            call = ToolCall("", prompt.tool)  # what it is about is a call of a sub-agent that nothing is shown of
+            described = describe(call, self._tool(prompt.tool))
+            found = Shown(self.name(self._turn or "call", prompt.tool), call, described, prompt.conversation)
             self._send(tool_call(found.id, {"title": found.title, "kind": found.kind, "status": "pending"}))
         if isinstance(prompt, RunTool):
             found.asked = True
         return found
 
     def _candidates(self) -> Iterable[Shown]:
-        yield from self._batch.values()
+        yield from self._batch
         yield from self._by_uid.values()

@@ -1,10 +1,10 @@
 """Who is asked what: for each conversation at the top, the person at the client that has its session open (P, Q)."""
 
-import asyncio
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
-from holdfast.agent.lineage import root_of
-from holdfast.turn.people import People
+from holdfast.turn.lineage import root_of
+from holdfast.turn.people import LeftOpen, People
 from holdfast.turn.prompts import Decision, Prompt
 
 if TYPE_CHECKING:
@@ -12,34 +12,37 @@ if TYPE_CHECKING:
 
 
 class Persons:
-    """Everyone who may be asked something: a prompter. Prompts of a session that is not open wait until it is."""
+    """Everyone who may be asked something: a prompter. What concerns a session that is not open is asked when it is."""
 
     def __init__(self) -> None:
-        self._people: dict[str, People] = {}
+        self._people: WeakValueDictionary[str, People] = WeakValueDictionary()
+        """As long as a call or a prompt needs them: a conversation has one at a time."""
         self._sessions: dict[str, Session] = {}
-        self._opened: dict[str, asyncio.Event] = {}
 
     async def __call__(self, prompt: Prompt) -> Decision:
-        opened = self._opened.setdefault(root_of(prompt.conversation), asyncio.Event())
-        await opened.wait()
-        return await self._sessions[root_of(prompt.conversation)].ask(prompt)
+        session = self._sessions.get(root_of(prompt.conversation))
+        if session is None:
+            raise LeftOpen
+        return await session.ask(prompt)
 
     def of(self, root: str) -> People:
         """Those who are asked about calls below that conversation, one prompt at a time (Q5)."""
-        if root not in self._people:
-            self._people[root] = People(self)
-        return self._people[root]
+        people = self._people.get(root)
+        if people is None:
+            people = self._people[root] = People(self)
+        return people
 
     def came(self, session: "Session") -> None:
+        """Its client has opened the session: what was left open is asked."""
         self._sessions[session.id] = session
-        self._opened.setdefault(session.id, asyncio.Event()).set()
+        self.of(session.id).again()
 
     def went(self, session: "Session") -> None:
+        """It is closed: nobody can be asked until it is opened again."""
         if self._sessions.get(session.id) is session:
             del self._sessions[session.id]
-            self._opened.pop(session.id).clear()
 
     async def close(self) -> None:
         """Take everything back."""
-        for people in self._people.values():
+        for people in tuple(self._people.values()):
             await people.close()

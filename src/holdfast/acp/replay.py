@@ -21,6 +21,12 @@ _NOT_A_USER = ("[Automatic notifications.", "[Automatic message.")
 """How messages begin that the system made for the assistant (N4, T2)."""
 SHOWN_LINE = "shown"
 """The kind of line that holds what a call has shown."""
+TURN_COMPLETE_LINE = "turn_complete"
+"""The kind of line that says that the end of a turn was told (X2)."""
+_BATCH = "holdfast/batch"
+"""In the metadata of a request: the number of the batch whose results it holds."""
+Handles = Mapping[tuple[str, int, int], Record]
+"""Of a conversation, by turn, batch and position: labels of calls are not unique."""
 
 
 class Replayed(NamedTuple):
@@ -37,7 +43,7 @@ class Replayed(NamedTuple):
 
 class _Told(NamedTuple):
     id: str
-    turn: str
+    position: int
     call: ToolCall
     content: list[dict[str, Any]]
 
@@ -48,7 +54,7 @@ class _Replay:
     def __init__(
         self,
         tool: Callable[[str], Tool | None],
-        handles: Mapping[tuple[str, str], Record],
+        handles: Handles,
         end: Callable[[Record], End],
         interrupted: str | None,
     ) -> None:
@@ -57,23 +63,28 @@ class _Replay:
         self.live: list[tuple[str, ToolCall, Record]] = []
         self._turn = ""
         self._labels: list[str] = []
-        self._calls: dict[str, _Told] = {}
-        """By label: those that are not answered."""
+        self._batch = 0
+        """The number of the newest batch of the turn that was answered."""
+        self._calls: list[_Told] = []
+        """Those of the batch after that which are not answered."""
         self._shown: dict[str, _Told] = {}
 
     def take(self, line: Line) -> None:
         if line.turn != self._turn:
             self._break_off()
-            self._turn, self._labels = line.turn, []
+            self._turn, self._labels, self._batch = line.turn, [], 0
         body = msgspec.json.decode(line.body)
         if line.kind == SHOWN_LINE:
             self._show(body)
         elif line.kind == "request":
+            batch = (body.get("metadata") or {}).get(_BATCH)
             for part in body.get("parts", ()):
-                self._asked(part)
+                self._asked(part, self._batch + 1 if batch is None else batch)
+            self._batch = self._batch if batch is None else batch
         elif line.kind == "response":
+            position = len(self._calls)
             for part in body.get("parts", ()):
-                self._said(part)
+                position += self._said(part, position)
 
     def _asked(self, part: Mapping[str, Any]) -> None:
         content = part.get("content")

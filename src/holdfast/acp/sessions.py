@@ -16,10 +16,10 @@ from holdfast.acp import updates
 from holdfast.acp.calls import Calls
 from holdfast.acp.content import title_of
 from holdfast.acp.permissions import decided, elsewhere, filled_in, form, permission
-from holdfast.acp.replay import SHOWN_LINE, Replayed
+from holdfast.acp.replay import SHOWN_LINE, TURN_COMPLETE_LINE, Replayed
 from holdfast.acp.shown import Shown
 from holdfast.acp.terminals import Terminals
-from holdfast.acp.wire import INTERNAL_ERROR, ConnectionLost, Id, Peer, RpcError
+from holdfast.acp.wire import INTERNAL_ERROR, Call, ConnectionLost, Id, Peer, RpcError
 from holdfast.agent.events import (
     Answered,
     Called,
@@ -33,9 +33,9 @@ from holdfast.agent.events import (
     Used,
 )
 from holdfast.errors import HoldfastError
-from holdfast.store.base import Record
-from holdfast.store.base import Said as Line
-from holdfast.turn.prompts import AskQuestion, Cancelled, Decision, Prompt, RunTool, Said
+from holdfast.store import base as store
+from holdfast.turn.people import LeftOpen
+from holdfast.turn.prompts import AskQuestion, Cancelled, Decision, Prompt, Said
 from holdfast.turn.slot import ToolCall
 
 if TYPE_CHECKING:
@@ -64,21 +64,28 @@ class Session:
     """One session that is open."""
 
     def __init__(
-        self, peer: Peer, client: Client, conversation: "Conversation", *, mode: Mode, title: str | None
+        self, peer: Peer, client: Client, conversation: "Conversation", cwd: str, before: store.ConversationRow | None, mode: Mode
     ) -> None:
+        """`before` is what is known of it from before, None if nothing was ever said in it."""
+        known = {} if before is None else before.metadata
         self.conversation = conversation
         self.id = conversation.id
         self.mode: Mode = mode
-        self.prompt: Id = None
-        """The request of the prompt whose turn runs."""
         self._peer = peer
         self._client = client
-        self._title = title
+        self._named = isinstance(known.get("title"), str)
+        self._about: dict[str, Any] = {} if known.get("cwd") == cwd else {"cwd": cwd}
+        """What is to be kept of it once something is said: a session that is only opened leaves no trace."""
+        self._requests: set[Call] = set()
+        """What the person is being asked."""
+        self._closed = False
         self._busy = False
         self._cancelled = False
         self._turn = ""
+        self._started = False
+        """The turn of the prompt that runs has begun."""
         self._used: list[str] = []
-        self._open: list[tuple[str, ToolCall, Record | None]] = []
+        self._open: list[tuple[str, ToolCall, store.Record | None]] = []
         """Calls of an interrupted turn that the client knows."""
         self._over: asyncio.Event = asyncio.Event()
         self._over.set()
@@ -98,10 +105,13 @@ class Session:
 
     def goes_on(self, before: Replayed, *, known: bool) -> None:
         """It was open before; with `known`, the client has just been shown what was said then."""
-        registry = self.conversation.runtime.registry
+        runtime = self.conversation.runtime
         self._used, self._open = before.used, before.open if known else []
         for id, call, record in before.live:
-            self.calls.found(id, call, registry.adopt(record), known=known)
+            self.calls.found(id, call, runtime.registry.adopt(record), known=known)
+        for handle in runtime.registry.live():
+            if handle.conversation != self.id and runtime.root(handle.conversation) == self.id:  # of a sub-agent
+                self.calls.created(handle)
 
     # A turn
 
@@ -109,16 +119,16 @@ class Session:
     def busy(self) -> bool:
         return self._busy
 
-    def begin(self, request: Id) -> None:
-        """From now on until `run` has returned, this prompt's turn runs."""
-        self.prompt, self._busy, self._cancelled = request, True, False
+    def begin(self) -> None:
+        """From now on until `run` has returned, a turn runs."""
+        self._busy, self._cancelled, self._started = True, False, False
         self._over.clear()
 
     async def run(self, request: Id, blocks: Sequence[Any], content: Any) -> dict[str, str]:
         """A whole turn; what it returns or raises answers the prompt."""
         stop, error = "error", None
         try:
-            await self._name(blocks)
+            await self._describe(blocks)
             if self._cancelled:
                 stop = "cancelled"
             else:
@@ -132,8 +142,8 @@ class Session:
         finally:
             self._give_up()
             self.calls.settle()
-            await self._complete(str(request), stop)
-            self.prompt, self._busy = None, False
+            await self._complete("null" if request is None else str(request), stop)
+            self._busy = False
             self._over.set()
         if stop == "error":
             raise RpcError(INTERNAL_ERROR, error or "the turn has failed")
@@ -149,19 +159,31 @@ class Session:
         """End the turn that runs, and tell nothing more. Handles that were kept go on."""
         self.cancel()
         await self._over.wait()
+        self.leave()
+
+    def leave(self) -> None:
+        """Tell and ask nothing more. What was being asked stays open, for when the session is opened again."""
+        self._closed = True
+        for call in tuple(self._requests):
+            call.cancel()
         self.calls.close()
 
-    async def _name(self, blocks: Sequence[Any]) -> None:
+    async def _describe(self, blocks: Sequence[Any]) -> None:
         """A session is called after what was said in it first."""
-        if self._title is None:
-            self._title = title_of(blocks)
-            await self.conversation.describe(title=self._title)
-            self.update(updates.session_info(self._title, self.conversation.runtime.registry.clock.now()))
+        if not self._named:
+            self._about["title"] = title_of(blocks)
+        if self._about:
+            await self.conversation.describe(**self._about)
+            self._about = {}
+        if not self._named:
+            self._named = True
+            self.update(updates.session_info(title_of(blocks), self.conversation.runtime.registry.clock.now()))
 
     async def _complete(self, request: str, stop: str) -> None:
         """Say that the turn is over (X2). That is in the store first."""
         told = {"promptRequestId": request, "stopReason": stop}
-        await self._write({"turnComplete": told})
+        if self._started:
+            await self._write(TURN_COMPLETE_LINE, told)
         if self._client.signal == "extension":
             self._peer.notify("_holdfast/turn_complete", {"sessionId": self.id, **told})
         elif self._client.signal == "update":
@@ -169,20 +191,20 @@ class Session:
 
     def _record(self, id: str, content: dict[str, Any]) -> None:
         registry = self.conversation.runtime.registry
-        registry.run_soon(self._write({"toolCallId": id, "content": content}))
+        registry.run_soon(self._write(SHOWN_LINE, {"toolCallId": id, "content": content}))
 
-    async def _write(self, shown: dict[str, Any]) -> None:
+    async def _write(self, kind: str, body: dict[str, Any]) -> None:
         registry = self.conversation.runtime.registry
         if not self._turn or registry.closing:
             return
-        line = (SHOWN_LINE, msgspec.json.encode(shown))
+        line = (kind, msgspec.json.encode(body))
         with contextlib.suppress(HoldfastError):  # the store cannot write just now: it is shown all the same
-            await registry.write((Line(self.id, self._turn, registry.clock.now(), (line,)),), keep=False)
+            await registry.write((store.Said(self.id, self._turn, registry.clock.now(), (line,)),), keep=False)
 
     def _heard(self, event: Event) -> None:
         match event:
             case TurnStarted(turn, resumed):
-                self._turn = turn
+                self._turn, self._started = turn, True
                 self.calls.begin(turn, self._used if resumed else ())
                 if not resumed:
                     self._give_up()
@@ -219,8 +241,16 @@ class Session:
     # The person
 
     async def ask(self, prompt: Prompt) -> Decision:
-        """Ask the person at the client. Cancelling this takes the question back."""
+        """Ask the person at the client. Cancelling this takes the question back; `LeftOpen` if they cannot be asked."""
         shown = self.calls.asked_about(prompt)
+        said: Decision | None = None
+        try:
+            said = await self._ask(prompt, shown)
+            return said
+        finally:
+            self.calls.asked(shown, prompt, said)
+
+    async def _ask(self, prompt: Prompt, shown: Shown) -> Decision:
         asked = permission(prompt, shown.title)
         if asked is None:
             assert isinstance(prompt, AskQuestion), "all others are choices"
@@ -228,8 +258,6 @@ class Session:
         call = {"toolCallId": shown.id, "kind": shown.kind, **asked.fields}
         params = {"sessionId": self.id, "toolCall": call, "options": asked.options}
         said = await self._request("session/request_permission", params)
-        if not isinstance(prompt, RunTool):
-            self.calls.titled(shown)
         return said if isinstance(said, Cancelled) else decided(asked, said)
 
     async def _ask_text(self, prompt: AskQuestion, shown: Shown) -> Decision:
@@ -243,16 +271,24 @@ class Session:
         note = elsewhere(question, "" if handle is None else handle.uid, None if path is None else f"sqlite:///{path}")
         self.calls.noted(shown, note)
         if handle is not None and handle.stateful and path is not None:
-            await asyncio.get_running_loop().create_future()  # until somebody answers, and this is taken back
+            raise LeftOpen  # somebody answers it elsewhere; this person can be asked other things meanwhile
         if runtime.permission.detached == "defaults" and question.default is not None and not question.secret:
             return Said(question.default)
         return Cancelled(note)
 
     async def _request(self, method: str, params: dict[str, Any]) -> Any:
         """What the client answers; `Cancelled` if it cannot."""
+        call = self._peer.request(method, params)
+        self._requests.add(call)
         try:
-            return await self._peer.request(method, params)
+            return await call
         except RpcError as error:
             return Cancelled(f"the client could not ask: {error.message}")
         except ConnectionLost:  # nobody has said anything: it stays open for the next process (R6)
-            return await asyncio.get_running_loop().create_future()
+            raise LeftOpen from None
+        except asyncio.CancelledError:
+            if self._closed:
+                raise LeftOpen from None
+            raise
+        finally:
+            self._requests.discard(call)

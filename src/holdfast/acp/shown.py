@@ -1,6 +1,7 @@
 """One tool call that a client knows, and the words of what it waits for."""
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.acp.describing import Described
@@ -8,6 +9,7 @@ from holdfast.handles.handle import Handle
 from holdfast.handles.question import Question, select_options
 from holdfast.handles.state import Waiting
 from holdfast.turn.prompts import AskQuestion, DeliverResult, Prompt, RunTool
+from holdfast.turn.slot import ToolCall
 
 if TYPE_CHECKING:
     from holdfast.tools.run import Run
@@ -17,13 +19,13 @@ class Shown:
     """One tool call that the client knows."""
 
     __slots__ = (
-        "action", "asked", "conversation", "diffs", "due", "handle", "handle_id", "id", "kind", "listened", "note",
-        "question", "sent", "status", "terminal", "title", "tool",
+        "action", "asked", "conversation", "diffs", "due", "handle", "handle_id", "id", "kind", "label", "listener",
+        "note", "question", "run", "sent", "status", "terminal", "title", "tool",
     )  # fmt: skip
 
-    def __init__(self, id: str, name: str, described: Described, conversation: str) -> None:
+    def __init__(self, id: str, call: ToolCall, described: Described, conversation: str) -> None:
         self.id = id
-        self.tool = name
+        self.label, self.tool = call.id, call.name
         self.title, self.kind, self.action, self.handle_id, _ = described
         self.conversation = conversation
         self.handle: Handle | None = None
@@ -36,7 +38,9 @@ class Shown:
         self.diffs: list[dict[str, Any]] = []
         self.terminal: str | None = None
         """The client's terminal that shows what it prints; empty: one has been asked for."""
-        self.listened: Run | None = None
+        self.run: Run | None = None
+        """What is listened to for its output, by `listener`."""
+        self.listener: Callable[[], None] | None = None
         self.sent = float("-inf")
         self.due: asyncio.TimerHandle | None = None
         """When what it has printed since is told."""
@@ -44,6 +48,18 @@ class Shown:
     @property
     def over(self) -> bool:
         return self.status in ("completed", "failed")
+
+
+def call_id(turn: str, label: str, count: int) -> str:
+    """The id that a client knows a call by: the turn's call of that label, the first, the second … of it."""
+    return f"{turn}.{label}" if count == 1 else f"{turn}.{label}.{count}"
+
+
+def has_made(shown: Shown, handle: Handle) -> bool:
+    """Whether this call of a batch has made the handle. Of calls that look the same, they come in the same order."""
+    if shown.handle is not None or shown.over or (shown.label, shown.tool) != (handle.call_id, handle.tool.name):
+        return False
+    return shown.action is None or (shown.action == "spawn" and shown.handle_id == handle.id)
 
 
 def is_about(shown: Shown, prompt: Prompt) -> bool:
@@ -67,7 +83,7 @@ def is_about(shown: Shown, prompt: Prompt) -> bool:
 
 
 def agent_name(conversation: str) -> str:
-    """The sub-agent whose conversation this is (`agent/lineage.py`)."""
+    """The sub-agent whose conversation this is (`turn/lineage.py`)."""
     return conversation.rpartition("/")[2].rpartition("@")[0] or "agent"
 
 

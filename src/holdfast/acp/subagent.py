@@ -57,8 +57,10 @@ class _Run:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._line = True
+        self._called = False
+        """It has called a tool since it spoke."""
         self.said = ""
-        """In its newest turn, since its last tool call."""
+        """In its newest turn, since its last tool call but one it ended with."""
 
     async def converse(self, session: Session, prompt: str) -> str:
         """Prompt, and prompt again with whatever `apply` has sent meanwhile; why the last turn ended."""
@@ -79,10 +81,11 @@ class _Run:
     def _updated(self, update: dict[str, Any]) -> None:
         match update:
             case {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": str(text)}}:
-                self.said += text
+                self.said = text if self._called else self.said + text
+                self._called = False
                 self._emit(text)
             case {"sessionUpdate": "tool_call", "title": title}:
-                self.said = ""
+                self._called = True
                 self._emit(f"{'' if self._line else chr(10)}→ {title!s:.200}\n")
             case {"sessionUpdate": "plan", "entries": [*entries]}:
                 done = sum(1 for each in entries if isinstance(each, dict) and each.get("status") == "completed")
@@ -94,7 +97,10 @@ class _Run:
 
     async def permit(self, permission: Permission) -> str | None:
         """Ask the user. Where nobody is there, it is rejected."""
-        names = {str(option.get("name") or option["optionId"]): option["optionId"] for option in permission.options}
+        names: dict[str, str] = {}
+        for option in permission.options:
+            id, name = option["optionId"], str(option.get("name") or option["optionId"])
+            names[f"{name} ({option.get('kind', id)})" if name in names else name] = id
         title = permission.tool_call.get("title") or permission.tool_call.get("toolCallId") or "a tool call"
         question = Question(
             id=PERMISSION, text=f"May it run: {title}?", answer_type={"Select": {"options": list(names)}}

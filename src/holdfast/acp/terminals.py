@@ -57,9 +57,12 @@ class Terminals:
         self.failed = not (isinstance(id, str) and id)
         return None if self.failed else id
 
-    def release(self, id: str) -> None:
-        """It is shown to its end, then given back: a client keeps showing what was in it."""
+    def release(self, id: str, *, wait: bool = False) -> None:
+        """Give it back; with `wait` when it has shown all there is. A client keeps showing what was in it."""
         params = {"sessionId": self._session, "terminalId": id}
+        if not wait:
+            self._peer.request("terminal/release", params)
+            return
         self._peer.request(
             "terminal/wait_for_exit", params, answered=lambda _: self._peer.request("terminal/release", params)
         )

@@ -1,14 +1,14 @@
 """The agents of a runtime: its models, its conversations, and who asks them (G1, G2, Q2)."""
 
+import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from holdfast.agent.conversation import Conversation
 from holdfast.agent.inquiring import inquire
-from holdfast.agent.lineage import depth_of
 from holdfast.agent.models import Assistant, assistant_settings, open_assistant
 from holdfast.agent.spending import Allowance, Spending
 from holdfast.config.model import AgentSettings, AssistantSettings, Config
@@ -16,6 +16,7 @@ from holdfast.errors import HoldfastError
 from holdfast.tools.base import Tool
 from holdfast.tools.selection import Selection
 from holdfast.turn.inquiry import Inquiry
+from holdfast.turn.lineage import depth_of
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
@@ -34,6 +35,7 @@ class Agency:
         self._models: dict[int, Assistant] = {}
         """Those whose connections are open."""
         self._entered = AsyncExitStack()
+        self._entering = asyncio.Lock()
 
     def assistant(self, settings: AssistantSettings, model: "Model[Any] | str | None" = None) -> Assistant:
         """The model of these settings; the same settings give the same one."""
@@ -46,9 +48,10 @@ class Agency:
 
     async def enter(self, assistant: Assistant) -> None:
         """From now on until the runtime closes, the model's connections are open."""
-        if id(assistant.model) not in self._models:
-            self._models[id(assistant.model)] = assistant
-            await self._entered.enter_async_context(assistant.model)
+        async with self._entering:
+            if id(assistant.model) not in self._models:
+                await self._entered.enter_async_context(assistant.model)
+                self._models[id(assistant.model)] = assistant
 
     def conversation(
         self, id: str | None, model: "Model[Any] | str | None" = None, own_instructions: str | None = None
@@ -112,6 +115,11 @@ class Agency:
         )
         self._conversations[id] = made
         return made
+
+    def tools_of(self, conversation: str) -> Iterable[Tool]:
+        """The tools that are offered in a conversation."""
+        known = self._conversations.get(conversation)
+        return self._runtime.toolbox if known is None else known.selection
 
     async def inquire(self, inquiry: Inquiry) -> Any:
         """Ask a model, as `Runtime(inquiry=…)` does: the one that the inquiry names, else that of its conversation."""

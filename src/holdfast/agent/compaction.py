@@ -129,8 +129,10 @@ async def _open(conversation: "Conversation", old: Sequence[ModelMessage]) -> st
     registry = conversation.runtime.registry
     handles: dict[str, str] = {}
     for state in ("pending", "running", "waiting"):
-        for record in await registry.store.handles(conversation=conversation.id, state=state):
-            handles[record.id] = f"- {record.id}: {record.tool}, {name(record.state)}"
+        after: str | None = None
+        while page := await registry.store.handles(conversation=conversation.id, state=state, after=after):
+            handles |= {each.id: f"- {each.id}: {each.tool}, {name(each.state)}" for each in page}
+            after = page[-1].uid
     lines = list(handles.values())
     if lines:
         lines.insert(0, "Handles that are open; fetch, await and abort know them by these ids:")

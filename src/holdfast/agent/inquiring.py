@@ -5,10 +5,10 @@ becomes part of the conversation.
 """
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from pydantic_ai.direct import model_request
 from pydantic_ai.messages import (
     InstructionPart,
     ModelMessage,
@@ -23,6 +23,7 @@ from pydantic_ai.output import OutputObjectDefinition
 from pydantic_ai.tools import ToolDefinition
 
 from holdfast.agent.instructions import TEACHING
+from holdfast.agent.requests import ModelCall
 from holdfast.agent.spending import usage_of
 from holdfast.handles.text import to_json
 from holdfast.turn.inquiry import Inquiry
@@ -45,13 +46,9 @@ async def inquire(assistant: "Assistant", conversation: "Conversation | None", i
     elif profile.get("supports_json_schema_output"):
         forms.append(_native(inquiry))  # some models that think cannot be made to call a tool, and answer in words
     for form in forms:
-        response = await model_request(
-            assistant.model,
-            messages,
-            model_settings=assistant.settings,
-            model_request_parameters=form,
-            instrument=False,
-        )
+        if conversation is not None:
+            form = replace(form, instruction_parts=conversation.parameters().instruction_parts)
+        response = await ModelCall(assistant, messages, form, None).answer()
         if conversation is not None and conversation.spending is not None:
             conversation.spending.count(usage_of(response))
         with contextlib.suppress(ValueError):

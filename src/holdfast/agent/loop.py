@@ -242,6 +242,7 @@ class TurnLoop:
 
     async def _ask(self, turn: Turn) -> Stop | None:
         conversation, transcript = self._conversation, self._transcript
+        self._check_here()
         exhausted = self.spending.exhausted()
         if exhausted is not None:
             return "max_turn_requests", f"stopped after {exhausted}"

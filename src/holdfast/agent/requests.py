@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pydantic_ai.direct import model_request_stream
+from pydantic_ai.direct import model_request, model_request_stream
 from pydantic_ai.exceptions import (
     AgentRunError,
     ContentFilterError,
@@ -92,8 +92,9 @@ class ModelCall:
         assistant: "Assistant",
         messages: Sequence[ModelMessage],
         parameters: ModelRequestParameters,
-        tell: "Callable[[Event], None]",
+        tell: "Callable[[Event], None] | None",
     ) -> None:
+        """Without `tell` nobody wants to hear of it piece by piece, and it is not streamed."""
         self._assistant = assistant
         self._messages = messages
         self._parameters = parameters
@@ -116,6 +117,11 @@ class ModelCall:
                 return ModelResponse([], finish_reason="content_filter", model_name=self._assistant.name)
             except _WORTH_ANOTHER as error:
                 why, wanted = _words(error), getattr(error, "retry_after", None)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                why, wanted = "its client cancelled the request", None  # nobody here did
             except (AgentRunError, UserError) as error:
                 raise RequestFailed(_words(error)) from error
             except Exception as error:  # of the model's own code, or of a client that pydantic-ai does not know so well
@@ -131,6 +137,16 @@ class ModelCall:
     async def _once(self) -> ModelResponse:
         self._told, self._stream, self._half = False, None, ""
         assistant = self._assistant
+        if self._tell is None:
+            return _well_formed(
+                await model_request(
+                    assistant.model,
+                    self._messages,
+                    model_settings=assistant.settings,
+                    model_request_parameters=self._parameters,
+                    instrument=False,
+                )
+            )
         async with model_request_stream(
             assistant.model,
             self._messages,
@@ -159,20 +175,21 @@ class ModelCall:
         text, self._half = self._half + text, ""
         if "\ud800" <= text[-1] <= "\udbff":
             text, self._half = text[:-1], text[-1]  # until its other half comes
-        if text:
+        if text and self._tell is not None:
             self._tell(event(well_formed(text)))
 
     async def _pause(self, attempt: int, why: str, wanted: float | None) -> None:
         if attempt == ATTEMPTS or (wanted is not None and wanted > PATIENCE_SECS):
             later = f"; it wants to be asked again in {wanted:.0f} s" if wanted is not None else ""
             raise RequestFailed(f"{why} (asked {attempt} times{later})" if attempt > 1 else why + later)
+        tell = self._tell or (lambda _: None)
         if self._told:
-            self._tell(Restarted())
+            tell(Restarted())
             self._told, self._stream = False, None
         delay = min(MAX_DELAY_SECS, BASE_DELAY_SECS * 2 ** (attempt - 1)) * random.uniform(0.8, 1.2)
         delay = max(delay, wanted or 0.0)
         _log.warning("a request to %s failed and is made again in %.1f s: %s", self._assistant.name, delay, why)
-        self._tell(Retrying(attempt, delay, why))
+        tell(Retrying(attempt, delay, why))
         await asyncio.sleep(delay)
 
     def partial(self) -> str:

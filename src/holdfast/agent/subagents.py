@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agent.lineage import conversation_of, depth_of
 from holdfast.config.model import AgentSettings, Config
 from holdfast.errors import ToolError
 from holdfast.handles.state import Error
@@ -20,6 +19,7 @@ from holdfast.tools.function import Function
 from holdfast.tools.guard import Guard
 from holdfast.tools.signature import Signature
 from holdfast.tools.waiting.agents import PERMISSION, AgentRequest, Agents
+from holdfast.turn.lineage import conversation_of, depth_of
 
 if TYPE_CHECKING:
     from holdfast.agent.conversation import Conversation

@@ -83,6 +83,7 @@ class Transcript:
     def _take(self, lines: Sequence[Line]) -> None:
         summaries = [msgspec.json.decode(line.body, type=Summary) for line in lines if line.kind == "summary"]
         self.messages, self._numbers, upto = [], [], 0
+        self.turn, self.batch, self.spent, self.ended, self.taken = None, 0, [], None, 0
         if summaries:
             upto = summaries[-1].upto
             self._append(ModelRequest([UserPromptPart(summaries[-1].text)]), upto)

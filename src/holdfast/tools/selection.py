@@ -33,11 +33,11 @@ class Selection:
         return fits and self._allowed(tool)
 
     def find(self, name: str) -> Tool:
-        """The tool of that name. Raises `ToolError`, also for one that is there for others."""
-        tool = self._toolbox.find(name)
-        if not self.has(tool):
+        """The tool of that name, or an error that names those there are; of others nothing is said."""
+        tool = self._toolbox.get(name)
+        if tool is None or not self.has(tool):
             known = ", ".join(f"`{each.name}`" for each in self) or "none"
-            raise ToolError(f"you may not use tool `{name}`; your tools: {known}", code="unknown_tool")
+            raise ToolError(f"unknown tool `{name[:100]}`; known tools: {known}", code="unknown_tool")
         return tool
 
     def check(self, tool: Tool, action: Action | None) -> ArgumentCheck:

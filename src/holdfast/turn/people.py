@@ -1,7 +1,7 @@
 """The person who is there, if one is: prompts one at a time, first come first served (Q5).
 
 Everything else keeps running while a prompt is open. A prompt that nobody needs an answer to any more is withdrawn:
-one that waits is never shown, the one that is shown is cancelled.
+one that waits is never shown, the one that is shown is cancelled. One that cannot be asked now holds up no other.
 """
 
 import asyncio
@@ -37,8 +37,12 @@ _DECISIONS: dict[type[Prompt], tuple[type[Decision], ...]] = {
 """What may be said to each kind of prompt."""
 
 
+class LeftOpen(Exception):
+    """Raised by a prompter that cannot ask now, or not this: nothing is decided, and others are asked meanwhile."""
+
+
 class Asking:
-    """A prompt that waits for its turn, or is shown."""
+    """A prompt that waits for its turn, or is shown, or was left open."""
 
     __slots__ = ("_people", "asked", "prompt", "settled", "task", "then")
 
@@ -51,7 +55,7 @@ class Asking:
         self.asked = then
         self.then: Callable[[Decision], None] | None = then
         """None: it was answered or withdrawn."""
-        self.task: asyncio.Task[Decision] | None = None
+        self.task: asyncio.Task[Decision | None] | None = None
 
     def withdraw(self) -> None:
         """Nobody needs the answer any more. After the answer, or twice, it is harmless."""
@@ -70,6 +74,8 @@ class People:
         """Tells who is there for a call of which nobody has told yet, as after a restart."""
         self._waiting: deque[Asking] = deque()
         self._shown: Asking | None = None
+        self._left: list[Asking] = []
+        """What could not be asked, in the order it came."""
         self._closed = False
 
     @property
@@ -118,6 +124,14 @@ class People:
             asking.task.cancel()  # `_said` goes on with the next, when the terminal is free again
         elif asking in self._waiting:
             self._waiting.remove(asking)
+        elif asking in self._left:
+            self._left.remove(asking)
+
+    def again(self) -> None:
+        """Ask what was left open, before anything else: somebody is there who may be asked."""
+        self._waiting.extendleft(reversed(self._left))
+        self._left.clear()
+        self._next()
 
     def _next(self) -> None:
         while self._shown is None and self._waiting and not self._closed:
@@ -129,10 +143,13 @@ class People:
             asking.task = asyncio.ensure_future(self._show(asking.prompt))
             asking.task.add_done_callback(partial(self._said, asking))
 
-    async def _show(self, prompt: Prompt) -> Decision:
+    async def _show(self, prompt: Prompt) -> Decision | None:
+        """What was said; None if it could not be asked."""
         assert self._prompter is not None
         try:
             said: object = await self._prompter(prompt)
+        except LeftOpen:
+            return None
         except Exception as error:
             _log.error("the prompter failed", exc_info=error)
             return Cancelled(f"{type(error).__name__}: {error}")
@@ -144,12 +161,15 @@ class People:
         _log.error("%s", why)
         return Cancelled(why)
 
-    def _said(self, asking: Asking, task: "asyncio.Task[Decision]") -> None:
+    def _said(self, asking: Asking, task: "asyncio.Task[Decision | None]") -> None:
         self._shown = None
-        then, asking.then = asking.then, None
+        said = Cancelled() if task.cancelled() else task.result()
         try:
-            if then is not None:
-                then(Cancelled() if task.cancelled() else task.result())
+            if asking.then is not None and said is None:
+                self._left.append(asking)
+            elif asking.then is not None and said is not None:
+                then, asking.then = asking.then, None
+                then(said)
         finally:
             self._next()
 
@@ -157,6 +177,7 @@ class People:
         """Withdraw everything."""
         self._closed = True
         self._waiting.clear()
+        self._left.clear()
         if self._shown is not None and self._shown.task is not None:
             task = self._shown.task
             self._shown.withdraw()

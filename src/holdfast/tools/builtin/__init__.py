@@ -24,13 +24,13 @@ def builtin_tools(
     show: Callable[[Waited], Reply],
     waiting: Sequence[Tool] = (),
     *,
-    now: Callable[[], Iterable[Tool]],
+    now: Callable[[str], Iterable[Tool]],
     person: bool = False,
 ) -> list[Tool]:
     """The built-ins that go with `tools`: what has nothing to work on is left out, or not offered (A1, B8).
 
-    `waiting` are the wait tools, configured; `now` gives the tools that there are when it is asked; `person`: somebody
-    is there whom `ask_user` can ask (Q8).
+    `waiting` are the wait tools, configured; `now` gives the tools of a conversation when it is asked; `person`:
+    somebody is there whom `ask_user` can ask (Q8).
 
     A one-shot call that is parked may become a handle (D10), so there is `await` also where no tool is stateful.
     """
@@ -41,7 +41,7 @@ def builtin_tools(
         replace(read_output_tool(), names="id", fleeting=True, hints=READS, offered=bool(tools) or makes_handles)
     )
     if any(tool.examples or tool.summary for tool in tools):
-        described = describe_tools_tool(lambda: [tool for tool in now() if tool.source != "builtin"])
+        described = describe_tools_tool(lambda name: [tool for tool in now(name) if tool.source != "builtin"])
         offered.append(replace(described, fleeting=True, hints=READS))
     if person:
         offered.append(replace(ask_user_tool(), hints=READS))

@@ -5,20 +5,21 @@ from typing import Any
 
 from holdfast.errors import ToolError
 from holdfast.tools.base import Tool
+from holdfast.tools.call import Call
 from holdfast.tools.function import tool
 
 
-def describe_tools_tool(offered: Callable[[], Iterable[Tool]]) -> Tool:
-    """The tool; `offered` gives those that there are, which may come and go."""
+def describe_tools_tool(offered: Callable[[str], Iterable[Tool]]) -> Tool:
+    """The tool; `offered` gives those that there are in a conversation, which may come and go."""
 
     @tool
-    async def describe_tools(tools: list[str]) -> list[dict[str, Any]]:
+    async def describe_tools(call: Call, tools: list[str]) -> list[dict[str, Any]]:
         """Get the full description and examples of tools, before you use one you are not sure about.
 
         Args:
             tools: Names of the tools.
         """
-        known = {each.name: each for each in offered()}
+        known = {each.name: each for each in offered(call.conversation)}
         unknown = [name for name in tools if name not in known]
         if unknown:
             raise ToolError(f"unknown tools: {', '.join(unknown)}; known are: {', '.join(known)}", code="unknown_tool")
