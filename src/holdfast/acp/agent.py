@@ -8,8 +8,10 @@ import asyncio
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from holdfast.acp.content import prompt_content
+from holdfast.acp.deleting import delete
 from holdfast.acp.describing import check_kinds
 from holdfast.acp.opening import shown_again
 from holdfast.acp.params import (
@@ -40,7 +42,7 @@ from holdfast.acp.wire import (
 )
 from holdfast.errors import HoldfastError
 from holdfast.handles.handle import Handle
-from holdfast.store.base import ConversationRow, Forgotten
+from holdfast.store.base import ConversationRow
 
 if TYPE_CHECKING:
     from holdfast.agent.conversation import Conversation
@@ -72,8 +74,8 @@ class Agent:
         self._client: Client | None = None
         """What the client can do, once it has said so."""
         self._sessions: dict[str, Session] = {}
-        self._conversations: dict[str, Conversation] = {}
-        """Also of sessions that were closed: a runtime has one object for each."""
+        self._conversations: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
+        """Sessions hold them. A runtime has one object for each, also if what a closed session left still holds it."""
         self._peer: Peer | None = None
         self._prompts: dict[Id, Session] = {}
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -206,15 +208,16 @@ class Agent:
         return session
 
     def _converse(self, id: str) -> "Conversation":
-        if id not in self._conversations:
-            self._conversations[id] = self._runtime.conversation(id, model=self._model)
-        return self._conversations[id]
+        conversation = self._conversations.get(id)
+        if conversation is None:
+            conversation = self._conversations[id] = self._runtime.conversation(id, model=self._model)
+        return conversation
 
-    def _open(self, conversation: "Conversation", title: str | None) -> Session:
+    def _open(self, conversation: "Conversation", cwd: str, before: ConversationRow | None) -> Session:
         assert self._peer is not None and self._client is not None
         if conversation.id in self._sessions:  # it was opened twice at once
-            self._sessions[conversation.id].calls.close()
-        session = Session(self._peer, self._client, conversation, mode=self._mode, title=title)
+            self._sessions[conversation.id].leave()
+        session = Session(self._peer, self._client, conversation, cwd, before, self._mode)
         self._sessions[session.id] = session
         return session
 
@@ -222,15 +225,15 @@ class Agent:
         """Servers of one session are there for all: they are of the same person and the same editor."""
         for server in brought:
             await self._runtime.add_server(server)
-        await self._runtime.connected(_CONNECT_SECS)
+        if brought:
+            await self._runtime.connected(_CONNECT_SECS)
 
     async def _new(self, params: Params) -> dict[str, Any]:
         cwd = directory(params)
         await self._connect(servers(params))
         conversation = self._converse(f"s-{secrets.token_hex(16)}")
         await conversation.open()
-        await conversation.describe(cwd=cwd)
-        session = self._open(conversation, None)
+        session = self._open(conversation, cwd, None)
         self._persons.came(session)
         return {"sessionId": session.id, "modes": session.modes()}
 
@@ -250,19 +253,18 @@ class Agent:
         await self._leave(id)
         conversation = self._converse(id)
         await conversation.open()
-        await conversation.describe(cwd=cwd)
         assert self._peer is not None
         before = await shown_again(conversation, self._peer if show else None)
-        title = row.metadata.get("title")
-        session = self._open(conversation, title if isinstance(title, str) else None)
+        session = self._open(conversation, cwd, row)
         session.goes_on(before, known=show)
         self._persons.came(session)
         return {"modes": session.modes()}
 
-    async def _known(self, id: str) -> ConversationRow:
+    async def _known(self, id: str) -> ConversationRow | None:
+        """What is known of a session; None if it is open and nothing was said in it yet."""
         await self._runtime.open()
         row = await self._runtime.registry.store.conversation(id)
-        if row is None:
+        if row is None and id not in self._sessions:
             raise RpcError(RESOURCE_NOT_FOUND, f"there is no session `{id}`; `session/list` lists those there are")
         return row
 
@@ -281,8 +283,8 @@ class Agent:
     async def _delete(self, params: Params) -> dict[str, Any]:
         id = string(params, "sessionId")
         await self._leave(id)
-        self._conversations.pop(id, None)
-        await self._runtime.registry.write((Forgotten(id),))
+        await self._runtime.open()
+        await delete(self._runtime, id)
         return {}
 
     async def _list(self, params: Params) -> dict[str, Any]:
@@ -309,7 +311,7 @@ class Agent:
         if session.busy:
             why = "a turn of this session is running; wait for its end, or cancel it by `session/cancel`"
             raise RpcError(INVALID_REQUEST, f"Invalid request: {why}")
-        session.begin(id)
+        session.begin()
         self._prompts[id] = session
         self._peer.answer(id, self._turn(session, id, params["prompt"], content))
 

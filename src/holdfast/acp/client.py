@@ -91,7 +91,8 @@ class Connection:
         self._on_permission = on_permission
         self._handlers = handlers
         self._sessions: dict[str, Session] = {}
-        self._opening = 0
+        self._opening: set[object] = set()
+        """Requests that open a session and have no answer yet."""
         self._early: list[tuple[str, Params]] = []
         self.process = AgentProcess(command, cwd=cwd, env=env, exited=self._exited)
         self.peer = Peer(
@@ -124,16 +125,11 @@ class Connection:
         on_update: Handler | None = None,
         on_background: Handler | None = None,
     ) -> Session:
-        """Go on with a conversation. `on_update` gets its history; all of it has been handled when this returns."""
-        session = self._known(id, on_update)
-        try:
-            await self._open("session/load", {"sessionId": id}, cwd, mcp_servers, on_update)
-            await session._queue.reached()
-        except BaseException:
-            await session._close()
-            raise
-        session.on_background = on_background
-        return session
+        """Go on with a conversation. `on_update` gets its history; all of it has been handled when this returns.
+
+        If the session is open here, what this returns takes its place.
+        """
+        return await self._open_again("session/load", id, cwd, mcp_servers, on_update, on_background)
 
     async def resume_session(
         self,
@@ -144,12 +140,7 @@ class Connection:
         on_background: Handler | None = None,
     ) -> Session:
         """Go on with a conversation without being told its history."""
-        session = self._known(id, on_background)
-        try:
-            return await self._open("session/resume", {"sessionId": id}, cwd, mcp_servers, on_background)
-        except BaseException:
-            await session._close()
-            raise
+        return await self._open_again("session/resume", id, cwd, mcp_servers, on_background, on_background)
 
     async def list_sessions(self, cwd: str | Path | None = None) -> list[dict[str, Any]]:
         """All sessions the agent knows, page by page; with `cwd` only those of that directory."""
@@ -218,24 +209,61 @@ class Connection:
     ) -> Session:
         params |= {"cwd": _absolute(cwd), "mcpServers": list(mcp_servers)}
         made: list[Session] = []
+        opening = object()
 
         def answered(call: Call) -> None:  # in its place among the updates: those behind it find the session
-            self._opening -= 1
+            self._opening.discard(opening)
             if call.exception() is None:
                 info = _table(call.result())
-                session = self._known(str(params.get("sessionId") or info.get("sessionId")), on_background)
-                session.info = info
-                made.append(session)
+                id = params.get("sessionId") or info.get("sessionId")
+                if id and isinstance(id, str):
+                    session = self._sessions.setdefault(id, Session(self, id, on_background))
+                    session.info = info
+                    made.append(session)
             self._tell_early()
 
-        self._opening += 1
-        await self.peer.request(method, params, answered=answered)
+        self._opening.add(opening)
+        try:
+            await self.peer.request(method, params, answered=answered)
+        except BaseException:
+            for session in made:  # given up between its answer and now
+                await session._close()
+            raise
+        finally:
+            if opening in self._opening:  # given up before its answer
+                self._opening.discard(opening)
+                self._tell_early()
+        if not made:
+            raise HoldfastError(f"the agent's answer to {method} has no `sessionId`", code="acp_error")
         return made[0]
 
-    def _known(self, id: str, on_background: Handler | None) -> Session:
-        if id not in self._sessions:
-            self._sessions[id] = Session(self, id, on_background)
-        return self._sessions[id]
+    async def _open_again(
+        self,
+        method: str,
+        id: str,
+        cwd: str | Path,
+        mcp_servers: Sequence[Mapping[str, Any]],
+        on_update: Handler | None,
+        on_background: Handler | None,
+    ) -> Session:
+        """Open a session by its id; `on_update` gets what is told meanwhile. One that is open here stays as it is if
+        the agent refuses, else it is closed."""
+        before = self._sessions.get(id)
+        if before is not None and before.busy:
+            raise HoldfastError(f"a turn of session `{id}` is running; await its end first", code="turn_open")
+        session = self._sessions[id] = Session(self, id, on_update)
+        try:
+            await self._open(method, {"sessionId": id}, cwd, mcp_servers, on_update)
+            await session._queue.reached()
+        except BaseException:
+            await session._close()
+            if before is not None:
+                self._sessions.setdefault(id, before)
+            raise
+        session.on_background = on_background
+        if before is not None:
+            await before._close()
+        return session
 
     def _forget(self, session: Session) -> None:
         if self._sessions.get(session.id) is session:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.acp.calls import SHOWN
 from holdfast.acp.ends import End, ended
-from holdfast.acp.replay import Replayed, replay
+from holdfast.acp.replay import Handles, Replayed, replay
 from holdfast.acp.wire import Peer
 from holdfast.handles.state import Stopped
 from holdfast.store.base import Record, Store
@@ -47,11 +47,10 @@ async def shown_again(conversation: "Conversation", peer: Peer | None) -> Replay
     return before
 
 
-async def _handles(store: Store, conversation: str) -> dict[tuple[str, str], Record]:
-    """The handles that calls of a conversation have made, by turn and label."""
-    found: dict[tuple[str, str], Record] = {}
+async def _handles(store: Store, conversation: str) -> Handles:
+    found: dict[tuple[str, int, int], Record] = {}
     after: str | None = None
     while page := await store.handles(conversation=conversation, stateful=None, after=after, limit=_PAGE):
-        found.update(((record.turn, record.call_id), record) for record in page)
+        found.update(((record.turn, record.batch, record.position), record) for record in page)
         after = page[-1].uid
     return found

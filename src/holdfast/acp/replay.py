@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.acp.describing import describe
 from holdfast.acp.ends import End, response_output
+from holdfast.acp.shown import call_id
 from holdfast.acp.updates import Update, message, shown_text, text, thought, tool_call, tool_call_update, user_message
 from holdfast.handles.state import Pending, Stopped
 from holdfast.store.base import Line, Record
@@ -77,19 +78,23 @@ class _Replay:
         if line.kind == SHOWN_LINE:
             self._show(body)
         elif line.kind == "request":
-            batch = (body.get("metadata") or {}).get(_BATCH)
-            for part in body.get("parts", ()):
-                self._asked(part, self._batch + 1 if batch is None else batch)
-            self._batch = self._batch if batch is None else batch
+            self._request(body)
         elif line.kind == "response":
-            position = len(self._calls)
+            self._break_off()
             for part in body.get("parts", ()):
-                position += self._said(part, position)
+                self._said(part)
 
-    def _asked(self, part: Mapping[str, Any]) -> None:
+    def _request(self, body: Mapping[str, Any]) -> None:
+        batch = (body.get("metadata") or {}).get(_BATCH, self._batch)
+        ran = batch > self._batch  # else it was refused as a whole, or nobody knows how far it came
+        self._batch = batch
+        for part in body.get("parts", ()):
+            self._asked(part, ran)
+
+    def _asked(self, part: Mapping[str, Any], ran: bool) -> None:
         content = part.get("content")
         if part.get("part_kind") == "tool-return":
-            self._returned(part)
+            self._returned(part, ran)
         elif part.get("part_kind") == "user-prompt" and not str(content).startswith(_NOT_A_USER):
             self.updates += [user_message(block) for block in _blocks(content)]
 
@@ -103,15 +108,17 @@ class _Replay:
             call = ToolCall(part["tool_call_id"], part["tool_name"], part.get("args") or {})
             self._labels.append(call.id)
             count = self._labels.count(call.id)
-            id = f"{self._turn}.{call.id}" if count == 1 else f"{self._turn}.{call.id}.{count}"
-            self._calls[call.id] = self._shown[id] = _Told(id, self._turn, call, [])
+            id = call_id(self._turn, call.id, count)
+            told = self._shown[id] = _Told(id, len(self._calls), call, [])
+            self._calls.append(told)
             self.updates.append(tool_call(id, {**describe(call, self._tool(call.name)).fields, "status": "pending"}))
 
-    def _returned(self, part: Mapping[str, Any]) -> None:
-        told = self._calls.pop(part.get("tool_call_id", ""), None)
+    def _returned(self, part: Mapping[str, Any], ran: bool) -> None:
+        told = next((each for each in self._calls if each.call.id == part.get("tool_call_id")), None)
         if told is None:
             return
-        record = self._made(told)
+        self._calls.remove(told)
+        record = self._made(told, self._batch) if ran else None
         if record is not None and isinstance(record.state, Stopped):
             self._over(told, *self._end(record))
         elif record is not None and record.stateful:  # its call is over when the handle is
@@ -123,9 +130,9 @@ class _Replay:
             words = words if isinstance(words, str) else msgspec.json.encode(words).decode()
             self._over(told, part.get("outcome") != "success", words, response_output(words))
 
-    def _made(self, told: _Told) -> Record | None:
-        """The handle that a call has made, if the store still has it."""
-        record = self._handles.get((told.turn, told.call.id))
+    def _made(self, told: _Told, batch: int) -> Record | None:
+        """The handle that a call of that batch has made, if the store still has it."""
+        record = self._handles.get((self._turn, batch, told.position))
         return record if record is not None and record.tool == told.call.name else None
 
     def _over(self, told: _Told, failed: bool, words: str, raw: Any) -> None:
@@ -146,16 +153,16 @@ class _Replay:
         self.updates.append(tool_call_update(told.id, fields))
 
     def _break_off(self) -> None:
-        """Another turn begins: what was not answered never will be."""
-        for told in self._calls.values():
+        """The transcript goes on without them: what was not answered never will be."""
+        for told in self._calls:
             self._over(told, True, "Interrupted.", None)
-        self._calls = {}
+        self._calls = []
 
     def result(self) -> Replayed:
         still: list[tuple[str, ToolCall, Record | None]] = []
         used: list[str] = []
         if self._turn == self._interrupted:
-            still = [(told.id, told.call, self._made(told)) for told in self._calls.values()]
+            still = [(told.id, told.call, self._made(told, self._batch + 1)) for told in self._calls]
             used = self._labels[: len(self._labels) - len(still)]
         else:
             self._break_off()
@@ -166,13 +173,13 @@ def replay(
     lines: Sequence[Line],
     *,
     tool: Callable[[str], Tool | None],
-    handles: Mapping[tuple[str, str], Record],
+    handles: Handles,
     end: Callable[[Record], End],
     interrupted: str | None,
 ) -> Replayed:
     """The transcript as updates.
 
-    `handles` are those that its calls have made, by turn and label; `end` says how a stopped one ended; `interrupted`
+    `handles` are those that its calls have made; `end` says how a stopped one ended; `interrupted`
     is the turn that was never ended, if there is one.
     """
     going = _Replay(tool, handles, end, interrupted)

@@ -47,6 +47,11 @@ class Session:
         turn.call = self._connection.peer.request("session/prompt", params, answered=partial(self._answered, turn))
         return turn
 
+    @property
+    def busy(self) -> bool:
+        """Whether a turn has not ended."""
+        return bool(self._open)
+
     def cancel(self) -> None:
         """Ask the agent to end the turn that runs. Whoever is being asked for permission is not asked any more."""
         self._connection.peer.notify("session/cancel", {"sessionId": self.id})

@@ -64,7 +64,13 @@ class Session:
     """One session that is open."""
 
     def __init__(
-        self, peer: Peer, client: Client, conversation: "Conversation", cwd: str, before: store.ConversationRow | None, mode: Mode
+        self,
+        peer: Peer,
+        client: Client,
+        conversation: "Conversation",
+        cwd: str,
+        before: store.ConversationRow | None,
+        mode: Mode,
     ) -> None:
         """`before` is what is known of it from before, None if nothing was ever said in it."""
         known = {} if before is None else before.metadata

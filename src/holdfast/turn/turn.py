@@ -1,6 +1,7 @@
 """A turn of a conversation: batches one after the other, then an end that leaves nothing behind (B1, T)."""
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -87,9 +88,9 @@ class Turn:
         self._batches = 0
         self._cancelled = False
         self._nobody_takes = False
+        """Whoever asked for the ending is gone."""
         self._handed: list[Notified] = []
         """Results that whoever asked for the ending is about to get."""
-        """Whoever asked for the ending is gone."""
 
     @property
     def batches(self) -> int:
@@ -120,7 +121,9 @@ class Turn:
         try:
             await asyncio.shield(began)
         except asyncio.CancelledError:
-            began.add_done_callback(self._never_entered)  # nobody will leave the turn: it must not stay open
+            leaving = asyncio.ensure_future(self._never_entered(began))
+            with contextlib.suppress(asyncio.CancelledError):  # who cannot wait leaves it to the background
+                await asyncio.shield(leaving)
             raise
         return self
 
@@ -138,9 +141,13 @@ class Turn:
         if before is not None and before.batch is not None and not self._resume:
             await self._runtime.recovery.abandon(before.batch)
 
-    def _never_entered(self, began: "asyncio.Future[None]") -> None:
-        if began.cancelled() or began.exception() is None:
-            self._runtime.registry.run_soon(self.end())
+    async def _never_entered(self, began: "asyncio.Future[None]") -> None:
+        """Nobody will leave the turn: it must not stay open."""
+        await asyncio.wait((began,))
+        if not began.cancelled() and began.exception() is None:
+            self.cancel()
+            with contextlib.suppress(HoldfastError):  # the runtime was closed
+                await self._finish(may_speak=False)
 
     def _open_elsewhere(self) -> HoldfastError:
         return HoldfastError(
