@@ -13,7 +13,7 @@ import acp
 from acp import schema
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("look", "change", "job", "waits", "floods", "asks", "hangs", "fails")
+TOOLS = ("look", "change", "job", "waits", "floods", "asks", "wonders", "hangs", "fails")
 CONFIG = """
 [conversation.assistant]
 model = "python:tests.acp.agents.playing:model"

@@ -25,7 +25,7 @@ INSPECTOR = "@modelcontextprotocol/inspector/clients/launcher/build/index.js"
 MCPDO = "@modelcontextprotocol/inspector/clients/mcpdo/build/mcp-bin.js"
 ACPX = "acpx/dist/cli.js"
 PATIENCE = 50
-"""Seconds that a foreign program has; the whole test has 60."""
+"""Seconds that a foreign program has; the whole test has 120."""
 
 
 def need(place: Path) -> None:

@@ -23,8 +23,8 @@ from holdfast.mcp.server import Server
 from holdfast.tools.base import Tool
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 10.0
-"""Seconds after which something is a hang."""
+PATIENCE = 20.0
+"""Seconds after which something is a hang. Two busy cores make everything slow now and then."""
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -99,13 +99,27 @@ async def floods(call: holdfast.Call, lines: int) -> str:
     return "printed"
 
 
-@holdfast.tool
-async def asks(call: holdfast.Call, kind: str) -> str:
-    """Asks something."""
+async def _asked(call: holdfast.Call, kind: str) -> str:
     types: dict[str, Any] = {"boolean": "Boolean", "text": "Text", "select": {"Select": {"options": ["red", "blue"]}}}
     secret = kind == "secret"
     question = holdfast.Question(id="q", text="Which?", answer_type=types.get(kind, "Text"), secret=secret)
     return f"answered {await call.ask(question)!r}"
+
+
+@holdfast.tool
+async def asks(call: holdfast.Call, kind: str) -> str:
+    """Asks something."""
+    return await _asked(call, kind)
+
+
+@holdfast.tool(
+    actions=("spawn", "fetch", "abort"),
+    on_turn_end="keep",
+    questions={"q": holdfast.QuestionPolicy(exclusive=True)},
+)
+async def wonders(call: holdfast.Call, kind: str) -> str:
+    """Asks something that only a person may answer."""
+    return await _asked(call, kind)
 
 
 @holdfast.tool
