@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +30,7 @@ from holdfast.store.rows import Level
 from holdfast.store.urls import open_store
 from holdfast.tools.base import Tool
 from holdfast.tools.guard import Guard
+from holdfast.tools.terminal.preload import preload_soon
 from holdfast.tools.waiting.agents import AgentFunction, Agents
 from holdfast.tools.waiting.cleanup import archive_in
 from holdfast.tools.waiting.measure import Measure, Metrics
@@ -123,7 +123,10 @@ class Runtime:
         self.replies = Replies(projector or Projector())
         used = [*servers, *(loaded.mcp_servers() if loaded else ())]
         waiting = Aside(self).tools(
-            self._agents, self._measure, private_addresses=loaded is not None and loaded.workflows.private_addresses
+            self._agents,
+            self._measure,
+            detached=detached,
+            private_addresses=loaded is not None and loaded.workflows.private_addresses,
         )
         self.toolbox = assemble(
             self, tools, loaded, used, waiting, guard=self._guard, agents=self._agents, person=prompter is not None
@@ -210,7 +213,7 @@ class Runtime:
     async def _open(self) -> None:
         store = self.registry.store
         if any(tool.source == "terminal" for tool in self.toolbox):
-            _warm_up()
+            preload_soon()
         await store.open(self._heard)
         if store.durable:
             await self._take_up()
@@ -483,13 +486,6 @@ class Runtime:
                 await self._agency.close()
             self._guard.close()
             await self.registry.close()
-
-
-def _warm_up() -> None:
-    """The emulator takes a third of a second to be ready. That passes here, before the first terminal needs it."""
-    from holdfast.tools.terminal.emulator import preload
-
-    threading.Thread(target=preload, daemon=True, name="emulator").start()
 
 
 def _load(config: "str | Path | Config | None") -> "Config | None":

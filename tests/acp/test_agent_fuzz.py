@@ -77,6 +77,7 @@ class Play:
         self.watch.log.append(("end", how))
         if how == "settled":
             await self.settle(client)
+        self.watch.leaving = True
         if how == "kill":
             client.kill()
         elif how == "SIGTERM":
@@ -132,6 +133,12 @@ class Play:
         for id, seen in wanted.items():
             if seen.said and id not in known and len(known) < 50:
                 self.watch.wrong.append(f"session {id} is not listed")
+        for id, seen in wanted.items():
+            if seen.open:
+                client.prompt(id, {"text": ["going on"]})  # what was open is gone on with, and some of it hangs
+        client.flush()
+        await asyncio.sleep(0.3)
+        await self.settle(client)
         prompts = {id: client.prompt(id, {"text": ["once more"]}) for id, seen in wanted.items() if seen.open}
         client.flush()
         await client.until(lambda: not self.watch.asked)

@@ -47,6 +47,8 @@ class Watch:
         self.answered: dict[Id, Message] = {}
         self.garbage = 0
         """Lines for which an error without an id may come."""
+        self.leaving = False
+        """The client goes, or the process is ended: nothing is taken back any more."""
         self.questions: dict[Id, Message] = {}
         """The agent's requests that are not answered and not taken back."""
 
@@ -149,7 +151,7 @@ class Watch:
             if call["input"].get("action") != "spawn":
                 self._bad(f"the turn is complete and a call is not: {call}")
         for question in self.questions.values():
-            if question["params"]["sessionId"] == params["sessionId"]:
+            if question["params"]["sessionId"] == params["sessionId"] and not self.leaving:
                 self._bad(f"the turn is complete and a request is open: {question}")
 
     def _question(self, message: Message) -> None:

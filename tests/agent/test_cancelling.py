@@ -4,6 +4,7 @@
 """
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from pydantic_ai.exceptions import ModelServerError
@@ -12,6 +13,7 @@ from tests.agent.scripted import Reply, Script, at_end, called, spawned
 from tests.agent.talk import Talk, kinds, talking, until
 from tests.agent.test_loop import TOOLS, running
 
+import holdfast
 from holdfast.agent.events import Event
 from holdfast.testing import VirtualClock
 
@@ -111,3 +113,46 @@ async def test_G1_cancel_without_a_turn_is_harmless(clock: VirtualClock) -> None
         talk.conversation.cancel()
         assert (await talk.prompt()).stop_reason == "end_turn"
         talk.conversation.cancel()
+
+
+async def test_T5_what_was_said_is_kept_also_if_it_is_cancelled_at_once(clock: VirtualClock) -> None:
+    """The person has said it and sees it: the model is to know of it."""
+    script = Script("One.", "Three.")
+    async with talking(script, *TOOLS, clock=clock) as talk:
+        await talk.prompt("First")
+        task = await running(talk, "Second")
+        talk.conversation.cancel()
+        assert (await task).stop_reason == "cancelled"
+        assert len(script.read) == 1
+        await talk.prompt("Third")
+    assert script.told() == ["Second", "Third"]
+
+
+@pytest.mark.parametrize("when", ["at once", "in the batch"])
+async def test_B9_what_was_said_is_kept_if_the_turn_that_it_takes_up_is_cancelled(tmp_path: Path, when: str) -> None:
+    """A prompt that goes on with a turn whose process died, in the middle of a batch."""
+    store, began = f"sqlite:///{tmp_path / 'work.db'}", asyncio.Event()
+
+    @holdfast.tool(on_crash="replay")
+    async def hang() -> str:
+        """Never ends."""
+        began.set()
+        await asyncio.sleep(3600)
+        return ""
+
+    script = Script([called("c1", "hang")], "Done.")
+    async with talking(script, hang, store=store) as talk:
+        task = await running(talk, "First")
+        await began.wait()
+    with pytest.raises(holdfast.HoldfastError):
+        await task
+    async with talking(script, hang, store=store) as talk:
+        began.clear()
+        task = await running(talk, "Second")
+        if when == "in the batch":
+            await until(lambda: "Called" in kinds(talk.events))
+            await began.wait()
+        talk.conversation.cancel()
+        assert (await task).stop_reason == "cancelled"
+        assert (await talk.prompt("Third")).text == "Done."
+    assert script.told()[-2:] == ["Second", "Third"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic_ai.exceptions import ModelServerError
+from pydantic_ai.exceptions import ModelRateLimitError, ModelServerError
 from pydantic_ai.messages import ModelResponse, ToolCallPart, UserPromptPart
 from pydantic_ai.profiles import ModelProfile
 from tests.agent.scripted import Reply, Script, at_end, called, put, spawned
@@ -124,6 +124,34 @@ async def test_Q7_no_answer_ends_the_call(clock: VirtualClock, answer: Any, capl
     failed, noted = script.results()
     assert "`sure`" in failed and "assistant" in failed
     assert noted == "noted a"
+
+
+@pytest.mark.parametrize("way", ["question", "end"])
+async def test_Q7_an_inquiry_is_made_again_like_any_request(clock: VirtualClock, way: str) -> None:
+    """One provider that is busy for a moment ends no handle."""
+    failures = [ModelRateLimitError("scripted", "busy", retry_after=7.0), ModelServerError("scripted", "down")]
+
+    def answer(text: str) -> Any:
+        if failures:
+            return failures.pop(0)
+        return {"answer": True} if way == "question" else at_end("wait")(text)
+
+    first = called("c1", "asks") if way == "question" else spawned("c1", "work", "w")
+    script = Script([first], "Soon.", "Now.", answers=answer)
+    began = clock.now()
+    async with talking(script, *TOOLS, clock=clock) as talk:
+        await talk.prompt()
+    assert failures == [] and len(script.asked) == 3
+    assert clock.now() >= began + 7
+    assert script.results() == ["sure: True"] if way == "question" else "worked" in script.told()[0]
+
+
+async def test_Q2_the_model_is_asked_as_it_was_instructed(clock: VirtualClock) -> None:
+    script = Script([called("c1", "asks")], "Done.", answers=[{"answer": True}])
+    async with holdfast.Runtime(TOOLS, clock=clock) as rt:
+        await rt.conversation("main", model=script.model, instructions="Say no to everything.").prompt("Go.")
+    parts = script.asked_by[0].model_request_parameters.instruction_parts or []
+    assert "Say no to everything." in "".join(part.content for part in parts)
 
 
 @pytest.mark.parametrize("text", ['{"answer": true}', '```json\n{"answer": true}\n```', '```\n{"answer": true}```'])

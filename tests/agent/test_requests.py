@@ -18,7 +18,7 @@ from pydantic_ai.exceptions import (
     ModelTimeoutError,
     UnexpectedModelBehavior,
 )
-from pydantic_ai.models.function import DeltaToolCall
+from pydantic_ai.models.function import DeltaToolCall, FunctionModel
 from tests.agent import scripted
 from tests.agent.scripted import Reply, Script, called
 from tests.agent.talk import kinds, talking, written
@@ -161,6 +161,28 @@ async def test_G1_a_content_filter_is_a_refusal(clock: VirtualClock) -> None:
     async with talking(script, note, clock=clock) as talk:
         assert (await talk.prompt()).stop_reason == "refusal"
     assert talk.heard(Retrying) == []
+
+
+@pytest.mark.parametrize("times", [2, ATTEMPTS])
+async def test_G1_a_client_that_cancels_itself_is_a_failure_like_others(clock: VirtualClock, times: int) -> None:
+    """A scope of its library may do that. Nobody here has cancelled anything: it is tried again, after a pause."""
+    asked: list[float] = []
+
+    async def answer(*_: Any) -> Any:
+        asked.append(clock.now())
+        if len(asked) <= times:
+            raise asyncio.CancelledError
+        yield "Done."
+
+    model = FunctionModel(stream_function=answer)
+    async with holdfast.Runtime(clock=clock) as rt:
+        answered = await rt.conversation("main", model=model).prompt("Go.")
+    if times == ATTEMPTS:
+        assert (answered.stop_reason, len(asked)) == ("error", ATTEMPTS)
+        assert "cancelled" in (answered.error or "")
+    else:
+        assert (answered.text, len(asked)) == ("Done.", times + 1)
+    assert all(later > earlier for earlier, later in zip(asked, asked[1:], strict=False))
 
 
 async def test_N4_critical_news_in_a_pause(clock: VirtualClock) -> None:

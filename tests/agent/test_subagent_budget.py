@@ -72,22 +72,44 @@ async def test_G2_it_spends_nothing_of_the_next_turn(clock: VirtualClock, tmp_pa
     assert len(helper.read) == 3
 
 
-async def test_G2_what_was_spent_before_a_restart_counts_for_those_above(tmp_path: Path) -> None:
-    """Also what the agents of the turn had taken, not only its own responses."""
-    store = f"sqlite:///{tmp_path / 'work.db'}"
-    quick = [Reply(calls=[called(f"h{at}", "nap", secs=0)], usage=HUNDRED) for at in range(3)]
-    helper = Script(*quick, Reply("Never.", pause=3600))
-    main = Script(Reply(calls=[called("c1", "helper", prompt="Go.")], usage=HUNDRED))
-    async with Runtime([nap], store=store, config=config(tmp_path, 500, helper)) as rt:
+async def test_G2_what_an_agent_spent_before_a_restart_counts(tmp_path: Path) -> None:
+    """The turn that started it has taken that, too."""
+    store, opened = f"sqlite:///{tmp_path / 'work.db'}", asyncio.Event()
+
+    @holdfast.tool(on_crash="replay")
+    async def gate() -> str:
+        """Opens when it is told to."""
+        await opened.wait()
+        return "open"
+
+    helper = Script(*[Reply(calls=[called(f"h{at}", "nap", secs=0)]) for at in range(2)], [called("h2", "gate")])
+    main = Script([called("c1", "helper", prompt="Go.")])
+    async with Runtime([nap, gate], store=store, config=config(tmp_path, 10_000, helper)) as rt:
         running = asyncio.create_task(rt.conversation("main", model=main.model).prompt("Go."))
-        await until(lambda: len(helper.read) == 4)
+        await until(lambda: any(info.tool == "gate" for info in rt.live()))
     with pytest.raises(HoldfastError):
         await running
-    helper = Script(*quick, "Never.")
-    main = Script("Never.")
-    async with talking(main, nap, store=store, config=config(tmp_path, 500, helper)) as talk:
+    helper, main = Script("Helped."), Script("Done.")
+    async with talking(main, nap, gate, store=store, config=config(tmp_path, 10_000, helper)) as talk:
+        running = asyncio.create_task(talk.resume())
+        await until(lambda: talk.rt.batches)
+        opened.set()
+        answer = await running
+    assert answer.text == "Done."
+    assert answer.usage.requests == 6
+
+
+async def test_G2_what_an_agent_spent_that_ended_before_a_restart_counts(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 'work.db'}"
+    helper = Script([called("h1", "nap", secs=0)], "Helped.")
+    main = Script([called("c1", "helper", prompt="Go.")], Reply("Never.", pause=3600))
+    async with Runtime([nap], store=store, config=config(tmp_path, 10_000, helper)) as rt:
+        running = asyncio.create_task(rt.conversation("main", model=main.model).prompt("Go."))
+        await until(lambda: len(main.read) == 2)
+    with pytest.raises(HoldfastError):
+        await running
+    main = Script("Done.")
+    async with talking(main, nap, store=store, config=config(tmp_path, 10_000, helper)) as talk:
         await talk.conversation.open()
         answer = await talk.resume()
-    assert len(helper.read) == 1  # one hundred of the turn, three of the agent before, one now
-    assert answer.stop_reason == "max_turn_requests" and "max_tokens = 500" in (answer.error or "")
-    assert main.read == []
+    assert answer.usage.requests == 4

@@ -23,6 +23,7 @@ from tests.agent.talk import talking, until
 
 import holdfast
 from holdfast import HoldfastError, Runtime, ToolCall
+from holdfast.agent.events import Answered, Event
 from holdfast.agent.transcript import INTERRUPTED, Transcript, request
 from holdfast.testing import VirtualClock
 
@@ -277,3 +278,38 @@ async def test_G1_two_runtimes_take_turns(tmp_path: Path) -> None:
         await here.prompt("Third")
     assert len(two.read[0]) == 3
     assert len(one.read[1]) == 5
+
+
+async def test_R6_closed_while_results_are_written(tmp_path: Path) -> None:
+    """No request is open then that could be given up: none is made any more."""
+    store = f"sqlite:///{tmp_path / 'work.db'}"
+    script = Script([called("c1", "note", text="a")], "Not to be asked for.")
+    async with talking(script, note, store=store) as talk:
+
+        def leave(event: Event) -> None:
+            if isinstance(event, Answered):
+                talk.rt.agency.leave()  # what closing does first
+
+        with pytest.raises(HoldfastError) as caught:
+            await talk.prompt(then=leave)
+    assert caught.value.code == "runtime_closed"
+    assert len(script.read) == 1
+    script = Script("Done.")
+    async with talking(script, note, store=store) as talk:
+        await talk.conversation.open()
+        assert (await talk.resume()).text == "Done."
+    assert script.results() == ["noted a"]
+
+
+async def test_G1_a_summary_of_another_process_counts_nothing_twice(clock: VirtualClock) -> None:
+    async with Runtime(clock=clock) as rt:
+        here, there = await loaded(rt), await loaded(rt)
+        await here.add("t1", user("One"), calls("a"), returns("a"), ModelResponse([TextPart("Done.")]))
+        await there.refresh()
+        assert len(there.spent) == 2
+        await here.summarise("t1", 1, "Summary.")
+        await here.add("t1", user("Two"))
+        await there.refresh()
+        assert len(there.spent) == 2
+        assert texts(there.messages) == texts(here.messages)
+        assert (there.turn, there.batch, there.taken) == (here.turn, here.batch, here.taken)

@@ -7,16 +7,19 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from pydantic_ai.messages import ModelResponse
+
 from holdfast.agent.conversation import Conversation
 from holdfast.agent.inquiring import inquire
 from holdfast.agent.models import Assistant, assistant_settings, open_assistant
 from holdfast.agent.spending import Allowance, Spending
+from holdfast.agent.transcript import Transcript
 from holdfast.config.model import AgentSettings, AssistantSettings, Config
 from holdfast.errors import HoldfastError
 from holdfast.tools.base import Tool
 from holdfast.tools.selection import Selection
 from holdfast.turn.inquiry import Inquiry
-from holdfast.turn.lineage import depth_of
+from holdfast.turn.lineage import conversation_of, depth_of
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
@@ -115,6 +118,20 @@ class Agency:
         )
         self._conversations[id] = made
         return made
+
+    async def spent_by_agents(self, conversation: str, turn: str | None = None) -> list[ModelResponse]:
+        """What the agents have spent that a turn, or a whole conversation, has started, and theirs in turn."""
+        store, spent = self._runtime.registry.store, list[ModelResponse]()
+        after: str | None = None
+        while page := await store.handles(
+            conversation=conversation, turn=turn, kind="agent", stateful=None, after=after
+        ):
+            for record in page:
+                name = conversation_of(conversation, record.arguments.get("agentId", record.tool), record.uid)
+                spent += await Transcript(self._runtime.registry, name).responses()
+                spent += await self.spent_by_agents(name)
+            after = page[-1].uid
+        return spent
 
     def tools_of(self, conversation: str) -> Iterable[Tool]:
         """The tools that are offered in a conversation."""

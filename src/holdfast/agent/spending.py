@@ -3,7 +3,7 @@
 A turn of a sub-agent spends for those above it, too: a limit holds for a turn and for everything it starts.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -38,10 +38,10 @@ class Spending:
         """How long the history was before this turn."""
         self.usage = msgspec.structs.replace(self.usage, context_tokens=context_tokens)
 
-    def resume(self, responses: Iterable[ModelResponse]) -> None:
-        """What the turn had taken when its process died; those above count that themselves."""
-        for response in responses:
-            self._own_requests += 1
+    def resume(self, own: Sequence[ModelResponse], of_agents: Sequence[ModelResponse]) -> None:
+        """What the turn and its agents had taken when their process died; those above count that themselves."""
+        self._own_requests += len(own)
+        for response in (*own, *of_agents):
             self.usage = total(self.usage, usage_of(response))
 
     def add(self, response: ModelResponse) -> None:

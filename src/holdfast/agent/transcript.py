@@ -110,6 +110,11 @@ class Transcript:
                 break
         return lines
 
+    async def responses(self) -> list[ModelResponse]:
+        """All that the model has said, as it is stored."""
+        said = [_MESSAGE.validate_json(line.body) for line in await self.read() if line.kind == "response"]
+        return [message for message in said if isinstance(message, ModelResponse)]
+
     async def add(self, turn: str, *messages: ModelMessage) -> None:
         """Write messages as one, then count them in."""
         lines = tuple((message.kind, _MESSAGE.dump_json(message, exclude_none=True)) for message in messages)

@@ -31,7 +31,7 @@ class Aside:
     def __init__(self, runtime: "Runtime") -> None:
         self._runtime = runtime
 
-    def tools(self, agents: Agents, measure: Measure, *, private_addresses: bool) -> list[Tool]:
+    def tools(self, agents: Agents, measure: Measure, *, detached: str, private_addresses: bool) -> list[Tool]:
         """The wait tools of the runtime."""
         replies = self._runtime.replies
         return wait_tools(
@@ -43,6 +43,7 @@ class Aside:
                 has_tool=self._has_tool,
                 agents=agents,
                 measure=measure,
+                detached=detached,
                 private_addresses=private_addresses,
             )
         )

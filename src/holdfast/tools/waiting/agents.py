@@ -151,12 +151,25 @@ class Agents:
         return _result(request, value, registry.clock.now())
 
 
-async def permitted(call: Call, agent: Agent) -> None:
-    """Where nothing has asked yet whether the agent may run (P1): a person is, or it does not run."""
+async def permitted(call: Call, agent: Agent, detached: str) -> None:
+    """Where nothing has asked yet whether the agent may run (P1): a person is asked, or `detached` decides (P2)."""
     if agent.run == "unattended":
         return
     question = Question(id=MAY_RUN, text=f"Run agent `{agent.id}`?", answer_type="Boolean")
-    if agent.run == "skip" or not await call.ask(question):
+    try:
+        allowed = agent.run != "skip" and await call.ask(question)
+    except ToolError as error:
+        if error.code != "question_unanswered":
+            raise
+        allowed = detached == "auto"
+        if not allowed:
+            raise ToolError(
+                f'Agent `{agent.id}` needs permission to run (`run = "{agent.run}"`) and nobody is there to give it. '
+                f'To allow it, set `run = "unattended"` in [agents.{agent.id}], or `detached = "auto"` in '
+                "[conversation].",
+                code="permission_denied",
+            ) from None
+    if not allowed:
         raise ToolError(f"Agent {agent.id} was skipped by user.", code="permission_denied")
 
 

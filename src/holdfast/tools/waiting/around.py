@@ -40,5 +40,7 @@ class Around:
     has_tool: Callable[[str], bool]
     agents: Agents
     measure: Measure
+    detached: str = "deny"
+    """What happens where nobody is there to be asked (P2)."""
     private_addresses: bool
     """Whether workflows may reach addresses that are not public."""

@@ -55,10 +55,12 @@ RETURNS = object_schema({**launch.RETURNS, "agentId": TEXT}, [*launch.REQUIRED, 
 class _AgentRuns(Function):
     """Runs agents, of each only so many at once."""
 
-    def __init__(self, agents: Agents, *, asks: bool = False) -> None:
+    def __init__(self, agents: Agents, *, detached: str | None = None) -> None:
+        """`detached`: nothing has asked yet whether the agent may run; with nobody there that decides."""
+
         async def run(call: Call, **arguments: Any) -> dict[str, Any]:
-            if asks:
-                await permitted(call, agents.find(arguments["agentId"]))
+            if detached is not None:
+                await permitted(call, agents.find(arguments["agentId"]), detached)
             return await agents.run(call, arguments, since=launch.created(call))
 
         super().__init__(run, Signature(DESCRIPTION, PARAMETERS, "call", None))
@@ -76,7 +78,7 @@ def agent_step_tool(around: Around) -> Tool:
         name=STEP,
         description="Run an agent to its end, for a step of a workflow.",
         parameters=PARAMETERS,
-        runtime=_AgentRuns(around.agents, asks=True),
+        runtime=_AgentRuns(around.agents, detached=around.detached),
         kind="agent",
         errors="object",
         offered=False,

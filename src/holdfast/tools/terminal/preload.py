@@ -1,0 +1,10 @@
+"""The emulator takes a third of a second to be ready: that passes in the background, before a terminal needs it."""
+
+import threading
+
+
+def preload_soon() -> None:
+    """Load it in a thread. Whoever needs it earlier waits for the rest."""
+    from holdfast.tools.terminal.emulator import preload
+
+    threading.Thread(target=preload, daemon=True, name="emulator").start()
