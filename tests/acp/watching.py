@@ -24,7 +24,7 @@ class Seen:
         self.prompts: dict[Id, str | None] = {}
         """Those that are not answered, and of each how its turn ended, once that was told."""
         self.calls: dict[str, dict[str, Any]] = {}
-        """By id: the status, and what was called."""
+        """By id: the status, what was called, and whether it was seen to begin (`ran_here`)."""
         self.said = False
         """A turn of it has ended as turns should."""
         self.deleted = False
@@ -201,4 +201,6 @@ class Watch:
         status = update.get("status", call["status"])
         if _RANK[status] < _RANK[call["status"]] or ("status" in update and status == call["status"]):
             self._bad(f"from {call['status']} to {status}: {update}")
+        if status == "in_progress" and call["status"] == "pending":
+            call["ran_here"] = not session.opening
         call["status"] = status

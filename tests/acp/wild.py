@@ -159,9 +159,10 @@ class Wild:
         """One thing."""
         rng = self.rng
         known = [id for id, seen in self.watch.sessions.items() if not seen.deleted]
-        session = rng.choice(known) if known else "s-none"
+        at_hand = [id for id in known if self.watch.sessions[id].open] if rng.random() < 0.85 else known
+        session = rng.choice(at_hand or known or ["s-none"])
         kind = rng.randrange(100)
-        if kind < 12 or not known:
+        if (kind < 12 and len(known) < 4) or not known:
             self.request("session/new", cwd="/tmp", mcpServers=[])
         elif kind < 42:
             self.prompt(session, *words.steps())
@@ -243,7 +244,7 @@ class Words:
     def _call(self) -> list[Any]:
         rng = self.rng
         self._count += 1
-        id = "same" if rng.random() < 0.1 else f"c{self._count}"
+        id = "same" if rng.random() < 0.15 else f"c{self._count}"
         word, handle = f"w{self._count}", rng.choice("xyz")
         file = self.place / f"file{self._count}"
         kind = rng.randrange(16)

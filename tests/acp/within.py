@@ -69,8 +69,8 @@ async def within(directory: Path, more: str = "", **capabilities: Any) -> AsyncI
             await peer.request("initialize", {"protocolVersion": 1, "clientCapabilities": capabilities})
             yield Within(runtime, persons, peer, heard)
         finally:
+            await peer.close()
             os.close(write_b)
             await serving
-            await peer.close()
             for fd in (read_a, read_b, write_a):
                 os.close(fd)

@@ -146,8 +146,8 @@ async def test_B9_what_was_said_is_kept_if_the_turn_that_it_takes_up_is_cancelle
         await began.wait()
     with pytest.raises(holdfast.HoldfastError):
         await task
+    began.clear()
     async with talking(script, hang, store=store) as talk:
-        began.clear()
         task = await running(talk, "Second")
         if when == "in the batch":
             await until(lambda: "Called" in kinds(talk.events))

@@ -121,6 +121,17 @@ async def test_G1_open_handles_and_keys_survive(clock: VirtualClock, tmp_path: P
         await talk.rt.resolve(key, {"status": "ok", "payload": "yes"})
 
 
+async def test_K6_every_open_handle_survives(clock: VirtualClock, tmp_path: Path) -> None:
+    """Also those behind the first page of the store."""
+    calls = [[spawned(f"c{at}", "kept", f"k{at}") for at in range(first, first + 600)] for first in (0, 600)]
+    script = Script(*calls, Reply("One.", usage=LONG), "Two.", summaries=["Nothing of note."])
+    async with talking(script, *TOOLS, clock=clock, config=written(tmp_path, SMALL)) as talk:
+        await talk.prompt("First")
+        await talk.prompt("Second")
+    (compacted,) = talk.heard(Compacted)
+    assert compacted.summary.count(": kept, running") == 1200
+
+
 async def test_G1_after_a_restart(tmp_path: Path) -> None:
     store, config = f"sqlite:///{tmp_path / 'work.db'}", written(tmp_path, SMALL)
     script = Script(Reply("One.", usage=LONG), "Two.", summaries=["They count."])

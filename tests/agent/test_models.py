@@ -1,9 +1,11 @@
 """Which model is asked, and how (G1, G3): names, keys, addresses, dialects."""
 
+import asyncio
 import sys
 import types
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from pydantic_ai.models.function import FunctionModel
@@ -14,6 +16,7 @@ from tests.agent.talk import written
 from holdfast import HoldfastError, Runtime
 from holdfast.agent.models import Assistant, assistant_settings, dialect_of, open_assistant
 from holdfast.config.model import AssistantSettings
+from holdfast.testing import VirtualClock
 
 KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GOOGLE_API_KEY", "GEMINI_API_KEY", "MISTRAL_API_KEY", "OWN_KEY")
 
@@ -147,3 +150,29 @@ async def test_G1_what_is_the_same_model_is_made_once(tmp_path: Path, monkeypatc
         assert asked.model is one.assistant.model and asked.settings.get("temperature") == 0.5
         other = rt.agency.assistant(AssistantSettings(model="python:own_models:made", base_url="http://127.0.0.1:9"))
         assert other.model is not one.assistant.model
+
+
+async def test_G1_who_comes_second_waits_until_a_model_is_open(clock: VirtualClock) -> None:
+    """And one that could not be opened is opened by the next who needs it."""
+    did: list[str] = []
+
+    class Slow(FunctionModel):
+        async def __aenter__(self) -> Self:
+            did.append("opening")
+            await asyncio.sleep(1)
+            if did.count("opening") == 1:
+                raise OSError("no way there")
+            did.append("open")
+            return await super().__aenter__()
+
+    async def say(*_: Any) -> AsyncIterator[str]:
+        did.append("asked")
+        yield "Hello."
+
+    model = Slow(stream_function=say)
+    async with Runtime(clock=clock) as rt:
+        with pytest.raises(OSError, match="no way there"):
+            await rt.conversation("first", model=model).prompt("Hi")
+        both = [rt.conversation(name, model=model).prompt("Hi") for name in ("second", "third")]
+        assert [answer.text for answer in await asyncio.gather(*both)] == ["Hello.", "Hello."]
+    assert did == ["opening", "opening", "open", "asked", "asked"]

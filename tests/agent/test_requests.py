@@ -1,6 +1,7 @@
 """One request to a model: made again where that can help, never so that a tool runs again (G1)."""
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,7 @@ async def test_G1_a_client_that_cancels_itself_is_a_failure_like_others(clock: V
         assert "cancelled" in (answered.error or "")
     else:
         assert (answered.text, len(asked)) == ("Done.", times + 1)
-    assert all(later > earlier for earlier, later in zip(asked, asked[1:], strict=False))
+    assert all(later > earlier for earlier, later in pairwise(asked))
 
 
 async def test_N4_critical_news_in_a_pause(clock: VirtualClock) -> None:

@@ -42,9 +42,7 @@ BY = {
 
 
 @pytest.mark.parametrize("way", BY)
-async def test_G2_an_agent_that_outlives_its_turn_spends_for_it(
-    clock: VirtualClock, tmp_path: Path, way: str
-) -> None:
+async def test_G2_an_agent_that_outlives_its_turn_spends_for_it(clock: VirtualClock, tmp_path: Path, way: str) -> None:
     helper = Script(*napping(50))
     main = Script(Reply(calls=[BY[way]], usage=HUNDRED), Reply("Done.", usage=HUNDRED))
     async with talking(main, nap, clock=clock, config=config(tmp_path, 500, helper)) as talk:

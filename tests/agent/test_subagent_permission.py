@@ -35,20 +35,20 @@ def config(directory: Path, more: str = "", conversation: str = "", **agents: Sc
     return written(directory, "\n".join([conversation, *tables]))
 
 
-def start(way: str, agent: str = "helper", **more: Any) -> Sent:
+def start(way: str, agent: str, prompt: str, **more: Any) -> Sent:
     """A call by which a model starts an agent."""
-    asked = {"agentId": agent, "prompt": "Go.", **more}
+    asked = {"agentId": agent, "prompt": prompt, **more}
     step = {"id": "s", "type": "agent", "config": asked}
     return {
-        "call": called("c1", agent, prompt="Go."),
-        "spawn": spawned("c1", agent, "h", prompt="Go."),
+        "call": called("c1", agent, prompt=prompt),
+        "spawn": spawned("c1", agent, "h", prompt=prompt),
         "async": called("c1", "execute_agent_async", **asked),
         "workflow": called("c1", "execute_workflow_async", workflowId="w", name="w", steps=[step]),
         "step": called("c1", "agent_step", **asked),  # which is no tool of a model, but can be called
     }[way]
 
 
-def starting(way: str, *, answers: Any = (), **more: Any) -> Script:
+def starting(way: str, agent: str = "helper", prompt: str = "Go.", *, answers: Any = (), **more: Any) -> Script:
     """A model that starts an agent, and waits for its end where that is not the result."""
     script: Script
 
@@ -59,7 +59,7 @@ def starting(way: str, *, answers: Any = (), **more: Any) -> Script:
             return [called("c2", "wait_for", handleId=handle)]
         return [called("c2", "await", all=["h"])] if way == "spawn" else [called("c2", "note", text="x")]
 
-    script = Script([start(way, **more)], wait, "Done.", answers=answers)
+    script = Script([start(way, agent, prompt, **more)], wait, "Done.", answers=answers)
     return script
 
 

@@ -292,7 +292,7 @@ async def test_G2_restrictions_hold_for_what_runs_other_tools(clock: VirtualCloc
     steps = [{"id": "s", "type": "tool", "config": {"toolId": "note", "input": {"text": "secret"}}}]
     by = {
         "agent": called("h1", "execute_agent_async", agentId="other", prompt="Go."),
-        "workflow": called("h1", "execute_workflow_async", workflowId="w", workflow={"id": "w", "steps": steps}),
+        "workflow": called("h1", "execute_workflow_async", workflowId="w", name="w", steps=steps),
     }
     helper = Script([by[way]], Reply("Helped.", pause=60))
     main = Script([called("c1", "helper", prompt="Go.")], "Done.")
@@ -302,7 +302,7 @@ async def test_G2_restrictions_hold_for_what_runs_other_tools(clock: VirtualCloc
     async with talking(main, *TOOLS, clock=clock, config=file) as talk:
         await talk.prompt()
     assert other.read == []
-    assert '"handleId"' not in helper.results()[0]
+    assert "unknown tool `execute_" in helper.results()[0]
 
 
 async def test_G2_budgets_are_spent_for_the_parent(clock: VirtualClock, tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ async def run_program(
         if isinstance(error, ToolError):
             raise
         raise ToolError(f"Agent `{id}` failed: {error}", code="model_failed") from error
+    finally:
+        guard.end(call.uid)  # what it has started in a session of its own, too (C7)
     if stop in ("refusal", "max_turn_requests", "cancelled"):
         raise ToolError(f"Agent `{id}` did not finish: {stop}. It had said: {run.said}", code="model_failed")
     return {"response": run.said, "finishReason": "length" if stop == "max_tokens" else "stop"}

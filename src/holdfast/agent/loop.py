@@ -161,7 +161,9 @@ class TurnLoop:
                 stop = await self._end(turn, transcript.last)
             if stop is not None:
                 return stop
-        if not self._begun and not transcript.open_calls():  # cancelled before it began: it was said all the same
+        if not self._begun:  # cancelled before it began: it was said all the same
+            if calls := transcript.open_calls():
+                await transcript.add(turn.id, interrupted(calls))
             await self._open(turn, self._take())
         return "end_turn", None
 

@@ -30,6 +30,11 @@ class Guard:
         """The environment entry that every process of this call must be started with."""
         return marks.environ(marks.call_mark(self.mark, call_uid))
 
+    def end(self, call_uid: str) -> None:
+        """Kill what is left of a call, in whatever session it is; blocks for a look at all processes."""
+        mark = marks.call_mark(self.mark, call_uid)
+        marks.kill_all(lambda pid: marks.bears(pid, mark), looks=1)
+
     def ensure(self) -> None:
         """Start the guard unless it runs. Does not wait until it is ready: the pipe's end will not run away from it."""
         if self._program is not None and self._program.poll() is None:

@@ -1,7 +1,8 @@
 """An agent that does what a prompt's text says, written with nothing but the standard library.
 
 The text is JSON: `{"updates": 1000, "signal": true, "late": 2, "ask": true, "reason": "end_turn", "die": true, …}`.
-`--offer extension|update|no` says in which form it offers `turn_complete`; with `no` it offers none.
+`--offer extension|update|no` says in which form it offers `turn_complete`; with `no` it offers none. `--slow`: it never
+answers the first `session/new`; `--nameless`: none with an id; `--no-more`: it opens no session again.
 """
 
 import json
@@ -104,8 +105,15 @@ def main() -> None:
         elif method == "session/new":
             sessions += 1
             update(f"s{sessions}", "early")
+            if "--slow" in sys.argv and sessions == 1:
+                continue
+            if "--nameless" in sys.argv:
+                send({"id": id, "result": {}})
+                continue
             send({"id": id, "result": {"sessionId": f"s{sessions}", "_meta": {"cwd": params["cwd"]}}})
             update(f"s{sessions}", "welcome", _meta={"holdfast/background": True})
+        elif method in ("session/load", "session/resume") and "--no-more" in sys.argv:
+            send({"id": id, "error": {"code": -32603, "message": "no"}})
         elif method == "session/load":
             for number in range(3):
                 update(params["sessionId"], f"then {number}")

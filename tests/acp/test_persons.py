@@ -1,0 +1,60 @@
+"""Who is asked, and what becomes of a prompt while nobody can be (P, Q5)."""
+
+import asyncio
+
+from holdfast.turn.people import Asking, LeftOpen, People
+from holdfast.turn.prompts import Approved, Decision, Prompt, RunTool
+
+
+class Absent:
+    """A person who is there or not."""
+
+    def __init__(self) -> None:
+        self.here = False
+        self.asked: list[str] = []
+
+    async def __call__(self, prompt: Prompt) -> Decision:
+        self.asked.append(prompt.tool)
+        if not self.here:
+            raise LeftOpen
+        return Approved()
+
+
+def ask(people: People, tool: str, said: list[str]) -> Asking:
+    prompt = RunTool(tool=tool, action=None, id=None, arguments={}, conversation="c")
+    return people.ask(prompt, lambda _: said.append(tool))
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_Q5_what_was_left_open_is_asked_again_in_its_order() -> None:
+    person, said = Absent(), list[str]()
+    people = People(person)
+    askings = [ask(people, tool, said) for tool in "abc"]
+    await settled()
+    assert person.asked == ["a", "b", "c"] and said == []
+    askings[1].withdraw()
+    person.here = True
+    ask(people, "d", said)
+    people.again()
+    await settled()
+    assert said == ["d", "a", "c"]  # `d` was being asked by then
+    people.again()
+    await settled()
+    assert said == ["d", "a", "c"]
+
+
+async def test_Q5_a_prompt_that_is_withdrawn_while_it_is_left_open_is_over() -> None:
+    person, said = Absent(), list[str]()
+    people = People(person)
+    asking = ask(people, "a", said)
+    asking.withdraw()
+    await settled()
+    person.here = True
+    people.again()
+    await settled()
+    assert said == []
+    await people.close()
