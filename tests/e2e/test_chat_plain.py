@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -94,6 +95,39 @@ def test_B7_a_signal_cancels_the_turn_and_ends_the_chat(chats: Chats) -> None:
     finally:
         process.kill()
         process.wait()
+    assert "interrupted" not in chats.chat("--conversation", "main").err
+
+
+@pytest.mark.parametrize(
+    ("number", "first"),
+    [
+        (signal.SIGTERM, {"calls": [["gate", {}]]}),
+        (signal.SIGHUP, {"text": ["Once ", "upon."], "until": "go"}),
+    ],
+    ids=["in a batch", "in a stream"],
+)
+def test_R6_a_signal_to_end_leaves_the_turn_to_be_gone_on_with(
+    chats: Chats, number: signal.Signals, first: dict[str, Any]
+) -> None:
+    """A connection that is lost costs no more than a crash."""
+    chats.script(first, {"text": ["All is well."]})
+    process = chats.start("look")
+    try:
+        there = chats.directory / ("started" if "calls" in first else "given.json")
+        until(there.exists)
+        process.send_signal(number)
+        assert process.wait(PATIENCE) == 128 + number
+        _, err = process.communicate()
+        assert "Cancelled." not in err and "Traceback" not in err and "Error" not in err
+    finally:
+        process.kill()
+        process.wait()
+    for name in ("open", "go"):
+        chats.touch(name)
+    said = chats.chat("--conversation", conversation_of(err), stdin="")
+    assert "The last turn was interrupted; it goes on." in said.err
+    assert said.out == ("All is well.\n" if "calls" in first else "Once upon.\n")
+    assert chats.given.count("look") == 1
 
 
 def test_a_signal_at_an_input_that_says_nothing_ends_the_chat(chats: Chats) -> None:

@@ -248,26 +248,47 @@ def test_a_signal_is_as_good_as_the_key(chats: Chats, pane: ChatPane) -> None:
     pane.left()
 
 
-def test_a_signal_ends_it_and_the_terminal_is_as_it_was(chats: Chats, pane: ChatPane) -> None:
-    chats.script({"calls": [["gate", {}]]})
-    pane.chat()
+def test_R6_a_signal_ends_it_and_the_turn_goes_on_later(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"calls": [["gate", {}]]}, {"text": ["All is well."]})
+    pane.chat("--conversation", "main")
     pane.type("wait")
     pane.until("● gate")
     (process,) = pane.processes()
     process.send_signal(signal.SIGTERM)
     pane.left(143)
+    assert pane.count("Error") == pane.count("Cancelled.") == 0
+    pane.chat("--conversation", "main")
+    pane.until("The last turn was interrupted; it goes on.")
+    pane.until("All is well.")
 
 
-def test_a_terminal_that_goes_away_ends_it(chats: Chats) -> None:
-    chats.script({"calls": [["gate", {}]]})
+@pytest.mark.parametrize("open_prompt", [False, True])
+def test_R6_a_terminal_that_goes_away_ends_it_and_the_turn_goes_on_later(chats: Chats, open_prompt: bool) -> None:
+    """Also in the middle of a prompt: that it could not be answered is no answer."""
+    chats.script({"calls": [["deploy", {"env": "x"}] if open_prompt else ["gate", {}]]}, {"text": ["All is well."]})
     with chats.pane() as pane:
-        pane.chat()
+        pane.chat("--conversation", "main")
         pane.type("wait")
-        pane.until("● gate")
+        pane.until("Run it?" if open_prompt else "● gate")
         (process,) = pane.processes()
         pane.hangs_up()
         process.wait(PATIENCE)
         assert not pane.processes()
+    said = chats.chat("--conversation", "main")
+    assert "The last turn was interrupted; it goes on." in said.err
+    assert said.out == "All is well.\n"
+    assert "went away" not in chats.given
+
+
+def test_B7_whoever_quits_wants_no_more_of_the_turn(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"calls": [["gate", {}]]})
+    pane.chat("--conversation", "main")
+    pane.type("wait")
+    pane.until("● gate")
+    pane.type("/quit")
+    pane.until("Cancelled.")
+    pane.left()
+    assert "interrupted" not in chats.chat("--conversation", "main").err
 
 
 def test_a_prompt_on_the_command_line_is_one_turn(chats: Chats, pane: ChatPane) -> None:

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +25,7 @@ from holdfast.cli.prompter import TerminalPrompter, open_prompter
 from holdfast.cli.store import run, store_of, store_option
 from holdfast.config import Config, find_config, load_config
 from holdfast.runtime import Runtime
-from holdfast.turn.prompts import Decision, Prompt, Prompter
+from holdfast.turn.prompts import Cancelled, Decision, Prompt, Prompter
 
 if TYPE_CHECKING:
     from holdfast.agent.conversation import Conversation
@@ -100,7 +100,8 @@ def chat(
     left = run(_plain(wanted) if tty is None else _terminal(wanted, tty))
     if conversation is not None or left.talked:
         options = {"--model": model, "--config": None if config is None else str(config), "--store": _said(context)}
-        click.echo(f"Go on with: {continuing(left.conversation, options)}", err=True)
+        with suppress(OSError):  # the terminal may be gone
+            click.echo(f"Go on with: {continuing(left.conversation, options)}", err=True)
     seen = tty is not None and prompt is None  # by a person, who went on or left
     context.exit(128 + left.signal if left.signal else int(left.failed and not seen))
 
@@ -127,13 +128,13 @@ async def _terminal(wanted: _Wanted, tty: Tty) -> _Left:
 
     prompter = None if wanted.detached else open_prompter()
     session = Session(tty, abandon=lambda: _abandon(130, tty, prompter))
-    ask = None if prompter is None else _on(session.screen, prompter)
-    stop = _Signals(session.leave, lambda number: _abandon(128 + number, tty, prompter))
+    ask = None if prompter is None else _while_there(_on(session.screen, prompter), session.hang_up)
+    stop = _Signals(lambda number: _abandon(128 + number, tty, prompter))
     try:
         with ExitStack() as last:
             async with wanted.runtime(ask) as runtime:
                 conversation = await wanted.open(runtime)
-                stop.listen(signal.SIGTERM, signal.SIGHUP)
+                stop.listen(session.hang_up, signal.SIGTERM, signal.SIGHUP)
                 _heard(signal.SIGINT, session.interrupt)
                 _heard(signal.SIGWINCH, session.screen.changed)
                 last.enter_context(session.screen)  # what ends while the runtime closes is still shown
@@ -155,6 +156,19 @@ def _on(screen: "Screen", prompter: TerminalPrompter) -> Prompter:
     async def ask(prompt: Prompt) -> Decision:
         async with screen.lent():
             return await prompter(prompt)
+
+    return ask
+
+
+def _while_there(prompter: Prompter, leave: Callable[[], None]) -> Prompter:
+    """The prompter, until its terminal is gone: that is no answer. It is asked again where the turn goes on."""
+
+    async def ask(prompt: Prompt) -> Decision:
+        said = await prompter(prompt)
+        if isinstance(said, Cancelled) and said.reason is not None:
+            leave()
+            await asyncio.Event().wait()  # withdrawn when the runtime closes
+        return said
 
     return ask
 
@@ -195,11 +209,13 @@ async def _plain(wanted: _Wanted) -> _Left:
     chat = PlainChat(as_json=wanted.as_json)
     lines = lines_of_stdin()
     prompter = None if wanted.detached else open_prompter()
-    stop = _Signals(chat.stop, lambda number: _abandon(128 + number, None, prompter))
+    stop = _Signals(lambda number: _abandon(128 + number, None, prompter))
     try:
-        async with wanted.runtime(None if prompter is None else lines.prompting(prompter)) as runtime:
+        ask = None if prompter is None else _while_there(lines.prompting(prompter), chat.leave)
+        async with wanted.runtime(ask) as runtime:
             conversation = await wanted.open(runtime)
-            stop.listen(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            stop.listen(chat.stop, signal.SIGINT)
+            stop.listen(chat.leave, signal.SIGTERM, signal.SIGHUP)
             await chat.run(runtime, conversation, aiter(lines) if wanted.prompt is None else one(wanted.prompt))
         return _Left(conversation.id, chat.talked, chat.failed, stop.number)
     finally:
@@ -210,21 +226,20 @@ async def _plain(wanted: _Wanted) -> _Left:
 class _Signals:
     """Leaves at the first signal; at the second one, without waiting for anybody."""
 
-    def __init__(self, leave: Callable[[], None], abandon: Callable[[int], None]) -> None:
-        self._leave = leave
+    def __init__(self, abandon: Callable[[int], None]) -> None:
         self._abandon = abandon
         self.number = 0
         """The signal that ended the chat; 0: none did."""
 
-    def listen(self, *numbers: int) -> None:
+    def listen(self, leave: Callable[[], None], *numbers: int) -> None:
         for number in numbers:
-            _heard(number, partial(self._told, number))
+            _heard(number, partial(self._told, number, leave))
 
-    def _told(self, number: int) -> None:
+    def _told(self, number: int, leave: Callable[[], None]) -> None:
         if self.number:
             self._abandon(number)
         self.number = number
-        self._leave()
+        leave()
 
 
 def _heard(number: int, then: Callable[[], None]) -> None:

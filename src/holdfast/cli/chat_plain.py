@@ -76,6 +76,7 @@ class PlainChat:
         self._conversation: Conversation | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
+        self._left = asyncio.Event()
         self.talked = False
         """There was a turn."""
         self.failed = False
@@ -86,25 +87,31 @@ class PlainChat:
         self._conversation = conversation
         runtime.registry.followers.setdefault(conversation.id, []).append(self._followed)
         self._task = asyncio.create_task(self._run(conversation, prompts))
+        left = asyncio.create_task(self._left.wait())
         try:
-            await asyncio.wait([self._task])
-            if not self._task.cancelled():
+            await asyncio.wait((self._task, left), return_when=asyncio.FIRST_COMPLETED)
+            if not self._task.done():
+                await runtime.close()  # before the turn is cancelled, which would be its end
+            elif not self._task.cancelled():
                 self._task.result()
         finally:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            for task in (self._task, left):
+                task.cancel()
+            await asyncio.gather(self._task, left, return_exceptions=True)
 
     async def _run(self, conversation: "Conversation", prompts: AsyncIterator[str]) -> None:
         if conversation.interrupted:
             click.echo("The last turn was interrupted; it goes on.", err=True)
+            self.talked = True
             self._over(await conversation.resume(listener=self._hear))
         async for prompt in prompts:
+            self.talked = True
             self._over(await conversation.prompt(prompt, listener=self._hear))
             if self._stopped.is_set():
                 return
 
     def _over(self, answer: Answer) -> None:
-        self.talked, self.failed = True, answer.stop_reason == "error"
+        self.failed = answer.stop_reason == "error"
 
     def stop(self) -> None:
         """Cancel the turn that runs; no other follows."""
@@ -113,6 +120,10 @@ class PlainChat:
             self._conversation.cancel()
         elif self._task is not None:
             self._task.cancel()
+
+    def leave(self) -> None:
+        """Go at once; a turn that runs is left as it is, to be gone on with (R6)."""
+        self._left.set()
 
     def _hear(self, event: Event) -> None:
         if self._as_json:

@@ -1,7 +1,8 @@
 """A chat at a terminal: what the person types, turn after turn, until they leave.
 
 One loop of keys and one turn at a time beside it. A line that is typed while a turn runs is said in that turn; if the
-turn ends before it was taken, it begins the next one. Ctrl-C cancels the turn, and leaves if that was tried before.
+turn ends before it was taken, it begins the next one. Ctrl-C cancels the turn, and leaves if that was tried before. A
+terminal that goes away cancels nothing: the turn stays open in the store.
 """
 
 import asyncio
@@ -53,24 +54,24 @@ class Session:
         self._turn: asyncio.Task[None] | None = None
         self._began = 0.0
         self._cancelling = False
+        self._hung_up = False
         self._warned = False  # the next Ctrl-C at the input line leaves
         self._queued: list[str] = []  # said while a turn runs, and not taken yet
         self._history: list[str] = []
         self._recalled = 0  # how many lines back
         self._tasks: set[asyncio.Task[None]] = set()
         self._keys: asyncio.Task[None] | None = None
-        self._left: asyncio.Future[None] | None = None
+        self._left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, runtime: "Runtime", conversation: "Conversation", prompt: str | None) -> None:
         """Talk until the person leaves; with a prompt, until that is answered."""
         self._runtime, self._conversation = runtime, conversation
-        self._left = asyncio.get_running_loop().create_future()
         self._commands = Commands(runtime, conversation, self.screen, self.leave)
         runtime.registry.followers.setdefault(conversation.id, []).append(self._followed)
         self._keys = asyncio.create_task(self._read())
         self._keys.add_done_callback(self._no_more_keys)
         try:
-            if conversation.interrupted:
+            if conversation.interrupted and not self._left.done():
                 self._say("The last turn was interrupted; it goes on.", "yellow")
                 await self._whole(None)
             if prompt is not None and not self._left.done():
@@ -90,12 +91,13 @@ class Session:
 
     async def _whole(self, prompt: str | None) -> None:
         """One turn, and those of what was said in it too late; until its end, or until the person leaves."""
-        assert self._left is not None
         self._begin(prompt)
         while self._turn is not None and not self._left.done():
             await asyncio.wait((self._turn, self._left), return_when=asyncio.FIRST_COMPLETED)
 
     async def _finish(self) -> None:
+        if self._hung_up and self._runtime is not None:
+            await self._runtime.close()  # before the turn is cancelled, which would be its end
         tasks = [*self._tasks, *([self._turn] if self._turn is not None else [])]
         for task in tasks:
             task.cancel()
@@ -110,8 +112,13 @@ class Session:
         else:
             self._leave()
 
+    def hang_up(self) -> None:
+        """Leave because nobody is there any more; a turn that runs is left as it is, to be gone on with (R6)."""
+        self._hung_up = self._turn is not None and not self._cancelling
+        self._leave()
+
     def _leave(self) -> None:
-        if self._left is not None and not self._left.done():
+        if not self._left.done():
             self._left.set_result(None)
 
     # Turns
@@ -131,14 +138,14 @@ class Session:
                 answer = await conversation.prompt(prompt, listener=self._hear)
             self.failed = answer.stop_reason == "error"
         except HoldfastError as error:
-            self._say(f"Error: {printable(error.message)}", "red")
+            if not self._hung_up:
+                self._say(f"Error: {printable(error.message)}", "red")
         except Exception as error:  # a mistake of ours, or of a model's own code: the conversation is still there
             self._say(f"Error: {type(error).__name__}: {printable(str(error))}", "red")
             _log.debug("a turn failed", exc_info=True)
         finally:
             self._turn = None
             self.screen.changed()
-        assert self._left is not None
         if self._queued and not self._left.done():
             late, self._queued = "\n".join(self._queued), []
             self.screen.show(user_line(late))
@@ -197,14 +204,12 @@ class Session:
         with suppress(Gone):
             while True:
                 self._pressed(await self.screen.tty.key())
-        self.leave()
+        self.hang_up()
 
     def _no_more_keys(self, read: "asyncio.Task[None]") -> None:
         """Whatever went wrong: a chat that hears nobody is over."""
-        if not read.cancelled() and (error := read.exception()) is not None:
-            assert self._left is not None
-            if not self._left.done():
-                self._left.set_exception(error)
+        if not read.cancelled() and (error := read.exception()) is not None and not self._left.done():
+            self._left.set_exception(error)
 
     def _pressed(self, key: Key) -> None:
         typed = self.screen.typed
@@ -227,7 +232,7 @@ class Session:
 
     def interrupt(self) -> None:
         """Ctrl-C: cancels the turn or, without one, clears the line; said before, leaves."""
-        if self._left is not None and self._left.done():
+        if self._left.done():
             self._abandon()
         elif self._turn is not None and not self._cancelling:
             self._cancel()
