@@ -29,7 +29,7 @@ $(READY): requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-interop: build/interop/ready build/mcp1/ready ## install the foreign programs that the MCP server is tested against
+interop: build/interop/ready build/mcp1/ready ## install the foreign programs that we are tested against
 
 build/interop/ready: $(addprefix $(INTEROP)/,package.json package-lock.json .npmrc) | $(READY)
 	@mkdir -p $(@D)

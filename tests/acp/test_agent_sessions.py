@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import acp
 import pytest
@@ -141,7 +142,7 @@ async def test_X1_mcp_servers_that_an_editor_brings_are_connected_once(tmp_path:
     async with editor(tmp_path) as person:
         for _ in range(2):
             made = await person.connection.new_session(cwd="/tmp", mcp_servers=[server])
-            calls = [("c", "greet", {})]
+            calls: list[Any] = [("c", "greet", {})]
             assert await person.prompt(made.session_id, {"calls": calls}) == "end_turn"
             (updates,) = person.calls(made.session_id).values()
             assert statuses(updates)[-1] == "completed" and "hello" in shown(updates[-1])

@@ -44,7 +44,7 @@ class Hand:
 
 
 class Play:
-    """One agent and two sessions, each with one prompt after the other."""
+    """One agent and one session, one prompt after the other."""
 
     def __init__(self, seed: str) -> None:
         self.rng = Random(seed)
@@ -53,11 +53,10 @@ class Play:
 
     async def run(self) -> None:
         async with connect(agent("--offer", self.offer), on_permission=self._decide) as connection:
-            behind = [Hand(self.rng), Hand(self.rng)]
-            sessions = [await connection.new_session("/", on_background=hand) for hand in behind]
-            talks = (self._talk(connection, *each) for each in zip(sessions, behind, strict=True))
+            behind = Hand(self.rng)
+            session = await connection.new_session("/", on_background=behind)
             async with asyncio.timeout(PATIENCE):
-                await asyncio.gather(*talks)
+                await self._talk(connection, session, behind)
 
     async def _decide(self, permission: Permission) -> str | None:
         await asyncio.sleep(self.rng.choice([0, 0.001, 30]))  # long, unless the turn is cancelled meanwhile
