@@ -20,7 +20,9 @@ run_actions.fetch = "ask"
 
 
 def asked(person: Editor) -> list[str]:
-    sent = [m["params"] for way, m in person.messages if way == "in" and m.get("method") == "session/request_permission"]
+    sent = [
+        m["params"] for way, m in person.messages if way == "in" and m.get("method") == "session/request_permission"
+    ]
     return [each["toolCall"]["toolCallId"] for each in sent]
 
 

@@ -23,7 +23,7 @@ from tests.acp.wild import CONFIG, Wild, Words
 
 SEED = int(os.environ.get("HOLDFAST_SEED", "20260101"))
 TIMES = int(os.environ.get("HOLDFAST_FUZZ", "1"))
-PLAYS = 6
+PLAYS = 5
 
 
 class Warm(NamedTuple):
@@ -57,7 +57,7 @@ class Play:
 
     async def connect(self) -> Wild:
         for seen in self.sessions.values():
-            seen.open, seen.calls = False, {}
+            seen.open, seen.calls, seen.opened_by = False, {}, 0
             seen.opening.clear()
             seen.prompts.clear()
         self.watch = Watch(self.sessions)
@@ -189,3 +189,48 @@ async def test_X1_a_client_that_does_anything(tmp_path: Path, warm: Warm, at: in
     except BaseException as error:
         error.add_note(f"seed {seed}\n{told(play.watch.log)}\n{(tmp_path / 'stderr').read_text()[-3000:]}")
         raise
+
+
+COMPLETE = {"sessionId": "s", "promptRequestId": "2", "stopReason": "end_turn"}
+WRONG: dict[str, list[Any]] = {
+    "answered twice": [("in", {"id": 1, "result": {"sessionId": "s"}})],
+    "never made": [("in", {"id": 9, "result": {}})],
+    "its turn_complete said None": [("in", {"id": 2, "result": {"stopReason": "end_turn"}})],
+    "of no prompt": [("in", {"method": "_holdfast/turn_complete", "params": {**COMPLETE, "promptRequestId": "3"}})],
+    "turn_complete twice": [("in", {"method": "_holdfast/turn_complete", "params": COMPLETE})] * 2,
+    "not marked": [
+        ("in", {"method": "_holdfast/turn_complete", "params": COMPLETE}),
+        ("update", {"sessionUpdate": "agent_message_chunk"}),
+    ],
+    "not open": [
+        ("out", {"id": 3, "method": "session/close", "params": {"sessionId": "s"}}),
+        ("in", {"id": 3, "result": {}}),
+        ("update", {"sessionUpdate": "agent_message_chunk", "_meta": {"holdfast/background": True}}),
+    ],
+    "a call is not": [
+        ("update", {"sessionUpdate": "tool_call", "toolCallId": "c", "status": "pending"}),
+        ("in", {"method": "_holdfast/turn_complete", "params": COMPLETE}),
+    ],
+    "a call that is over": [
+        ("update", {"sessionUpdate": "tool_call", "toolCallId": "c", "status": "pending"}),
+        ("update", {"sessionUpdate": "tool_call_update", "toolCallId": "c", "status": "completed"}),
+        ("update", {"sessionUpdate": "tool_call_update", "toolCallId": "c", "status": "failed"}),
+    ],
+    "that was never made": [("update", {"sessionUpdate": "tool_call_update", "toolCallId": "c", "status": "failed"})],
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_seen(what: str) -> None:
+    watch = Watch()
+    watch.sent({"id": 1, "method": "session/new", "params": {}})
+    watch.heard({"id": 1, "result": {"sessionId": "s"}})
+    watch.sent({"id": 2, "method": "session/prompt", "params": {"sessionId": "s"}})
+    for way, message in WRONG[what]:
+        if way == "out":
+            watch.sent(message)
+        elif way == "in":
+            watch.heard(message)
+        else:
+            watch.heard({"method": "session/update", "params": {"sessionId": "s", "update": message}})
+    assert any(what in wrong for wrong in watch.wrong), watch.wrong

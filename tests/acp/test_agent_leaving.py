@@ -3,14 +3,17 @@
 import asyncio
 import gc
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.acp.editor import statuses
 from tests.acp.within import Within, within
 
 from holdfast.acp import agent as served
 from holdfast.acp.sessions import Session
+from holdfast.acp.wire import RpcError
 from holdfast.agent.conversation import Conversation
 from holdfast.store.base import ConversationRow
 from holdfast.turn.people import People
@@ -99,16 +102,66 @@ def told(agent: Within) -> list[dict[str, Any]]:
     return [params for _, named, params, _ in agent.heard.messages if named == "_holdfast/turn_complete"]
 
 
-async def test_X2_a_prompt_that_is_cancelled_before_its_turn_began_is_no_end_of_the_turn_before(tmp_path: Path) -> None:
+async def test_X2_a_prompt_that_is_cancelled_at_once_was_said_and_its_end_is_its_own(tmp_path: Path) -> None:
     async with within(tmp_path) as agent:
         session = await agent.new()
         await agent.prompt(session, {"text": ["hi"]})
-        before = await agent.runtime.registry.store.transcript(session)
-        assert [line.kind for line in before][-1] == "turn_complete"
         turn = asyncio.ensure_future(agent.prompt(session, {"text": ["no"]}))
         await asyncio.sleep(0)
         agent.peer.notify("session/cancel", {"sessionId": session})
         assert await turn == "cancelled" and [each["stopReason"] for each in told(agent)] == ["end_turn", "cancelled"]
-        after = await agent.runtime.registry.store.transcript(session)
-        ends = [line for line in after if line.kind == "turn_complete"]
-        assert len({line.turn for line in ends}) == len(ends)
+        lines = await agent.runtime.registry.store.transcript(session)
+        ends = [line for line in lines if line.kind == "turn_complete"]
+        assert len({line.turn for line in ends}) == 2
+        (said,) = (line for line in lines if b'\\"no\\"' in line.body)
+        assert said.turn == ends[1].turn
+
+
+async def test_X2_a_prompt_with_the_id_null_has_an_end(tmp_path: Path) -> None:
+    async with within(tmp_path) as agent:
+        session = await agent.new()
+        blocks = [{"type": "text", "text": "[{}]"}]
+        params = {"sessionId": session, "prompt": blocks}
+        agent.peer._send({"jsonrpc": "2.0", "id": None, "method": "session/prompt", "params": params})
+        await agent.until(lambda: told(agent))
+        assert [each["promptRequestId"] for each in told(agent)] == ["null"]
+
+
+@pytest.mark.parametrize("method", ["session/close", "session/delete"])
+async def test_X1_a_session_that_is_being_closed_takes_no_prompt(tmp_path: Path, method: str) -> None:
+    async with within(tmp_path) as agent:
+        session = await agent.new()
+        turn = asyncio.ensure_future(agent.prompt(session, {"text": ["so far"], "hang": True}))
+        await agent.until(lambda: "so far" in str(agent.heard.messages))
+        closing = agent.peer.request(method, {"sessionId": session})
+        with pytest.raises(RpcError, match="not open"):
+            await agent.prompt(session, {"text": ["too late"]})
+        await closing
+        assert await turn == "cancelled" and len(told(agent)) == 1
+
+
+async def test_X1_one_request_at_a_time_opens_a_session(tmp_path: Path) -> None:
+    async with within(tmp_path) as agent:
+        session = await agent.new()
+        await agent.prompt(session, {"text": ["hi"]})
+        params = {"sessionId": session, "cwd": "/tmp", "mcpServers": []}
+        first, second = (agent.peer.request("session/load", params) for _ in range(2))
+        await first
+        turn = asyncio.ensure_future(agent.prompt(session, {"calls": [["1", "look", {"path": "a"}]]}))
+        loaded, ended = await asyncio.gather(second, turn, return_exceptions=True)
+        # Whichever came first: a turn runs whole, or there is none.
+        if isinstance(ended, RpcError):
+            assert "not open" in ended.message and not isinstance(loaded, BaseException)
+        else:
+            assert ended == "end_turn" and statuses(agent.updates("1"))[-1] == "completed"
+
+
+async def test_X4_a_request_that_is_cancelled_at_once_leaves_nothing_unawaited(tmp_path: Path) -> None:
+    async with within(tmp_path) as agent:
+        opening = agent.peer.request("session/new", {"cwd": "/tmp", "mcpServers": []})
+        agent.peer.notify("$/cancel_request", {"requestId": opening.id})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(RpcError, match="cancelled"):
+                await opening
+            gc.collect()

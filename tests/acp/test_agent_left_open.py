@@ -66,7 +66,9 @@ async def test_P1_what_is_asked_when_a_session_is_closed_is_taken_back_and_asked
         await person.until(lambda: requests(person))
         await person.connection.close_session(session_id=session)
         (first,) = requests(person)
-        taken_back = [m["params"] for way, m in person.messages if way == "in" and m.get("method") == "$/cancel_request"]
+        taken_back = [
+            m["params"] for way, m in person.messages if way == "in" and m.get("method") == "$/cancel_request"
+        ]
         assert taken_back == [{"requestId": first["id"]}]
         person.permission = lambda _: "yes"
         since = len(person.messages)
@@ -89,6 +91,21 @@ async def test_Q2_how_a_question_can_be_answered_is_said_again_when_its_session_
         await person.connection.load_session(cwd="/tmp", session_id=session, mcp_servers=[])
         await person.until(lambda: "holdfast send" in said_of(person, session, since))
         assert await person.prompt(session, ASK) == "end_turn"
+
+
+async def test_Q5_a_call_has_its_own_title_again_when_its_question_is_withdrawn(tmp_path: Path) -> None:
+    async with editor(tmp_path) as person:
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        person.permission = lambda _: never
+        session = await person.new()
+        turn = asyncio.ensure_future(person.prompt(session, {"calls": [["1", "asks", {"kind": "boolean"}]]}))
+        await person.until(lambda: requests(person))
+        since = len(person.messages)
+        await person.connection.cancel(session)
+        assert await turn == "cancelled"
+        titles = [update["title"] for update in person.updates(session, since) if "title" in update]
+        assert titles == ["asks kind=boolean"]
+        never.cancel()
 
 
 AGENT = """

@@ -1,6 +1,7 @@
 """Sessions that the client library opens: given up, refused, answered badly, opened twice (X3)."""
 
 import asyncio
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -71,3 +72,17 @@ async def test_a_session_whose_turn_runs_is_not_opened_again(tmp_path: Path) -> 
         assert refused.value.code == "turn_open"
         turn.cancel()
         assert (await turn).stop_reason == "cancelled"
+
+
+async def test_nothing_is_kept_of_turns_that_nobody_holds(tmp_path: Path) -> None:
+    async with connect(COMMAND) as agent:
+        session = await agent.new_session(tmp_path)
+        turn = session.prompt("{}")
+        assert await session.turn_complete(turn.id) == await session.turn_complete(str(turn.id)) == "end_turn"
+        id = turn.id
+        await turn.drained()
+        del turn
+        gc.collect()
+        with pytest.raises(HoldfastError, match=f"no turn of prompt {id}"):
+            await session.turn_complete(id)
+        assert len(session._signals) == 0

@@ -25,6 +25,8 @@ class Seen:
         """Those that are not answered, and of each how its turn ended, once that was told."""
         self.calls: dict[str, dict[str, Any]] = {}
         """By id: the status, what was called, and whether it was seen to begin (`ran_here`)."""
+        self.opened_by = 0
+        """When the request was sent that has opened it: an earlier one may be answered after it."""
         self.said = False
         """A turn of it has ended as turns should."""
         self.deleted = False
@@ -44,6 +46,7 @@ class Watch:
         self.log: list[tuple[str, Any]] = []
         self.asked: dict[Id, Message] = {}
         """Our requests that are not answered."""
+        self._sent_at: dict[Id, int] = {}
         self.answered: dict[Id, Message] = {}
         self.garbage = 0
         """Lines for which an error without an id may come."""
@@ -51,6 +54,8 @@ class Watch:
         """The client goes, or the process is ended: nothing is taken back any more."""
         self.questions: dict[Id, Message] = {}
         """The agent's requests that are not answered and not taken back."""
+        self.crossed: set[Id] = set()
+        """Those that we have answered: they may be taken back before the agent knows."""
 
     def _bad(self, what: str) -> None:
         self.wrong.append(f"message {len(self.log)}: {what}")
@@ -61,11 +66,14 @@ class Watch:
         self.log.append(("out", message))
         method, id = message.get("method"), message.get("id")
         if method is None:
-            self.questions.pop(id, None)  # type: ignore[arg-type]
+            if id in self.questions:
+                del self.questions[id]
+                self.crossed.add(id)
             return
         if id is None:
             return
         self.asked[id] = message
+        self._sent_at[id] = len(self.log)
         session = self._session(message)
         if session is not None and method in OPENING:
             session.opening.add(id)
@@ -91,8 +99,10 @@ class Watch:
         elif method == "_holdfast/turn_complete":
             self._complete(message["params"])
         elif method == "$/cancel_request":
-            if self.questions.pop(message["params"]["requestId"], None) is None:
+            id = message["params"]["requestId"]
+            if self.questions.pop(id, None) is None and id not in self.crossed:
                 self._bad("takes back a request that is not open")
+            self.crossed.discard(id)
         else:
             self._bad(f"unknown: {method}")
 
@@ -115,11 +125,10 @@ class Watch:
             return
         session.opening.discard(id)
         if method in OPENING and ok:
-            session.open = True
-        elif method == "session/close" and ok:
-            session.open = False
-        elif method == "session/delete" and ok:
-            session.open, session.deleted = False, True
+            session.open, session.opened_by = True, max(session.opened_by, self._sent_at[id])
+        elif method in ("session/close", "session/delete") and ok:
+            session.open = session.opened_by > self._sent_at[id]
+            session.deleted = session.deleted or method == "session/delete"
         elif method == "session/prompt":
             self._prompt_answered(id, message, session)
 

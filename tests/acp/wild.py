@@ -197,11 +197,16 @@ class Wild:
         elif kind == 2:
             self.request(rng.choice(["session/fork", "", "fs/read_text_file"]), sessionId=session)
         elif kind == 3:
-            self.request("session/prompt", sessionId=session, prompt=rng.choice([None, 7, [], [{"type": "audio"}], "x"]))
+            self.request(
+                "session/prompt", sessionId=session, prompt=rng.choice([None, 7, [], [{"type": "audio"}], "x"])
+            )
         elif kind == 4:
             self.request("session/new", cwd=rng.choice(["here", 7, None]), mcpServers=rng.choice([[], [{}], 7]))
         elif kind == 5:
-            self.request(rng.choice(["session/close", "session/load", "session/set_mode"]), sessionId=rng.choice([7, None, "s-x"]))
+            self.request(
+                rng.choice(["session/close", "session/load", "session/set_mode"]),
+                sessionId=rng.choice([7, None, "s-x"]),
+            )
         elif kind == 6:
             self._write(b'{"jsonrpc": "2.0", "id": 77, "result": {}}')
         elif kind == 7:

@@ -7,6 +7,7 @@ same conversation every time.
 import asyncio
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -117,10 +118,10 @@ class Rambler(Script):
     def next(self, messages: list[ModelMessage], info: AgentInfo) -> Line:
         rng = self._rng
         if not info.instructions:
-            return rng.choice(["So far so good.", UserError("no summary")])
+            return "So far so good." if rng.random() < 0.5 else UserError("no summary")
         self.read.append(list(messages))
         self.invalid += problems(messages)
-        for one, other in zip(messages, messages[1:], strict=False):
+        for one, other in pairwise(messages):
             if isinstance(one, ModelRequest) and isinstance(other, ModelRequest):
                 self.invalid.append("two requests follow one another")
         self.left -= 1
@@ -175,7 +176,9 @@ class Rambler(Script):
             return id, "note", {"text": handle, "secs": secs}
         if kind <= 5:
             tool = rng.choice(spawnable)
-            more: dict[str, Any] = {"prompt": "Go."} if tool == "helper" else {} if tool == "listens" else {"secs": secs}
+            more: dict[str, Any] = (
+                {"prompt": "Go."} if tool == "helper" else {} if tool == "listens" else {"secs": secs}
+            )
             return id, tool, {"action": "spawn", "id": handle, **more}
         if kind <= 8:
             action = rng.choice(["fetch", "apply", "abort"])

@@ -47,7 +47,8 @@ async def test_G2_an_agent_that_outlives_its_turn_spends_for_it(clock: VirtualCl
     main = Script(Reply(calls=[BY[way]], usage=HUNDRED), Reply("Done.", usage=HUNDRED))
     async with talking(main, nap, clock=clock, config=config(tmp_path, 500, helper)) as talk:
         assert (await talk.prompt()).stop_reason == "end_turn"
-        await until(lambda: not talk.rt.live())
+        await clock.advance(3600)
+        assert talk.rt.live() == []
         (handle,) = await talk.rt.handles()
     assert len(helper.read) == 3  # two hundred were the turn's own
     assert "max_tokens = 500" in str(handle.outcome)

@@ -1,5 +1,6 @@
 """A directory for chats: a configuration with tools, a script for the model, and real `holdfast chat` processes."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -13,6 +14,8 @@ import psutil
 from tests.e2e.driver import PATIENCE, until
 from tests.e2e.panes import Pane
 from tests.e2e.place import Said
+
+from holdfast.store.sqlite import SqliteStore
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
@@ -78,6 +81,18 @@ class Chats:
     def given(self) -> str:
         """What the model was given last, as JSON."""
         return (self.directory / "given.json").read_text()
+
+    def interrupted(self, conversation: str) -> bool:
+        """Whether a turn of it was left open, and goes on in the next chat."""
+        return asyncio.run(self._open_turn(conversation))
+
+    async def _open_turn(self, conversation: str) -> bool:
+        store = SqliteStore(self.directory / "work.db")
+        await store.open(lambda _: None)
+        try:
+            return await store.turn(conversation) is not None
+        finally:
+            await store.close()
 
     # Without a terminal
 

@@ -13,9 +13,9 @@ from weakref import WeakValueDictionary
 from holdfast.acp.content import prompt_content
 from holdfast.acp.deleting import delete
 from holdfast.acp.describing import check_kinds
+from holdfast.acp.extension import PROTOCOL_VERSION, TURN_COMPLETE
 from holdfast.acp.opening import shown_again
 from holdfast.acp.params import (
-    SIGNAL,
     client_of,
     cursor_of,
     directory,
@@ -25,9 +25,9 @@ from holdfast.acp.params import (
     normal,
     servers,
     string,
-    wrong,
 )
 from holdfast.acp.persons import Persons
+from holdfast.acp.rpc import invalid_params
 from holdfast.acp.sessions import MODES, Client, Mode, Session, Signal
 from holdfast.acp.updates import current_mode
 from holdfast.acp.wire import (
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from holdfast.runtime import Runtime
     from holdfast.tools.remote.server import McpServer
 
-VERSION = 1
-"""Of the protocol."""
 _PAGE = 50
 _CONNECT_SECS = 10.0
 """How long a session waits for the tools of MCP servers; they may come later."""
@@ -76,6 +74,8 @@ class Agent:
         self._sessions: dict[str, Session] = {}
         self._conversations: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
         """Sessions hold them. A runtime has one object for each, also if what a closed session left still holds it."""
+        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """A session is opened, closed or deleted by one request at a time."""
         self._peer: Peer | None = None
         self._prompts: dict[Id, Session] = {}
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -146,7 +146,7 @@ class Agent:
             elif method == "session/set_mode":
                 self._peer.respond(id, self._set_mode(params))
             else:
-                self._peer.answer(id, self._answered(self._methods[method](params)))
+                self._peer.answer(id, self._answered(method, params))
         else:
             raise unknown_method(method)
 
@@ -162,9 +162,9 @@ class Agent:
             elif self._peer is not None:
                 self._peer.cancel(request)
 
-    async def _answered(self, work: Coroutine[Any, Any, Any]) -> Any:
+    async def _answered(self, method: str, params: Params) -> Any:
         try:
-            return await work
+            return await self._methods[method](params)
         except HoldfastError as error:
             if isinstance(error, RpcError):
                 raise
@@ -187,9 +187,9 @@ class Agent:
         if client.signal == "update":
             sessions["turnComplete"] = {}
         elif client.signal == "extension":
-            capabilities["_meta"] = {SIGNAL: {}}
+            capabilities["_meta"] = {TURN_COMPLETE: {}}
         return {
-            "protocolVersion": VERSION,
+            "protocolVersion": PROTOCOL_VERSION,
             "agentCapabilities": capabilities,
             "agentInfo": {"name": "holdfast", "title": "holdfast", "version": version("holdfast")},
             "authMethods": [],
@@ -202,7 +202,7 @@ class Agent:
 
     def _named(self, params: Params) -> Session:
         session = self._sessions.get(string(params, "sessionId"))
-        if session is None:
+        if session is None or session.closing:
             why = f"session `{params['sessionId']}` is not open; `session/load` or `session/resume` opens it"
             raise RpcError(RESOURCE_NOT_FOUND, why)
         return session
@@ -215,8 +215,6 @@ class Agent:
 
     def _open(self, conversation: "Conversation", cwd: str, before: ConversationRow | None) -> Session:
         assert self._peer is not None and self._client is not None
-        if conversation.id in self._sessions:  # it was opened twice at once
-            self._sessions[conversation.id].leave()
         session = Session(self._peer, self._client, conversation, cwd, before, self._mode)
         self._sessions[session.id] = session
         return session
@@ -244,21 +242,25 @@ class Agent:
         return await self._open_again(params, show=False)
 
     async def _open_again(self, params: Params, *, show: bool) -> dict[str, Any]:
-        cwd, id = directory(params), string(params, "sessionId")
-        row = await self._known(id)
-        await self._connect(servers(params))
-        here = self._sessions.get(id)
-        if here is not None and here.busy:
-            raise RpcError(INVALID_REQUEST, f"Invalid request: a turn of session `{id}` is running")
-        await self._leave(id)
-        conversation = self._converse(id)
-        await conversation.open()
-        assert self._peer is not None
-        before = await shown_again(conversation, self._peer if show else None)
-        session = self._open(conversation, cwd, row)
-        session.goes_on(before, known=show)
-        self._persons.came(session)
-        return {"modes": session.modes()}
+        cwd, id, brought = directory(params), string(params, "sessionId"), servers(params)
+        async with self._alone(id):
+            row = await self._known(id)
+            await self._connect(brought)
+            here = self._sessions.get(id)
+            if here is not None and here.busy:
+                raise RpcError(INVALID_REQUEST, f"Invalid request: a turn of session `{id}` is running")
+            await self._leave(id)
+            conversation = self._converse(id)
+            await conversation.open()
+            assert self._peer is not None
+            before = await shown_again(conversation, self._peer if show else None)
+            session = self._open(conversation, cwd, row)
+            session.goes_on(before, known=show)
+            self._persons.came(session)
+            return {"modes": session.modes()}
+
+    def _alone(self, id: str) -> asyncio.Lock:
+        return self._changing.setdefault(id, asyncio.Lock())
 
     async def _known(self, id: str) -> ConversationRow | None:
         """What is known of a session; None if it is open and nothing was said in it yet."""
@@ -269,7 +271,8 @@ class Agent:
         return row
 
     async def _close(self, params: Params) -> dict[str, Any]:
-        await self._leave(self._named(params).id)
+        async with self._alone(string(params, "sessionId")):
+            await self._leave(self._named(params).id)
         return {}
 
     async def _leave(self, id: str) -> None:
@@ -277,14 +280,14 @@ class Agent:
         if session is not None:
             await session.close()
             self._persons.went(session)
-            if self._sessions.get(id) is session:
-                del self._sessions[id]
+            del self._sessions[id]
 
     async def _delete(self, params: Params) -> dict[str, Any]:
         id = string(params, "sessionId")
-        await self._leave(id)
-        await self._runtime.open()
-        await delete(self._runtime, id)
+        async with self._alone(id):
+            await self._leave(id)
+            await self._runtime.open()
+            await delete(self._runtime, id)
         return {}
 
     async def _list(self, params: Params) -> dict[str, Any]:
@@ -300,7 +303,7 @@ class Agent:
     def _set_mode(self, params: Params) -> dict[str, Any]:
         session, mode = self._named(params), string(params, "modeId")
         if mode not in [each["id"] for each in MODES]:
-            raise wrong(f"there is no mode `{mode}`; there are ask and unattended")
+            raise invalid_params(f"there is no mode `{mode}`; there are ask and unattended")
         session.mode = mode  # type: ignore[assignment]
         session.update(current_mode(mode))
         return {}

@@ -253,7 +253,8 @@ class Calls(Watcher):
         if shown.handle is None and shown not in self._batch:  # it was shown for the prompt alone
             agreed, word = isinstance(said, Approved | Edited | Said), _AGREED[type(prompt)]
             self._end(shown, not agreed, f"{word}." if agreed else f"Not {word.lower()}.", None)
-        elif not isinstance(prompt, RunTool):  # its title was the question
+        elif shown.renamed:
+            shown.renamed = False
             self._send(tool_call_update(shown.id, {"title": shown.title}))
 
     # What handles print
@@ -323,7 +324,9 @@ class Calls(Watcher):
     def _end(self, shown: Shown, failed: bool, words: str, raw: Any) -> None:
         self._leave(shown)
         shown.status, shown.question = "failed" if failed else "completed", None
-        fields = {"status": shown.status, "content": self._content(shown, words)}
+        fields: dict[str, Any] = {"status": shown.status, "content": self._content(shown, words)}
+        if shown.renamed:
+            fields["title"] = shown.title
         self._send(tool_call_update(shown.id, fields if raw is None else {**fields, "rawOutput": raw}))
         if shown.terminal:
             self._terminals.release(shown.terminal, wait=True)
@@ -368,6 +371,8 @@ class Calls(Watcher):
             self._send(tool_call(found.id, {"title": found.title, "kind": found.kind, "status": "pending"}))
         if isinstance(prompt, RunTool):
             found.asked = True
+        else:
+            found.renamed = True
         return found
 
     def _candidates(self) -> Iterable[Shown]:

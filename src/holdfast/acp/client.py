@@ -17,14 +17,13 @@ from typing import Any, TypeAlias
 
 from holdfast.acp import asking
 from holdfast.acp.asking import OnPermission
+from holdfast.acp.extension import PROTOCOL_VERSION, TURN_COMPLETE, table
 from holdfast.acp.process import AgentProcess
 from holdfast.acp.session import Session
 from holdfast.acp.turns import Handler
 from holdfast.acp.wire import Call, Id, Params, Peer, RpcError, unknown_method
 from holdfast.errors import HoldfastError
 
-PROTOCOL_VERSION = 1
-TURN_COMPLETE = "holdfast/turnComplete"
 _TERMINAL = frozenset(f"terminal/{verb}" for verb in ("create", "output", "wait_for_exit", "kill", "release"))
 
 Answering: TypeAlias = Callable[[Params], Awaitable[Any]]
@@ -166,12 +165,12 @@ class Connection:
     @property
     def session_capabilities(self) -> dict[str, Any]:
         """Which of `list`, `resume`, `close` … the agent has."""
-        return _table(self.agent_capabilities.get("sessionCapabilities"))
+        return table(self.agent_capabilities.get("sessionCapabilities"))
 
     @property
     def offers_turn_complete(self) -> bool:
         """Whether the agent says when a turn is complete."""
-        extensions = _table(self.agent_capabilities.get("_meta"))
+        extensions = table(self.agent_capabilities.get("_meta"))
         return TURN_COMPLETE in extensions or "turnComplete" in self.session_capabilities
 
     @property
@@ -189,14 +188,14 @@ class Connection:
     async def _shake_hands(self, offered: Mapping[str, Any]) -> None:
         us = {"name": "holdfast", "title": "holdfast", "version": version("holdfast")}
         params = {"protocolVersion": PROTOCOL_VERSION, "clientCapabilities": offered, "clientInfo": us}
-        answer = _table(await self.request("initialize", params))
+        answer = table(await self.request("initialize", params))
         if answer.get("protocolVersion") != PROTOCOL_VERSION:
             theirs = answer.get("protocolVersion")
             raise HoldfastError(
                 f"the agent speaks version {theirs!r} of ACP, and this client version 1", code="acp_error"
             )
-        self.agent_capabilities = _table(answer.get("agentCapabilities"))
-        self.agent_info = _table(answer.get("agentInfo"))
+        self.agent_capabilities = table(answer.get("agentCapabilities"))
+        self.agent_info = table(answer.get("agentInfo"))
         self.auth_methods = answer.get("authMethods") or []
 
     async def _open(
@@ -214,7 +213,7 @@ class Connection:
         def answered(call: Call) -> None:  # in its place among the updates: those behind it find the session
             self._opening.discard(opening)
             if call.exception() is None:
-                info = _table(call.result())
+                info = table(call.result())
                 id = params.get("sessionId") or info.get("sessionId")
                 if id and isinstance(id, str):
                     session = self._sessions.setdefault(id, Session(self, id, on_background))
@@ -312,10 +311,6 @@ class Connection:
 
     def _exited(self) -> None:
         self.peer.lost(self.process.epitaph())
-
-
-def _table(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _absolute(path: str | Path) -> str:

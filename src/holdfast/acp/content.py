@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.acp.describing import clipped
-from holdfast.acp.wire import INVALID_PARAMS, RpcError
+from holdfast.acp.rpc import invalid_params
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import UserContent
@@ -18,12 +18,12 @@ TITLE = 80
 def prompt_content(blocks: Any) -> "str | Sequence[UserContent]":
     """The content blocks of a prompt for the model. Raises `RpcError` for one that cannot be used."""
     if not isinstance(blocks, list) or not blocks:
-        raise _wrong("`prompt` must be a list of content blocks with at least one")
+        raise invalid_params("`prompt` must be a list of content blocks with at least one")
     parts = [_content(block) for block in blocks]
     if all(isinstance(part, str) for part in parts):
         said = "\n\n".join(str(part) for part in parts)
         if not said.strip():
-            raise _wrong("the prompt is empty")
+            raise invalid_params("the prompt is empty")
         return said
     return parts
 
@@ -48,13 +48,13 @@ def _content(block: Any) -> "UserContent":
         case "resource":
             return _resource(block.get("resource"))
         case "audio":
-            raise _wrong("audio is not taken (promptCapabilities.audio is false); send text or images")
-    raise _wrong(f"content of type {kind!r} is not known; there are text, image, resource_link and resource")
+            raise invalid_params("audio is not taken (promptCapabilities.audio is false); send text or images")
+    raise invalid_params(f"content of type {kind!r} is not known; there are text, image, resource_link and resource")
 
 
 def _resource(resource: Any) -> "UserContent":
     if not isinstance(resource, dict):
-        raise _wrong("`resource` must be an object with `uri` and `text` or `blob`")
+        raise invalid_params("`resource` must be an object with `uri` and `text` or `blob`")
     uri = _text(resource, "uri")
     if "text" in resource:
         return f'<file uri="{uri}">\n{_text(resource, "text")}\n</file>'
@@ -68,15 +68,11 @@ def _binary(data: str, mime: str) -> "UserContent":
     try:
         return BinaryContent(base64.b64decode(data, validate=True), media_type=mime)
     except (binascii.Error, ValueError):
-        raise _wrong("data must be base64") from None
+        raise invalid_params("data must be base64") from None
 
 
 def _text(block: dict[str, Any], key: str) -> str:
     value = block.get(key)
     if not isinstance(value, str):
-        raise _wrong(f"`{key}` of a {block.get('type', 'resource')} block must be a string")
+        raise invalid_params(f"`{key}` of a {block.get('type', 'resource')} block must be a string")
     return value
-
-
-def _wrong(why: str) -> RpcError:
-    return RpcError(INVALID_PARAMS, f"Invalid params: {why}")

@@ -7,21 +7,20 @@ from typing import Any
 
 import msgspec
 
+from holdfast.acp.extension import TURN_COMPLETE
+from holdfast.acp.rpc import invalid_params
 from holdfast.acp.sessions import Client, Signal
 from holdfast.acp.updates import time_of
-from holdfast.acp.wire import INVALID_PARAMS, Params, RpcError
+from holdfast.acp.wire import Params
 from holdfast.errors import ConfigError
 from holdfast.store.base import ConversationRow
 from holdfast.tools.remote.server import McpServer, mcp_server
-
-SIGNAL = "holdfast/turnComplete"
-"""In `_meta` of capabilities: that the end of a turn is told, or how it is to be (X2)."""
 
 
 def client_of(said: dict[str, Any], signal: Signal) -> Client:
     """What a client can do. One that asks for the seed's form of the signal gets it, unless signals are off (X2)."""
     elicitation, meta = said.get("elicitation"), said.get("_meta")
-    wanted = meta.get(SIGNAL, "extension") if isinstance(meta, dict) else "extension"
+    wanted = meta.get(TURN_COMPLETE, "extension") if isinstance(meta, dict) else "extension"
     if signal == "extension" and wanted not in ("extension", None, False):
         signal = "update"
     forms = isinstance(elicitation, dict) and elicitation.get("form") is not None
@@ -32,7 +31,7 @@ def string(params: Params, key: str) -> str:
     """A parameter that must be there."""
     value = params.get(key)
     if not isinstance(value, str) or not value:
-        raise wrong(f"`{key}` must be a string")
+        raise invalid_params(f"`{key}` must be a string")
     return value
 
 
@@ -40,7 +39,7 @@ def directory(params: Params) -> str:
     """The working directory of a session."""
     cwd = string(params, "cwd")
     if not cwd.startswith("/"):
-        raise wrong(f"`cwd` must be an absolute path, not `{cwd}`")
+        raise invalid_params(f"`cwd` must be an absolute path, not `{cwd}`")
     return normal(cwd)
 
 
@@ -48,11 +47,11 @@ def servers(params: Params) -> list[McpServer]:
     """The MCP servers that a session brings."""
     given = params.get("mcpServers") or []
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
-        raise wrong("`mcpServers` must be a list of servers")
+        raise invalid_params("`mcpServers` must be a list of servers")
     try:
         return [_server(each) for each in given]
     except (ConfigError, KeyError, TypeError, ValueError) as error:
-        raise wrong(f"an MCP server that cannot be taken: {error}") from None
+        raise invalid_params(f"an MCP server that cannot be taken: {error}") from None
 
 
 def _server(given: dict[str, Any]) -> McpServer:
@@ -83,7 +82,7 @@ def cursor_of(cursor: Any) -> tuple[float, str] | None:
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(str(cursor)), type=tuple[float, str])
     except (ValueError, msgspec.DecodeError):
-        raise wrong("`cursor` is not one that `session/list` gave") from None
+        raise invalid_params("`cursor` is not one that `session/list` gave") from None
 
 
 def is_session(row: ConversationRow) -> bool:
@@ -101,8 +100,3 @@ def listed(row: ConversationRow) -> dict[str, Any]:
     title = row.metadata.get("title")
     told = {"sessionId": row.id, "cwd": row.metadata["cwd"], "updatedAt": time_of(row.updated)}
     return {**told, "title": title} if isinstance(title, str) else told
-
-
-def wrong(why: str) -> RpcError:
-    """The answer to parameters that cannot be taken."""
-    return RpcError(INVALID_PARAMS, f"Invalid params: {why}")

@@ -95,6 +95,11 @@ def error_of(error: Any) -> RpcError:
     return RpcError(number if type(number) is int else INTERNAL_ERROR, words, error.get("data"))
 
 
+def invalid_params(why: str) -> RpcError:
+    """The answer to parameters that cannot be taken."""
+    return RpcError(INVALID_PARAMS, f"Invalid params: {why}")
+
+
 def internal(error: Exception) -> RpcError:
     """The answer to a request whose handling failed."""
     return RpcError(INTERNAL_ERROR, f"Internal error: {type(error).__name__}: {error}")

@@ -9,8 +9,10 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from holdfast.acp.asking import CANCELLED, OnPermission, Permission, decide
+from holdfast.acp.extension import is_background
 from holdfast.acp.ordered import Ordered
 from holdfast.acp.rpc import ConnectionLost
 from holdfast.acp.turns import Barrier, Handler, Turn, Update
@@ -20,7 +22,6 @@ from holdfast.errors import HoldfastError
 if TYPE_CHECKING:
     from holdfast.acp.client import Connection
 
-BACKGROUND = "holdfast/background"
 ROUND_TRIP = "_holdfast/round_trip"
 """A request that no agent knows; its answer shows that what the agent had written before has been read."""
 
@@ -35,7 +36,8 @@ class Session:
         self._connection = connection
         self._queue = Ordered()
         self._open: list[Turn] = []
-        self._signals: dict[str, asyncio.Future[str]] = {}
+        self._signals: WeakValueDictionary[str, asyncio.Future[str]] = WeakValueDictionary()
+        """By the id of the prompt; turns hold them."""
         self._withdrawn: set[asyncio.Future[None]] = set()
 
     def prompt(self, content: str | Sequence[dict[str, Any]], *, on_update: Handler | None = None) -> Turn:
@@ -45,6 +47,9 @@ class Session:
         self._open.append(turn)
         params = {"sessionId": self.id, "prompt": blocks}
         turn.call = self._connection.peer.request("session/prompt", params, answered=partial(self._answered, turn))
+        turn.signal = self._signals[str(turn.id)] = asyncio.get_running_loop().create_future()
+        if turn not in self._open:
+            self._fail(turn.signal, ConnectionLost("the agent is gone"))
         return turn
 
     @property
@@ -64,13 +69,17 @@ class Session:
     async def turn_complete(self, prompt_request_id: int | str) -> str:
         """Wait for the agent's signal that the prompt's turn is complete; every update before it has been handled then.
 
-        Returns its stop reason. An error if the agent does not offer the signal, or answers without having sent it.
+        Returns its stop reason. An error if the agent does not offer the signal, or answers without having sent it, or
+        if there is no such turn any more.
         """
         if not self._connection.offers_turn_complete:
             raise HoldfastError(
                 "the agent does not offer turn_complete; `await turn.drained()` waits for what there is"
             )
-        return await asyncio.shield(self._signal(str(prompt_request_id)))
+        signal = self._signals.get(str(prompt_request_id))
+        if signal is None:
+            raise HoldfastError(f"this session has no turn of prompt {prompt_request_id}, or not any more")
+        return await asyncio.shield(signal)
 
     async def set_mode(self, mode: str) -> None:
         """Switch to one of the modes that `info` lists."""
@@ -97,7 +106,7 @@ class Session:
             return
         if update.get("sessionUpdate") == "turn_complete":
             self._completed(update)
-        elif not self._open or _is_background(params, update):
+        elif not self._open or is_background(params):
             self._queue.put(partial(self._background, update))
         else:
             self._queue.put(partial(self._open[0]._handle, update))
@@ -110,8 +119,9 @@ class Session:
         id, reason = str(params.get("promptRequestId")), str(params.get("stopReason"))
         for turn in [turn for turn in self._open if str(turn.id) == id]:
             self._end(turn, "turn_complete")
-        signal = self._signal(id)
-        self._queue.put(lambda: None if signal.done() else signal.set_result(reason))
+        signal = self._signals.get(id)
+        if signal is not None:
+            self._queue.put(lambda: None if signal.done() else signal.set_result(reason))
 
     def _answered(self, turn: Turn, call: Call) -> None:
         turn._answered(call)
@@ -129,29 +139,24 @@ class Session:
         if turn not in self._open:
             return
         self._end(turn, "response")
-        signal = self._signal(str(turn.id))
-        if not signal.done():
-            signal.set_exception(HoldfastError(f"the agent answered prompt {turn.id} and sent no turn_complete for it"))
-            signal.exception()
+        self._fail(turn.signal, HoldfastError(f"the agent answered prompt {turn.id} and sent no turn_complete for it"))
 
     def _end(self, turn: Turn, barrier: Barrier) -> None:
         self._open.remove(turn)
         self._queue.put(partial(turn._finish, barrier))
 
-    def _signal(self, id: str) -> asyncio.Future[str]:
-        if id not in self._signals:
-            self._signals[id] = asyncio.get_running_loop().create_future()
-        return self._signals[id]
+    def _fail(self, signal: asyncio.Future[str], error: HoldfastError) -> None:
+        if not signal.done():
+            signal.set_exception(error)
+            signal.exception()  # nobody needs to await it
 
     def _lost(self, error: ConnectionLost) -> None:
         """Nothing more will come: whoever waits hears of it at once."""
         turns, self._open = self._open, []
         for turn in turns:
             turn._fail(error)
-        for signal in self._signals.values():
-            if not signal.done():
-                signal.set_exception(error)
-                signal.exception()
+        for signal in tuple(self._signals.values()):
+            self._fail(signal, error)
 
     # What the agent asks
 
@@ -176,8 +181,3 @@ class Session:
             withdrawn.cancel()
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-
-
-def _is_background(params: Params, update: Update) -> bool:
-    metas = (params.get("_meta"), update.get("_meta"))
-    return any(isinstance(meta, dict) and meta.get(BACKGROUND) is True for meta in metas)

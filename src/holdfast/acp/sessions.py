@@ -15,6 +15,7 @@ import msgspec
 from holdfast.acp import updates
 from holdfast.acp.calls import Calls
 from holdfast.acp.content import title_of
+from holdfast.acp.extension import BACKGROUND
 from holdfast.acp.permissions import decided, elsewhere, filled_in, form, permission
 from holdfast.acp.replay import SHOWN_LINE, TURN_COMPLETE_LINE, Replayed
 from holdfast.acp.shown import Shown
@@ -84,7 +85,8 @@ class Session:
         """What is to be kept of it once something is said: a session that is only opened leaves no trace."""
         self._requests: set[Call] = set()
         """What the person is being asked."""
-        self._closed = False
+        self.closing = False
+        """It takes no more prompts."""
         self._busy = False
         self._cancelled = False
         self._turn = ""
@@ -102,7 +104,7 @@ class Session:
     def update(self, update: updates.Update) -> None:
         """Tell the client something."""
         if not self._busy:
-            update = {**update, "_meta": updates.BACKGROUND}
+            update = {**update, "_meta": {BACKGROUND: True}}
         self._peer.notify("session/update", {"sessionId": self.id, "update": update})
 
     def modes(self) -> dict[str, Any]:
@@ -135,11 +137,8 @@ class Session:
         stop, error = "error", None
         try:
             await self._describe(blocks)
-            if self._cancelled:
-                stop = "cancelled"
-            else:
-                answer = await self.conversation.prompt(content, listener=self._heard)
-                stop, error = answer.stop_reason, answer.error
+            answer = await self.conversation.prompt(content, listener=self._heard)
+            stop, error = answer.stop_reason, answer.error
         except HoldfastError as failed:
             error = failed.message
         except Exception as failed:
@@ -162,14 +161,15 @@ class Session:
             self.conversation.cancel()
 
     async def close(self) -> None:
-        """End the turn that runs, and tell nothing more. Handles that were kept go on."""
+        """End the turn that runs, and tell and ask nothing more. Handles that were kept go on, and what was being asked
+        stays open, for when the session is opened again."""
+        self.closing = True
         self.cancel()
-        await self._over.wait()
-        self.leave()
-
-    def leave(self) -> None:
-        """Tell and ask nothing more. What was being asked stays open, for when the session is opened again."""
-        self._closed = True
+        try:
+            await self._over.wait()
+        except asyncio.CancelledError:  # its client wants it open after all
+            self.closing = False
+            raise
         for call in tuple(self._requests):
             call.cancel()
         self.calls.close()
@@ -214,6 +214,8 @@ class Session:
                 self.calls.begin(turn, self._used if resumed else ())
                 if not resumed:
                     self._give_up()
+                if self._cancelled:  # before there was a turn: what was said is kept all the same
+                    self.conversation.cancel()
             case Text(text):
                 self.update(updates.message(text))
             case Thought(text):
@@ -293,7 +295,7 @@ class Session:
         except ConnectionLost:  # nobody has said anything: it stays open for the next process (R6)
             raise LeftOpen from None
         except asyncio.CancelledError:
-            if self._closed:
+            if self.closing:
                 raise LeftOpen from None
             raise
         finally:

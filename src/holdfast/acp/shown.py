@@ -20,7 +20,7 @@ class Shown:
 
     __slots__ = (
         "action", "asked", "conversation", "diffs", "due", "handle", "handle_id", "id", "kind", "label", "listener",
-        "note", "question", "run", "sent", "status", "terminal", "title", "tool",
+        "note", "question", "renamed", "run", "sent", "status", "terminal", "title", "tool",
     )  # fmt: skip
 
     def __init__(self, id: str, call: ToolCall, described: Described, conversation: str) -> None:
@@ -32,6 +32,8 @@ class Shown:
         self.status = "pending"
         self.asked = False
         """A person has been asked whether it may run."""
+        self.renamed = False
+        """Its title at the client is what a person is being asked about it."""
         self.question: Question | None = None
         self.note = ""
         """How its question can be answered, where the client cannot ask it."""

@@ -39,6 +39,8 @@ class Turn:
     def __init__(self, session: "Session", on_update: Handler | None) -> None:
         self.session = session
         self.call: Call
+        self.signal: asyncio.Future[str]
+        """The stop reason that its `turn_complete` gives."""
         self._on_update = on_update
         self._loop = asyncio.get_running_loop()
         self._result: asyncio.Future[TurnResult] = self._loop.create_future()

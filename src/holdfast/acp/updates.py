@@ -1,13 +1,9 @@
 """What a client is told of a session, in ACP's words: the objects of `session/update`. Nothing is sent from here."""
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 Update = dict[str, Any]
-
-BACKGROUND = {"holdfast/background": True}
-"""In `_meta` of an update that belongs to no turn (X2)."""
 
 
 def text(value: str) -> dict[str, Any]:
@@ -92,8 +88,3 @@ def options(*choices: tuple[str, str, str]) -> list[dict[str, str]]:
 def time_of(at: float) -> str:
     """A time as ACP writes it."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def without_none(fields: dict[str, Any], always: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields that say something."""
-    return {key: value for key, value in fields.items() if value is not None or key in always}

@@ -4,7 +4,7 @@ from holdfast.acp.check.probe import Died, Silent
 from holdfast.acp.check.recording import table
 from holdfast.acp.check.scenes import Scenes, shake_hands
 from holdfast.acp.check.verdict import Failed, check
-from holdfast.acp.client import PROTOCOL_VERSION
+from holdfast.acp.extension import PROTOCOL_VERSION
 
 
 @check("initialize", "initialize is answered with protocol version 1 and the agent's capabilities")

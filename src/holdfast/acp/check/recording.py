@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.acp.check.probe import Entry, is_answer
-from holdfast.acp.client import TURN_COMPLETE
-from holdfast.acp.session import BACKGROUND
+from holdfast.acp.extension import TURN_COMPLETE, is_background
 
 TURN_KINDS = frozenset(
     ("user_message_chunk", "agent_message_chunk", "agent_thought_chunk", "tool_call", "tool_call_update", "plan")
@@ -40,7 +39,7 @@ class Recording:
 
     def updates(self, prompt: Entry) -> list[Entry]:
         """The updates of the prompt's turn: of its session, up to the next prompt there."""
-        return [entry for entry in self._after(prompt) if kind(entry) in TURN_KINDS and not _is_background(entry)]
+        return [entry for entry in self._after(prompt) if kind(entry) in TURN_KINDS and not is_background(entry.params)]
 
     def signals(self, prompt: Entry) -> list[Entry]:
         """Every `turn_complete` of the prompt's session up to the next prompt there, whatever id it names."""
@@ -81,8 +80,3 @@ def table(value: dict[str, Any], key: str) -> dict[str, Any]:
     """A value that is an object; empty if it is not."""
     found = value.get(key)
     return found if isinstance(found, dict) else {}
-
-
-def _is_background(entry: Entry) -> bool:
-    metas = (table(entry.params, "_meta"), table(table(entry.params, "update"), "_meta"))
-    return any(meta.get(BACKGROUND) is True for meta in metas)

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.acp.check.probe import CANCELLED, Died, Entry, Probe, Silent, reject
 from holdfast.acp.check.recording import Recording, table
 from holdfast.acp.check.verdict import Failed, Skipped
-from holdfast.acp.client import PROTOCOL_VERSION
+from holdfast.acp.extension import PROTOCOL_VERSION
 from holdfast.acp.wire import AUTH_REQUIRED
 
 Play: TypeAlias = Callable[[Probe, Recording], Awaitable[None]]
