@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,17 +128,36 @@ async def test_X2_a_prompt_with_the_id_null_has_an_end(tmp_path: Path) -> None:
         assert [each["promptRequestId"] for each in told(agent)] == ["null"]
 
 
+class Over(asyncio.Event):
+    """Does something between the end of a turn and whoever waits for it."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        super().__init__()
+        self._then = then
+
+    def set(self) -> None:
+        asyncio.get_running_loop().call_soon(self._then)
+        super().set()
+
+
 @pytest.mark.parametrize("method", ["session/close", "session/delete"])
 async def test_X1_a_session_that_is_being_closed_takes_no_prompt(tmp_path: Path, method: str) -> None:
     async with within(tmp_path) as agent:
+        refused: list[str] = []
         session = await agent.new()
+
+        def prompt() -> None:
+            blocks = [{"type": "text", "text": "too late"}]
+            with pytest.raises(RpcError) as error:
+                agent.agent._asked("session/prompt", {"sessionId": session, "prompt": blocks}, "late")
+            refused.append(error.value.message)
+
+        agent.agent._sessions[session]._over = Over(prompt)
         turn = asyncio.ensure_future(agent.prompt(session, {"text": ["so far"], "hang": True}))
         await agent.until(lambda: "so far" in str(agent.heard.messages))
-        closing = agent.peer.request(method, {"sessionId": session})
-        with pytest.raises(RpcError, match="not open"):
-            await agent.prompt(session, {"text": ["too late"]})
-        await closing
+        await agent.ask(method, session)
         assert await turn == "cancelled" and len(told(agent)) == 1
+        assert len(refused) == 1 and "is not open" in refused[0]
 
 
 async def test_X1_one_request_at_a_time_opens_a_session(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ class Within:
     """An agent, its runtime, and a client by hand."""
 
     runtime: Runtime
-    persons: Persons
+    agent: Agent
     peer: Peer
     heard: Heard
 
@@ -62,12 +62,13 @@ async def within(directory: Path, more: str = "", **capabilities: Any) -> AsyncI
     read_a, write_b = os.pipe()
     read_b, write_a = os.pipe()
     async with runtime:
-        serving = asyncio.create_task(Agent(runtime, persons).serve(read_a, write_a))
+        agent = Agent(runtime, persons)
+        serving = asyncio.create_task(agent.serve(read_a, write_a))
         peer = Peer(read_b, write_b, on_request=heard.request, on_notification=heard.notification)
         peer.start()
         try:
             await peer.request("initialize", {"protocolVersion": 1, "clientCapabilities": capabilities})
-            yield Within(runtime, persons, peer, heard)
+            yield Within(runtime, agent, peer, heard)
         finally:
             await peer.close()
             os.close(write_b)

@@ -329,7 +329,12 @@ class Batch:
         number = 1
         while True:
             id = call_id(slot.call.id) + (f"_{number}" if number > 1 else "")
-            await self._registry.load(self._conversation, (id,))
+            try:
+                await self._registry.load(self._conversation, (id,))
+            except HoldfastError:
+                if self._registry.closing:
+                    return  # the next runtime finds it by its label
+                raise
             taken = self._registry.conversation(self._conversation).names.get(id)
             if taken is None or not taken.active:
                 break
