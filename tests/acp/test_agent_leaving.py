@@ -5,6 +5,7 @@ import gc
 import json
 import warnings
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.acp.editor import statuses
 from tests.acp.within import Within, within
 
 from holdfast.acp import agent as served
+from holdfast.acp import opening
 from holdfast.acp.sessions import Session
 from holdfast.acp.wire import RpcError
 from holdfast.agent.conversation import Conversation
@@ -160,28 +162,48 @@ async def test_X1_a_session_that_is_being_closed_takes_no_prompt(tmp_path: Path,
         assert len(refused) == 1 and "is not open" in refused[0]
 
 
-async def test_X1_one_request_at_a_time_opens_a_session(tmp_path: Path) -> None:
+async def test_X1_one_request_at_a_time_opens_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, readings = asyncio.Event(), count(1)
+    read = opening.shown_again
+
+    async def slowly(*given: Any) -> Any:
+        if next(readings) == 2:
+            await gate.wait()
+        else:
+            for _ in range(20):  # the other one comes as far as it can
+                await asyncio.sleep(0)
+        return await read(*given)
+
+    monkeypatch.setattr(served, "shown_again", slowly)
     async with within(tmp_path) as agent:
         session = await agent.new()
         await agent.prompt(session, {"text": ["hi"]})
         params = {"sessionId": session, "cwd": "/tmp", "mcpServers": []}
         first, second = (agent.peer.request("session/load", params) for _ in range(2))
         await first
-        turn = asyncio.ensure_future(agent.prompt(session, {"calls": [["1", "look", {"path": "a"}]]}))
-        loaded, ended = await asyncio.gather(second, turn, return_exceptions=True)
-        # Whichever came first: a turn runs whole, or there is none.
-        if isinstance(ended, RpcError):
-            assert "not open" in ended.message and not isinstance(loaded, BaseException)
+        calls = [["1", "waits", {"file": str(tmp_path / "flag")}]]
+        turn = asyncio.ensure_future(agent.prompt(session, {"calls": calls}))
+        begun = asyncio.ensure_future(agent.until(lambda: "waiting" in str(agent.updates("1"))))
+        await asyncio.wait((turn, begun), return_when=asyncio.FIRST_COMPLETED)
+        begun.cancel()
+        gate.set()
+        (loaded,) = await asyncio.gather(second, return_exceptions=True)
+        (tmp_path / "flag").touch()
+        (ended,) = await asyncio.gather(turn, return_exceptions=True)
+        if ended == "end_turn":  # the prompt came first: its turn is whole, and the session is not opened again in it
+            assert isinstance(loaded, RpcError) and "is running" in loaded.message
+            assert statuses(agent.updates("1")) == ["pending", "in_progress", "completed"]
         else:
-            assert ended == "end_turn" and statuses(agent.updates("1"))[-1] == "completed"
+            assert isinstance(ended, RpcError) and "is not open" in ended.message
+            assert loaded == await first
 
 
 async def test_X4_a_request_that_is_cancelled_at_once_leaves_nothing_unawaited(tmp_path: Path) -> None:
     async with within(tmp_path) as agent:
-        opening = agent.peer.request("session/new", {"cwd": "/tmp", "mcpServers": []})
-        agent.peer.notify("$/cancel_request", {"requestId": opening.id})
+        asked = agent.peer.request("session/new", {"cwd": "/tmp", "mcpServers": []})
+        agent.peer.notify("$/cancel_request", {"requestId": asked.id})
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             with pytest.raises(RpcError, match="cancelled"):
-                await opening
+                await asked
             gc.collect()
