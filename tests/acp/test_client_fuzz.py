@@ -108,7 +108,7 @@ class Play:
             expected += ["meanwhile"] * bool(order.get("background")) + late
             if signalled:
                 assert await session.turn_complete(turn.id)
-        await connection.request("session/list", {})
+            await connection.request("session/list", {})  # what comes late, the next turn would take for its own
         await session._queue.reached()
         assert behind.seen == expected
 
