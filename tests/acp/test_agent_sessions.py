@@ -182,6 +182,26 @@ async def test_G1_a_killed_agent_is_loaded_and_goes_on_in_the_middle_of_its_batc
         assert person.text(session).endswith("after all")
 
 
+async def test_B1_a_turn_that_goes_on_after_a_crash_uses_no_id_of_a_call_again(tmp_path: Path) -> None:
+    async with editor(tmp_path) as person:
+        session = await person.new()
+        turn = asyncio.ensure_future(person.prompt(session, {"calls": [["same", "hangs", {}]]}))
+        await person.until(lambda: "hanging" in str(person.calls(session)))
+        person.process.send_signal(signal.SIGKILL)
+        await asyncio.wait([turn])
+        assert turn.exception() is not None
+    async with editor(tmp_path) as person:
+        await person.connection.load_session(cwd="/tmp", session_id=session, mcp_servers=[])
+        await person.prompt(session, {"calls": [["same", "look", {"path": "a"}]]})
+        told = [updates[0]["toolCallId"].partition(".")[2] for updates in person.calls(session).values()]
+        assert told == ["same", "same.2"]
+        await person.connection.close_session(session_id=session)
+        since = len(person.messages)
+        await person.connection.load_session(cwd="/tmp", session_id=session, mcp_servers=[])
+        again = person.calls(session, since).values()
+        assert [updates[0]["toolCallId"].partition(".")[2] for updates in again] == told
+
+
 async def test_X1_the_end_of_input_is_a_graceful_end_and_kept_handles_end_with_it(tmp_path: Path) -> None:
     async with editor(tmp_path) as person:
         session = await person.new()

@@ -460,3 +460,11 @@ async def test_G1_a_conversation_that_was_dropped_can_be_opened_again(clock: Vir
         gc.collect()
         assert (await rt.conversation("main", model=script.model).prompt("Second")).text == "Two."
     assert len(script.read[1]) == 3
+
+
+async def test_G1_a_listener_that_would_never_run_is_refused() -> None:
+    async def listen(_: Event) -> None: ...
+
+    async with talking(Script("Never.")) as talk:
+        with pytest.raises(HoldfastError, match="not awaited"):
+            await talk.conversation.prompt("Go.", listener=listen)  # type: ignore[arg-type]

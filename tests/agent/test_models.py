@@ -14,7 +14,7 @@ from tests.agent.scripted import Script
 from tests.agent.talk import written
 
 from holdfast import HoldfastError, Runtime
-from holdfast.agent.models import Assistant, assistant_settings, dialect_of, open_assistant
+from holdfast.agent.models import Assistant, dialect_of, laid_over, open_assistant
 from holdfast.config.model import AssistantSettings
 from holdfast.testing import VirtualClock
 
@@ -130,9 +130,9 @@ def test_G1_python_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_Q2_settings_that_come_as_a_table() -> None:
-    assert assistant_settings({"model": "x:y", "temperature": 1}).temperature == 1
+    assert laid_over(AssistantSettings(), {"model": "x:y", "temperature": 1}).temperature == 1
     with pytest.raises(HoldfastError, match="temprature") as caught:
-        assistant_settings({"temprature": 1})
+        laid_over(AssistantSettings(), {"temprature": 1})
     assert caught.value.code == "no_model"
 
 

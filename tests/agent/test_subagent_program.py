@@ -19,6 +19,7 @@ from tests.e2e.driver import turn
 from tests.e2e.driver import until as eventually
 from tests.turn.people import Person
 
+from holdfast.acp import subagent
 from holdfast.turn.prompts import AskQuestion, Said
 
 AGENT = Path(__file__).parents[1] / "acp" / "agents" / "obedient.py"
@@ -119,6 +120,17 @@ async def test_G2_an_agent_that_dies(tmp_path: Path) -> None:
     result = await once(tmp_path, ["say", "Half."], ["start"], ["die"])
     assert "Agent `coder` failed" in result
     assert "exit code 7" in result and "out of cheese" in result
+
+
+async def test_G2_a_program_that_is_no_agent_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subagent, "START_SECS", 0.2)
+    file = config(tmp_path, command=["sleep", "60"])
+    main = Script([called("c1", "coder", prompt="x")], "Done.")
+    async with coding(main, tmp_path, file) as talk:
+        await talk.prompt()
+    assert "did not shake hands within 0.2 s" in main.results()[0]
 
 
 async def test_G2_an_agent_that_cannot_be_started(tmp_path: Path) -> None:

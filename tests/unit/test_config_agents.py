@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import load_config
+from holdfast.config.model import AssistantSettings
 from holdfast.errors import ConfigError
 
 AGENTS = """
@@ -80,3 +81,12 @@ command = ["true"]
     same, odd = problems(tmp_path, text)
     assert same == "2: agents.a: [conversation.tools.a] is a tool of the same name; give one of them another"
     assert odd.startswith('3: agents."b c": an agent is a tool: a tool\'s name has 1 to 64 characters')
+
+
+def test_K5_an_address_and_a_key_go_to_no_other_provider() -> None:
+    ours = AssistantSettings(model="anthropic:a", base_url="http://ours", api_key_env="OURS", temperature=0.5)
+    same, other = ours.under({"model": "anthropic:b"}), ours.under({"model": "openai:c"})
+    assert (same.base_url, same.api_key_env) == ("http://ours", "OURS")
+    assert (other.base_url, other.api_key_env, other.temperature) == (None, None, 0.5)
+    own = ours.under({"model": "openai:c", "base_url": "http://theirs"})
+    assert (own.base_url, own.api_key_env) == ("http://theirs", None)

@@ -221,6 +221,8 @@ class Session:
             case Thought(text):
                 self.update(updates.thought(text))
             case Called(calls) if self._open and [each.id for each in calls] == [call.id for _, call, _ in self._open]:
+                for each in calls:
+                    self.calls.name(self._turn, each.id)  # the ids that they have are used
                 self.calls.taken_up(self._open)
                 self._open = []
             case Called(calls):

@@ -20,6 +20,9 @@ from holdfast.tools.call import Call
 from holdfast.tools.guard import Guard
 from holdfast.tools.waiting.agents import PERMISSION
 
+START_SECS = 60.0
+"""How long a program has to shake hands and to open a session."""
+
 
 async def run_program(
     id: str, settings: AgentSettings, root: Path, guard: Guard, call: Call, prompt: str
@@ -30,14 +33,23 @@ async def run_program(
     guard.ensure()
     run = _Run(call)
     try:
-        async with connect(
-            settings.command,
-            cwd=cwd,
-            env={**settings.env, **guard.environ(call.uid)},
-            on_permission=run.permit,
-        ) as agent:
+        async with (
+            asyncio.timeout(START_SECS) as starting,
+            connect(
+                settings.command,
+                cwd=cwd,
+                env={**settings.env, **guard.environ(call.uid)},
+                on_permission=run.permit,
+            ) as agent,
+        ):
             session = await agent.new_session(cwd)
+            starting.reschedule(None)
             stop = await run.converse(session, prompt)
+    except TimeoutError:
+        if not starting.expired():
+            raise
+        why = f"it did not shake hands within {START_SECS:g} s; is it an ACP agent?"
+        raise ToolError(f"Agent `{id}` failed: {why}", code="model_failed") from None
     except (ConnectionLost, RpcError, HoldfastError) as error:
         if isinstance(error, ToolError):
             raise

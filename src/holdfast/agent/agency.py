@@ -11,7 +11,7 @@ from pydantic_ai.messages import ModelResponse
 
 from holdfast.agent.conversation import Conversation
 from holdfast.agent.inquiring import inquire
-from holdfast.agent.models import Assistant, assistant_settings, open_assistant
+from holdfast.agent.models import Assistant, laid_over, open_assistant
 from holdfast.agent.spending import Allowance, Spending
 from holdfast.agent.transcript import Transcript
 from holdfast.config.model import AgentSettings, AssistantSettings, Config
@@ -142,8 +142,7 @@ class Agency:
         """Ask a model, as `Runtime(inquiry=…)` does: the one that the inquiry names, else that of its conversation."""
         conversation = self._conversations.get(inquiry.conversation)
         if inquiry.assistant:
-            base = self.config.conversation.assistant.written()
-            assistant = self.assistant(assistant_settings({**base, **inquiry.assistant}))
+            assistant = self.assistant(laid_over(self.config.conversation.assistant, inquiry.assistant))
         elif conversation is not None:
             assistant = conversation.assistant
         else:

@@ -1,6 +1,7 @@
 """A conversation with a model: what was said, kept in the store, and one turn after the other (G1)."""
 
 import asyncio
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -120,6 +121,11 @@ class Conversation:
     async def _run(self, content: Content | None, listener: Listener | None) -> Answer:
         if self._loop is not None:
             raise HoldfastError("a turn of this conversation is running; `say` adds to it", code="turn_open")
+        if inspect.iscoroutinefunction(listener):
+            raise HoldfastError(
+                "a listener is called and not awaited; make it a plain function that queues what it shows later",
+                code="invalid_arguments",
+            )
         spending = Spending(self._allowance, self._above, self.assistant.model.context_window)
         loop = self._loop = TurnLoop(self, spending, listener, content)
         self._tools_changed()

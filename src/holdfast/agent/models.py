@@ -56,6 +56,8 @@ def open_assistant(settings: "AssistantSettings", root: Path, model: "Model[Any]
     Raises `HoldfastError` if there is none to be had.
     """
     need_pydantic_ai()
+    if isinstance(model, str):
+        settings = settings.under({"model": model})
     chosen = model if model is not None else settings.model
     if chosen is None:
         raise HoldfastError(
@@ -80,14 +82,12 @@ def need_pydantic_ai() -> None:
         ) from None
 
 
-def assistant_settings(written: Mapping[str, Any]) -> "AssistantSettings":
-    """Settings that came as a table. Raises `HoldfastError`."""
+def laid_over(settings: "AssistantSettings", written: Mapping[str, Any]) -> "AssistantSettings":
+    """Settings with others over them that came as a table. Raises `HoldfastError`."""
     from pydantic import ValidationError
 
-    from holdfast.config.model import AssistantSettings
-
     try:
-        return AssistantSettings.model_validate(dict(written))
+        return settings.under(written)
     except ValidationError as error:
         raise HoldfastError(f"settings of a model that cannot be taken: {error}", code="no_model") from None
 

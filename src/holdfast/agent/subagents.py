@@ -133,7 +133,7 @@ class SubAgent:
         if request is not None:
             asked = {"temperature": request.temperature, "top_p": request.top_p, "max_tokens": request.max_tokens}
             given = {key: value for key, value in asked.items() if value is not None}
-            wanted = type(wanted)(**{**wanted.written(), **given})
+            wanted = wanted.under(given)
             own, only = request.system_prompt or own, request.tools or only
         assistant = agency.assistant(wanted, None if request is None else _asked_model(request))
         return agency.of_agent(id, settings, call.conversation, assistant, own_instructions=(_ROLE, own), only=only)

@@ -79,12 +79,11 @@ def _models(config: "Config") -> list[str]:
     """Models that cannot be asked from here: a key is missing, or what talks to them. None is asked anything."""
     if not config.has_model:
         return []
-    from holdfast.agent.models import assistant_settings, open_assistant
+    from holdfast.agent.models import open_assistant
     from holdfast.errors import HoldfastError
 
     conversation = config.conversation
-    over = conversation.assistant.written() | conversation.inquiry.assistant.written()
-    settings = [conversation.assistant, assistant_settings(over)]
+    settings = [conversation.assistant, conversation.assistant.under(conversation.inquiry.assistant.written())]
     settings += [agent.assistant_over(conversation.assistant) for agent in config.agents.values() if not agent.command]
     notes = []
     for each in settings:

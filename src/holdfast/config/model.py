@@ -4,6 +4,7 @@ Types are strict, because a setting that was quietly converted is a setting that
 several keys together are in `rules`; the sentences for what is wrong are in `explain`.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -63,6 +64,10 @@ class NotificationSettings(Table):
         return settings | ({"deliver": tuple(self.deliver)} if "deliver" in settings else {})
 
 
+def _provider(model: str) -> str:
+    return model.partition(":")[0]
+
+
 class AssistantSettings(Table):
     """A model and how it is asked: every `assistant` table (G1, Q2, T2)."""
 
@@ -79,6 +84,14 @@ class AssistantSettings(Table):
     def written(self) -> dict[str, Any]:
         """What the file says, and nothing else: tables are laid over one another."""
         return {key: getattr(self, key) for key in self.model_fields_set}
+
+    def under(self, over: Mapping[str, Any]) -> "AssistantSettings":
+        """These settings with others over them. Where another provider's model is wanted, an address and a key that
+        were meant for this one's are not for that one."""
+        mine, wanted = self.written(), over.get("model")
+        if isinstance(wanted, str) and _provider(wanted) != _provider(self.model or ""):
+            mine = {key: value for key, value in mine.items() if key not in ("base_url", "api_key_env")}
+        return AssistantSettings.model_validate({**mine, **over})
 
 
 class LifecycleSettings(Table):
@@ -293,8 +306,7 @@ class AgentSettings(Table):
 
     def assistant_over(self, conversation: AssistantSettings) -> AssistantSettings:
         """The agent's own settings over those of conversations."""
-        own = self.assistant.written() | ({} if self.model is None else {"model": self.model})
-        return AssistantSettings(**{**conversation.written(), **own})
+        return conversation.under(self.assistant.written() | ({} if self.model is None else {"model": self.model}))
 
 
 class LimitSettings(Table):
