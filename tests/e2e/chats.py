@@ -96,11 +96,11 @@ class Chats:
 
     # Without a terminal
 
-    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+    def start(self, *arguments: str, stdin: int = subprocess.PIPE) -> "subprocess.Popen[str]":
         return subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "holdfast", "chat", *arguments],
             cwd=self.directory, env=self.environment, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def chat(self, *arguments: str, stdin: str = "") -> Said:

@@ -1,5 +1,6 @@
 """`holdfast chat` without a terminal: lines in, text or events out; and what it says when it cannot talk (G1, L3)."""
 
+import json
 import os
 import signal
 import subprocess
@@ -44,6 +45,32 @@ def test_G1_a_conversation_goes_on(chats: Chats) -> None:
     assert "I am Ada" in chats.given
 
 
+def test_G1_a_conversation_that_is_not_there_yet_says_that_it_is_new(chats: Chats) -> None:
+    new = "There is no conversation `desk` yet: it is a new one.\n"
+    assert chats.chat("I am Ada", "--conversation", "desk").err.startswith(new)
+    assert new not in chats.chat("who am I?", "--conversation", "desk").err
+    assert "no conversation" not in chats.chat("hello").err
+
+
+@pytest.mark.parametrize("id", ["", " "])
+def test_a_conversation_needs_a_name(chats: Chats, id: str) -> None:
+    said = chats.chat("hi", "--conversation", id)
+    assert (said.code, said.out) == (2, "")
+    assert "the ID of --conversation is empty" in said.err
+
+
+def test_G1_what_is_piped_beside_a_prompt_goes_with_it(chats: Chats) -> None:
+    chats.script({"text": ["Two lines."]})
+    assert chats.chat("summarise this", stdin="one\n\n  two\n").out == "Two lines.\n"
+    assert json.dumps("summarise this\n\none\n\n  two")[1:-1] in chats.given
+
+
+@pytest.mark.parametrize("stdin", ["", "\n \n"])
+def test_G1_nothing_that_is_piped_changes_no_prompt(chats: Chats, stdin: str) -> None:
+    chats.chat("hello", stdin=stdin)
+    assert '"hello"' in chats.given
+
+
 def test_the_command_that_goes_on_names_what_was_named(chats: Chats) -> None:
     (chats.directory / "my config.toml").write_text((chats.directory / "holdfast.toml").read_text())
     said = chats.chat("hi", "--config", "my config.toml", "--store", "sqlite:///other.db")
@@ -54,7 +81,9 @@ def test_L3_json_prints_what_happens(chats: Chats) -> None:
     chats.script({"text": ["a\u202e\x9bb"], "calls": [["nasty", {}]]}, {"text": ["c"]})
     said = chats.chat("--json", stdin="go\n")
     assert said.out.isascii()
-    events = [msgspec.json.decode(line, type=Event) for line in said.out.splitlines()]
+    first, *lines = said.out.splitlines()
+    assert json.loads(first) == {"type": "Conversation", "id": conversation_of(said.err), "new": True}
+    events = [msgspec.json.decode(line, type=Event) for line in lines]
     assert [type(event).__name__ for event in events] == [
         "TurnStarted", "Text", "Used", "Called", "Answered", "Text", "Used", "TurnFinished"
     ]  # fmt: skip
@@ -111,7 +140,7 @@ def test_R6_a_signal_to_end_leaves_the_turn_to_be_gone_on_with(
 ) -> None:
     """A connection that is lost costs no more than a crash."""
     chats.script(first, {"text": ["All is well."]})
-    process = chats.start("look")
+    process = chats.start("look", stdin=subprocess.DEVNULL)
     try:
         there = chats.directory / ("started" if "calls" in first else "given.json")
         until(there.exists)
@@ -148,7 +177,7 @@ def test_a_signal_at_an_input_that_says_nothing_ends_the_chat(chats: Chats) -> N
 
 def test_a_reader_who_goes_away_ends_it(chats: Chats) -> None:
     chats.script({"text": ["a\n", "b\n"], "until": "go"})
-    process = chats.start("hi")
+    process = chats.start("hi", stdin=subprocess.DEVNULL)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "a\n"
@@ -164,7 +193,7 @@ def test_a_reader_who_goes_away_ends_it(chats: Chats) -> None:
 @pytest.mark.parametrize("stdin", ["", "one more thing\n"])
 def test_B9_a_turn_that_was_killed_goes_on_first(chats: Chats, stdin: str) -> None:
     chats.script({"text": ["Let me see."], "calls": [["gate", {}]]}, {"text": ["It is open."]}, {"text": ["More."]})
-    process = chats.start("look", "--conversation", "main")
+    process = chats.start("look", "--conversation", "main", stdin=subprocess.DEVNULL)
     try:
         until(lambda: (chats.directory / "started").exists())
         process.kill()
@@ -174,7 +203,9 @@ def test_B9_a_turn_that_was_killed_goes_on_first(chats: Chats, stdin: str) -> No
         process.wait()
     chats.touch("open")
     said = chats.chat("--conversation", "main", "--json", stdin=stdin)
-    events = [msgspec.json.decode(line, type=Event) for line in said.out.splitlines()]
+    first, *lines = said.out.splitlines()
+    assert json.loads(first) == {"type": "Conversation", "id": "main", "new": False}
+    events = [msgspec.json.decode(line, type=Event) for line in lines]
     assert isinstance(events[0], TurnStarted) and events[0].resumed
     assert "The last turn was interrupted; it goes on." in said.err
     answers = [event.answer.text for event in events if isinstance(event, TurnFinished)]
@@ -223,7 +254,7 @@ def test_without_pydantic_ai_it_says_what_to_install(chats: Chats) -> None:
 
 def test_a_conversation_that_somebody_else_talks_in_is_refused(chats: Chats) -> None:
     chats.script({"calls": [["gate", {}]]})
-    process = chats.start("look", "--conversation", "main")
+    process = chats.start("look", "--conversation", "main", stdin=subprocess.DEVNULL)
     try:
         until(lambda: (chats.directory / "started").exists())
         assert "conversation `main` has an open turn" in refused(chats, "--conversation", "main")

@@ -192,7 +192,7 @@ class _Showing:
             case Retrying(_, _, why):
                 self._emit(f"{'' if self._line else chr(10)}[the model is asked again: {why}]\n")
             case Used(usage):
-                self._call.progress(usage.requests, None, f"{usage.requests} requests")
+                self._call.progress(usage.requests, None, "request" if usage.requests == 1 else "requests")
 
     def _emit(self, text: str) -> None:
         self._call.emit(text)

@@ -19,8 +19,9 @@ import click
 
 from holdfast.cli.chat_commands import continuing
 from holdfast.cli.chat_lines import Piece
+from holdfast.cli.chat_past import last_exchange
 from holdfast.cli.keyboard import Tty, open_tty
-from holdfast.cli.printing import one_line
+from holdfast.cli.printing import one_line, print_json
 from holdfast.cli.prompter import TerminalPrompter, open_prompter
 from holdfast.cli.store import run, store_of, store_option
 from holdfast.config import Config, find_config, load_config
@@ -30,9 +31,11 @@ from holdfast.turn.prompts import Cancelled, Decision, Prompt, Prompter
 if TYPE_CHECKING:
     from holdfast.agent.conversation import Conversation
     from holdfast.cli.chat_screen import Screen
+    from holdfast.cli.chat_session import Session
 
 CONNECT_SECS = 10.0
 """How long to wait for the tools of MCP servers before the first turn; they may come later."""
+_NEW = "There is no conversation `{}` yet: it is a new one."
 
 
 class _Wanted(NamedTuple):
@@ -68,7 +71,7 @@ class _Left(NamedTuple):
 @click.command()
 @click.argument("PROMPT", required=False)
 @click.option("--model", metavar="M", help="The model to talk to, `provider:name`. Default: what holdfast.toml says.")
-@click.option("--conversation", metavar="ID", help="Go on with this conversation. Default: a new one.")
+@click.option("--conversation", metavar="ID", help="Go on with this conversation, or begin it. Default: a new one.")
 @click.option(
     "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The holdfast.toml to use."
 )
@@ -88,11 +91,13 @@ def chat(
 ) -> None:
     """Talk to a model that has the tools of the configuration.
 
-    With a PROMPT: one turn, and out. Without a terminal each line of stdin is a prompt, and the answers are printed as
-    text.
+    With a PROMPT: one turn, and out; what is piped in goes with it. Otherwise, without a terminal, each line of stdin
+    is a prompt. The answers are printed as text.
     """
     if prompt is not None and not prompt.strip():
         raise click.UsageError("the PROMPT is empty; say something, or leave it out", context)
+    if conversation is not None and not conversation.strip():
+        raise click.UsageError("the ID of --conversation is empty; name one, or leave it out for a new one", context)
     file = config or find_config(Path.cwd())
     loaded = Config() if file is None else load_config(file)
     wanted = _Wanted(loaded, store or store_of(loaded), model, conversation, prompt, detached, as_json)
@@ -128,7 +133,7 @@ async def _terminal(wanted: _Wanted, tty: Tty) -> _Left:
 
     prompter = None if wanted.detached else open_prompter()
     session = Session(tty, abandon=lambda: _abandon(130, tty, prompter))
-    ask = None if prompter is None else _while_there(_on(session.screen, prompter), session.hang_up)
+    ask = None if prompter is None else _while_there(_on(session, prompter), session.hang_up)
     stop = _Signals(lambda number: _abandon(128 + number, tty, prompter))
     try:
         with ExitStack() as last:
@@ -142,6 +147,11 @@ async def _terminal(wanted: _Wanted, tty: Tty) -> _Left:
                 last.callback(session.close)
                 words = (one_line(conversation.assistant.name), f"conversation {one_line(conversation.id)}", "/help")
                 session.screen.show(Piece("line", " · ".join(words), "dim"))
+                past = await conversation.lines()
+                for piece in last_exchange(past):
+                    session.screen.show(piece)
+                if not past and wanted.conversation is not None:
+                    session.screen.show(Piece("line", _NEW.format(one_line(conversation.id)), "dim", whole=True))
                 await session.run(runtime, conversation, wanted.prompt)
         return _Left(conversation.id, session.talked, session.failed, stop.number)
     finally:
@@ -150,12 +160,12 @@ async def _terminal(wanted: _Wanted, tty: Tty) -> _Left:
             prompter.close()
 
 
-def _on(screen: "Screen", prompter: TerminalPrompter) -> Prompter:
-    """The prompter, with the terminal lent to it by the screen."""
+def _on(session: "Session", prompter: TerminalPrompter) -> Prompter:
+    """The prompter, with the terminal lent to it by the screen, and the line that is being typed there."""
 
     async def ask(prompt: Prompt) -> Decision:
-        async with screen.lent():
-            return await prompter(prompt)
+        async with session.screen.lent():
+            return await prompter(prompt, session.typing)
 
     return ask
 
@@ -204,7 +214,7 @@ class _Logged(logging.Handler):
 
 
 async def _plain(wanted: _Wanted) -> _Left:
-    from holdfast.cli.chat_plain import PlainChat, lines_of_stdin, one
+    from holdfast.cli.chat_plain import PlainChat, lines_of_stdin
 
     chat = PlainChat(as_json=wanted.as_json)
     lines = lines_of_stdin()
@@ -216,7 +226,12 @@ async def _plain(wanted: _Wanted) -> _Left:
             conversation = await wanted.open(runtime)
             stop.listen(chat.stop, signal.SIGINT)
             stop.listen(chat.leave, signal.SIGTERM, signal.SIGHUP)
-            await chat.run(runtime, conversation, aiter(lines) if wanted.prompt is None else one(wanted.prompt))
+            new = not await conversation.lines()
+            if new and wanted.conversation is not None:
+                click.echo(_NEW.format(one_line(conversation.id)), err=True)
+            if wanted.as_json:
+                print_json({"type": "Conversation", "id": conversation.id, "new": new})
+            await chat.run(runtime, conversation, aiter(lines) if wanted.prompt is None else lines.after(wanted.prompt))
         return _Left(conversation.id, chat.talked, chat.failed, stop.number)
     finally:
         if prompter is not None:

@@ -3,6 +3,7 @@
 Pure: handles and calls in, text out. What tools and models wrote is cleaned of whatever a terminal would act on (K4).
 """
 
+from collections.abc import Set
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -13,6 +14,7 @@ from holdfast.handles.output import Output
 from holdfast.handles.rendering import render_piece
 from holdfast.handles.state import Error, Ok, Pending, Progress, Reply, Running, Stopped, Waiting
 from holdfast.handles.text import strip_controls
+from holdfast.turn.permission import SKIPPED
 from holdfast.turn.slot import ToolCall
 from holdfast.turn.turn import Response
 
@@ -126,13 +128,27 @@ def ended_line(handle: Handle, call: ToolCall | None) -> Line | None:
         glyph, style = ("✗", "red") if outcome.is_error else ("✓", "green")
         said = _end_of(outcome.result)
     else:
-        glyph, style = "✓", "green"
+        glyph, style = ("■", "yellow") if _skipped(state) else ("✓", "green")
         said = _end_of(outcome.value) if isinstance(outcome, Ok) else last_line(handle.output)
     return Line("  ".join((f"{glyph} {handle_name(handle, call)}", took, *([said] if said else []))), style)  # type: ignore[arg-type]
 
 
 def _failed(outcome: Any) -> bool:
     return isinstance(outcome, Error) or (isinstance(outcome, Reply) and outcome.is_error)
+
+
+def _crashed(entry: Any) -> bool:
+    """Whether that is what a reply says of a handle that ended with an error."""
+    return isinstance(entry, dict) and entry.get("state") == "stopped" and bool(entry.get("is_error"))
+
+
+def _skipped(state: Stopped) -> bool:
+    """Whether a person did not let it run, which its caller is told as a result."""
+    return state.started is None and isinstance(state.outcome, Ok) and _says_skipped(state.outcome.value)
+
+
+def _says_skipped(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith(SKIPPED.removesuffix("."))
 
 
 def _first_and_last(message: str) -> str:
@@ -156,8 +172,9 @@ def _seconds(seconds: float) -> str:
 # What was answered
 
 
-def answered_line(call: ToolCall, response: Response) -> Line | None:
-    """What a call was answered that made no handle, or whose handle goes on. None: nothing worth a line."""
+def answered_line(call: ToolCall, response: Response, told: Set[str] = frozenset()) -> Line | None:
+    """What a call was answered that made no handle, or whose handle goes on, or had ended before. None: nothing worth
+    a line. `told`: handles whose end has a line already."""
     words = call_words(call)
     if response.is_error:
         return Line(f"✗ {words}  {_first_and_last(response.result)}", "red")
@@ -166,7 +183,12 @@ def answered_line(call: ToolCall, response: Response) -> Line | None:
     except (msgspec.DecodeError, RecursionError):
         reply = None
     if not isinstance(reply, dict):
-        return Line(f"· {words}  {_end_of(response.result)}".rstrip(), "dim")
+        glyph, style = ("■", "yellow") if _says_skipped(response.result) else ("·", "dim")
+        return Line(f"{glyph} {words}  {_end_of(response.result)}".rstrip(), style)  # type: ignore[arg-type]
+    entries = reply.get("completed") if call.name == _SETTLED else (reply,)
+    failed = [each for each in entries or () if _crashed(each) and each.get("id") not in told]
+    if failed:
+        return Line(f"✗ {words}  {_first_and_last(str(failed[0].get('result') or 'failed'))}", "red")
     if call.name == _SETTLED:
         why = "timed out" if reply.get("timed_out") else "input is needed" if reply.get("needs_input") else None
         return None if why is None else Line(f"· {words}  {why}", "dim")

@@ -63,6 +63,8 @@ class Teller:
         """Labels of calls of this batch that were told of as handles."""
         self._ends: set[str] = set()
         """How news begins of handles whose end was told."""
+        self._ended_ids: set[str] = set()
+        """Of those handles."""
 
     def hear(self, event: Event) -> Iterator[Piece]:
         """What is to be shown of an event."""
@@ -98,6 +100,7 @@ class Teller:
         """What is to be shown of the end of a handle. It may come at any time."""
         if handle.stateful:
             self._ends.add(f"`{handle.id}` ({handle.tool.name}) ")
+            self._ended_ids.add(handle.id)
         line = ended_line(handle, self.calls.get(handle.call_id))
         if line is not None:
             self._over.add(handle.call_id)
@@ -121,7 +124,7 @@ class Teller:
         for response in event.responses:
             call = self.calls.get(response.id)
             if call is not None and response.id not in self._over:
-                line = answered_line(call, response)
+                line = answered_line(call, response, self._ended_ids)
                 if line is not None:
                     yield Piece("line", line.text, line.style)
         self.calls, self._over = {}, set()

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import stat
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
@@ -21,8 +23,13 @@ if TYPE_CHECKING:
     from holdfast.runtime import Runtime
 
 
+LATE_SECS = 3.0
+"""After so long without the end of what is piped in, a person may wonder."""
+_LATE = "Reading what is piped in, until its end; `</dev/null` if there is nothing."
+
+
 class Lines:
-    """The lines of an input. A thread waits for the one that is wanted, so that tools run on meanwhile."""
+    """The lines of an input, or all of it. A thread waits for the one that is wanted, so that tools run on meanwhile."""
 
     def __init__(self, source: BinaryIO, *, person: bool) -> None:
         self._source = source
@@ -35,7 +42,27 @@ class Lines:
             if text := line.decode(errors="replace").strip():
                 yield text
 
+    async def after(self, prompt: str) -> AsyncIterator[str]:
+        """A single prompt, and below it the whole of what is piped in, if something is."""
+        text = (await self._whole()).decode(errors="replace").strip("\r\n")
+        yield f"{prompt}\n\n{text}" if text.strip() else prompt
+
+    async def _whole(self) -> bytes:
+        if self._person or not _piped(self._source.fileno()):
+            return b""
+        late = asyncio.get_running_loop().call_later(LATE_SECS, partial(click.echo, _LATE, err=True))
+        try:
+            return await self._read(self._source.read)
+        finally:
+            late.cancel()
+
     async def _line(self) -> bytes:
+        async with self.reading:
+            if self._person:
+                click.echo("> ", nl=False, err=True)
+            return await self._read(self._source.readline)
+
+    async def _read(self, reading: Callable[[], bytes]) -> bytes:
         loop = asyncio.get_running_loop()
         read: asyncio.Future[bytes] = loop.create_future()
 
@@ -44,17 +71,14 @@ class Lines:
                 read.set_result(line)
 
         def wait() -> None:
-            line = self._source.readline()
+            line = reading()
             try:
                 loop.call_soon_threadsafe(told, line)
             except RuntimeError:  # nobody is left who wants it
                 return
 
-        async with self.reading:
-            if self._person:
-                click.echo("> ", nl=False, err=True)
-            threading.Thread(target=wait, daemon=True, name="stdin").start()
-            return await read
+        threading.Thread(target=wait, daemon=True, name="stdin").start()
+        return await read
 
     def prompting(self, prompter: Prompter) -> Prompter:
         """That prompter, while no line is read."""
@@ -155,9 +179,13 @@ class PlainChat:
             self.stop()
 
 
-async def one(prompt: str) -> AsyncIterator[str]:
-    """A single prompt."""
-    yield prompt
+def _piped(fd: int) -> bool:
+    """Whether a descriptor is a pipe, a file or a connection: what was put there on purpose. /dev/null is none."""
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
 def lines_of_stdin() -> Lines:

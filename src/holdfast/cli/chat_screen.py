@@ -63,6 +63,7 @@ class Screen:
     async def lent(self) -> AsyncIterator[None]:
         """The terminal is as it was found, and somebody else's, until the end of the block. One at a time."""
         async with self._users:
+            await asyncio.sleep(0)  # keys that have come already are heard first
             was_open = self._open
             self._put_back()
             try:

@@ -20,6 +20,7 @@ from holdfast.cli.chat_lines import Piece, Teller, user_line
 from holdfast.cli.chat_screen import Screen
 from holdfast.cli.keyboard import Gone, Key, Tty
 from holdfast.cli.printing import duration, one_line, printable
+from holdfast.cli.prompter import PAUSE_SECS, Typing
 from holdfast.errors import HoldfastError
 from holdfast.handles.handle import Handle
 from holdfast.handles.state import Stopped
@@ -59,6 +60,7 @@ class Session:
         self._queued: list[str] = []  # said while a turn runs, and not taken yet
         self._history: list[str] = []
         self._recalled = 0  # how many lines back
+        self._last_key = float("-inf")  # when it was pressed
         self._tasks: set[asyncio.Task[None]] = set()
         self._keys: asyncio.Task[None] | None = None
         self._left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -211,8 +213,14 @@ class Session:
         if not read.cancelled() and (error := read.exception()) is not None and not self._left.done():
             self._left.set_exception(error)
 
+    @property
+    def typing(self) -> Typing | None:
+        """The line at which the person is: something is in it, or was just now. None: nobody types."""
+        lately = time.monotonic() - self._last_key < PAUSE_SECS
+        return Typing(self.screen.typed, self._pressed) if self.screen.typed.text or lately else None
+
     def _pressed(self, key: Key) -> None:
-        typed = self.screen.typed
+        typed, self._last_key = self.screen.typed, time.monotonic()
         self._warned = self._warned and key.name == "C-c"
         match key.name:
             case "C-c":

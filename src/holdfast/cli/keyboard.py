@@ -190,6 +190,14 @@ class Tty:
             await self._change()
         return self._keys.popleft()
 
+    async def key_within(self, secs: float) -> Key | None:
+        """The next key; None if there is none for so long. Raises `Gone`."""
+        try:
+            async with asyncio.timeout(secs):
+                return await self.key()
+        except TimeoutError:
+            return self._keys.popleft() if self._keys else None  # it may have come just then
+
     async def _change(self) -> None:
         if self._gone:
             raise Gone
@@ -238,15 +246,18 @@ class Tty:
 
     # Text
 
-    async def show(self, text: str) -> None:
-        """Write a prompt. What was typed before it was there to be read is thrown away: nobody approves by accident."""
+    async def show(self, text: str, *, keep: bool = False) -> None:
+        """Write a prompt. What was typed before it was there to be read is thrown away: nobody approves by accident.
+        `keep`: it is not, as it is meant for something else."""
         if self._gone:
             raise Gone
-        self._discard_typed()
+        if not keep:
+            self._discard_typed()
         self.write(text)
         if self._unsent:
             await self._sent()
-            self._discard_typed()
+            if not keep:
+                self._discard_typed()
 
     def _discard_typed(self) -> None:
         self._forget()

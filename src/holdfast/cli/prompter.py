@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, NoReturn
@@ -32,6 +32,10 @@ from holdfast.turn.prompts import (
     Said,
 )
 
+PAUSE_SECS = 1.0
+"""Without a key for so long, nobody is typing."""
+
+_STOP_TYPING = "Waiting for you to stop typing; what you type goes on to your line."
 _HEAD_LINES, _TAIL_LINES = 30, 10
 _HEAD_CHARACTERS, _TAIL_CHARACTERS = 300, 80
 _NARROWEST, _WIDEST = 20, 100
@@ -64,6 +68,13 @@ class _NotOpened(Exception):
     """Nothing came of the editor or the pager; the text says why."""
 
 
+class Typing(NamedTuple):
+    """A line that a person is typing when a prompt appears, and what its keys do."""
+
+    line: Line
+    press: Callable[[Key], None]
+
+
 class _Part(NamedTuple):
     """A piece of a panel. The style is rich's, or `json`."""
 
@@ -75,15 +86,18 @@ class TerminalPrompter:
     """A prompter (`Runtime(prompter=…)`) that talks to the person at `/dev/tty`.
 
     One prompt at a time. While one is open the event loop runs on; Ctrl-C, Ctrl-D and Escape cancel the prompt, not the
-    process. When the coroutine ends or is cancelled the terminal is as it was.
+    process. When the coroutine ends or is cancelled the terminal is as it was. Where the person is `typing` something
+    else, keys go on to that until there has been a pause: only then do they answer.
     """
 
     def __init__(self, tty: Tty) -> None:
         self._tty = tty
         self._plain = tty.dumb or bool(os.environ.get("NO_COLOR"))
+        self._typing: Typing | None = None
 
-    async def __call__(self, prompt: Prompt) -> Decision:
+    async def __call__(self, prompt: Prompt, typing: Typing | None = None) -> Decision:
         """Show the prompt and return what the person said. `Cancelled` also if the terminal goes away."""
+        self._typing = typing
         with self._tty.taken():
             try:
                 match prompt:
@@ -168,7 +182,7 @@ class TerminalPrompter:
             shown += "Enter alone gives the default.\n"
         elif default:
             shown += f"Enter alone gives: {one_line(default, _WIDEST)}\n"
-        await self._tty.show(shown)
+        await self._show(shown)
         return await self._type(secret=question.secret) or default
 
     # Parts of a prompt
@@ -211,6 +225,23 @@ class TerminalPrompter:
 
     # What a person does
 
+    async def _show(self, shown: str, question: str = "") -> None:
+        """Show a prompt. Keys that follow are meant for it."""
+        typing, self._typing = self._typing, None
+        if typing is None:
+            await self._tty.show(shown + question)
+            return
+        notice = _Part(_STOP_TYPING[: max(self._tty.columns - 1, 0)], "yellow")  # one row, to be taken away again
+        await self._tty.show(shown + self._drawn(notice), keep=True)
+        row = Row(self._tty, secret=False)
+        row.draw(typing.line.text, typing.line.at)
+        while (key := await self._tty.key_within(PAUSE_SECS)) is not None:
+            if key.name == "C-c":
+                raise _Left
+            typing.press(key)
+            row.draw(typing.line.text, typing.line.at)
+        self._tty.write(f"\r\x1b[K\x1b[A\x1b[K{question}")
+
     async def _choose(
         self,
         shown: str,
@@ -223,7 +254,7 @@ class TerminalPrompter:
         """One of the keys. What is pasted presses none: it was not meant for this."""
         enter = f", Enter: {choices[default]}" if default is not None and not secret else ""
         line = f"{question} [{'/'.join(choices)}/?{enter}] "
-        await self._tty.show(shown + line)
+        await self._show(shown, line)
         while True:
             key = await self._key()
             chosen = default if key.name == "enter" else key.text if key.name == "text" else None
@@ -241,7 +272,7 @@ class TerminalPrompter:
         listed = "".join(f"  {number}  {one_line(option)}\n" for number, option in enumerate(options, start=1))
         chosen = _Option(options.index(question.default) + 1 if question.default in options else 0)
         row = Row(self._tty, secret=question.secret)
-        await self._tty.show(f"{shown}{listed}A number or the arrow keys, then Enter.\n")
+        await self._show(f"{shown}{listed}A number or the arrow keys, then Enter.\n")
         while True:
             at = chosen.number
             row.draw(f"{at}  {one_line(options[at - 1])}" if at else "")
@@ -317,7 +348,7 @@ class TerminalPrompter:
         return None
 
     async def _lend(self, argv: list[str]) -> None:
-        await self._tty.show(f"\nOpen in {one_line(argv[0])} …\n")
+        await self._show(f"\nOpen in {one_line(argv[0])} …\n")
         try:
             code = await self._tty.lend(argv)
         except OSError as error:
