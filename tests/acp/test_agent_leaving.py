@@ -13,9 +13,9 @@ import pytest
 from tests.acp.editor import statuses
 from tests.acp.within import Within, within
 
-from holdfast.acp import agent as served
-from holdfast.acp import opening
-from holdfast.acp.sessions import Session
+from holdfast.acp.agent import opening
+from holdfast.acp.agent import server as served
+from holdfast.acp.agent.session import Session
 from holdfast.acp.wire import RpcError
 from holdfast.agent.conversation import Conversation
 from holdfast.store.base import ConversationRow

@@ -8,7 +8,7 @@ import pytest
 from tests.acp.editor import shown
 from tests.acp.within import Within, within
 
-from holdfast.acp import calls
+from holdfast.acp.agent import calls
 from holdfast.acp.wire import REQUEST_CANCELLED, RpcError
 
 ECHO = '[conversation.tools.echo]\nsource = "local"\nrun = "unattended"\ncommand = ["sh", "-c", "echo hello"]\n'

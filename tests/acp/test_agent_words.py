@@ -10,11 +10,11 @@ import pytest
 
 import holdfast
 from holdfast import ConfigError, Question, Tool, ToolCall, tool
-from holdfast.acp.content import prompt_content, title_of
-from holdfast.acp.describing import KINDS, check_kinds, describe, kind_of
-from holdfast.acp.permissions import decided, elsewhere, filled_in, form, permission
-from holdfast.acp.replay import Replayed, replay
-from holdfast.acp.updates import fenced
+from holdfast.acp.agent.content import prompt_content, title_of
+from holdfast.acp.agent.describing import KINDS, check_kinds, describe, kind_of
+from holdfast.acp.agent.permissions import decided, elsewhere, filled_in, form, permission
+from holdfast.acp.agent.replay import Replayed, replay
+from holdfast.acp.agent.updates import fenced
 from holdfast.acp.wire import RpcError
 from holdfast.handles.handle import Handle, Watcher
 from holdfast.store.base import Line

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from holdfast.acp import Connection, ConnectionLost, Permission, RpcError, connect
-from holdfast.acp.asking import reject
-from holdfast.acp.client import capabilities
+from holdfast.acp.client.asking import reject
+from holdfast.acp.client.connection import capabilities
 from holdfast.errors import HoldfastError
 
 AGENT = str(Path(__file__).parent / "agents" / "scripted.py")
@@ -291,8 +291,8 @@ async def test_the_environment_is_inherited_and_added_to(monkeypatch: pytest.Mon
 
 
 async def test_an_agent_that_will_not_go_is_killed_with_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.acp.process._EOF_SECS", 0.01)
-    monkeypatch.setattr("holdfast.acp.process._TERM_SECS", 0.01)
+    monkeypatch.setattr("holdfast.acp.client.process._EOF_SECS", 0.01)
+    monkeypatch.setattr("holdfast.acp.client.process._TERM_SECS", 0.01)
     stubborn = f"trap '' TERM; sleep 1000 & {sys.executable} {AGENT}; while :; do wait; sleep 0.05; done"
     async with connect(["sh", "-c", stubborn]) as agent:
         await agent.new_session("/")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.acp import connect
-from holdfast.acp.process import AgentProcess
+from holdfast.acp.client.process import AgentProcess
 from holdfast.acp.wire import Params, Peer
 
 AGENT = str(Path(__file__).parent / "agents" / "scripted.py")

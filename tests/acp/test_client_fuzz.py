@@ -13,9 +13,9 @@ import pytest
 from tests.acp.test_client_drained import agent, text
 
 from holdfast.acp import ConnectionLost, RpcError, connect
-from holdfast.acp.asking import Permission
-from holdfast.acp.client import Connection
-from holdfast.acp.session import Session
+from holdfast.acp.client.asking import Permission
+from holdfast.acp.client.connection import Connection
+from holdfast.acp.client.session import Session
 
 SEED = int(os.environ.get("HOLDFAST_SEED", "20260101"))
 TIMES = int(os.environ.get("HOLDFAST_FUZZ", "1"))

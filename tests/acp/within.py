@@ -12,8 +12,8 @@ from tests.acp.editor import config, script
 from tests.acp.wires import Heard
 
 from holdfast import Runtime
-from holdfast.acp.agent import Agent
-from holdfast.acp.persons import Persons
+from holdfast.acp.agent.persons import Persons
+from holdfast.acp.agent.server import Agent
 from holdfast.acp.wire import Id, Peer
 
 

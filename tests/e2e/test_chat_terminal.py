@@ -132,6 +132,7 @@ def test_Q8_a_question_of_the_assistant_is_answered(chats: Chats, pane: ChatPane
     pane.chat()
     pane.type("paint it")
     pane.until("Which colour?")
+    until(lambda: "stop typing" not in pane.screen)
     pane.type("green")
     pane.until("So be it.")
     assert "green" in chats.given
@@ -157,7 +158,9 @@ def test_Q5_what_is_being_typed_is_kept_while_a_prompt_is_open(chats: Chats, pan
     pane.write("half a li")
     until(lambda: pane.last == "> half a li")
     chats.touch("go")
+    pane.until("Waiting for you to stop typing")
     pane.until("Run it?")
+    assert "stop typing" not in pane.screen
     pane.press("y")
     pane.until("Done.")
     until(lambda: pane.last == "> half a li")
@@ -450,6 +453,22 @@ def test_attach_takes_over_a_terminal_and_comes_back(chats: Chats, pane: ChatPan
     pane.until("Well?")
     pane.type("/quit")
     pane.left()
+
+
+# Coming back
+
+
+def test_G1_whoever_comes_back_sees_what_was_said_last(chats: Chats, pane: ChatPane) -> None:
+    chats.script({"text": ["Hello, Ada."]}, {"text": ["You are"], "calls": [["nasty", {}]]}, {"text": ["Ada."]})
+    pane.chat("--conversation", "desk")
+    pane.until("There is no conversation `desk` yet: it is a new one.\n>")
+    pane.press("C-d")
+    pane.left()
+    chats.chat("--conversation", "desk", stdin="I am Ada\nwho am I?\n")
+    pane.type("clear")
+    pane.chat("--conversation", "desk")
+    pane.until(" · /help\n> who am I?\nAda.\n>")
+    assert "Hello" not in pane.screen
 
 
 # Crashes

@@ -31,6 +31,7 @@ from holdfast.handles.handle import Handle
 from holdfast.handles.output import Output
 from holdfast.handles.spool import Spool
 from holdfast.turn.notifications import Notification
+from holdfast.turn.prompts import Decision, Denied, Prompt
 
 NOTHING = Usage()
 
@@ -204,6 +205,38 @@ async def test_G1_a_one_shot_call_has_one_line_at_its_end(end: str, glyph: str, 
     assert line.text.startswith(f"{glyph} work end={end}  ")
     assert line.text.endswith(f"s  {said}")
     assert line.style == style
+
+
+@pytest.mark.parametrize(
+    ("decision", "said"), [(Denied(), "Tool skipped by user."), (Denied("too dear"), "Tool skipped by user: too dear")]
+)
+async def test_P1_a_call_that_was_refused_is_not_shown_as_one_that_went_well(decision: Decision, said: str) -> None:
+    @holdfast.tool(run="ask")
+    async def order() -> str:
+        return "ordered"
+
+    async def person(prompt: Prompt) -> Decision:
+        return decision
+
+    teller, pieces = Teller(), list[Piece]()
+    async with Runtime([order], store="memory:", prompter=person) as rt:
+        rt.registry.followers["main"] = [lambda each: None if each.active else pieces.extend(teller.stopped(each))]
+        async with rt.turn("main") as turn:
+            call = ToolCall("1", "order", {})
+            pieces += teller.hear(Called((call,)))
+            pieces += teller.hear(Answered(tuple(await turn.run([call]))))
+    (line,) = (piece for piece in pieces if piece.kind == "line")
+    assert (line.text[:7], line.style) == ("■ order", "yellow")
+    assert line.text.endswith(said)
+
+
+def test_B9_a_handle_that_crashed_before_is_shown_as_that() -> None:
+    crashed = '{"id":"b","state":"stopped","result":"The process ended.","is_error":true}'
+    spawn, wait = ToolCall("1", "build", {"action": "spawn", "id": "b"}), ToolCall("2", "await", {"all": ["b"]})
+    waited = Response("2", f'{{"completed":[{crashed}],"pending":[]}}')
+    assert answered_line(spawn, Response("1", crashed)) == Line("✗ build spawn b  The process ended.", "red")
+    assert answered_line(wait, waited) == Line("✗ await b  The process ended.", "red")
+    assert answered_line(wait, waited, {"b"}) is None
 
 
 async def test_G1_an_await_is_told_by_what_it_waits_for() -> None:

@@ -8,10 +8,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from holdfast.acp.asking import Permission
-from holdfast.acp.client import connect
+from holdfast.acp.client.asking import Permission
+from holdfast.acp.client.connection import connect
+from holdfast.acp.client.session import Session
 from holdfast.acp.rpc import ConnectionLost, RpcError
-from holdfast.acp.session import Session
 from holdfast.agent.subagents import as_message
 from holdfast.config.model import AgentSettings
 from holdfast.errors import HoldfastError, ToolError

@@ -61,12 +61,13 @@ async def _serve(
     config: Config, store: str, model: str | None, mode: Literal["ask", "unattended"], read_fd: int, write_fd: int
 ) -> int:
     """Serve until the client goes, or a signal comes. The runtime is closed in good order then (R6)."""
-    from holdfast.acp.agent import Agent
-    from holdfast.acp.persons import Persons
+    from holdfast.acp.agent.persons import Persons
+    from holdfast.acp.agent.server import Agent
 
     persons = Persons()
     runtime = Runtime(store=store, config=config, prompter=persons)
-    agent = Agent(runtime, persons, model=model, mode=mode, signal=config.acp.turn_complete)
+    settings = config.acp
+    agent = Agent(runtime, persons, model=model, mode=mode, signal=settings.turn_complete, terminals=settings.terminals)
     stopped: list[int] = []
     async with runtime:
         serving = asyncio.create_task(agent.serve(read_fd, write_fd))

@@ -30,8 +30,8 @@ HELP = {
     "/quit": "leave; a turn that runs is cancelled",
 }
 _KEYS = (
-    "A line that is typed while a turn runs is said in it. Ctrl-C cancels the turn; twice, it leaves. Ctrl-D leaves when "
-    "no turn runs."
+    "A line that is typed while a turn runs is said in it. Ctrl-C cancels the turn; twice, it leaves. "
+    "Ctrl-D leaves when no turn runs."
 )
 _LIVE = ("pending", "running", "waiting")
 _DETACHED = "`{}` is in no store that another process could reach it by; start the chat with a store that is a file"

@@ -23,7 +23,8 @@ def last_exchange(lines: Sequence[Line]) -> list[Piece]:
             continue
         parts = msgspec.json.decode(line.body).get("parts", ())
         if line.kind == "response":
-            answer = answer or "".join(str(part.get("content", "")) for part in parts if part.get("part_kind") == "text")
+            texts = (part["content"] for part in parts if part.get("part_kind") == "text")
+            answer = answer or "".join(texts)
         elif said := "\n".join(_said(parts)):
             return [user_line(_clipped(said)), *_answered(answer)]
     return _answered(answer)

@@ -29,7 +29,7 @@ _LATE = "Reading what is piped in, until its end; `</dev/null` if there is nothi
 
 
 class Lines:
-    """The lines of an input, or all of it. A thread waits for the one that is wanted, so that tools run on meanwhile."""
+    """The lines of an input, or all of it. A thread waits for what is wanted, so that tools run on meanwhile."""
 
     def __init__(self, source: BinaryIO, *, person: bool) -> None:
         self._source = source

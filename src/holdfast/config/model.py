@@ -390,9 +390,10 @@ class McpSettings(Table):
 
 
 class AcpSettings(Table):
-    """`[acp]`: how editors are told that a turn is complete (X2)."""
+    """`[acp]`: how editors are told that a turn is complete (X2), and whether commands are shown in their terminals."""
 
     turn_complete: Literal["extension", "update", "off"] = "extension"
+    terminals: bool = True
 
 
 class Config(Table):

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from holdfast.acp.client.process import AgentProcess
 from holdfast.acp.lines import LineReader, LineWriter
-from holdfast.acp.process import AgentProcess
 from holdfast.acp.wire import BACKLOG_BYTES, LINE_BYTES, METHOD_NOT_FOUND
 
 T = TypeVar("T")

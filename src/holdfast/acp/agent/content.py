@@ -5,7 +5,7 @@ import binascii
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from holdfast.acp.describing import clipped
+from holdfast.acp.agent.describing import clipped
 from holdfast.acp.rpc import invalid_params
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from holdfast.acp.wire import Call
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.acp.session import Session
+    from holdfast.acp.client.session import Session
 
 Update: TypeAlias = dict[str, Any]
 """The `update` of a `session/update`, as it came: `sessionUpdate` says of which kind it is."""

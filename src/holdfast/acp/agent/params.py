@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from holdfast.acp.agent.session import Client, Signal
+from holdfast.acp.agent.updates import time_of
 from holdfast.acp.extension import TURN_COMPLETE
 from holdfast.acp.rpc import invalid_params
-from holdfast.acp.sessions import Client, Signal
-from holdfast.acp.updates import time_of
 from holdfast.acp.wire import Params
 from holdfast.errors import ConfigError
 from holdfast.store.base import ConversationRow

@@ -15,12 +15,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from holdfast.acp import asking
-from holdfast.acp.asking import OnPermission
+from holdfast.acp.client import asking
+from holdfast.acp.client.asking import OnPermission
+from holdfast.acp.client.process import AgentProcess
+from holdfast.acp.client.session import Session
+from holdfast.acp.client.turns import Handler
 from holdfast.acp.extension import PROTOCOL_VERSION, TURN_COMPLETE, table
-from holdfast.acp.process import AgentProcess
-from holdfast.acp.session import Session
-from holdfast.acp.turns import Handler
 from holdfast.acp.wire import Call, Id, Params, Peer, RpcError, unknown_method
 from holdfast.errors import HoldfastError
 

@@ -8,7 +8,7 @@ from holdfast.turn.people import LeftOpen, People
 from holdfast.turn.prompts import Decision, Prompt
 
 if TYPE_CHECKING:
-    from holdfast.acp.sessions import Session
+    from holdfast.acp.agent.session import Session
 
 
 class Persons:

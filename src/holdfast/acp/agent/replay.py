@@ -9,10 +9,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.acp.describing import describe
-from holdfast.acp.ends import End, response_output
-from holdfast.acp.shown import call_id
-from holdfast.acp.updates import Update, message, shown_text, text, thought, tool_call, tool_call_update, user_message
+from holdfast.acp.agent.describing import describe
+from holdfast.acp.agent.ends import End, response_output
+from holdfast.acp.agent.shown import call_id
+from holdfast.acp.agent.updates import (
+    Update,
+    message,
+    shown_text,
+    text,
+    thought,
+    tool_call,
+    tool_call_update,
+    user_message,
+)
 from holdfast.handles.state import Pending, Stopped
 from holdfast.store.base import Line, Record
 from holdfast.tools.base import Tool

@@ -7,7 +7,7 @@ What the client cannot ask stays open for whoever answers it in a terminal, if i
 
 from typing import Any, NamedTuple
 
-from holdfast.acp.updates import options, shown_text
+from holdfast.acp.agent.updates import options, shown_text
 from holdfast.handles.question import Question, select_options
 from holdfast.handles.text import to_json
 from holdfast.turn.prompts import (

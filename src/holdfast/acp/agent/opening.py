@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from holdfast.acp.calls import SHOWN
-from holdfast.acp.ends import End, ended
-from holdfast.acp.replay import Handles, Replayed, replay
+from holdfast.acp.agent.calls import SHOWN
+from holdfast.acp.agent.ends import End, ended
+from holdfast.acp.agent.replay import Handles, Replayed, replay
 from holdfast.acp.wire import Peer
 from holdfast.handles.state import Stopped
 from holdfast.store.base import Record, Store

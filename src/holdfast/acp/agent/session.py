@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from holdfast.acp import updates
-from holdfast.acp.calls import Calls
-from holdfast.acp.content import title_of
+from holdfast.acp.agent import updates
+from holdfast.acp.agent.calls import Calls
+from holdfast.acp.agent.content import title_of
+from holdfast.acp.agent.permissions import decided, elsewhere, filled_in, form, permission
+from holdfast.acp.agent.replay import SHOWN_LINE, TURN_COMPLETE_LINE, Replayed
+from holdfast.acp.agent.shown import Shown
+from holdfast.acp.agent.terminals import Terminals
 from holdfast.acp.extension import BACKGROUND
-from holdfast.acp.permissions import decided, elsewhere, filled_in, form, permission
-from holdfast.acp.replay import SHOWN_LINE, TURN_COMPLETE_LINE, Replayed
-from holdfast.acp.shown import Shown
-from holdfast.acp.terminals import Terminals
 from holdfast.acp.wire import INTERNAL_ERROR, Call, ConnectionLost, Id, Peer, RpcError
 from holdfast.agent.events import (
     Answered,

@@ -10,12 +10,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from holdfast.acp.content import prompt_content
-from holdfast.acp.deleting import delete
-from holdfast.acp.describing import check_kinds
-from holdfast.acp.extension import PROTOCOL_VERSION, TURN_COMPLETE
-from holdfast.acp.opening import shown_again
-from holdfast.acp.params import (
+import msgspec
+
+from holdfast.acp.agent.content import prompt_content
+from holdfast.acp.agent.deleting import delete
+from holdfast.acp.agent.describing import check_kinds
+from holdfast.acp.agent.opening import shown_again
+from holdfast.acp.agent.params import (
     client_of,
     cursor_of,
     directory,
@@ -26,10 +27,11 @@ from holdfast.acp.params import (
     servers,
     string,
 )
-from holdfast.acp.persons import Persons
+from holdfast.acp.agent.persons import Persons
+from holdfast.acp.agent.session import MODES, Client, Mode, Session, Signal
+from holdfast.acp.agent.updates import current_mode
+from holdfast.acp.extension import PROTOCOL_VERSION, TURN_COMPLETE
 from holdfast.acp.rpc import invalid_params
-from holdfast.acp.sessions import MODES, Client, Mode, Session, Signal
-from holdfast.acp.updates import current_mode
 from holdfast.acp.wire import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
@@ -65,10 +67,11 @@ class Agent:
         model: str | None = None,
         mode: Mode = "ask",
         signal: Signal = "extension",
+        terminals: bool = True,
     ) -> None:
         self._runtime = runtime
         self._persons = persons
-        self._model, self._mode, self._signal = model, mode, signal
+        self._model, self._mode, self._signal, self._terminals = model, mode, signal, terminals
         self._client: Client | None = None
         """What the client can do, once it has said so."""
         self._sessions: dict[str, Session] = {}
@@ -176,7 +179,8 @@ class Agent:
         from importlib.metadata import version
 
         said = params.get("clientCapabilities")
-        client = self._client = client_of(said if isinstance(said, dict) else {}, self._signal)
+        client = client_of(said if isinstance(said, dict) else {}, self._signal)
+        client = self._client = msgspec.structs.replace(client, terminals=client.terminals and self._terminals)
         sessions: dict[str, Any] = {"list": {}, "resume": {}, "close": {}, "delete": {}}
         capabilities: dict[str, Any] = {
             "loadSession": True,

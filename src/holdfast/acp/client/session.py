@@ -11,16 +11,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from holdfast.acp.asking import CANCELLED, OnPermission, Permission, decide
+from holdfast.acp.client.asking import CANCELLED, OnPermission, Permission, decide
+from holdfast.acp.client.ordered import Ordered
+from holdfast.acp.client.turns import Barrier, Handler, Turn, Update
 from holdfast.acp.extension import is_background
-from holdfast.acp.ordered import Ordered
 from holdfast.acp.rpc import ConnectionLost
-from holdfast.acp.turns import Barrier, Handler, Turn, Update
 from holdfast.acp.wire import Call, Params
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.acp.client import Connection
+    from holdfast.acp.client.connection import Connection
 
 ROUND_TRIP = "_holdfast/round_trip"
 """A request that no agent knows; its answer shows that what the agent had written before has been read."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.acp.updates import fenced
+from holdfast.acp.agent.updates import fenced
 from holdfast.handles.handle import Handle
 from holdfast.handles.state import Error, Ok, Printed, Reply, Stopped
 from holdfast.turn.replies import Replies

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from holdfast.acp.describing import Described
+from holdfast.acp.agent.describing import Described
 from holdfast.handles.handle import Handle
 from holdfast.handles.question import Question, select_options
 from holdfast.handles.state import Waiting

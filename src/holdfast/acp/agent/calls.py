@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from holdfast.acp.describing import absolute, describe
-from holdfast.acp.ends import ended, response_output
-from holdfast.acp.shown import Shown, agent_name, call_id, has_made, in_words, is_about
-from holdfast.acp.terminals import Terminals
-from holdfast.acp.updates import (
+from holdfast.acp.agent.describing import absolute, describe
+from holdfast.acp.agent.ends import ended, response_output
+from holdfast.acp.agent.shown import Shown, agent_name, call_id, has_made, in_words, is_about
+from holdfast.acp.agent.terminals import Terminals
+from holdfast.acp.agent.updates import (
     Update,
     fenced,
     shown_diff,

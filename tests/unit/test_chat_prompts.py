@@ -1,0 +1,103 @@
+"""A prompt that appears while somebody types: those keys are no answer (P1, Q5). On a pty."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from holdfast.cli.keyboard import Line, Tty
+from holdfast.cli.prompter import TerminalPrompter, Typing
+from holdfast.handles.question import Question
+from holdfast.turn.prompts import Approved, AskQuestion, Cancelled, Decision, Prompt, RunTool, Said
+
+PATIENCE = 20.0
+NOTICE = "Waiting for you to stop typing"
+RUN = RunTool(tool="order", action=None, id=None, arguments={"item": "ink"}, conversation="main")
+
+
+class Person:
+    """Somebody at the other end of a terminal."""
+
+    def __init__(self) -> None:
+        self._master, slave = os.openpty()
+        os.set_blocking(slave, False)
+        os.set_blocking(self._master, False)
+        self.prompter = TerminalPrompter(Tty(slave))
+        self.line = Line()
+        self.sent = ""
+
+    def asked(self, prompt: Prompt, *, typing: bool) -> "asyncio.Task[Decision]":
+        line = Typing(self.line, self.line.press) if typing else None
+        return asyncio.create_task(self.prompter(prompt, line))
+
+    def press(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    async def until(self, there: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not there():  # noqa: ASYNC110 (it is a terminal that changes)
+                await asyncio.sleep(0.005)
+
+    async def sees(self, text: str) -> None:
+        def seen() -> bool:
+            with suppress(BlockingIOError):
+                self.sent += os.read(self._master, 1 << 16).decode()
+            return text in self.sent
+
+        await self.until(seen)
+
+    def close(self) -> None:
+        self.prompter.close()
+        os.close(self._master)
+
+
+@pytest.fixture
+def person(monkeypatch: pytest.MonkeyPatch) -> Iterator[Person]:
+    monkeypatch.setenv("TERM", "xterm")
+    person = Person()
+    yield person
+    person.close()
+
+
+async def test_P1_what_is_being_typed_approves_nothing(person: Person) -> None:
+    person.press("ha")  # before it was there
+    asked = person.asked(RUN, typing=True)
+    await person.sees(NOTICE)
+    assert "ink" in person.sent
+    for key in "ppy yYe":
+        person.press(key)
+    await person.until(lambda: person.line.text == "happy yYe")
+    assert not asked.done() and "Run it?" not in person.sent
+    await person.sees("Run it?")  # there was a pause
+    person.press("y")
+    assert await asked == Approved()
+    assert person.line.text == "happy yYe"
+
+
+async def test_Q5_what_is_being_typed_answers_no_question(person: Person) -> None:
+    question = Question(id="q", text="Which colour?")
+    asked = person.asked(AskQuestion(tool="paint", id=None, question=question, conversation="main"), typing=True)
+    await person.sees(NOTICE)
+    person.press("hello")
+    await person.until(lambda: person.line.text == "hello")
+    await person.sees("\x1b[A\x1b[K")  # the notice is gone
+    person.press("green\r")
+    assert await asked == Said("green")
+    assert person.line.text == "hello"
+
+
+async def test_Q5_ctrl_c_cancels_the_prompt_also_before_it_listens(person: Person) -> None:
+    asked = person.asked(RUN, typing=True)
+    await person.sees(NOTICE)
+    person.press("\x03")
+    assert await asked == Cancelled()
+
+
+async def test_P1_where_nobody_types_a_key_answers_at_once(person: Person) -> None:
+    asked = person.asked(RUN, typing=False)
+    await person.sees("Run it?")
+    person.press("y")
+    assert await asked == Approved()
+    assert NOTICE not in person.sent
