@@ -7,6 +7,7 @@ holds up nothing else; what must keep its order (a prompt, a cancel, a mode) is 
 import asyncio
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -42,7 +43,7 @@ from holdfast.acp.wire import (
     RpcError,
     unknown_method,
 )
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.handles.handle import Handle
 from holdfast.store.base import ConversationRow
 
@@ -226,9 +227,17 @@ class Agent:
     async def _connect(self, brought: Sequence["McpServer"]) -> None:
         """Servers of one session are there for all: they are of the same person and the same editor."""
         for server in brought:
-            await self._runtime.add_server(server)
+            await self._add(server)
         if brought:
             await self._runtime.connected(_CONNECT_SECS)
+
+    async def _add(self, server: "McpServer", number: int = 1) -> None:
+        """Editors bring servers of one name with other arguments, a project each: such a one gets another name."""
+        named = server if number == 1 else replace(server, name=f"{server.name[:60]}-{number}")
+        try:
+            await self._runtime.add_server(named)
+        except ConfigError:
+            await self._add(server, number + 1)
 
     async def _new(self, params: Params) -> dict[str, Any]:
         cwd = directory(params)
