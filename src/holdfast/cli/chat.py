@@ -21,7 +21,7 @@ from holdfast.cli.chat_commands import continuing
 from holdfast.cli.chat_lines import Piece
 from holdfast.cli.chat_past import last_exchange
 from holdfast.cli.keyboard import Tty, open_tty
-from holdfast.cli.printing import one_line, print_json
+from holdfast.cli.printing import one_line
 from holdfast.cli.prompter import TerminalPrompter, open_prompter
 from holdfast.cli.store import run, store_of, store_option
 from holdfast.config import Config, find_config, load_config
@@ -229,8 +229,7 @@ async def _plain(wanted: _Wanted) -> _Left:
             new = not await conversation.lines()
             if new and wanted.conversation is not None:
                 click.echo(_NEW.format(one_line(conversation.id)), err=True)
-            if wanted.as_json:
-                print_json({"type": "Conversation", "id": conversation.id, "new": new})
+            chat.begin(conversation.id, new=new)
             await chat.run(runtime, conversation, aiter(lines) if wanted.prompt is None else lines.after(wanted.prompt))
         return _Left(conversation.id, chat.talked, chat.failed, stop.number)
     finally:

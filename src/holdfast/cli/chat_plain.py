@@ -106,6 +106,11 @@ class PlainChat:
         self.failed = False
         """The last one ended with an error."""
 
+    def begin(self, id: str, *, new: bool) -> None:
+        """Tell a program which conversation it is: the first line of its JSON."""
+        if self._as_json:
+            self._print(lambda: print_json({"type": "Conversation", "id": id, "new": new}))
+
     async def run(self, runtime: "Runtime", conversation: "Conversation", prompts: AsyncIterator[str]) -> None:
         """All of them."""
         self._conversation = conversation
@@ -128,6 +133,8 @@ class PlainChat:
             click.echo("The last turn was interrupted; it goes on.", err=True)
             self.talked = True
             self._over(await conversation.resume(listener=self._hear))
+        if self._stopped.is_set():
+            return
         async for prompt in prompts:
             self.talked = True
             self._over(await conversation.prompt(prompt, listener=self._hear))
