@@ -85,11 +85,15 @@ DEFECTS = {
     "chatty": {"only-messages": "no JSON object"},
 }
 
+ALSO = {"response-before-signal": {"two-prompts"}}
+"""Checks that a defect concerns, too, if the agent is slow: its signal then comes in the midst of the next prompt."""
+
 
 @pytest.mark.parametrize("defect", DEFECTS)
 async def test_X5_a_defect_is_named_by_the_checks_it_concerns(defect: str) -> None:
     report = await examine(defect)
-    assert names(report, "failed") == set(DEFECTS[defect])
+    found, concerned = names(report, "failed"), set(DEFECTS[defect])
+    assert concerned <= found <= concerned | ALSO.get(defect, set())
     for name, words in DEFECTS[defect].items():
         assert words in why(report, name)
     failed = [result for result in report.checks if result.outcome == "failed"]

@@ -57,7 +57,7 @@ class Database:
     def free(self) -> None:
         self._full = False
         while self._limited:
-            with suppress(apsw.ThreadingViolationError):  # the writer is at it
+            with suppress(apsw.ThreadingViolationError, apsw.CursorClosedError):  # the writer is at it
                 with suppress(apsw.ConnectionClosedError):
                     self._limited[-1].pragma("max_page_count", 2**30)
                 self._limited.pop()

@@ -120,7 +120,7 @@ class Process:
 
     def connections(self) -> int:
         """How many sockets it has open."""
-        return sum("socket:" in str(entry.readlink()) for entry in Path(f"/proc/{self.process.pid}/fd").iterdir())
+        return sum(_is_socket(entry) for entry in Path(f"/proc/{self.process.pid}/fd").iterdir())
 
     def cpu_secs(self) -> float:
         """How long it has computed, by now."""
@@ -183,3 +183,10 @@ async def _end_watcher() -> None:
         if getattr(task.get_coro(), "__name__", "") == "_shutdown_watcher":
             task.cancel()
             await asyncio.wait([task])
+
+
+def _is_socket(entry: Path) -> bool:
+    try:
+        return "socket:" in str(entry.readlink())
+    except FileNotFoundError:  # it was closed meanwhile
+        return False
