@@ -53,7 +53,7 @@ lint: setup ## check style, format and types
 # Tests start hundreds of programs of ours; where Python may not keep what it compiles, each would compile everything.
 test: lint interop ## lint, then run all tests
 	$(BIN)/python -m compileall -q src tests
-	$(BIN)/pytest -n 4 --dist worksteal
+	$(BIN)/pytest -n 3 --dist worksteal
 
 bench: setup ## measure, and keep the table in bench/RESULTS.md
 	$(BIN)/python -m bench
