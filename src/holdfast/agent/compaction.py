@@ -22,6 +22,7 @@ from pydantic_ai.models import ModelRequestParameters
 from holdfast.agent.events import Event, Usage
 from holdfast.agent.requests import ModelCall, RequestFailed
 from holdfast.agent.spending import Spending, usage_of
+from holdfast.agent.transcript import response_text
 from holdfast.durable.keys import present
 from holdfast.handles.state import name
 from holdfast.handles.text import to_json
@@ -90,7 +91,7 @@ async def _summary(
                 continue
             break
         spending.count(usage_of(response))
-        text = "".join(part.content for part in response.parts if isinstance(part, TextPart)).strip()
+        text = response_text(response).strip()
         if text:
             return text
     raise RequestFailed(f"the conversation has grown too long and could not be summarised: {problem}")

@@ -11,10 +11,10 @@ from pydantic_ai.tools import ToolDefinition
 
 from holdfast.agent.events import Answer, Listener, StopReason, Usage
 from holdfast.agent.instructions import instructions
-from holdfast.agent.loop import Content, TurnLoop, response_text
+from holdfast.agent.loop import Content, TurnLoop
 from holdfast.agent.models import Assistant
 from holdfast.agent.spending import Allowance, Spending, total
-from holdfast.agent.transcript import Transcript
+from holdfast.agent.transcript import Transcript, response_text
 from holdfast.errors import HoldfastError
 from holdfast.schema.dialects import tool_list
 from holdfast.store.base import ConversationRow, Described, Line

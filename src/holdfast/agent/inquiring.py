@@ -25,6 +25,7 @@ from pydantic_ai.tools import ToolDefinition
 from holdfast.agent.instructions import TEACHING
 from holdfast.agent.requests import ModelCall
 from holdfast.agent.spending import usage_of
+from holdfast.agent.transcript import response_text
 from holdfast.handles.text import to_json
 from holdfast.turn.inquiry import Inquiry
 
@@ -100,7 +101,7 @@ def _answer(response: ModelResponse) -> Any:
     for part in response.parts:
         if isinstance(part, ToolCallPart) and part.tool_name == _TOOL:
             return part.args_as_dict()
-    text = "".join(part.content for part in response.parts if isinstance(part, TextPart)).strip()
+    text = response_text(response).strip()
     if text.startswith("```"):
         text = text.strip("`").removeprefix("json").strip()
     if not text:

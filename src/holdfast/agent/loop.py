@@ -40,7 +40,7 @@ from holdfast.agent.events import (
 )
 from holdfast.agent.requests import ModelCall, RequestFailed, well_formed
 from holdfast.agent.spending import Spending
-from holdfast.agent.transcript import Ended, interrupted, request
+from holdfast.agent.transcript import Ended, interrupted, request, response_text
 from holdfast.errors import HoldfastError
 from holdfast.turn.notifications import Notification, notification_block
 from holdfast.turn.slot import ToolCall
@@ -332,11 +332,6 @@ class TurnLoop:
             lines.append(ModelRequest(news))
         if lines:
             await self._transcript.add(turn.id, *lines)
-
-
-def response_text(response: ModelResponse) -> str:
-    """What it says."""
-    return "".join(part.content for part in response.parts if isinstance(part, TextPart))
 
 
 def _ids(calls: Iterable[ToolCall | Response]) -> list[str]:

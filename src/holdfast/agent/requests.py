@@ -37,6 +37,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models import ModelRequestParameters, StreamedResponse
 
 from holdfast.agent.events import Event, Restarted, Retrying, Text, Thought
+from holdfast.agent.transcript import response_text
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class ModelCall:
         """The text that has come so far of a request that was given up."""
         if self._stream is None or not self._told:
             return ""
-        return well_formed("".join(part.content for part in self._stream.get().parts if isinstance(part, TextPart)))
+        return well_formed(response_text(self._stream.get()))
 
 
 def _well_formed(response: ModelResponse) -> ModelResponse:

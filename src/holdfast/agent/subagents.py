@@ -5,7 +5,6 @@ message, its last words are the result. It is run again after a crash and goes o
 ends, however that is, nothing that it started runs on: nobody would hear of it.
 """
 
-import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +128,8 @@ class SubAgent:
     def _open(self, call: Call, id: str, request: AgentRequest | None) -> "Conversation":
         agency, settings = self._runtime.agency, self.settings
         wanted = settings.assistant_over(agency.config.conversation.assistant)
-        own, only = settings.instructions, tuple[str, ...](("*",))
+        own = settings.instructions
+        only: tuple[str, ...] = ("*",)
         if request is not None:
             asked = {"temperature": request.temperature, "top_p": request.top_p, "max_tokens": request.max_tokens}
             given = {key: value for key, value in asked.items() if value is not None}
@@ -142,20 +142,16 @@ class SubAgent:
         await conversation.open()
         conversation.inbox = lambda: [text for text in map(as_message, call.received()) if text]
         show = _Showing(call)
-        try:
-            answer = conversation.finished  # it had got there before the crash
-            if conversation.interrupted:
-                answer = await conversation.resume(listener=show)
-            elif answer is None:
-                answer = await conversation.prompt(prompt, listener=show)
+        answer = conversation.finished  # it had got there before the crash
+        if conversation.interrupted:
+            answer = await conversation.resume(listener=show)
+        elif answer is None:
+            answer = await conversation.prompt(prompt, listener=show)
+        await self._end_all(conversation.id)
+        while answer.stop_reason == "end_turn" and (said := conversation.received()):  # it came while it ended
+            answer = await conversation.prompt("\n\n".join(map(str, said)), listener=show)
             await self._end_all(conversation.id)
-            while answer.stop_reason == "end_turn" and (said := conversation.received()):  # it came while it ended
-                answer = await conversation.prompt("\n\n".join(map(str, said)), listener=show)
-                await self._end_all(conversation.id)
-            return answer
-        except asyncio.CancelledError:
-            conversation.cancel()
-            raise
+        return answer
 
     async def _end_all(self, conversation: str) -> None:
         """What it kept or parked has nobody to report to any more."""

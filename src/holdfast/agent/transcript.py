@@ -16,6 +16,7 @@ from pydantic_ai.messages import (
     ModelRequest,
     ModelRequestPart,
     ModelResponse,
+    TextPart,
     ToolCallPart,
     ToolReturnPart,
     UserPromptPart,
@@ -170,6 +171,11 @@ def request(parts: Sequence[ModelRequestPart], *, taken: int = 0, batch: int = 0
     """A request that also says how much was taken of what was sent, and whose results it has."""
     said = {key: value for key, value in ((_TAKEN, taken), (_BATCH, batch)) if value}
     return ModelRequest(parts, metadata=said or None)
+
+
+def response_text(response: ModelResponse) -> str:
+    """What it says."""
+    return "".join(part.content for part in response.parts if isinstance(part, TextPart))
 
 
 def _in_order(parts: Sequence[Any]) -> list[Any]:

@@ -8,11 +8,10 @@ import msgspec
 from holdfast.cli.chat_lines import Piece, user_line
 from holdfast.cli.printing import printable
 from holdfast.store.base import Line
+from holdfast.turn.notifications import AUTOMATIC
 
 _LINES, _CHARACTERS = 10, 1000
 """Of one thing that was said: more of it than that tells nobody where they are."""
-_NOT_A_USER = ("[Automatic notifications.", "[Automatic message.")
-"""How messages begin that the system made for the assistant (N4, T2)."""
 
 
 def last_exchange(lines: Sequence[Line]) -> list[Piece]:
@@ -35,7 +34,7 @@ def _said(parts: Iterable[dict[str, Any]]) -> list[str]:
     texts = []
     for part in parts:
         content = part.get("content")
-        if part.get("part_kind") == "user-prompt" and content and not str(content).startswith(_NOT_A_USER):
+        if part.get("part_kind") == "user-prompt" and content and not str(content).startswith(AUTOMATIC):
             pieces = [content] if isinstance(content, str) else content
             texts += [piece if isinstance(piece, str) else "[…]" for piece in pieces]
     return texts

@@ -19,6 +19,8 @@ from holdfast.store.base import Carrier, Delivered, News, Notified, Shown
 from holdfast.store.rows import Level
 from holdfast.store.terminal import clip
 
+AUTOMATIC = ("[Automatic notifications.", "[Automatic message.")
+"""How messages begin that nobody wrote: news, and results at the end of a turn (T2)."""
 _KIND = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)+")
 
 

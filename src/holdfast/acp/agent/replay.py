@@ -25,10 +25,9 @@ from holdfast.acp.agent.updates import (
 from holdfast.handles.state import Pending, Stopped
 from holdfast.store.base import Line, Record
 from holdfast.tools.base import Tool
+from holdfast.turn.notifications import AUTOMATIC
 from holdfast.turn.slot import ToolCall
 
-_NOT_A_USER = ("[Automatic notifications.", "[Automatic message.")
-"""How messages begin that the system made for the assistant (N4, T2)."""
 SHOWN_LINE = "shown"
 """The kind of line that holds what a call has shown."""
 TURN_COMPLETE_LINE = "turn_complete"
@@ -104,7 +103,7 @@ class _Replay:
         content = part.get("content")
         if part.get("part_kind") == "tool-return":
             self._returned(part, ran)
-        elif part.get("part_kind") == "user-prompt" and not str(content).startswith(_NOT_A_USER):
+        elif part.get("part_kind") == "user-prompt" and not str(content).startswith(AUTOMATIC):
             self.updates += [user_message(block) for block in _blocks(content)]
 
     def _said(self, part: Mapping[str, Any]) -> None:
