@@ -10,7 +10,7 @@ COMPILE := build/lock/bin/uv pip compile --quiet --upgrade --universal --python-
 	--generate-hashes --no-header --no-annotate --no-emit-index-url
 
 .DEFAULT_GOAL := help
-.PHONY: help setup interop run lint test bench soak lock clean
+.PHONY: help setup interop browser run lint test bench soak lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -42,6 +42,15 @@ build/mcp1/ready: $(INTEROP)/mcp1.txt
 	build/mcp1/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	@touch $@
 
+# Debian's, of the system: the tests drive the browser that is installed and download none.
+browser: ## have the browser that the dashboard is tested with
+	@command -v chromium >/dev/null || { \
+		if [ "$$(id -u)" = 0 ]; then root=env; elif sudo -n true 2>/dev/null; then root="sudo -n env"; else root=false; fi; \
+		apt() { $$root DEBIAN_FRONTEND=noninteractive apt-get -q "$$@"; }; \
+		browser="install -y --no-install-recommends chromium fonts-dejavu-core"; \
+		apt $$browser || { apt update && apt $$browser; } || { \
+			echo "the tests need a browser and may not install it; on Debian: apt install chromium" >&2; exit 1; }; }
+
 run: setup ## run a first turn: examples/first_turn.py
 	$(BIN)/python examples/first_turn.py
 
@@ -51,7 +60,7 @@ lint: setup ## check style, format and types
 	$(BIN)/mypy $(CODE)
 
 # Tests start hundreds of programs of ours; where Python may not keep what it compiles, each would compile everything.
-test: lint interop ## lint, then run all tests
+test: lint interop browser ## lint, then run all tests
 	$(BIN)/python -m compileall -q src tests
 	$(BIN)/pytest -n 3 --dist worksteal
 

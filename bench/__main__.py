@@ -26,6 +26,9 @@ from bench import (
     mcp_parked,
     mcp_wake,
     memory,
+    serve_complete,
+    serve_pages,
+    serve_streams,
     startup,
     terminal,
     throughput,
@@ -58,6 +61,7 @@ TABLES: dict[str, dict[str, ModuleType]] = {
     "Terminals": {"terminal": terminal},
     "MCP": {"mcp-wake": mcp_wake, "mcp-calls": mcp_calls, "mcp-parked": mcp_parked},
     "Agent": {"agent-request": agent_request, "acp": acp},
+    "Serve": {"serve-complete": serve_complete, "serve-streams": serve_streams, "serve-pages": serve_pages},
 }
 BENCHMARKS = {name: module for benchmarks in TABLES.values() for name, module in benchmarks.items()}
 HEAD = ("what", "against", "holdfast", "result (min–max)", "bar", "met")

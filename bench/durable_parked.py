@@ -30,7 +30,7 @@ import holdfast
 from bench.gaps import figure
 from bench.rounds import Plan, Row
 from holdfast.durable.keys import key_id, make_key
-from holdfast.runtime import SWEEP_SECS
+from holdfast.upkeep import SWEEP_SECS
 
 BAR_MEMORY, BAR_RESTART = 64 << 20, 2.0
 PARKED, BY_API = 1_000_000, 100_000

@@ -14,7 +14,7 @@ from tests.crash import kills as crashes
 from tests.crash import races
 from tests.simulation import interleavings
 
-from bench import kills
+from bench import kills, serve_load
 from bench.machine import facts
 from bench.results import FILE, bullets, keep
 
@@ -33,18 +33,20 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=KILLS, metavar="N", help="of runtimes whose tools fork")
     parser.add_argument("--crashes", type=int, default=CRASHES, metavar="N", help="of runtimes with a store")
     parser.add_argument("--races", type=int, default=RACES, metavar="N", help="for a key")
+    parser.add_argument("--load", type=float, default=serve_load.SECONDS, metavar="S", help="seconds of it on a server")
     given = parser.parse_args()
     machine = facts()
     played = _timed(lambda: interleavings.run(given.interleavings, given.seed))
     killed = _timed(lambda: kills.run(given.kills, given.seed))
     crashed = _timed(lambda: crashes.run(given.crashes, given.seed))
     raced = _timed(lambda: races.soak(given.races))
-    full = (INTERLEAVINGS, KILLS, CRASHES, RACES)
-    if (given.interleavings, given.kills, given.crashes, given.races) == full:
-        told = "\n\n".join(str(report) for report in (played, killed, crashed, raced))
+    loaded = _timed(lambda: serve_load.run(given.load))
+    full = (INTERLEAVINGS, KILLS, CRASHES, RACES, serve_load.SECONDS)
+    if (given.interleavings, given.kills, given.crashes, given.races, given.load) == full:
+        told = "\n\n".join(str(report) for report in (played, killed, crashed, raced, loaded))
         keep("Soak", "\n\n".join([bullets(machine), f"```\n{told}\n```"]))
         print(f"kept in bench/{FILE.name}")
-    return 1 if played.differences or killed.left or crashed.wrong or raced.wrong else 0
+    return 1 if played.differences or killed.left or crashed.wrong or raced.wrong or loaded.wrong else 0
 
 
 def _timed(work: Callable[[], T]) -> T:

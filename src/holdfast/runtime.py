@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -58,6 +58,7 @@ from holdfast.turn.replies import Replies
 from holdfast.turn.slot import Tools
 from holdfast.turn.streams import Streams
 from holdfast.turn.turn import Turn
+from holdfast.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
@@ -68,10 +69,6 @@ if TYPE_CHECKING:
     from holdfast.tools.remote.server import McpServer
     from holdfast.tools.remote.servers import Servers
 
-_log = logging.getLogger("holdfast.runtime")
-
-SWEEP_SECS = 5.0
-"""How often what bells and timers may have missed is looked for (A7)."""
 _RETENTION_MEMORY, _RETENTION_STORED = 3600.0, 7 * 86_400.0
 
 
@@ -112,7 +109,7 @@ class Runtime:
         self._guard = Guard()
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._sweep: asyncio.TimerHandle | None = None
+        self.upkeep = Upkeep(self)
         detached = loaded.conversation.detached if loaded else "deny"
         if store is None:
             store = (loaded.store_url if loaded else None) or "memory:"
@@ -128,9 +125,10 @@ class Runtime:
             detached=detached,
             private_addresses=loaded is not None and loaded.workflows.private_addresses,
         )
-        self.toolbox = assemble(
-            self, tools, loaded, used, waiting, guard=self._guard, agents=self._agents, person=prompter is not None
+        self._assemble = partial(
+            assemble, self, tuple(tools), servers=used, waiting=waiting, guard=self._guard, person=prompter is not None
         )
+        self.toolbox = self._assemble(config=loaded, agents=self._agents)
         self.registry = Registry(
             opened, clock or SystemClock(), Spool(opened.directory), self.toolbox.known, retention=retention
         )
@@ -168,10 +166,10 @@ class Runtime:
         )
         self.relay.actions, self.relay.recovery = self.actions, self.recovery
         self._streams = Streams(self.registry, self.actions)
-        self._deadlines = Deadlines(self.registry)
+        self.deadlines = Deadlines(self.registry)
         self.registry.on_cancelled = self.recovery.cancelled
         self.registry.on_held = self.recovery.held
-        self.registry.on_deadline = self._deadlines.expect
+        self.registry.on_deadline = self.deadlines.expect
         self._servers = self._use(used)
 
     def _use(self, servers: "list[McpServer]") -> "Servers | None":
@@ -214,7 +212,7 @@ class Runtime:
         store = self.registry.store
         if any(tool.source == "terminal" for tool in self.toolbox):
             preload_soon()
-        await store.open(self._heard)
+        await store.open(self.upkeep.heard)
         if store.durable:
             await self._take_up()
         if self._servers is not None:
@@ -227,44 +225,12 @@ class Runtime:
             await self._streams.open()
             await self.registry.collect_sometimes()
             await self.recovery.start()
-            await self._deadlines.check()
+            await self.deadlines.check()
         except BaseException:
             await self._streams.close()
             await store.close()  # or its lock would say that somebody looks after what was claimed
             raise
-        self._sweep_later()
-
-    def _heard(self, ids: frozenset[str] | None) -> None:
-        """Another process has changed something: its ids are a hint, the rows are the truth."""
-        if self.closing:
-            return
-        self.durability.waits.look(ids)
-        self.relay.look(ids)
-        self.notifications.heard(ids)
-        self.registry.run_soon(self._look(ids))
-
-    async def _look(self, ids: frozenset[str] | None) -> None:
-        await self.registry.refresh(ids)
-        await self.relay.serve()
-        await self.recovery.unowned()
-
-    def _sweep_later(self) -> None:
-        if not self.closing:
-            self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECS, self._sweep_now)
-
-    def _sweep_now(self) -> None:
-        self.registry.run_soon(self._look_everywhere())
-
-    async def _look_everywhere(self) -> None:
-        """What bells and timers may have missed (A7)."""
-        try:
-            self._heard(None)
-            await self.recovery.sweep()
-            await self._deadlines.check()
-        except HoldfastError as error:
-            _log.warning("the store cannot be looked through: %s", error)
-        finally:
-            self._sweep_later()
+        self.upkeep.begin()
 
     def turn(self, conversation: str | None = None, *, resume: bool = False, tools: Tools | None = None) -> Turn:
         """A turn of a conversation; without a name, of a new one. Open it with `async with`.
@@ -347,6 +313,19 @@ class Runtime:
         """
 
         return self._agents.registering(id, on_crash, max_running)
+
+    def reload(self, config: "Config") -> list[str]:
+        """Use the tools, agents and models of this configuration from now on; what runs goes on as it was begun. Raises
+        `ConfigError`, and then nothing has changed. Returns the tables that need a new runtime to be changed."""
+        agents = Agents()
+        self.toolbox.become(self._assemble(config=config, agents=agents))
+        self._agents.become(agents)
+        before, self._config = self._config, config
+        if self._agency is not None:
+            self._agency.config = config
+        for told in tuple(self.on_tools):
+            told()
+        return config.fixed_tables(before)
 
     def tools(self, dialect: Dialect = "generic") -> list[dict[str, Any]]:
         """The tools as a model sees them, in stable order (G3)."""
@@ -463,9 +442,8 @@ class Runtime:
     async def _close(self) -> None:
         if self._opening is not None:
             await asyncio.wait([self._opening])
-        self._deadlines.stop()
-        if self._sweep is not None:
-            self._sweep.cancel()
+        self.deadlines.stop()
+        self.upkeep.stop()
         with contextlib.suppress(HoldfastError):
             await self.registry.write((), keep=False)  # what was resolved just before counts
         self.registry.closing = True

@@ -159,7 +159,7 @@ async def _until_released(world: World) -> None:
 
 def _impatient() -> None:
     """A peer that has died is noticed after 5 s; a test does not wait so long."""
-    holdfast.runtime.SWEEP_SECS = 0.1
+    holdfast.upkeep.SWEEP_SECS = 0.1
 
 
 Role = Callable[[World, Request], Awaitable[str]]

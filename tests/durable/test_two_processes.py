@@ -133,7 +133,7 @@ async def test_B1_a_turn_is_open_while_its_process_lives_and_taken_over_when_it_
 
 
 async def test_R1_a_sweep_finds_who_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.runtime.SWEEP_SECS", 0.1)
+    monkeypatch.setattr("holdfast.upkeep.SWEEP_SECS", 0.1)
     async with (
         program(tmp_path, "spawn", "work") as running,
         Runtime(tools(tmp_path), store=stored_in(tmp_path)) as rt,

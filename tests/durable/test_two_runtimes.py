@@ -249,7 +249,7 @@ async def test_E6_two_that_recover_at_once_run_the_call_once(tmp_path: Path) -> 
 async def test_M3_a_runtime_that_closes_hands_over_to_one_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.runtime.SWEEP_SECS", 0.1)
+    monkeypatch.setattr("holdfast.upkeep.SWEEP_SECS", 0.1)
     story, store = Story(), stored_in(tmp_path)
 
     @holdfast.tool(actions=STATEFUL, on_crash="replay")
@@ -272,7 +272,7 @@ async def test_M3_a_runtime_that_closes_hands_over_to_one_that_waits(
 async def test_D7_a_deadline_that_both_see_pass_is_one_end_and_one_piece_of_news(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.runtime.SWEEP_SECS", 0.1)
+    monkeypatch.setattr("holdfast.upkeep.SWEEP_SECS", 0.1)
     store, tools = stored_in(tmp_path), [approval([], Pending(deadline=0.4))]
     async with Runtime(tools, store=store) as one, Runtime(tools, store=store) as two, one.turn("main") as turn:
         await turn.run([spawn("approve", f"a{n}") for n in range(5)])

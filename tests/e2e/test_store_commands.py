@@ -223,6 +223,7 @@ def test_L3_ps_json_has_every_fact(place: Place) -> None:
     assert fact == {
         "id": "a", "tool": "approve", "kind": "tool", "conversation": "main", "state": "running", "parked": True,
         "owner": None, "attempt": 1, "next_attempt_at": None, "stopped": None, "ok": None, "ended_by": None,
+        "stateful": True, "priority": 0, "code": None, "message": None, "progress": None, "question": None,
     }  # fmt: skip
 
 
@@ -345,7 +346,9 @@ def test_L1_show_of_a_parked_a_waiting_and_a_failed_handle(place: Place) -> None
     assert parked.out.endswith("output, the end of 23 bytes\n  asking for a desk\n")  # K4
     assert place.holdfast("show", "a", "--json").json["output"] == {"bytes": 23, "tail": "asking for a desk\x1b[31m\n"}
     waiting = place.holdfast("show", "q", "--json").json
-    assert waiting["question"] == {"id": "sure", "text": "Really?", "answer_type": "Boolean"}
+    assert waiting["question"] == {
+        "id": "sure", "text": "Really?", "pre_amble": None, "answer_type": "Boolean", "default": None, "secret": False,
+    }  # fmt: skip
     assert "question      Really? (sure)" in place.holdfast("show", "q").out
     failed = place.holdfast("show", "g", "--json").json
     assert (failed["ok"], failed["ended_by"]) == (False, "self")

@@ -186,8 +186,8 @@ class Scene:
         places = [next(at for at, each in enumerate(self.order) if each is prompt) for prompt in shown]
         assert places == sorted(places), "not first come first served"
         people: Any = self.rt.people
-        for asking in (*people._waiting, people._shown):
-            if asking is not None and asking.then is not None:
+        for asking in (*people._waiting, *people._shown):
+            if asking.then is not None:
                 assert self._is_needed(asking.prompt), f"nobody needs an answer to {asking.prompt}"
 
     def _is_needed(self, prompt: Prompt) -> bool:
@@ -236,7 +236,7 @@ class Scene:
     def _is_over(self) -> None:
         people: Any = self.rt.people
         admission: Any = self.rt.admission
-        assert people._shown is None and not people._waiting
+        assert people._shown == [] and not people._waiting
         assert self.person.open == [] and self.model.open == []
         assert admission._deliveries == {} and admission._questions._asked == {}
         assert self.rt.registry.conversation("main").open_questions == 0

@@ -43,7 +43,7 @@ async def test_Q2_a_person_who_is_there_is_asked(clock: VirtualClock) -> None:
         batch = asyncio.create_task(turn.run([call("asks")]))
         prompt = await person.says(Said(True))
         assert prompt == AskQuestion(
-            tool="asks", id=None, question=SURE, conversation="main", may_remember=True, problem=None
+            uid=prompt.uid, tool="asks", id=None, question=SURE, conversation="main", may_remember=True, problem=None
         )
         assert (await batch)[0].result == "answer True"
 

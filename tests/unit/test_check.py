@@ -20,6 +20,7 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def run(text: str, *options: str) -> Result:
@@ -52,6 +53,7 @@ def test_L3_json_has_the_facts_of_each_tool() -> None:
         "[conversation.tools.await]\nsource = 'builtin'\n"
     )
     local, python, builtin = found.pop("tools")
+    assert (found.pop("agents"), found.pop("servers")) == ([], [])
     assert found == {"config": str(Path.cwd() / "holdfast.toml"), "ok": True, "problems": [], "notes": []}
     assert local.pop("path").endswith("/sh")
     assert local == {

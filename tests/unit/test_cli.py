@@ -76,10 +76,7 @@ def test_version() -> None:
     ("typed", "told"),
     [
         ("tool", "Did you mean `tools`?"),
-        (
-            "xyzzy",
-            "There are: chat, turn, mcp, acp, acp-check, tools, ps, show, logs, attach, send, wait, complete, check.",
-        ),
+        ("xyzzy", f"There are: {', '.join(COMMANDS)}."),
     ],
 )
 def test_an_unknown_command_gets_the_nearest(typed: str, told: str) -> None:

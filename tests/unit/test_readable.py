@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.cli.printing import printable
-from holdfast.cli.readable import Plain, Raw, Readable, Rendered
+from holdfast.control.readable import Plain, Raw, Readable, Rendered
 from holdfast.handles.rendering import render
 
 PARTS = st.sampled_from(

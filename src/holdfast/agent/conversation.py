@@ -76,6 +76,16 @@ class Conversation:
         """Of the turn that runs."""
         return None if self._loop is None else self._loop.spending
 
+    def _spent(self, taken: Usage) -> None:
+        meter = self.runtime.registry.meter
+        if meter is not None:
+            meter.spent(
+                self.assistant.name,
+                input_tokens=taken.input_tokens,
+                output_tokens=taken.output_tokens,
+                cost=taken.cost,
+            )
+
     async def open(self) -> None:
         """Read what was said before. `prompt` does it if nobody has."""
         async with self._opening:
@@ -126,7 +136,7 @@ class Conversation:
                 "a listener is called and not awaited; make it a plain function that queues what it shows later",
                 code="invalid_arguments",
             )
-        spending = Spending(self._allowance, self._above, self.assistant.model.context_window)
+        spending = Spending(self._allowance, self._above, self.assistant.model.context_window, self._spent)
         loop = self._loop = TurnLoop(self, spending, listener, content)
         self._tools_changed()
         self.runtime.on_tools.append(self._tools_changed)

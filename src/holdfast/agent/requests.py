@@ -110,7 +110,7 @@ class ModelCall:
         """The whole response. Raises `RequestFailed`."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                response = await self._once()
+                response = await self._traced()
             except ModelContextWindowExceededError as error:
                 raise RequestFailed(_words(error), too_long=True) from error
             except ContentFilterError as error:
@@ -134,6 +134,14 @@ class ModelCall:
                 why, wanted = "the model's answer was empty", None
             await self._pause(attempt, why, wanted)
         raise AssertionError("the last pause raises")
+
+    async def _traced(self) -> ModelResponse:
+        from holdfast.tracing import answered, chat
+
+        with chat(self._assistant.name) as span:
+            response = await self._once()
+            answered(span, response.model_name, response.usage.input_tokens, response.usage.output_tokens)
+        return response
 
     async def _once(self) -> ModelResponse:
         self._told, self._stream, self._half = False, None, ""

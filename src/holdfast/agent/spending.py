@@ -25,10 +25,16 @@ class Spending:
     """What one turn has taken so far."""
 
     def __init__(
-        self, allowance: Allowance, above: "Callable[[], Spending | None]" = lambda: None, window: int | None = None
+        self,
+        allowance: Allowance,
+        above: "Callable[[], Spending | None]" = lambda: None,
+        window: int | None = None,
+        told: Callable[[Usage], None] = lambda _: None,
     ) -> None:
+        """`told` gets what each answer has taken, once, however many turns it counts for."""
         self._allowance = allowance
         self._above = above
+        self._told = told
         self.usage = Usage(context_window=window)
         """Of the turn itself and of what it started."""
         self._own_requests = 0
@@ -48,13 +54,14 @@ class Spending:
         """A response came."""
         self._own_requests += 1
         taken = usage_of(response)
-        self._count(taken)
+        self.count(taken)
         context = taken.input_tokens + taken.output_tokens
         if context:
             self.usage = msgspec.structs.replace(self.usage, context_tokens=context)
 
     def count(self, taken: Usage) -> None:
-        """An inquiry or a summary was paid for."""
+        """An answer was paid for: to the turn, to an inquiry, or a summary."""
+        self._told(taken)
         self._count(taken)
 
     def _count(self, taken: Usage) -> None:

@@ -4,29 +4,63 @@ Exit codes: 0 for success; 2 for wrong usage, a wrong configuration and anything
 on stderr and no traceback. A command may define others for itself.
 """
 
+from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.errors import HoldfastError
 
-COMMANDS = {
-    "chat": ("holdfast.cli.chat:chat", "Talk to a model that has the tools of the configuration."),
-    "turn": ("holdfast.cli.turn:turn", "Run batches of tool calls, one JSON line each."),
-    "mcp": ("holdfast.cli.mcp:mcp", "Serve the tools to MCP clients."),
-    "acp": ("holdfast.cli.acp:acp", "Be an agent for editors, over ACP."),
-    "acp-check": ("holdfast.cli.acp_check:acp_check", "Check any ACP agent against the protocol."),
-    "tools": ("holdfast.cli.tools:tools", "List the tools of a configuration, as a model sees them."),
-    "ps": ("holdfast.cli.ps:ps", "List the calls that have not stopped, whoever runs them."),
-    "show": ("holdfast.cli.show:show", "Show everything there is of a handle."),
-    "logs": ("holdfast.cli.logs:logs", "Print what a handle has printed."),
-    "attach": ("holdfast.cli.attach:attach", "Take over the terminal of a handle."),
-    "send": ("holdfast.cli.send:send", "Send something to a handle that runs, or answer its question."),
-    "wait": ("holdfast.cli.wait:wait", "Wait until handles have stopped."),
-    "complete": ("holdfast.cli.complete:complete", "Bring what a call waits for from outside."),
-    "check": ("holdfast.cli.check:check", "Check the configuration and what it needs on this machine."),
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+GROUPS = {
+    "Give tools to models": {
+        "serve": ("holdfast.cli.serve:serve", "Serve everything over HTTP: dashboard, MCP, API, completions."),
+        "chat": ("holdfast.cli.chat:chat", "Talk to a model that has the tools of the configuration."),
+        "turn": ("holdfast.cli.turn:turn", "Run batches of tool calls, one JSON line each."),
+        "mcp": ("holdfast.cli.mcp:mcp", "Serve the tools to MCP clients."),
+        "acp": ("holdfast.cli.acp:acp", "Be an agent for editors, over ACP."),
+    },
+    "See what goes on": {
+        "top": ("holdfast.cli.top:top", "Watch handles live, and act on them."),
+        "ps": ("holdfast.cli.ps:ps", "List the calls that have not stopped, whoever runs them."),
+        "show": ("holdfast.cli.show:show", "Show everything there is of a handle."),
+        "logs": ("holdfast.cli.logs:logs", "Print what a handle has printed."),
+        "conversations": ("holdfast.cli.conversations:conversations", "List conversations, and what goes on in them."),
+    },
+    "Step in": {
+        "attach": ("holdfast.cli.attach:attach", "Take over the terminal of a handle."),
+        "send": ("holdfast.cli.send:send", "Send something to a handle that runs, or answer its question."),
+        "abort": ("holdfast.cli.abort:abort", "End handles, whoever runs them."),
+        "wait": ("holdfast.cli.wait:wait", "Wait until handles have stopped."),
+        "complete": ("holdfast.cli.complete:complete", "Bring what a call waits for from outside."),
+        "revoke": ("holdfast.cli.revoke:revoke", "Make the open keys of a conversation worthless."),
+    },
+    "Clean up": {
+        "gc": ("holdfast.cli.gc:gc", "Let go of what is old, and of what belongs to nothing."),
+        "forget": ("holdfast.cli.conversations:forget", "Let go of what was said in a conversation."),
+    },
+    "Set up": {
+        "init": ("holdfast.cli.init:init", "Write a configuration to begin with, and tell clients of it."),
+        "check": ("holdfast.cli.check:check", "Check the configuration and what it needs on this machine."),
+        "tools": ("holdfast.cli.tools:tools", "List the tools of a configuration, as a model sees them."),
+        "acp-check": ("holdfast.cli.acp_check:acp_check", "Check any ACP agent against the protocol."),
+        "completion": ("holdfast.cli.completion:completion", "Print the completion script of a shell."),
+        "help": ("holdfast.cli.help:help", "Explain a command."),
+    },
 }
+"""The commands by purpose: where each is, and its line in `holdfast --help`. The reference has them in this order."""
+
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+
+
+def _page(name: str, context: click.Context, formatter: click.HelpFormatter) -> None:
+    """What a command's `--help` ends with."""
+    from holdfast.cli.pages import write_page
+
+    write_page(name, formatter)
 
 
 class _Refused(click.ClickException):
@@ -45,11 +79,26 @@ class _Commands(click.Group):
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
+        command.format_epilog = partial(_page, cmd_name)  # type: ignore[method-assign]
+        if ctx.resilient_parsing:  # a shell completes a line
+            from holdfast.cli.completion import complete_names
+
+            complete_names(command)
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Without the commands themselves: a shell that completes a command's name imports none of them."""
+        from click.shell_completion import CompletionItem
+
+        named = [(name, line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(CompletionItem(name, help=line) for name, line in named), *options]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
+        column = max(map(len, COMMANDS))  # the same in every group
+        for purpose, group in GROUPS.items():
+            with formatter.section(purpose):
+                formatter.write_dl([(name.ljust(column), line) for name, (_, line) in group.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -10,10 +10,10 @@ import signal
 import click
 import msgspec
 
-from holdfast.cli.link import Link, find_running, linked
 from holdfast.cli.printing import one_line
 from holdfast.cli.raw import Key, RawTerminal, over, redraw
-from holdfast.cli.store import run, store_option
+from holdfast.cli.store import Where, opened, run, where_options
+from holdfast.control.base import Talk
 from holdfast.handles.handle import HandleInfo
 from holdfast.handles.state import Error
 from holdfast.tools.base import Screen
@@ -33,14 +33,14 @@ def _key(context: click.Context, parameter: click.Parameter, value: str) -> Key:
 @click.option("--read-only", is_flag=True, help="Watch, and leave the driving to others.")
 @click.option("--detach-key", metavar="KEY", default="C-]", callback=_key, help="The key that detaches; default: C-].")
 @click.option("--conversation", metavar="C", help="The conversation it is in, if several have one of that id.")
-@store_option
+@where_options
 @click.pass_context
 def attach(
-    context: click.Context, id: str, read_only: bool, detach_key: Key, conversation: str | None, store: str | None
+    context: click.Context, id: str, read_only: bool, detach_key: Key, conversation: str | None, where: Where
 ) -> None:
     """Take over the terminal of the handle of an ID, or a uid. Ctrl-] detaches, and the program goes on."""
     terminal = RawTerminal()
-    ended, stopped_by = run(_attach(terminal, store, id, conversation, detach_key, read_only=read_only))
+    ended, stopped_by = run(_attach(terminal, where, id, conversation, detach_key, read_only=read_only))
     if ended is not None:
         failed = isinstance(ended.outcome, Error)
         click.echo(_how(ended), err=True)
@@ -50,25 +50,26 @@ def attach(
 
 
 async def _attach(
-    terminal: RawTerminal, url: str | None, id: str, conversation: str | None, key: Key, *, read_only: bool
+    terminal: RawTerminal, where: Where, id: str, conversation: str | None, key: Key, *, read_only: bool
 ) -> tuple[HandleInfo | None, int]:
     """How the handle ended, if it did, and the number of the signal that ended this, if one did."""
-    to = await find_running(url, id, conversation)
     rows, cols = terminal.size()
-    watching = frames.Want(uid=to.record.uid, want="follow", screen=True)
-    driving = frames.Want(uid=to.record.uid, want="attach", rows=rows, cols=cols)
-    async with linked(to, watching if read_only else driving) as link:
-        first = await link.receive()  # refused while the terminal is still as it was
-        session = _Session(terminal, link, key, read_only=read_only)
-        return await session.run(first)
+    async with opened(where) as controls:
+        (fact,) = await controls.find((id,), conversation)
+        watching = frames.Want(uid=fact["uid"], want="follow", screen=True)
+        driving = frames.Want(uid=fact["uid"], want="attach", rows=rows, cols=cols)
+        async with controls.talk(fact, watching if read_only else driving) as talk:
+            first = await talk.receive()  # refused while the terminal is still as it was
+            session = _Session(terminal, talk, key, read_only=read_only)
+            return await session.run(first)
 
 
 class _Session:
     """From the first screen to the last."""
 
-    def __init__(self, terminal: RawTerminal, link: Link, key: Key, *, read_only: bool) -> None:
+    def __init__(self, terminal: RawTerminal, talk: Talk, key: Key, *, read_only: bool) -> None:
         self._terminal = terminal
-        self._link = link
+        self._talk = talk
         self._key = key
         self._read_only = read_only
         self._hint = f" {'watching' if read_only else 'attached'}; {key.name} detaches "
@@ -89,7 +90,7 @@ class _Session:
                 await asyncio.wait((showing, self._left), return_when=asyncio.FIRST_COMPLETED)
                 if showing.done():
                     return showing.result(), 0
-                self._link.send(frames.DETACH)
+                self._talk.send(frames.DETACH)
                 return None, self._left.result()
             finally:
                 loop.remove_reader(terminal.input)
@@ -109,7 +110,7 @@ class _Session:
                 self._say_later()
             elif kind == frames.END:
                 return msgspec.json.decode(payload, type=frames.Told).handle
-            received = await self._link.receive()
+            received = await self._talk.receive()
 
     def _say_how(self, screen: Screen) -> None:
         """Once, how to detach. A full-screen program draws over it when it hears of another size: then once again."""
@@ -133,12 +134,12 @@ class _Session:
         typed = self._terminal.read()
         before = self._key.before(typed)
         if not self._read_only:
-            self._link.send(frames.INPUT, typed if before is None else before)
+            self._talk.send(frames.INPUT, typed if before is None else before)
         if before is not None or not typed:
             self._leave(0)
 
     def _resized(self) -> None:
-        self._link.send(frames.RESIZE, frames.Size(*self._terminal.size()))
+        self._talk.send(frames.RESIZE, frames.Size(*self._terminal.size()))
 
     def _leave(self, number: int) -> None:
         if not self._left.done():

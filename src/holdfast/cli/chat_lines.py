@@ -24,7 +24,7 @@ from holdfast.agent.events import (
 )
 from holdfast.cli.chat_calls import Style, answered_line, ended_line
 from holdfast.cli.printing import one_line, printable
-from holdfast.cli.readable import Plain
+from holdfast.control.readable import Plain
 from holdfast.handles.handle import Handle
 from holdfast.handles.text import to_utf8
 from holdfast.turn.notifications import Notification

@@ -5,16 +5,13 @@ and never issued are told alike.
 """
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
 from holdfast.cli.printing import one_line, print_json
-from holdfast.cli.store import place_of, run, store_option, without_tools
-
-if TYPE_CHECKING:
-    from holdfast.durable.deferred import ResolveOutcome
+from holdfast.cli.store import Where, opened, run, where_options
 
 EXIT_CODES = {"accepted": 0, "already_resolved": 3, "unknown_or_revoked": 4}
 _WAYS = ("--ok JSON", "--error CODE MESSAGE", "--timeout", "--cancelled")
@@ -26,7 +23,7 @@ _WAYS = ("--ok JSON", "--error CODE MESSAGE", "--timeout", "--cancelled")
 @click.option("--error", nargs=2, metavar="CODE MESSAGE", help="It failed.")
 @click.option("--timeout", is_flag=True, help="It took too long.")
 @click.option("--cancelled", is_flag=True, help="It will not be done.")
-@store_option
+@where_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def complete(
@@ -36,7 +33,7 @@ def complete(
     error: tuple[str, str] | None,
     timeout: bool,
     cancelled: bool,
-    store: str | None,
+    where: Where,
     as_json: bool,
 ) -> None:
     """Complete the call, or bring the event, that KEY stands for.
@@ -57,16 +54,16 @@ def complete(
         resolution = {"status": "err", "payload": {"code": error[0], "message": error[1]}}
     else:
         resolution = {"status": "timeout" if timeout else "cancelled"}
-    outcome, place = run(_resolve(store, key, resolution))
+    outcome, place = run(_resolve(where, key, resolution))
     _show(outcome, as_json)
-    if outcome.status == "unknown_or_revoked" and not as_json:
+    if outcome["status"] == "unknown_or_revoked" and not as_json:
         click.echo(f"(looked in {place})", err=True)
-    context.exit(EXIT_CODES[outcome.status])
+    context.exit(EXIT_CODES[outcome["status"]])
 
 
-async def _resolve(store: str | None, key: str, resolution: dict[str, Any]) -> "tuple[ResolveOutcome, str]":
-    async with without_tools(store) as runtime:
-        return await runtime.resolve(key, resolution), place_of(runtime.registry.store)
+async def _resolve(where: Where, key: str, resolution: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    async with opened(where, acting=True) as controls:
+        return await controls.complete(key, resolution), controls.place
 
 
 def _stdin() -> str:
@@ -87,10 +84,10 @@ def _value(text: str, context: click.Context) -> Any:
         raise click.UsageError(f"--ok takes JSON; a text needs quotes: --ok '\"done\"' ({said})", context) from None
 
 
-def _show(outcome: "ResolveOutcome", as_json: bool) -> None:
+def _show(outcome: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print_json({"outcome": outcome.status, "terminal": outcome.terminal})
-    elif outcome.status == "already_resolved":
-        click.echo(f"{outcome.status}: {one_line(outcome.terminal)}")
+        print_json({"outcome": outcome["status"], "terminal": outcome["terminal"]})
+    elif outcome["status"] == "already_resolved":
+        click.echo(f"{outcome['status']}: {one_line(outcome['terminal'])}")
     else:
-        click.echo(outcome.status)
+        click.echo(outcome["status"])

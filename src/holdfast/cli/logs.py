@@ -11,18 +11,10 @@ from typing import BinaryIO, Self
 import click
 import msgspec
 
-from holdfast.cli.link import Running, gone, linked, running
-from holdfast.cli.readable import Plain, Raw, Readable, Rendered
-from holdfast.cli.records import find, owner_of
-from holdfast.cli.store import reading, run, store_option
-from holdfast.errors import HoldfastError
-from holdfast.handles.asciicast import asciicast
-from holdfast.handles.output import Output
-from holdfast.handles.spool import Spool
-from holdfast.store.base import Record, Store
+from holdfast.cli.store import Where, opened, run, where_options
+from holdfast.control.link import gone
+from holdfast.control.readable import Plain, Raw, Readable, Rendered
 from holdfast.turn import frames
-
-_CHUNK = 1 << 16
 
 
 @click.command()
@@ -33,7 +25,7 @@ _CHUNK = 1 << 16
 @click.option("--cast", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True),
               help="Write a terminal's session as an asciicast (version 2) instead; `-` is stdout.")  # fmt: skip
 @click.option("--conversation", metavar="C", help="The conversation it is in, if several have one of that id.")
-@store_option
+@where_options
 @click.pass_context
 def logs(
     context: click.Context,
@@ -43,16 +35,16 @@ def logs(
     since: int,
     cast: Path | None,
     conversation: str | None,
-    store: str | None,
+    where: Where,
 ) -> None:
     """Print what the handle of an ID, or a uid, has printed, as far as it is kept."""
     if cast is not None and (follow or raw or since):
         raise click.UsageError("--cast takes the whole session; leave --follow, --raw and --since out", context)
     if cast is None:
-        run(_print(store, id, conversation, _Printer(raw=raw), follow=follow, since=since))
+        run(_print(where, id, conversation, _Printer(raw=raw), follow=follow, since=since))
     else:
         with _File(cast) as file:
-            run(_record(store, id, conversation, file))
+            run(_record(where, id, conversation, file))
 
 
 class _Printer:
@@ -84,53 +76,25 @@ class _Printer:
 
 
 async def _print(
-    url: str | None, id: str, conversation: str | None, printer: _Printer, *, follow: bool, since: int
+    where: Where, id: str, conversation: str | None, printer: _Printer, *, follow: bool, since: int
 ) -> None:
-    async with reading(url) as store:
-        (record,) = await find(store, (id,), conversation)
-        to = running(store, record)
-        if to is None:
-            if owner_of(store, record) == "gone":
-                click.echo(f"{gone(record).message}. What was stored of it:", err=True)
-            _print_stored(store, record, printer, since)
-            return
-    await _print_running(to, printer, follow=follow, since=since)
-
-
-def _print_stored(store: Store, record: Record, printer: _Printer, since: int) -> None:
-    output = _stored(store, record)
-    if output is None:
-        return
-    printer.terminal(0 if output.timeline is None else output.timeline.started.cols)
-    while since < output.total:
-        piece = output.read(since, since + _CHUNK)
-        if piece.missing:
-            printer.gap(piece.missing)
-        else:
-            printer.data(piece.data)
-        since = piece.end
-    printer.end()
-    output.close()
-
-
-def _stored(store: Store, record: Record) -> Output | None:
-    return None if record.output is None else Output.restored(Spool(store.directory), record.output, record.uid)
-
-
-async def _print_running(to: Running, printer: _Printer, *, follow: bool, since: int) -> None:
-    want = frames.Want(uid=to.record.uid, want="follow" if follow else "read", since=since)
-    async with linked(to, want) as link:
-        while True:
-            kind, payload = await link.receive()
-            if kind == frames.OUTPUT:
-                printer.data(payload)
-            elif kind == frames.GAP:
-                printer.gap(msgspec.json.decode(payload, type=frames.Gap).missing)
-            elif kind == frames.STATE:
-                printer.terminal(msgspec.json.decode(payload, type=frames.Told).cols)
-            elif kind == frames.END:
-                printer.end()
-                return
+    async with opened(where) as controls:
+        (fact,) = await controls.find((id,), conversation)
+        if fact["owner"] == "gone":
+            click.echo(f"{gone(fact['id'], fact['tool']).message}. What was stored of it:", err=True)
+        want = frames.Want(uid=fact["uid"], want="follow" if follow else "read", since=since)
+        async with controls.talk(fact, want) as talk:
+            while True:
+                kind, payload = await talk.receive()
+                if kind == frames.OUTPUT:
+                    printer.data(payload)
+                elif kind == frames.GAP:
+                    printer.gap(msgspec.json.decode(payload, type=frames.Gap).missing)
+                elif kind == frames.STATE:
+                    printer.terminal(msgspec.json.decode(payload, type=frames.Told).cols)
+                elif kind == frames.END:
+                    printer.end()
+                    return
 
 
 # Casts
@@ -163,28 +127,13 @@ class _File:
             self._open.close()
 
 
-async def _record(url: str | None, id: str, conversation: str | None, file: _File) -> None:
-    async with reading(url) as store:
-        (record,) = await find(store, (id,), conversation)
-        to = running(store, record)
-        if to is None:
-            _record_stored(store, record, file)
-            return
-    async with linked(to, frames.Want(uid=record.uid, want="cast")) as link:
-        while True:
-            kind, payload = await link.receive()
-            if kind == frames.OUTPUT:
-                file.write(payload)
-            elif kind == frames.END:
-                return
-
-
-def _record_stored(store: Store, record: Record, file: _File) -> None:
-    output = _stored(store, record)
-    if output is None or output.timeline is None:
-        raise HoldfastError(
-            f"Handle `{record.id}` is no terminal, or nothing is stored of its session", code="invalid_arguments"
-        )
-    for line in asciicast(output.timeline, output):
-        file.write(f"{line}\n".encode())
-    output.close()
+async def _record(where: Where, id: str, conversation: str | None, file: _File) -> None:
+    async with opened(where) as controls:
+        (fact,) = await controls.find((id,), conversation)
+        async with controls.talk(fact, frames.Want(uid=fact["uid"], want="cast")) as talk:
+            while True:
+                kind, payload = await talk.receive()
+                if kind == frames.OUTPUT:
+                    file.write(payload)
+                elif kind == frames.END:
+                    return

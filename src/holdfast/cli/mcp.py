@@ -64,7 +64,7 @@ def mcp(
     from holdfast.mcp.server import Server
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    known = _tokens(tokens)
+    known = {**_own_token(), **tokens_of(tokens)}
     if port is None and (tokens is not None or url is not None or host != "127.0.0.1"):
         raise click.UsageError("--host, --url and --tokens go with --http PORT")
     loaded = load_config(the_config(config))
@@ -74,7 +74,7 @@ def mcp(
         check_bind(host, known)
     runtime = Runtime(store=store or store_of(loaded), config=loaded)
 
-    server = Server(runtime, conversation=conversation, **_settings(loaded))
+    server = Server(runtime, conversation=conversation, **settings_of(loaded))
 
     async def serve() -> int:
         async with runtime:
@@ -88,15 +88,20 @@ def mcp(
     sys.exit(asyncio.run(serve()))
 
 
-def _settings(config: Config) -> dict[str, Any]:
+def settings_of(config: Config) -> dict[str, Any]:
+    """What the configuration says about the MCP server."""
     mcp = config.mcp
     return {"schema": mcp.schema_, "task_after": mcp.task_after_ms / 1000}
 
 
-def _tokens(file: Path | None) -> dict[str, str]:
-    """Tokens by principal."""
+def _own_token() -> dict[str, str]:
     token = os.environ.pop(TOKEN, None)  # or every command would have it, and show it to whoever asks (K5)
-    known = {"default": token} if token else {}
+    return {"default": token} if token else {}
+
+
+def tokens_of(file: Path | None) -> dict[str, str]:
+    """Tokens by principal, of a file of `principal token` lines."""
+    known: dict[str, str] = {}
     for number, line in enumerate(file.read_text().splitlines() if file is not None else (), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue

@@ -10,7 +10,19 @@ from typing import Any
 
 import click
 
-from holdfast.handles.text import strip_controls, to_json
+from holdfast.handles.text import printable, to_json
+
+__all__ = [
+    "counted",
+    "duration",
+    "one_line",
+    "print_json",
+    "printable",
+    "relative",
+    "table",
+    "terminal_width",
+    "time_of_day",
+]
 
 _RAW_CONTROLS = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _NARROWEST = 8
@@ -20,11 +32,6 @@ _NARROWEST = 8
 def print_json(value: Any) -> None:
     """One line of JSON. The controls that JSON allows in a string are escaped: a terminal might obey them."""
     click.echo(_RAW_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", to_json(value).decode()))
-
-
-def printable(text: str) -> str:
-    """Text of several lines as it may be shown."""
-    return "".join(each for each in strip_controls(text) if each.isprintable() or each in "\n\t")
 
 
 def one_line(value: Any, width: int | None = None) -> str:
@@ -82,6 +89,11 @@ def _width(character: str) -> int:
     if unicodedata.combining(character):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def counted(number: int, what: str) -> str:
+    """`1 key`, `3 keys`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

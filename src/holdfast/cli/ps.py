@@ -1,20 +1,24 @@
-"""`holdfast ps`: what is going on in a store, whoever runs it (L1, R1). It only looks."""
+"""`holdfast ps`: what is going on, whoever runs it (L1, R1). It only looks."""
 
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.printing import duration, one_line, print_json, relative, table
-from holdfast.cli.records import facts, standing, waits_for_resume
-from holdfast.cli.store import place_of, reading, run, store_option
-from holdfast.store.base import Record, Store
+from holdfast.cli.printing import counted, duration, one_line, print_json, relative, table
+from holdfast.cli.records import standing
+from holdfast.cli.store import Where, opened, run, where_options
+
+if TYPE_CHECKING:
+    from holdfast.control.base import Controls
 
 _LIVE = ("pending", "running", "waiting")
 _HEAD = ("ID", "TOOL", "STATE", "CONVERSATION", "AGE", "DEADLINE")
 _COLOURS = {"waiting": "yellow", "running": "green"}
+_LOOKED_AT = 100
+"""So many calls whose owner is gone are looked at for the notes."""
 
 
 @click.command()
@@ -22,14 +26,12 @@ _COLOURS = {"waiting": "yellow", "running": "green"}
 @click.option("--all", "everything", is_flag=True, help="Also handles that have stopped and are still kept.")
 @click.option("--state", type=click.Choice([*_LIVE, "stopped", "parked"]), help="Only those in this state.")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), default=1000, help="At most so many, oldest first.")
-@store_option
+@where_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
-def ps(
-    conversation: str | None, everything: bool, state: str | None, limit: int, store: str | None, as_json: bool
-) -> None:
+def ps(conversation: str | None, everything: bool, state: str | None, limit: int, where: Where, as_json: bool) -> None:
     """List the calls that have not stopped: spawned handles, and one-shot calls as `call:<label>`."""
-    states = (state,) if state else (*_LIVE, "stopped") if everything else _LIVE
-    listed, more, notes = run(_look(store, conversation, states, limit))
+    states = (state,) if state else ("live", "stopped") if everything else ("live",)
+    listed, more, notes = run(_look(where, conversation, states, limit))
     if as_json:
         for fact in listed:
             print_json(fact)
@@ -40,46 +42,46 @@ def ps(
 
 
 async def _look(
-    url: str | None, conversation: str | None, states: Sequence[str], limit: int
+    where: Where, conversation: str | None, states: Sequence[str], limit: int
 ) -> tuple[list[dict[str, Any]], bool, list[str]]:
     """What is listed, whether there would be more, and what is to be said of calls that nobody goes on with."""
-    records: list[Record] = []
-    async with reading(url) as store:
+    found: list[dict[str, Any]] = []
+    more = False
+    async with opened(where) as controls:
         for state in states:
-            parked, name = (True, None) if state == "parked" else (None, state)
-            stateful = True if state == "stopped" else None  # one-shot calls that are over are nothing to see
-            records += await store.handles(
-                conversation=conversation, state=name, parked=parked, stateful=stateful, limit=limit + 1
+            page = await controls.handles(
+                conversation=conversation,
+                state=state,
+                oneshot=state != "stopped",  # one-shot calls that are over are nothing to see
+                sort="oldest",
+                limit=limit,
             )
-        records.sort(key=lambda record: (record.state.created, record.turn, record.batch, record.position))
-        listed = [facts(store, record) for record in records[:limit]]
-        orphans = [record for record, fact in zip(records, listed, strict=False) if fact["owner"] == "gone"]
-        notes = await _notes(store, orphans) if records else [f"(nothing in {place_of(store)})"]
-        return listed, len(records) > limit, notes
+            found += page["handles"]
+            more |= page["next"] is not None
+        if len(states) > 1:
+            found.sort(key=lambda fact: fact["uid"])  # which begins with the time
+        listed = found[:limit]
+        orphans = [fact for fact in listed if fact["owner"] == "gone"]
+        notes = await _notes(controls, orphans) if found else [f"(nothing in {controls.place})"]
+        return listed, more or len(found) > limit, notes
 
 
-async def _notes(store: Store, orphans: Sequence[Record]) -> list[str]:
+async def _notes(controls: "Controls", orphans: Sequence[dict[str, Any]]) -> list[str]:
     """R1: calls whose owner is gone stay until somebody comes who has their tool, or resumes their turn (B9)."""
     tools: Counter[str] = Counter()
     conversations: Counter[str] = Counter()
-    for record in orphans:
-        if await waits_for_resume(store, record):
-            conversations[record.conversation] += 1
+    for fact in orphans[:_LOOKED_AT]:
+        if await controls.waits_for_resume(fact["uid"]):
+            conversations[fact["conversation"]] += 1
         else:
-            tools[record.tool] += 1
-    return [
-        f"{_calls(count)} of `{one_line(tool)}`: the owner is gone, and no process that has this tool has gone on with "
-        "it; start one"
-        for tool, count in tools.items()
-    ] + [
-        f"{_calls(count)} of a batch of `{one_line(name)}` that was never answered: the program that began it, or "
-        f"`holdfast turn --conversation {one_line(name)} --resume`, can go on with the turn"
+            tools[fact["tool"]] += 1
+    tools.update(fact["tool"] for fact in orphans[_LOOKED_AT:])
+    nobody = "the owner is gone, and no process that has this tool has gone on with it; start one"
+    return [f"{counted(count, 'call')} of `{one_line(tool)}`: {nobody}" for tool, count in tools.items()] + [
+        f"{counted(count, 'call')} of a batch of `{one_line(name)}` that was never answered: the program that began "
+        f"it, or `holdfast turn --conversation {one_line(name)} --resume`, can go on with the turn"
         for name, count in conversations.items()
     ]
-
-
-def _calls(count: int) -> str:
-    return "1 call" if count == 1 else f"{count} calls"
 
 
 def _show(listed: Sequence[dict[str, Any]], notes: Sequence[str]) -> None:

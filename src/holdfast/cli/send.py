@@ -10,13 +10,19 @@ from typing import Any
 import click
 import msgspec
 
-from holdfast.cli.link import find_running, linked
 from holdfast.cli.printing import one_line, print_json, printable
-from holdfast.cli.store import run, store_option
+from holdfast.cli.store import Where, opened, run, where_options
 from holdfast.errors import HoldfastError
 from holdfast.limits import Limits
 
-_NOT_THERE = ("handle_not_found", "handle_expired", "store_unusable", "unsupported_store")
+_NOT_THERE = (
+    "handle_not_found",
+    "handle_expired",
+    "store_unusable",
+    "unsupported_store",
+    "server_refused",
+    "server_unreachable",
+)
 """Not refused by a handle: there is none to refuse."""
 
 
@@ -26,7 +32,7 @@ _NOT_THERE = ("handle_not_found", "handle_expired", "store_unusable", "unsupport
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="A key of a terminal, pressed after the text.")
 @click.option("--password", is_flag=True, help="Read the text without showing it: for a secret.")
 @click.option("--conversation", metavar="C", help="The conversation it is in, if several have one of that id.")
-@store_option
+@where_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def send(
@@ -36,7 +42,7 @@ def send(
     keys: tuple[str, ...],
     password: bool,
     conversation: str | None,
-    store: str | None,
+    where: Where,
     as_json: bool,
 ) -> None:
     """Send TEXT to the handle of an ID, or a uid; answer its question if one is open.
@@ -50,7 +56,7 @@ def send(
         raise click.UsageError("nothing to send: give TEXT, --key or --password", context)
     given = _secret() if password else _stdin() if text == "-" else text
     try:
-        reply = run(_send(store, id, conversation, given, keys, secret=password))
+        reply = run(_send(where, id, conversation, given, keys, secret=password))
     except HoldfastError as error:
         if error.code in _NOT_THERE:
             raise
@@ -79,17 +85,18 @@ def _stdin() -> str:
 
 
 async def _send(
-    url: str | None, id: str, conversation: str | None, given: str | None, keys: tuple[str, ...], *, secret: bool
+    where: Where, id: str, conversation: str | None, given: str | None, keys: tuple[str, ...], *, secret: bool
 ) -> dict[str, Any]:
     from holdfast.turn import frames
 
-    to = await find_running(url, id, conversation)
-    want = frames.Want(uid=to.record.uid, want="send", input=given, keys=keys, secret=secret)
-    async with linked(to, want) as link:
-        while True:
-            kind, payload = await link.receive()
-            if kind == frames.REPLY:
-                return msgspec.json.decode(payload, type=dict[str, Any])
+    async with opened(where) as controls:
+        (fact,) = await controls.find((id,), conversation)
+        want = frames.Want(uid=fact["uid"], want="send", input=given, keys=keys, secret=secret)
+        async with controls.talk(fact, want) as talk:
+            while True:
+                kind, payload = await talk.receive()
+                if kind == frames.REPLY:
+                    return msgspec.json.decode(payload, type=dict[str, Any])
 
 
 def _show(reply: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`holdfast show`: everything the store has of one handle; of what it waits for the key's id, and the key only if it is
+"""`holdfast show`: everything there is of one handle; of what it waits for the key's id, and the key only if it is
 asked for (K5)."""
 
 import time
@@ -6,15 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
-import msgspec
 
 from holdfast.cli.printing import one_line, print_json, printable, relative, table, terminal_width, time_of_day
-from holdfast.cli.records import facts, find, standing
-from holdfast.cli.store import reading, run, store_option
-from holdfast.handles.state import Outcome, Stopped, Waiting
-from holdfast.store.base import Entry, Record, Store, WaitRow
+from holdfast.cli.records import standing
+from holdfast.cli.store import Where, opened, run, where_options
 
-_TAIL_BYTES, _TAIL_LINES = 4096, 20
+_TAIL_LINES = 20
 _VALUE = 200
 """Columns of a value where there is no terminal to fit."""
 _INDENT = 16
@@ -23,12 +20,12 @@ _INDENT = 16
 @click.command()
 @click.argument("ID")
 @click.option("--conversation", metavar="C", help="The conversation it is in, if several have one of that id.")
-@store_option
+@where_options
 @click.option("--keys", is_flag=True, help="Print its open keys, too: who has one may resolve what it stands for.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def show(id: str, conversation: str | None, store: str | None, keys: bool, as_json: bool) -> None:
+def show(id: str, conversation: str | None, where: Where, keys: bool, as_json: bool) -> None:
     """Show the newest handle of an ID, or the one of a uid."""
-    found = run(_read(store, id, conversation, keys=keys))
+    found = run(_read(where, id, conversation, keys=keys))
     if as_json:
         print_json(found)
     else:
@@ -36,81 +33,10 @@ def show(id: str, conversation: str | None, store: str | None, keys: bool, as_js
             click.echo(line)
 
 
-async def _read(url: str | None, id: str, conversation: str | None, *, keys: bool) -> dict[str, Any]:
-    async with reading(url) as store:
-        (record,) = await find(store, (id,), conversation)
-        journal, waits = await store.journal(record.uid), await store.waits(record.uid)
-        return {
-            **facts(store, record),
-            **_more(record),
-            "waits": [_wait(row) for row in waits],
-            **({"keys": await _keys(store, record)} if keys else {}),
-            "journal": [_entry(entry) for entry in journal],
-            "output": _output(store, record),
-        }
-
-
-def _more(record: Record) -> dict[str, Any]:
-    """What `ps` leaves out."""
-    state = record.state
-    stopped = state if isinstance(state, Stopped) else None
-    return {
-        "call_id": record.call_id,
-        "batch": record.batch,
-        "position": record.position,
-        "priority": record.priority,
-        "resources": list(record.resources),
-        "metadata": record.metadata or {},
-        "arguments": record.arguments,
-        "asked": state.asked if isinstance(state, Waiting) else None,
-        "question": state.question if isinstance(state, Waiting) else None,
-        "outcome": _outcome(stopped.outcome) if stopped is not None else None,
-        "exit_code": stopped.exit_code if stopped is not None else None,
-        "signal": stopped.signal if stopped is not None else None,
-        "on_timeout": record.parking.on_timeout if record.parking is not None else None,
-        "on_cancel": record.parking.on_cancel if record.parking is not None else None,
-    }
-
-
-def _outcome(outcome: Outcome) -> dict[str, Any]:
-    return {"type": outcome.__struct_config__.tag, **msgspec.structs.asdict(outcome)}
-
-
-def _wait(row: WaitRow) -> dict[str, Any]:
-    from holdfast.durable.deferred import resolution_json
-
-    return {
-        "kind": row.kind,
-        "name": row.name,
-        "key_id": row.key_id,
-        "resolution": None if row.resolution is None else resolution_json(row.resolution),
-        "revoked": row.revoked,
-    }
-
-
-async def _keys(store: Store, record: Record) -> dict[str, str]:
-    from holdfast.durable.waits import open_keys
-
-    if isinstance(record.state, Stopped):
-        return {}
-    return {name: str(key) for name, key in (await open_keys(store, record.uid)).items()}
-
-
-def _entry(entry: Entry) -> dict[str, Any]:
-    return {"kind": entry.kind, "name": entry.name, "ok": entry.ok, "value": msgspec.json.decode(entry.value)}
-
-
-def _output(store: Store, record: Record) -> dict[str, Any] | None:
-    """The end of what it printed. While it runs that is known to its owner alone."""
-    if record.output is None:
-        return None
-    from holdfast.handles.output import Output
-    from holdfast.handles.spool import Spool
-
-    output = Output.restored(Spool(store.directory), record.output, record.uid)
-    tail = output.before(output.total, _TAIL_BYTES)
-    output.close()
-    return {"bytes": output.total, "tail": tail.decode(errors="replace")}
+async def _read(where: Where, id: str, conversation: str | None, *, keys: bool) -> dict[str, Any]:
+    async with opened(where) as controls:
+        (fact,) = await controls.find((id,), conversation)
+        return await controls.handle(fact["uid"], keys=keys)
 
 
 # For people
@@ -163,7 +89,7 @@ def _facts(found: dict[str, Any], now: float) -> Iterator[tuple[str, Any]]:
             yield title, found[title]
     yield "arguments", found["arguments"]
     if found["question"] is not None:
-        yield "question", f"{found['question'].text} ({found['question'].id})"
+        yield "question", f"{found['question']['text']} ({found['question']['id']})"
     if found["outcome"] is not None:
         yield from _end(found)
 

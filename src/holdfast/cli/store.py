@@ -1,15 +1,17 @@
-"""The store of a command (Y1): which one, and opening it.
+"""Where a command looks: a server, or a store (Y1), and opening it.
 
-`--store`, else `HOLDFAST_STORE`, else `[store] url` of the configuration, else a SQLite file in the user's state
-directory. Commands that look at what others run want a store that is there: they make none.
+A server if `--server` or `HOLDFAST_SERVER` names one. Else the store: `--store`, else `HOLDFAST_STORE`, else `[store]
+url` of the configuration, else a SQLite file in the user's state directory. Commands that look at what others run want
+a store that is there: they make none.
 """
 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -17,6 +19,8 @@ from holdfast.errors import ConfigError, HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.config import Config
+    from holdfast.control.base import Controls
+    from holdfast.handles.registry import Registry
     from holdfast.runtime import Runtime
     from holdfast.store.base import Store
 
@@ -24,6 +28,8 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _SQLITE = "sqlite:///"
+_RETENTION_SECS = 7 * 86_400.0
+"""How long a store keeps what has stopped (S5)."""
 
 
 def store_option(command: F) -> F:
@@ -34,6 +40,36 @@ def store_option(command: F) -> F:
         envvar="HOLDFAST_STORE",
         help="Where handles are kept: sqlite:///FILE. Default: what holdfast.toml says, else a file of yours.",
     )(command)
+
+
+class Where(NamedTuple):
+    """What a command was told about where to look."""
+
+    store: str | None = None
+    server: str | None = None
+    token_file: Path | None = None
+
+
+def where_options(command: F) -> F:
+    """The options `--store`, `--server` and `--token-file`, given to the command as `where`."""
+
+    @click.option(
+        "--server",
+        metavar="URL",
+        envvar="HOLDFAST_SERVER",
+        help="Ask the `holdfast serve` at that address instead of the store.",
+    )
+    @click.option(
+        "--token-file",
+        metavar="FILE",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="A file with the token of --server; else HOLDFAST_TOKEN has it, or the file beside the store.",
+    )
+    @wraps(command)
+    def called(*arguments: Any, store: str | None, server: str | None, token_file: Path | None, **given: Any) -> Any:
+        return command(*arguments, where=Where(store, server, token_file), **given)
+
+    return store_option(called)  # type: ignore[return-value]
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -85,6 +121,26 @@ def _of_this_directory() -> str | None:
     return config.store_url
 
 
+def keep_as_configured(registry: "Registry") -> None:
+    """Let a runtime without tools keep handles as long as the configuration found here says, if it is about its store;
+    else as long as usual (S5, W8)."""
+    from holdfast.config import find_config
+    from holdfast.config.load import load_config
+    from holdfast.store.urls import open_store
+    from holdfast.tools.waiting.cleanup import archive_in
+
+    registry.retention = _RETENTION_SECS
+    file = find_config(Path.cwd())
+    if file is None:
+        return
+    config = load_config(file)
+    if getattr(open_store(config.store_url or _default()), "path", None) != getattr(registry.store, "path", None):
+        return
+    registry.retention = config.store.retention_secs or _RETENTION_SECS
+    registry.shorter = config.wait_handles.retention()
+    registry.archive = archive_in(config.root, config.wait_handles.archive)
+
+
 def _default(*, make: bool = False) -> str:
     """The user's own store."""
     given = Path(os.environ.get("XDG_STATE_HOME", ""))
@@ -100,12 +156,54 @@ def _default(*, make: bool = False) -> str:
     return f"{_SQLITE}{directory / 'holdfast.db'}"
 
 
-def place_of(store: "Store") -> str:
-    """Where a store is, for people: the first mistake is to look in another one."""
-    return f"the store {getattr(store, 'path', '')}".strip()
+def _token(where: Where, server: str) -> str | None:
+    """The token of a server: that of this machine's own store is for a server on this machine only."""
+    if where.token_file is not None:
+        try:
+            return where.token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise HoldfastError(
+                f"--token-file `{where.token_file}` cannot be read: {why}", code="invalid_arguments"
+            ) from error
+    given = os.environ.get("HOLDFAST_TOKEN")
+    if given:
+        return given
+
+    from holdfast.control.remote_requests import is_local
+
+    return _stored_token(where.store) if is_local(server) else None
+
+
+def _stored_token(url: str | None) -> str | None:
+    """What `holdfast serve` keeps beside its store."""
+    try:
+        path = getattr(_existing(url), "path", None)
+        return None if path is None else Path(f"{path}-token").read_text().strip()
+    except (OSError, UnicodeDecodeError, HoldfastError):
+        return None
 
 
 # Opening it
+
+
+@asynccontextmanager
+async def opened(where: Where, *, acting: bool = False) -> "AsyncIterator[Controls]":
+    """What a command speaks to. Only with `acting` it may change anything."""
+    if where.server:
+        from holdfast.control.remote import RemoteControl
+
+        async with RemoteControl(where.server, _token(where, where.server)) as remote:
+            yield remote
+        return
+    from holdfast.cli.stored import Stored
+
+    if acting:
+        async with without_tools(where.store) as runtime:
+            yield Stored(runtime.registry.store, runtime)
+    else:
+        async with reading(where.store) as store:
+            yield Stored(store)
 
 
 @asynccontextmanager

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from holdfast.cli.printing import one_line, print_json
-from holdfast.cli.records import find, owner_of
-from holdfast.cli.store import run, store_option, without_tools
+from holdfast.cli.progress import going_on
+from holdfast.cli.store import Where, opened, run, where_options
 
 _TIMED_OUT = 124
 
@@ -26,7 +26,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: float | 
 @click.option("--any", "any_of_them", is_flag=True, help="Until one of them has stopped; otherwise all.")
 @click.option("--timeout", metavar="SECS", type=float, callback=_seconds, help="How long at most; 0 looks and returns.")
 @click.option("--conversation", metavar="C", help="The conversation they are in, if several have one of that id.")
-@store_option
+@where_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def wait(
@@ -35,11 +35,11 @@ def wait(
     any_of_them: bool,
     timeout: float | None,
     conversation: str | None,
-    store: str | None,
+    where: Where,
     as_json: bool,
 ) -> None:
     """Wait until the handles of these IDs, or uids, have stopped."""
-    waited = run(_wait(store, id, any_of_them, timeout, conversation))
+    waited = run(_wait(where, id, any_of_them, timeout, conversation))
     if as_json:
         print_json(waited)
     else:
@@ -50,24 +50,21 @@ def wait(
 
 
 async def _wait(
-    url: str | None, ids: tuple[str, ...], any_of_them: bool, timeout: float | None, conversation: str | None
+    where: Where, ids: tuple[str, ...], any_of_them: bool, timeout: float | None, conversation: str | None
 ) -> dict[str, Any]:
-    from holdfast.handles.view import Handles
-    from holdfast.handles.waits import all_of, any_of
-
-    async with without_tools(url) as runtime:
-        store, registry = runtime.registry.store, runtime.registry
-        records = await find(store, ids, conversation)
-        handles = tuple(dict.fromkeys(registry.adopt(record) for record in records))
-        await registry.refresh(record.uid for record in records)  # what changed before they were known here
-        for record in records:
-            if owner_of(store, record) == "gone":
+    async with opened(where, acting=True) as controls:
+        facts = await controls.find(ids, conversation)
+        for fact in facts:
+            if fact["owner"] == "gone":
                 said = "the process that ran it is gone, and no other has gone on with it yet"
-                click.echo(f"{one_line(record.id)}: {said}", err=True)
-        group = any_of(handles) if any_of_them else all_of(handles)
-        everyone = {handle.uid for handle in handles}  # whoever is asked something: it is not this command
-        found = await Handles(registry, records[0].conversation, everyone).wait_for([group], timeout, handles)
-        return runtime.replies.values(found)
+                click.echo(f"{one_line(fact['id'])}: {said}", err=True)
+        open_ones = [fact for fact in facts if fact["state"] != "stopped"]
+        with going_on(f"waiting for {_named(open_ones)}"):
+            return await controls.wait_for(facts, any=any_of_them, timeout=timeout)
+
+
+def _named(facts: list[dict[str, Any]]) -> str:
+    return f"`{one_line(facts[0]['id'], 40)}`" if len(facts) == 1 else f"{len(facts)} handles"
 
 
 def _line(entry: dict[str, Any]) -> str:

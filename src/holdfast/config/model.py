@@ -396,6 +396,15 @@ class AcpSettings(Table):
     terminals: bool = True
 
 
+class ServeSettings(Table):
+    """`[serve]`: where `holdfast serve` listens, what it is called, and whether a person looks at its dashboard."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8420, ge=0, le=65_535)
+    url: str | None = None
+    person: bool = True
+
+
 class Config(Table):
     """A whole configuration. `Config()` is the one without a file: all defaults, no tools."""
 
@@ -408,6 +417,7 @@ class Config(Table):
     agents: dict[str, AgentSettings] = {}
     mcp: McpSettings = McpSettings()
     acp: AcpSettings = AcpSettings()
+    serve: ServeSettings = ServeSettings()
     _source: Source | None = PrivateAttr(default=None)
 
     @property
@@ -433,6 +443,14 @@ class Config(Table):
         """Whether it names a model that could be asked something."""
         settings = self.conversation
         return bool(settings.assistant.model or settings.inquiry.assistant.model or self.agents)
+
+    def fixed_tables(self, other: "Config | None") -> list[str]:
+        """The tables in which it differs from another one and that a runtime reads once, when it is made."""
+        was = other or Config()
+        names = ("store", "limits", "wait_handles", "workflows", "mcp", "acp", "serve")
+        differ = [name for name in names if getattr(self, name) != getattr(was, name)]
+        ours, theirs = self.conversation, was.conversation
+        return differ + (["conversation.detached"] if ours.detached != theirs.detached else [])
 
     def mcp_servers(self) -> "list[McpServer]":
         """The MCP servers whose tools are used."""

@@ -6,6 +6,7 @@ ours: the journal of the call, and waits whose rows outlive it.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import msgspec
@@ -14,6 +15,7 @@ from holdfast.durable.journal import Journal, to_bytes
 from holdfast.durable.keys import Key
 from holdfast.durable.waits import Waits
 from holdfast.errors import HoldfastError, ToolError
+from holdfast.handles.observing import NOTHING
 from holdfast.handles.registry import Registry
 from holdfast.store.base import Emitted
 
@@ -78,7 +80,8 @@ class CallEffects:
         self._check_open()
         self.waiting += 1
         try:
-            resolution = await self._waits.wait(key)
+            with self._traced("event"):
+                resolution = await self._waits.wait(key)
         finally:
             self.waiting -= 1
         match resolution.status:
@@ -102,8 +105,9 @@ class CallEffects:
             due = float(entry.value)
         self.waiting += 1
         try:
-            while (left := due - self._registry.clock.now()) > 0:  # noqa: ASYNC110 (nobody but time can tell)
-                await asyncio.sleep(left)  # again if the time of day and the loop's disagree
+            with self._traced("sleep"):
+                while (left := due - self._registry.clock.now()) > 0:  # noqa: ASYNC110 (nobody but time can tell)
+                    await asyncio.sleep(left)  # again if the time of day and the loop's disagree
         finally:
             self.waiting -= 1
 
@@ -113,6 +117,10 @@ class CallEffects:
         name = self._journal.number("event")
         if self._journal.recorded("event", name) is None:
             await self._journal.record("event", name, b"null", also=(event,))
+
+    def _traced(self, what: str) -> AbstractContextManager[object]:
+        traces = self._registry.traces
+        return NOTHING if traces is None else traces.wait(what)
 
     def _check_open(self) -> None:
         if self._registry.closing:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import HoldfastError, ToolError
+from holdfast.handles.observing import NOTHING
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import Error, error_of
 from holdfast.handles.text import as_text, has_no_number
@@ -129,10 +130,12 @@ class Journal:
 
     async def _do(self, step_id: str, digest: bytes, function: Any, argument: Any) -> Any:
         try:
-            doing = function(argument)
-            if not inspect.isawaitable(doing):
-                raise TypeError(f"the function of step `{step_id}` is not async; make it `async def`")
-            result = await doing
+            traces = self._registry.traces
+            with NOTHING if traces is None else traces.step(step_id):
+                doing = function(argument)
+                if not inspect.isawaitable(doing):
+                    raise TypeError(f"the function of step `{step_id}` is not async; make it `async def`")
+                result = await doing
         except Exception as error:
             if isinstance(error, HoldfastError) and not isinstance(error, ToolError) and error.code in NOT_THE_TOOLS:
                 raise

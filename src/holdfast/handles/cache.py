@@ -19,6 +19,7 @@ from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.clock import Clock
 from holdfast.handles.gate import Gate, Line
 from holdfast.handles.handle import Handle, HandleInfo
+from holdfast.handles.observing import Meter, Traces
 from holdfast.handles.output import Output
 from holdfast.handles.question import Question
 from holdfast.handles.spool import Spool
@@ -82,6 +83,8 @@ class Cache:
         """Told of the handles that this runtime has made."""
         self.on_settled: Callable[[str, Stopped], None] | None = None
         """Told of the uid and the end of a handle, once, where that was written."""
+        self.meter: Meter | None = None
+        self.traces: Traces | None = None
         self.archive: Callable[[Sequence[Record]], Awaitable[None]] | None = None
         """Gets what the store is about to let go of; if it raises, nothing goes (W8)."""
         self.shorter: Mapping[Status, float] = {}

@@ -136,6 +136,8 @@ class Registry(Cache):
         ops: list[Op] = [] if opened is None else [opened]
         ops += [Registered(record, _only_once(handle)) for handle, record in new if handle.unwritten is None]
         handles = [handle for handle, _ in new]
+        if self.traces is not None:
+            failed = self.traces.registering(handles, failed)
         self.store.commit(ops, partial(self._registered, handles, done), failed)
 
     def _registered(self, new: list[Handle], done: Callable[[], None], results: Sequence[Any]) -> None:
@@ -406,6 +408,8 @@ class Registry(Cache):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.store.close()
+        if self.traces is not None:
+            self.traces.close()
         for handle in self._by_uid.values():
             if handle.output is not None:
                 if self.store.durable:

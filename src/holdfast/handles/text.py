@@ -32,6 +32,11 @@ def strip_controls(text: str) -> str:
     return SEQUENCE.sub("", _CARRIAGE_RETURN.sub("\n", text)) if has_controls(text) else text
 
 
+def printable(text: str) -> str:
+    """Text of several lines as people may see it: without controls, and without what turns the direction of a line."""
+    return "".join(each for each in strip_controls(text) if each.isprintable() or each in "\n\t")
+
+
 def has_controls(text: str) -> bool:
     """Whether there may be controls. Most text has none, and this is twenty times faster than looking for sequences."""
     data = text.encode("utf-8", "surrogatepass")

@@ -1,17 +1,22 @@
 """A conversation's handles, as a tool or a batch sees them: find, list, wait (B8, `call.handles`)."""
 
 import asyncio
-from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Container, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle, HandleInfo
+from holdfast.handles.observing import NOTHING
 from holdfast.handles.waits import Group, Wait, all_of, any_of
 
 if TYPE_CHECKING:
     from holdfast.handles.registry import Registry
+
+
+_Times = list[float]
 
 
 class Waited(msgspec.Struct, frozen=True):
@@ -75,19 +80,62 @@ class Handles:
         groups = [all_of(found[id] for id in all)] if all else []
         if any:
             groups.append(any_of(found[id] for id in any))
-        return await self.wait_for(groups, timeout, tuple(dict.fromkeys(found.values())), told)
+        waiting = self.wait_for(groups, timeout, tuple(dict.fromkeys(found.values())), told)
+        meter = self._registry.meter
+        if meter is None:
+            return await waiting
+        began = time.monotonic()
+        waited = await waiting
+        status = "timeout" if waited.timed_out else "needs_input" if waited.needs_input else "completed"
+        meter.waited("await", status, time.monotonic() - began)
+        return waited
 
-    async def wait_for(
+    def wait_for(
         self,
         groups: Sequence[Group],
         timeout: float | None,
         handles: tuple[Handle, ...],
         told: Callable[[Handle], None] | None = None,
-    ) -> Waited:
+    ) -> Coroutine[Any, Any, Waited]:
         """Wait for any combination of groups. `told` is called with each handle that says how far it is."""
+        if self._registry.meter is None and self._registry.traces is None:
+            return self._wait_for(groups, timeout, handles, told)
+        return self._observed(groups, timeout, handles, told)
+
+    async def _observed(
+        self,
+        groups: Sequence[Group],
+        timeout: float | None,
+        handles: tuple[Handle, ...],
+        told: Callable[[Handle], None] | None,
+    ) -> Waited:
+        meter, traces = self._registry.meter, self._registry.traces
+        woke: _Times = []
+        with NOTHING if traces is None else traces.wait("await", [handle.id for handle in handles]):
+            waited = await self._wait_for(groups, timeout, handles, told, woke)
+        if meter is not None and woke:
+            meter.woken(time.perf_counter() - woke[-1])
+        return waited
+
+    async def _wait_for(
+        self,
+        groups: Sequence[Group],
+        timeout: float | None,
+        handles: tuple[Handle, ...],
+        told: Callable[[Handle], None] | None,
+        woke: "_Times | None" = None,
+    ) -> Waited:
+        """`woke` gets the times at which whoever waits here could go on."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
-        wait = Wait(groups, lambda _: None if over.done() else over.set_result(None), spare=self._spare, told=told)
+
+        def wake(_: Wait) -> None:
+            if not over.done():
+                over.set_result(None)
+                if woke is not None:
+                    woke.append(time.perf_counter())
+
+        wait = Wait(groups, wake, spare=self._spare, told=told)
         wait.begin()
         if wait.reason != "satisfied" and (timeout is None or timeout > 0):
             for handle in handles:
@@ -97,6 +145,8 @@ class Handles:
                 over = loop.create_future()
         if over.done():
             wait.cancel()
+            if woke is not None:
+                woke.clear()  # it has not slept
             return Waited(handles, needs_input=wait.reason == "needs_input", first=_first(wait))
         if timeout is not None and timeout <= 0:
             wait.cancel()

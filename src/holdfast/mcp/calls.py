@@ -32,7 +32,6 @@ from holdfast.mcp.results import result
 from holdfast.runtime import Runtime
 from holdfast.tools.base import Tool
 from holdfast.turn.desk import Desk, Visit
-from holdfast.turn.people import People
 from holdfast.turn.slot import ToolCall
 
 Context = ServerRequestContext[Any, Any]
@@ -107,7 +106,7 @@ class Calls:
         if asker is not None and ctx.session.can_send_request:
             asker.ask_by(by_request(ctx))
         call = ToolCall(str(ctx.request_id), params.name, dict(params.arguments or {}))
-        people = None if asker is None else People(asker)
+        people = None if asker is None else self.runtime.people.joined(asker)
         try:
             desk = self.desk(ctx)
             visit = await desk.begin(call, park_after=park_after, people=people)

@@ -17,6 +17,7 @@ import msgspec
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.transport_security import TransportSecuritySettings
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -74,6 +75,11 @@ def http_app(
     Further options are those of the SDK's transport. It shares an `event_store` among all sessions, and names streams
     by request ids that sessions choose: only for a server of one client.
     """
+    return Door(mcp_app(server, path=path, **transport), tokens or {}, hosts, tells_gone="event_store" not in transport)
+
+
+def mcp_app(server: Server, *, path: str = "/mcp", **transport: Any) -> Starlette:
+    """The routes of MCP and of completions, without a door."""
     server.custom_route("/complete/{key}", methods=["POST"])(_completes(server))
     app = server.streamable_http_app(
         streamable_http_path=path,
@@ -81,7 +87,7 @@ def http_app(
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Door` does it
         **transport,
     )
-    return Door(app, tokens or {}, hosts, tells_gone="event_store" not in transport)
+    return app
 
 
 class Door:

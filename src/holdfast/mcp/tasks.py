@@ -151,7 +151,7 @@ class Tasks(Extension):
             return None
         asker = Asker()
         self._keep(handle, asker)
-        return People(asker)
+        return self._calls.runtime.people.joined(asker)
 
     # tasks/*
 

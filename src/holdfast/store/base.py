@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from holdfast.store.events import EVENTS_LIMIT, NEWS_TYPES, StoredEvent
 from holdfast.store.ops import (
     Annotated,
     Attempted,
@@ -49,11 +50,13 @@ from holdfast.store.ops import (
 )
 from holdfast.store.rows import (
     CARRIERS,
+    LIVE,
     NEWS_LIMIT,
     TOMBSTONE_SECS,
     TOMBSTONES,
     WAIT_KINDS,
     Answers,
+    BatchRow,
     Carrier,
     ConversationRow,
     Entry,
@@ -70,26 +73,34 @@ from holdfast.store.rows import (
     Opened,
     OpenTurn,
     Parking,
+    Place,
     ProcessEvent,
     Record,
     Request,
     Resolution,
     Resolving,
     Shown,
+    Sort,
     Status,
+    TurnRow,
     WaitRow,
+    made_at,
     status_of,
 )
 
 __all__ = [
     "CARRIERS",
+    "EVENTS_LIMIT",
+    "LIVE",
     "NEWS_LIMIT",
+    "NEWS_TYPES",
     "TOMBSTONES",
     "TOMBSTONE_SECS",
     "WAIT_KINDS",
     "Annotated",
     "Answers",
     "Attempted",
+    "BatchRow",
     "Carrier",
     "Changed",
     "Claimed",
@@ -124,6 +135,7 @@ __all__ = [
     "Opened",
     "Parked",
     "Parking",
+    "Place",
     "ProcessEvent",
     "Record",
     "Registered",
@@ -141,14 +153,18 @@ __all__ = [
     "Said",
     "SecretAdded",
     "Shown",
+    "Sort",
     "Status",
     "Store",
+    "StoredEvent",
     "TakenBack",
     "TurnBegan",
     "TurnEnded",
+    "TurnRow",
     "WaitOpened",
     "WaitRow",
     "Wrote",
+    "made_at",
     "status_of",
 ]
 
@@ -174,6 +190,8 @@ class Store(Protocol):
     """Where output files are. None: there is no such place, outputs stay where they are."""
     trouble: str | None
     """Why it cannot write at present; None: it can."""
+    on_commit: Callable[[], None] | None
+    """Called after commits of ours that wrote events, when those have been told. What others write is `heard`."""
 
     async def open(self, heard: Heard) -> None:
         """Be ready. Raises `HoldfastError` if that cannot be, and then has changed nothing."""
@@ -204,22 +222,31 @@ class Store(Protocol):
         *,
         conversation: str | None = None,
         state: str | None = None,
+        live: bool = False,
         turn: str | None = None,
         parked: bool | None = None,
         stateful: bool | None = True,
         kind: Kind | None = None,
         status: Status | None = None,
+        tool: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        search: str | None = None,
         timers: bool = False,
+        sort: Sort = "created",
         after: str | None = None,
         limit: int = 1000,
         newest: bool = False,
     ) -> list[Record]:
-        """Handles, oldest first or, with `newest`, newest first, after the one of uid `after`.
+        """Handles, oldest first or, with `newest`, newest first; after the one of uid `after` in that order.
 
-        `metadata`: those that have each of these keys with the same JSON value. `timers`: besides spawned handles the
-        one-shot calls of kind `timer` that have not stopped (W1).
+        `live`: those that have not stopped. `metadata`: those that have each of these keys with the same JSON value.
+        `search`: those whose id, tool or uid has that text in it, whatever the case of its ASCII letters. `timers`:
+        besides spawned handles the one-shot calls of kind `timer` that have not stopped (W1). Sorted by anything but
+        `created`, a list that goes on after a handle that is gone is empty; by `stopped`, what lives is the oldest.
         """
+
+    async def count(self, *, conversation: str | None = None) -> dict[str, int]:
+        """How many spawned handles there are, by the name of their state; and how many of those are `parked`."""
 
     async def tally(self, conversation: str, *, timers: bool = True) -> dict[tuple[Kind, Status], int]:
         """How many spawned handles the conversation has, and timers as in `handles`; only what there is."""
@@ -253,10 +280,37 @@ class Store(Protocol):
 
     async def turn(self, conversation: str) -> OpenTurn | None: ...
 
+    async def turns(self, conversation: str, *, before: int | None = None, limit: int = 50) -> list[TurnRow]:
+        """The turns of a conversation, newest first, before the one of that number."""
+
+    async def batches(self, conversation: str, turn: str) -> list[BatchRow]:
+        """The batches of a turn, in order. A store that does not last has the open one only."""
+
+    async def places(self, *, after: str = "", limit: int = 1000) -> list[Place]:
+        """Every conversation that has handles, turns or a transcript, by name, after that one."""
+
     async def answers(self, conversation: str, turn: str, batch: int) -> Answers | None:
         """What a batch was answered; None if it was not, or if that is not kept."""
 
     async def process_events(self, process: str, after: int = 0, limit: int = 1000) -> list[ProcessEvent]: ...
+
+    async def events(
+        self,
+        after: int = 0,
+        limit: int = 1000,
+        *,
+        uid: str | None = None,
+        conversation: str | None = None,
+        news: bool = False,
+        newest: bool = False,
+        before: int | None = None,
+    ) -> list[StoredEvent]:
+        """What happened, in order, or newest first, between these two numbers: of a handle, of a conversation, or only
+        what happened to news."""
+
+    async def events_range(self) -> tuple[int, int]:
+        """The numbers of the first and of the last event that is kept; if none is, the first is one more than the last
+        that ever was."""
 
     async def news(self, conversation: str, limit: int = NEWS_LIMIT + 1) -> list[News]:
         """What is queued, oldest first, after the line that says how much was dropped."""

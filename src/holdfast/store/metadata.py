@@ -1,7 +1,14 @@
-"""What all stores agree on about the metadata of handles: how it is changed, and what it is asked for."""
+"""What all stores agree on about what handles are looked for by: their metadata, how that is changed, and text."""
 
 from collections.abc import Mapping
 from typing import Any
+
+_FOLDED = {ord(upper): upper.lower() for upper in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
+
+
+def folded(text: str) -> str:
+    """The text as it is searched for: ASCII letters are small, as SQLite makes them."""
+    return text.translate(_FOLDED)
 
 
 def merged(metadata: Mapping[str, Any] | None, changes: Mapping[str, Any]) -> dict[str, Any]:

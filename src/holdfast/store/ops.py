@@ -44,6 +44,8 @@ class TurnBegan(msgspec.Struct, frozen=True):
 
 
 class TurnEnded(msgspec.Struct, frozen=True):
+    """A turn is over. The result is whether it was open."""
+
     conversation: str
     turn: str
     at: float
@@ -144,6 +146,8 @@ class Journaled(msgspec.Struct, frozen=True, gc=False):
     value: bytes
     """JSON: the value of a success, an `Error` otherwise."""
     ok: bool = True
+    input: bytes = b""
+    """JSON: what the step was given, for people to read; empty: that is not known."""
 
 
 class Wrote(msgspec.Struct, frozen=True):
@@ -155,7 +159,10 @@ class Wrote(msgspec.Struct, frozen=True):
 
 
 class WaitOpened(msgspec.Struct, frozen=True):
-    """A key was taken. `parking`: the call counts as parked from here on if its owner dies (R1, `external`)."""
+    """A key was taken. `parking`: the call counts as parked from here on if its owner dies (R1, `external`).
+
+    The result is whether the key is new: the same one is taken again by a replay.
+    """
 
     uid: str
     fence: int
@@ -205,7 +212,7 @@ class Emitted(msgspec.Struct, frozen=True):
 
 
 class Exposed(msgspec.Struct, frozen=True):
-    """A one-shot call becomes a handle that its conversation can name (D10)."""
+    """A one-shot call becomes a handle that its conversation can name (D10). The result is whether there is one."""
 
     uid: str
     id: str
@@ -310,7 +317,8 @@ class Described(msgspec.Struct, frozen=True):
 
 
 class Forgotten(msgspec.Struct, frozen=True):
-    """The transcript and the description of a conversation go, if it has any. Its handles, turns and news stay."""
+    """The transcript and the description of a conversation go. Its handles, turns and news stay. The result is whether
+    it had any."""
 
     conversation: str
 
@@ -349,7 +357,8 @@ class Collected(msgspec.Struct, frozen=True):
     """Let go of what stopped before `before` in conversations without a turn, leaving tombstones (S5).
 
     The result is how many handles went; ask again while it is `limit`. Their output files are gone, too. Handles of one
-    conversation, of some kinds or of some statuses go alone; else what was said in turns of that age goes as well.
+    conversation, of some kinds or of some statuses go alone; else what was said in turns of that age goes as well, and
+    events of that age, and those beyond the newest `EVENTS_LIMIT`: ten times `limit` of them at once.
 
     What is to be archived is read by `Store.expiring`, archived, and then let go with `only`: nothing goes unread, even
     if more has expired since. Transcripts and descriptions stay until they are `Forgotten`.

@@ -11,9 +11,13 @@ WAIT_KINDS: tuple[Kind, ...] = ("agent", "workflow", "timer", "hook", "custom")
 """Those of the wait tools (W)."""
 Status = Literal["pending", "completed", "failed", "timeout"]
 """A state as the wait tools see it (W1)."""
+LIVE = ("pending", "running", "waiting")
+"""The states of a handle that has not stopped."""
+Sort = Literal["created", "stopped", "tool", "id"]
+"""What a list of handles is sorted by, then by uid."""
 Given = tuple[str, str, str, bool, str | None]
 """What a call was answered: its id, its result, what a model gets, whether that is an error, and its code."""
-EntryKind = Literal["step", "sleep", "event", "ask", "input"]
+EntryKind = Literal["step", "sleep", "event", "ask", "input", "trace"]
 Level = Literal["info", "warning", "error", "critical"]
 Carrier = Literal["response", "message", "turn"]
 """What news may ride on (N4): a tool response, a user's message in the turn, the start of the next turn."""
@@ -83,6 +87,14 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     output: Kept | None = None
 
 
+def made_at(uid: str) -> float:
+    """When a handle was made, which its uid begins with; 0: that is no uid of ours."""
+    try:
+        return int(uid[:12], 16) / 1000
+    except ValueError:
+        return 0.0
+
+
 def status_of(state: State) -> Status:
     """The status of a handle in that state (W1)."""
     if not isinstance(state, Stopped):
@@ -143,6 +155,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     digest: bytes
     value: bytes
     ok: bool
+    input: bytes = b""
+    """JSON: what a step was given. Empty: that is not known."""
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -180,6 +194,41 @@ class OpenTurn(msgspec.Struct, frozen=True):
     def waits_for(self, record: Record) -> bool:
         """Whether the call is of the batch that was never answered (B9)."""
         return self.turn == record.turn and self.batch is not None and self.batch.batch == record.batch
+
+
+class TurnRow(msgspec.Struct, frozen=True):
+    """A turn, open or over. `number` grows from one turn of a conversation to the next."""
+
+    number: int
+    turn: str
+    owner: str | None
+    began_at: float
+    ended_at: float | None
+    batches: int
+    """How many it has had."""
+
+
+class BatchRow(msgspec.Struct, frozen=True):
+    """A batch of a turn: the calls as in `Opened`, and what it was answered; None: nothing yet."""
+
+    batch: int
+    calls: tuple[tuple[str, str, dict[str, Any] | str, str | None], ...]
+    answers: "Answers | None" = None
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A conversation that has handles, turns or a transcript."""
+
+    id: str
+    handles: int
+    """How many spawned handles it has."""
+    live: int
+    """How many of those have not stopped."""
+    updated: float
+    """When its newest handle was made, its newest turn began or ended, or something was last said in it or about it:
+    the latest of these."""
+    described: dict[str, Any] | None = None
+    """Its description; None: it has neither that nor a transcript."""
 
 
 class ProcessEvent(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -248,7 +249,8 @@ class _Thread:
         self._loop = asyncio.get_running_loop()
 
     def start(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
-        threading.Thread(target=self._work, args=(function, kwargs), daemon=True, name=function.__name__).start()
+        run = copy_context().run  # what belongs to the call, such as its span, belongs to its thread
+        threading.Thread(target=run, args=(self._work, function, kwargs), daemon=True, name=function.__name__).start()
 
     def _work(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
         try:

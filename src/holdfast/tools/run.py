@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from holdfast.durable.deferred import Pending, parking
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle, Progress
+from holdfast.handles.observing import answered
 from holdfast.handles.question import Open, Question
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import Answered, Asked, EndedBy, Error, Ok, Outcome, Running, Stopped, error_of
@@ -92,6 +93,11 @@ class Run(Attempts):
         """Called after each piece of output."""
         handle.run = self
 
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """What the call was given."""
+        return {} if self._invocation is None else self._invocation.arguments
+
     def start(self, invocation: Invocation) -> None:
         """Start it, once that it starts is written; a tool that cannot start is stopped with the reason (B6)."""
         self._invocation = invocation
@@ -118,7 +124,12 @@ class Run(Attempts):
             if handle.driver is not None:
                 self._patience.pause()
         try:
-            self.live = tool.runtime.start(self._invocation, self)
+            traces = self.registry.traces
+            if traces is None:
+                self.live = tool.runtime.start(self._invocation, self)
+            else:
+                with traces.attempt(handle):
+                    self.live = tool.runtime.start(self._invocation, self)
         except Exception as error:
             self._not_started(error)
             return
@@ -147,6 +158,8 @@ class Run(Attempts):
             self._probing.printed()
         output = self.registry.output_of(handle)
         output.append(data)
+        if self.registry.meter is not None:
+            self.registry.meter.printed(handle.tool.name, len(data))
         if output.timeline is not None:
             output.timeline.note(output.total, self.registry.clock.now())
         if self.content is not None:
@@ -189,6 +202,7 @@ class Run(Attempts):
         route = self._around.route(handle, question)
         registry, now = self.registry, self.registry.clock.now()
         if isinstance(route, Open):
+            then = answered(registry, handle.uid, "question", then)
             self._answer_to, self._record, self._open = then, record, route
             self.questions += 1
             registry.conversation(handle.conversation).open_questions += 1

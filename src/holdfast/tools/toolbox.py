@@ -47,6 +47,15 @@ class Toolbox:
             where = f"resources of tool `{tool.name}`"
             self._resources[tool.name] = tuple(Template(text, where) for text in tool.resources)
 
+    def become(self, other: "Toolbox") -> None:
+        """Have the tools of another one from now on, and those of MCP servers that are here already."""
+        remote = self.remote()
+        self._slots, self._tools = other._slots, dict(other._tools)
+        self._checks, self._resources = {}, dict(other._resources)
+        for tool in remote:
+            if tool.name not in self._tools:
+                self._add(tool)
+
     def offer(self, *names: str) -> None:
         """Tell models of these tools from now on."""
         for name in names:

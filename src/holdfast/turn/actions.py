@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.durable.calls import Durability
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle, OnStop, Watcher
+from holdfast.handles.observing import answered
 from holdfast.handles.question import answer_fits, expected
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import Error, Outcome, Pending, Reply, Running, Stopped, Waiting, name
@@ -138,8 +139,10 @@ class Actions:
             else:
                 then(verdict)
 
+        uid = slot.handle.uid if slot.handle is not None else None
+        told = answered(self._registry, uid, "permission", said)
         slot.asking = self._permission.ask(
-            tool, slot.action, slot.handle_id, slot.arguments, conversation, check, said, slot.people
+            tool, slot.action, slot.handle_id, slot.arguments, conversation, check, told, slot.people
         )
 
     def _named_handle(self, slot: Slot, handles: Handles) -> Handle:

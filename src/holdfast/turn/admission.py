@@ -9,6 +9,7 @@ from functools import partial
 from holdfast.errors import ToolError
 from holdfast.handles.gate import RESOURCE, Ticket
 from holdfast.handles.handle import Handle, OnStop
+from holdfast.handles.observing import answered
 from holdfast.handles.question import Open, Question
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import EndedBy, Error, Outcome, Pending, Stopped, error_of
@@ -118,10 +119,12 @@ class Admission:
 
         def delivered(shown: Outcome) -> None:
             self._deliveries.pop(handle.uid, None)
-            then(shown)
+            told(shown)
 
+        told = then
         asking = self._permission.to_deliver(handle, outcome, lambda: self._replies.preview(handle, outcome), delivered)
         if asking is not None:
+            told = answered(self._registry, handle.uid, "result", then)
             self._deliveries[handle.uid] = asking
 
     def leave(self, handle: Handle) -> None:

@@ -17,6 +17,7 @@ from holdfast.handles.handle import Handle
 from holdfast.handles.state import Reply
 from holdfast.store.base import CARRIERS, News, Responded
 from holdfast.turn.batch import Batch
+from holdfast.turn.budget import size_of
 from holdfast.turn.notifications import notifications, still_shown
 from holdfast.turn.people import People
 from holdfast.turn.replies import error_reply
@@ -138,6 +139,9 @@ class Desk:
             reply = error_reply(ToolError(error.message, code=error.code))
         finally:
             self._runtime.batches.discard(visit._batch)
+        meter = self._runtime.registry.meter
+        if meter is not None and not visit.left:
+            meter.shown(size_of(reply.model))
         if not visit.left:
             with contextlib.suppress(HoldfastError):  # the store cannot be read: news waits
                 visit.news = await self._record(reply)

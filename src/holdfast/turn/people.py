@@ -2,6 +2,8 @@
 
 Everything else keeps running while a prompt is open. A prompt that nobody needs an answer to any more is withdrawn:
 one that waits is never shown, the one that is shown is cancelled. One that cannot be asked now holds up no other.
+
+Where a person has all prompts before them and chooses (`at_once` of the prompter), each is shown when it comes.
 """
 
 import asyncio
@@ -69,11 +71,14 @@ class People:
 
     def __init__(self, prompter: Prompter | None) -> None:
         self._prompter = prompter
+        self._at_once: bool = getattr(prompter, "at_once", False)
+        self.beside: Callable[[Prompter], Prompter] | None = None
+        """Has somebody else asked as well who is asked by that prompter: whoever answers first."""
         self._others: dict[str, People] = {}
         self.found: Callable[[Handle], People | None] | None = None
         """Tells who is there for a call of which nobody has told yet, as after a restart."""
         self._waiting: deque[Asking] = deque()
-        self._shown: Asking | None = None
+        self._shown: list[Asking] = []
         self._left: list[Asking] = []
         """What could not be asked, in the order it came."""
         self._closed = False
@@ -91,6 +96,10 @@ class People:
             if other is not None:
                 self.assign(handle, other)
         return self if other is None else other
+
+    def joined(self, prompter: Prompter) -> "People":
+        """Those who are asked by that prompter, and whoever is there besides."""
+        return People(prompter if self.beside is None else self.beside(prompter))
 
     def assign(self, handle: Handle, people: "People") -> None:
         """From now on, and until it stops, these are asked about the handle."""
@@ -119,7 +128,7 @@ class People:
         self._waiting.appendleft(asking)
 
     def withdrawn(self, asking: Asking) -> None:
-        if asking is self._shown:
+        if asking in self._shown:
             assert asking.task is not None
             asking.task.cancel()  # `_said` goes on with the next, when the terminal is free again
         elif asking in self._waiting:
@@ -134,12 +143,12 @@ class People:
         self._next()
 
     def _next(self) -> None:
-        while self._shown is None and self._waiting and not self._closed:
+        while self._waiting and (self._at_once or not self._shown) and not self._closed:
             asking = self._waiting.popleft()
             if asking.settled():
                 asking.then = None
                 continue
-            self._shown = asking
+            self._shown.append(asking)
             asking.task = asyncio.ensure_future(self._show(asking.prompt))
             asking.task.add_done_callback(partial(self._said, asking))
 
@@ -162,7 +171,7 @@ class People:
         return Cancelled(why)
 
     def _said(self, asking: Asking, task: "asyncio.Task[Decision | None]") -> None:
-        self._shown = None
+        self._shown.remove(asking)
         said = Cancelled() if task.cancelled() else task.result()
         try:
             if asking.then is not None and said is None:
@@ -171,14 +180,23 @@ class People:
                 then, asking.then = asking.then, None
                 then(said)
         finally:
+            if self._at_once:
+                self._settle_shown()
             self._next()
+
+    def _settle_shown(self) -> None:
+        """What was said just now may settle others that are shown beside it."""
+        for asking in tuple(self._shown):
+            if asking.then is not None and asking.settled():
+                asking.withdraw()
 
     async def close(self) -> None:
         """Withdraw everything."""
         self._closed = True
         self._waiting.clear()
         self._left.clear()
-        if self._shown is not None and self._shown.task is not None:
-            task = self._shown.task
-            self._shown.withdraw()
-            await asyncio.wait([task], timeout=_CLOSE_SECS)
+        tasks = [asking.task for asking in self._shown if asking.task is not None]
+        for asking in tuple(self._shown):
+            asking.withdraw()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSE_SECS)

@@ -118,6 +118,7 @@ class Permission:
                 is_error=isinstance(outcome, Error),
                 conversation=handle.conversation,
                 edit=mode == "edit",
+                uid=handle.uid,
             )
             return people.ask(prompt, lambda said: then(_delivered(outcome, said)))
         return None

@@ -40,6 +40,8 @@ class DeliverResult(msgspec.Struct, frozen=True, kw_only=True, tag="deliver_resu
     is_error: bool
     conversation: str
     edit: bool = False
+    uid: str | None = None
+    """The handle's."""
 
 
 class AskQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="ask_question"):
@@ -52,6 +54,8 @@ class AskQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="ask_question")
     may_remember: bool = False
     """Whether the answer may be given for the rest of the turn (Q5)."""
     problem: str | None = None
+    uid: str | None = None
+    """The handle's."""
 
 
 Prompt = RunTool | DeliverResult | AskQuestion

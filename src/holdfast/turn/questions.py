@@ -125,6 +125,7 @@ class Questions:
             conversation=handle.conversation,
             # Not of `ask_user`: its next question is another one.
             may_remember=asked.question.answer_type == "Boolean" and handle.tool.source != "builtin",
+            uid=handle.uid,
         )
         asked.prompt = self._people.of(handle).ask(
             prompt, lambda said: self._said(handle, asked, said), lambda: self._answered_meanwhile(handle, asked)

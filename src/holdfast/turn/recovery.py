@@ -127,8 +127,10 @@ class Recovery:
     async def claim(self, record: Record) -> Record | None:
         """Make a dead owner's call ours; None if somebody else was first, or it has stopped."""
         asked = TakenBack(record.conversation, ((record.uid, "asked"),))  # its question goes with its process
+        claimed: Record | None
         claimed, _ = await self._registry.write((Claimed(record.uid, record.owner), asked))
-        assert claimed is None or isinstance(claimed, Record)
+        if claimed is not None and self._registry.traces is not None:
+            await self._registry.traces.taken(claimed)
         return claimed
 
     async def _recover(self, record: Record, tool: Tool) -> None:

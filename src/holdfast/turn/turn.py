@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,6 +26,7 @@ from holdfast.store.base import (
     TurnEnded,
 )
 from holdfast.turn.batch import Batch
+from holdfast.turn.budget import size_of
 from holdfast.turn.ending import Ender, Ending
 from holdfast.turn.notifications import Notification, notifications, still_shown
 from holdfast.turn.replies import error_reply
@@ -86,6 +87,7 @@ class Turn:
         self._ending: asyncio.Task[Ending] | None = None
         self._batch: Batch | None = None
         self._batches = 0
+        self._trace_left: Callable[[], None] | None = None
         self._cancelled = False
         self._nobody_takes = False
         """Whoever asked for the ending is gone."""
@@ -113,6 +115,8 @@ class Turn:
             if self._resume:
                 self.id, self._batches, self.resumed = before.turn, before.batches, True
                 self._started = before.batches > (0 if before.batch is None else 1)
+                if registry.traces is not None:
+                    await registry.traces.resuming(self.conversation, self.id)
                 self.unfinished = _open_batch(before.batch)
                 if before.batch is None:
                     given = await registry.store.answers(self.conversation, self.id, before.batches)
@@ -125,6 +129,8 @@ class Turn:
             with contextlib.suppress(asyncio.CancelledError):  # who cannot wait leaves it to the background
                 await asyncio.shield(leaving)
             raise
+        if registry.traces is not None:
+            self._trace_left = registry.traces.entered(self.conversation, self.id)
         return self
 
     async def _begin(self, before: OpenTurn | None) -> None:
@@ -157,6 +163,8 @@ class Turn:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._trace_left is not None:
+            self._trace_left()
         if self._runtime.closing:
             return  # what is unfinished stays in the store, for a turn that resumes it (R6)
         if kind is not None:
@@ -230,6 +238,9 @@ class Turn:
         if batch.failed is not None:
             self.failed = batch.failed
             self.cancel()
+        meter = self._runtime.registry.meter
+        if meter is not None:
+            meter.shown(sum(size_of(reply.model) for reply in replies))
         return _responses(calls, replies, news)
 
     async def notifications(self) -> tuple[Notification, ...]:

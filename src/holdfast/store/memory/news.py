@@ -3,6 +3,7 @@
 from holdfast.handles.state import State
 from holdfast.store import base
 from holdfast.store.base import Carrier, News, Notice, Record, Shown
+from holdfast.store.events import queued, removed
 from holdfast.store.memory.queue import Queue, Told, Wordless
 from holdfast.store.memory.reads import Reads
 from holdfast.store.memory.tables import Conversation
@@ -12,26 +13,36 @@ from holdfast.store.news import TAKES, in_order
 class Telling(Reads):
     """The operations on news."""
 
-    def _tell(self, conversation: str, told: Told, at: float, uid: str | None) -> None:
+    def _tell(self, conversation: str, told: Told, at: float, uid: str | None, kind: str) -> None:
         known = self._conversations.get(conversation) or self._conversation(conversation)
         queue = known.news
         if queue is None:
             queue = known.news = Queue(conversation)
         self._numbers += 1
-        queue.tell(self._numbers, told, at, uid, self._undo)
+        news = queue.tell(self._numbers, told, at, uid, kind, self._undo)
+        if news is None:
+            self._history.noted += ((self._numbers, conversation, told, uid),)
+            return
+        self._history.noted += (queued(news.number, conversation, uid, kind, news.level, news.message),)
+        if queue.gone:
+            self._history.noted += tuple(removed(each, "dropped") for each in queue.gone)
+            queue.gone = []
 
     def _tell_of(self, record: Record, state: State, told: Notice, at: float) -> None:
         """The news of a change. It is put into words when somebody wants to read it."""
         if told.message is None:
-            self._tell(record.conversation, Wordless(told, record.id, record.tool, state), at, record.uid)
+            self._tell(record.conversation, Wordless(told, record.id, record.tool, state), at, record.uid, told.kind)
         else:
-            self._tell(record.conversation, told, at, record.uid)
+            self._tell(record.conversation, told, at, record.uid, told.kind)
 
     def _take_back(self, known: Conversation, shown: tuple[tuple[str, Shown], ...]) -> None:
         queue = known.news
         if queue:
             for uid, state in shown:
-                queue.take(queue.of(uid, TAKES[state]), self._undo)
+                found = queue.of(uid, TAKES[state])
+                if found:
+                    queue.take(found, self._undo)
+                    self._history.noted += tuple(removed(news, "shown") for news in found)
 
     def _deliver(self, known: Conversation, carriers: tuple[Carrier, ...]) -> tuple[News, ...]:
         queue = known.news
@@ -43,7 +54,7 @@ class Telling(Reads):
         return in_order(found)
 
     def _notified(self, op: base.Notified) -> None:
-        self._tell(op.conversation, op, op.at, op.uid)
+        self._tell(op.conversation, op, op.at, op.uid, op.kind)
 
     def _taken_back(self, op: base.TakenBack) -> None:
         known = self._conversations.get(op.conversation)

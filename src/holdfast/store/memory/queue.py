@@ -36,7 +36,7 @@ Told = Notice | Notified | News | Wordless
 class Queue:
     """By number, and by the handle it is of. Adding and taking cost the same however much waits."""
 
-    __slots__ = ("_dropped", "_dropped_at", "_lines", "_of", "_rows", "_told", "conversation")
+    __slots__ = ("_dropped", "_dropped_at", "_lines", "_of", "_rows", "_told", "conversation", "gone")
 
     def __init__(self, conversation: str) -> None:
         self.conversation = conversation
@@ -51,19 +51,21 @@ class Queue:
         self._dropped = 0
         """How many went because too much waited."""
         self._dropped_at = 0.0
+        self.gone: list[News] = []
+        """What went because too much waited, until somebody has taken note of it."""
 
     def __bool__(self) -> bool:
         return bool(self._told or self._rows or self._dropped)
 
-    def tell(self, number: int, told: Told, at: float, uid: str | None, undo: Undo | None) -> None:
-        """Queue news; `number` is the highest so far."""
-        if undo is None:
+    def tell(self, number: int, told: Told, at: float, uid: str | None, kind: str, undo: Undo | None) -> News | None:
+        """Queue news; `number` is the highest so far. None: it will be there under that number, and nothing goes."""
+        if undo is None and kind != CONTENT and len(self._told) + len(self._rows) < NEWS_LIMIT:
             self._told.append((number, told, at, uid))
             if len(self._told) >= _AT_ONCE:
                 self._sort_in()
-        else:
-            self._sort_in()
-            self._add(number, told, at, uid, undo)
+            return None
+        self._sort_in()
+        return self._add(number, told, at, uid, undo)
 
     def of(self, uid: str, kinds: Iterable[str] | None = None) -> list[News]:
         """The news of a handle, of those kinds or all."""
@@ -93,16 +95,17 @@ class Queue:
                 self._add(*each, None)
             self._told.clear()
 
-    def _add(self, number: int, told: Told, at: float, uid: str | None, undo: Undo | None) -> None:
+    def _add(self, number: int, told: Told, at: float, uid: str | None, undo: Undo | None) -> News:
         if isinstance(told, Wordless):
             told = replace(told.notice, message=words(told.id, told.tool, told.state))
         if told.kind == CONTENT and uid is not None:
             for each in self._of.get(uid, ()):
                 if (before := self._rows[each]).kind == CONTENT:
-                    self._renew(replace(before, message=told.message or "", at=at))
+                    renewed = replace(before, message=told.message or "", at=at)
+                    self._renew(renewed)
                     if undo is not None:
                         undo.append((self._renew, before))
-                    return
+                    return renewed
         news = News(number, self.conversation, told.kind, told.level, told.message or "", at, uid, told.carriers)
         self._enter(news)
         if undo is not None:
@@ -112,6 +115,8 @@ class Queue:
                 undo.append((self._put_back, [oldest], self._dropped, self._dropped_at))
             self._remove(oldest)
             self._dropped, self._dropped_at = self._dropped + 1, at
+            self.gone.append(oldest)
+        return news
 
     def _enter(self, news: News) -> None:
         number, uid = news.number, news.uid

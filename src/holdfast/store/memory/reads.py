@@ -1,15 +1,19 @@
 """Every way to read the memory store. These are coroutines because other stores' reads have to be; none waits."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
-from itertools import islice, takewhile
+from itertools import dropwhile, islice, takewhile
 from typing import Any
 
-from holdfast.handles.state import Pending, Running, State, Stopped, Waiting
+from msgspec.structs import replace
+
+from holdfast.handles.state import Pending, Running, State, Stopped, Waiting, name
 from holdfast.store.base import (
+    LIVE,
     NEWS_LIMIT,
     Answers,
+    BatchRow,
     Collected,
     Entry,
     Expired,
@@ -20,15 +24,25 @@ from holdfast.store.base import (
     ProcessEvent,
     Record,
     Request,
+    Sort,
     Status,
+    StoredEvent,
+    TurnRow,
     WaitRow,
     status_of,
 )
 from holdfast.store.memory.tables import Tables, stopped_at, wanted
 from holdfast.store.memory.tables import parked as is_parked
-from holdfast.store.metadata import holds
+from holdfast.store.metadata import folded, holds
 
 _STATES: dict[str, type[State]] = {"pending": Pending, "running": Running, "waiting": Waiting, "stopped": Stopped}
+
+
+_KEYS: dict[Sort, Callable[[Record], Any]] = {
+    "stopped": lambda record: record.state.stopped if isinstance(record.state, Stopped) else 0.0,
+    "tool": lambda record: record.tool,
+    "id": lambda record: record.id,
+}
 
 
 def _is_timer(record: Record) -> bool:
@@ -67,13 +81,17 @@ class Reads(Tables):
         *,
         conversation: str | None = None,
         state: str | None = None,
+        live: bool = False,
         turn: str | None = None,
         parked: bool | None = None,
         stateful: bool | None = True,
         kind: Kind | None = None,
         status: Status | None = None,
+        tool: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        search: str | None = None,
         timers: bool = False,
+        sort: Sort = "created",
         after: str | None = None,
         limit: int = 1000,
         newest: bool = False,
@@ -81,12 +99,16 @@ class Reads(Tables):
         of_state = None if state is None else _STATES.get(state)
         if state is not None and of_state is None:
             return []
+        sought = None if search is None else folded(search)
         chosen = (
             record
-            for record in (reversed(list(self._after(after))) if newest else self._after(after))
+            for record in self._in_order_of(sort, after, newest=newest)
             if (conversation is None or record.conversation == conversation)
             and (of_state is None or type(record.state) is of_state)
+            and not (live and type(record.state) is Stopped)
             and (turn is None or record.turn == turn)
+            and (tool is None or record.tool == tool)
+            and (sought is None or any(sought in folded(text) for text in (record.id, record.tool, record.uid)))
             and (parked is None or is_parked(record) is parked)
             and (stateful is None or record.stateful is stateful or (timers and _is_timer(record)))
             and (kind is None or record.kind == kind)
@@ -106,6 +128,29 @@ class Reads(Tables):
         self._line_up()
         before, is_wanted = takewhile(lambda record: stopped_at(record) < op.before, self._stopped), wanted(op)
         return list(islice((record for record in before if self._is_over(record) and is_wanted(record)), op.limit))
+
+    async def count(self, *, conversation: str | None = None) -> dict[str, int]:
+        counts = dict.fromkeys((*LIVE, "stopped", "parked"), 0)
+        for record in self._records.values():
+            if record.stateful and conversation in (None, record.conversation):
+                counts[name(record.state)] += 1
+                counts["parked"] += is_parked(record)
+        return counts
+
+    def _in_order_of(self, sort: Sort, after: str | None, *, newest: bool) -> Iterable[Record]:
+        if sort != "created":
+            records = sorted(self._records.values(), key=lambda each: (_KEYS[sort](each), each.uid), reverse=newest)
+            if not after:
+                return records
+            return islice(dropwhile(lambda each: each.uid != after, records), 1, None)
+        if not newest:
+            return self._after(after)
+        backwards = reversed(self._records.values())
+        if not after:
+            return backwards
+        if after not in self._records:
+            return (record for record in backwards if record.uid < after)
+        return islice(dropwhile(lambda each: each.uid != after, backwards), 1, None)
 
     def _after(self, uid: str | None) -> Iterable[Record]:
         """The records after the one of that uid, which may be gone by now: a uid begins with the time it was made."""
@@ -199,12 +244,43 @@ class Reads(Tables):
         known = self._conversations.get(conversation)
         return None if known is None else known.turn
 
+    async def turns(self, conversation: str, *, before: int | None = None, limit: int = 50) -> list[TurnRow]:
+        rows = self._turns.get(conversation, {}).values()
+        chosen = (row for row in reversed(rows) if before is None or row.number < before)
+        return [self._as_it_is(conversation, row) for row in islice(chosen, limit)]
+
+    def _as_it_is(self, conversation: str, row: TurnRow) -> TurnRow:
+        """An open turn has had batches since it was noted."""
+        turn = None if row.ended_at is not None else self._conversation(conversation).turn
+        return row if turn is None else replace(row, owner=turn.owner, batches=turn.batches)
+
+    async def batches(self, conversation: str, turn: str) -> list[BatchRow]:
+        known = self._conversations.get(conversation)
+        is_open = None if known is None or known.turn is None or known.turn.turn != turn else known.turn.batch
+        return [] if is_open is None else [BatchRow(is_open.batch, is_open.calls)]
+
     async def answers(self, conversation: str, turn: str, batch: int) -> Answers | None:
         return None  # whoever could ask for them has got them: nothing survives this process
 
     async def process_events(self, process: str, after: int = 0, limit: int = 1000) -> list[ProcessEvent]:
         events = self._events.get(process, {})
         return [events[number] for number in range(max(after, 0) + 1, min(len(events), max(after, 0) + limit) + 1)]
+
+    async def events(
+        self,
+        after: int = 0,
+        limit: int = 1000,
+        *,
+        uid: str | None = None,
+        conversation: str | None = None,
+        news: bool = False,
+        newest: bool = False,
+        before: int | None = None,
+    ) -> list[StoredEvent]:
+        return self._history.events(after, limit, uid, conversation, news, newest, before)
+
+    async def events_range(self) -> tuple[int, int]:
+        return self._history.range()
 
     async def news(self, conversation: str, limit: int = NEWS_LIMIT + 1) -> list[News]:
         known = self._conversations.get(conversation)

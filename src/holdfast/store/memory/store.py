@@ -7,18 +7,23 @@ kept as given and changed in place.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import time
 from typing import Any
 
 from holdfast.errors import HoldfastError
 from holdfast.handles.state import Pending, Running, State, Stopped, Waiting
-from holdfast.store import base
+from holdfast.store import base, events
 from holdfast.store.base import Collected, Entry, Record
+from holdfast.store.memory.history import Told
 from holdfast.store.memory.tables import Conversation, parked
 from holdfast.store.memory.transcripts import Transcripts
 from holdfast.store.memory.turns import Turns
 from holdfast.store.memory.waits import lost
 from holdfast.store.metadata import merged
 from holdfast.store.terminal import hook_is_due
+
+_BESIDES, _TELLS, _COMES = None, "tells", "comes"
+"""What an operation has to tell: nothing but what it brings about besides, something, or the state of a new handle."""
 
 
 class MemoryStore(Turns, Transcripts):
@@ -31,40 +36,41 @@ class MemoryStore(Turns, Transcripts):
 
     def __init__(self) -> None:
         super().__init__()
-        self._apply: dict[type, Callable[[Any], Any]] = {
-            base.TurnBegan: self._turn_began,
-            base.TurnEnded: self._turn_ended,
-            base.Opened: self._opened,
-            base.Registered: self._registered,
-            base.Changed: self._changed,
-            base.Rewritten: self._rewritten,
-            base.Annotated: self._annotated,
-            base.Claimed: self._claimed,
-            base.Released: self._released,
-            base.Attempted: self._attempted,
-            base.Journaled: self._journaled,
-            base.Wrote: self._wrote,
-            base.WaitOpened: self._wait_opened,
-            base.Parked: self._parked,
-            base.Resolved: self._resolved,
-            base.Revoked: self._revoked,
-            base.Emitted: self._emitted,
-            base.Exposed: self._exposed,
-            base.Responded: self._responded,
-            base.HookCalled: self._hook_called,
-            base.Notified: self._notified,
-            base.TakenBack: self._taken_back,
-            base.Delivered: self._delivered,
-            base.HandedOut: self._handed_out,
-            base.Inquired: self._inquired,
-            base.Said: self._said,
-            base.Described: self._described,
-            base.Forgotten: self._forgotten,
-            base.Requested: self._requested,
-            base.Replied: self._replied,
-            base.RequestClosed: self._request_closed,
-            base.SecretAdded: self._secret_added,
-            base.Collected: self._collected,
+        self.on_commit: Callable[[], None] | None = None
+        self._apply: dict[type, tuple[Callable[[Any], Any], str | None]] = {
+            base.TurnBegan: (self._turn_began, _TELLS),
+            base.TurnEnded: (self._turn_ended, _TELLS),
+            base.Opened: (self._opened, _BESIDES),
+            base.Registered: (self._registered, _COMES),
+            base.Changed: (self._changed, _TELLS),
+            base.Rewritten: (self._rewritten, _TELLS),
+            base.Annotated: (self._annotated, _TELLS),
+            base.Claimed: (self._claimed, _TELLS),
+            base.Released: (self._released, _TELLS),
+            base.Attempted: (self._attempted, _TELLS),
+            base.Journaled: (self._journaled, _TELLS),
+            base.Wrote: (self._wrote, _BESIDES),
+            base.WaitOpened: (self._wait_opened, _TELLS),
+            base.Parked: (self._parked, _TELLS),
+            base.Resolved: (self._resolved, _BESIDES),
+            base.Revoked: (self._revoked, _BESIDES),
+            base.Emitted: (self._emitted, _TELLS),
+            base.Exposed: (self._exposed, _TELLS),
+            base.Responded: (self._responded, _BESIDES),
+            base.HookCalled: (self._hook_called, _BESIDES),
+            base.Notified: (self._notified, _BESIDES),
+            base.TakenBack: (self._taken_back, _BESIDES),
+            base.Delivered: (self._delivered, _TELLS),
+            base.HandedOut: (self._handed_out, _TELLS),
+            base.Inquired: (self._inquired, _BESIDES),
+            base.Said: (self._said, _TELLS),
+            base.Described: (self._described, _BESIDES),
+            base.Forgotten: (self._forgotten, _TELLS),
+            base.Requested: (self._requested, _BESIDES),
+            base.Replied: (self._replied, _BESIDES),
+            base.RequestClosed: (self._request_closed, _BESIDES),
+            base.SecretAdded: (self._secret_added, _BESIDES),
+            base.Collected: (self._collected, _BESIDES),
         }
 
     async def open(self, heard: base.Heard) -> None:
@@ -81,12 +87,25 @@ class MemoryStore(Turns, Transcripts):
             self._commit_several(ops, done, failed)
             return
         op = ops[0]
+        apply, tells = self._apply[type(op)]
         try:
-            result = self._apply[type(op)](op)
+            result = apply(op)
         except HoldfastError as refused:
+            self._history.noted = ()
             failed(refused)
             return
-        done((result,))
+        history = self._history
+        noted = history.noted
+        if tells or noted:
+            known = op.record.state if tells is _COMES else result  # type: ignore[union-attr]
+            history.write((time(), op if tells else None, known, noted))
+            if noted:
+                history.noted = ()
+            done((result,))
+            if self.on_commit is not None:
+                self.on_commit()
+        else:
+            done((result,))
 
     def _commit_several(self, ops: Sequence[base.Op], done: base.Done, failed: base.Failed) -> None:
         if not ops:
@@ -94,10 +113,12 @@ class MemoryStore(Turns, Transcripts):
             return
         undo = self._undo = []
         refused: HoldfastError | None = None
+        told: list[Told] = []
         try:
             # Letting go is never refused and cannot be undone: it comes last.
-            results = [None if type(op) is Collected else self._apply[type(op)](op) for op in ops]
+            results = [None if type(op) is Collected else self._one_of_several(op, told) for op in ops]
         except Exception as error:
+            self._history.noted = ()
             for action, *arguments in reversed(undo):
                 action(*arguments)
             if not isinstance(error, HoldfastError):
@@ -108,10 +129,26 @@ class MemoryStore(Turns, Transcripts):
         if refused is not None:
             failed(refused)
             return
+        self._history.write_all(told)
         for place, op in enumerate(ops):
             if type(op) is Collected:
-                results[place] = self._collected(op)
+                last: list[Told] = []
+                results[place] = self._one_of_several(op, last)
+                self._history.write_all(last)
+                told += last
         done(results)
+        if told and self.on_commit is not None:
+            self.on_commit()
+
+    def _one_of_several(self, op: base.Op, told: list[Told]) -> Any:
+        """Apply it, and add what it tells."""
+        apply, tells = self._apply[type(op)]
+        result = apply(op)
+        noted, self._history.noted = self._history.noted, ()
+        if tells or noted:
+            known = result if tells is not _COMES else op.record.state  # type: ignore[union-attr]
+            told.append((time(), op if tells else None, known, noted))
+        return result
 
     # Handles
 
@@ -132,6 +169,7 @@ class MemoryStore(Turns, Transcripts):
             self._put(self._records, uid, record)
             self._put(names, name, record)
         if record.parking is not None and parked(record):
+            self._history.noted += (events.parked(uid, record.conversation, record.parking),)
             self._now_parked(record, None, None)
             return
         record.owner = self.owner
@@ -146,16 +184,18 @@ class MemoryStore(Turns, Transcripts):
                 code="batch_rejected",
             )
 
-    def _exposed(self, op: base.Exposed) -> None:
+    def _exposed(self, op: base.Exposed) -> bool:
+        self._history.translate()  # that it was made tells the id it had
         record = self._records.get(op.uid)
         if record is None:
-            return
+            return False
         known = self._conversation(record.conversation)
         if known.names.get(op.id) is not record:
             self._check_free(known, op.id)
         self._save(record)
         record.stateful, record.id = True, op.id
         self._put(known.names, op.id, record)
+        return True
 
     def _changed(self, op: base.Changed) -> None:
         record = self._own(op.uid, op.fence)
@@ -234,7 +274,7 @@ class MemoryStore(Turns, Transcripts):
                 f"{op.kind} `{op.name}` of this call is recorded already; use each name once in a call",
                 code="durable_effect_duplicate_step_id",
             )
-        self._put(journal, (op.kind, op.name), Entry(op.kind, op.name, op.digest, op.value, op.ok))
+        self._put(journal, (op.kind, op.name), Entry(op.kind, op.name, op.digest, op.value, op.ok, op.input))
 
     def _wrote(self, op: base.Wrote) -> None:
         record = self._own(op.uid, op.fence)
@@ -273,4 +313,7 @@ class MemoryStore(Turns, Transcripts):
         self._put(self._secrets, op.id, op.secret)
 
     def _collected(self, op: base.Collected) -> int:
+        self._history.translate()  # while there are the handles it speaks of
+        if not op.partial:
+            self._history.forget(op)
         return self._let_go(op)

@@ -19,9 +19,12 @@ from holdfast.store.base import (
     ProcessEvent,
     Record,
     Requested,
+    TurnRow,
     WaitRow,
     status_of,
 )
+from holdfast.store.events import removed
+from holdfast.store.memory.history import History
 from holdfast.store.memory.queue import Queue
 
 _CHANGING = (
@@ -94,7 +97,10 @@ class Tables:
         """By conversation, oldest first."""
         self._over: dict[tuple[str, str], float] = {}
         """When a turn was over, by conversation and turn, of conversations with inquiries."""
+        self._turns: dict[str, dict[str, TurnRow]] = {}
+        """By conversation and turn, oldest first; of one that is open only its beginning counts."""
         self._numbers = 0
+        self._history = History(self._records)
         self._undo: list[tuple[Any, ...]] | None = None
         """How to take back what a commit of several operations has done so far."""
 
@@ -184,6 +190,7 @@ class Tables:
             self._forget_old(op.at)
         if not op.partial:
             self._forget_inquiries(op.before)
+            self._forget_turns(op.before)
         return gone
 
     def _bury(self, record: Record, known: Conversation, at: float) -> None:
@@ -191,7 +198,9 @@ class Tables:
         for table in (self._records, self._journals, self._events, self._held, self._holding):
             table.pop(uid, None)
         if known.news:
-            known.news.take(known.news.of(uid), None)
+            found = known.news.of(uid)
+            known.news.take(found, None)
+            self._history.noted += tuple(removed(news, "expired") for news in found)
         if known.labels.get(record.call_id) is record:
             del known.labels[record.call_id]
         newest = known.names.get(record.id) is record
@@ -221,6 +230,13 @@ class Tables:
                 self._inquiries[conversation] = rows
         for key in over:
             del self._over[key]
+
+    def _forget_turns(self, before: float) -> None:
+        for conversation, turns in list(self._turns.items()):
+            for row in [row for row in turns.values() if row.ended_at is not None and row.ended_at < before]:
+                del turns[row.turn]
+            if not turns:
+                del self._turns[conversation]
 
     def _forget_oldest(self, known: Conversation) -> None:
         assert known.tombs is not None

@@ -1,13 +1,14 @@
 """What was said in the conversations of the memory store, and about them."""
 
 from collections.abc import Mapping
-from heapq import nlargest
+from heapq import nlargest, nsmallest
 from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.handles.state import Stopped
 from holdfast.store import base
-from holdfast.store.base import ConversationRow, Line
+from holdfast.store.base import ConversationRow, Line, Place, Record, made_at
 from holdfast.store.memory.tables import Tables
 from holdfast.store.metadata import holds, merged
 
@@ -38,9 +39,12 @@ class Transcripts(Tables):
         row = self._at(op.conversation, op.at)
         self._put(self._descriptions, op.conversation, replace(row, metadata=merged(row.metadata, op.metadata)))
 
-    def _forgotten(self, op: base.Forgotten) -> None:
+    def _forgotten(self, op: base.Forgotten) -> bool:
+        self._history.translate()
+        known = op.conversation in self._descriptions
         self._drop(self._descriptions, op.conversation)
         self._drop(self._lines, op.conversation)
+        return known
 
     def _at(self, id: str, at: float) -> ConversationRow:
         """The conversation, updated then; a new one if there is none."""
@@ -53,6 +57,26 @@ class Transcripts(Tables):
 
     async def conversation(self, id: str) -> ConversationRow | None:
         return self._descriptions.get(id)
+
+    async def places(self, *, after: str = "", limit: int = 1000) -> list[Place]:
+        have_handles = {record.conversation for record in self._records.values()}
+        names = have_handles | self._turns.keys() | self._descriptions.keys()
+        chosen = nsmallest(limit, (each for each in names if each > after))
+        handles: dict[str, list[Record]] = {each: [] for each in chosen}
+        for record in self._records.values():
+            if record.conversation in handles:
+                handles[record.conversation].append(record)
+        return [self._place(each, handles[each]) for each in chosen]
+
+    def _place(self, id: str, records: list[Record]) -> Place:
+        spawned = [record for record in records if record.stateful]
+        live = sum(type(record.state) is not Stopped for record in spawned)
+        made = max((made_at(record.uid) for record in records), default=0.0)
+        described = self._descriptions.get(id)
+        turn = next(reversed(self._turns.get(id, {}).values()), None)
+        turned = 0.0 if turn is None else turn.ended_at or turn.began_at
+        updated = max(made, turned, 0.0 if described is None else described.updated)
+        return Place(id, len(spawned), live, updated, None if described is None else described.metadata)
 
     async def conversations(
         self,

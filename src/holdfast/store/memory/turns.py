@@ -4,7 +4,8 @@ from msgspec.structs import replace
 
 from holdfast.errors import HoldfastError
 from holdfast.store import base
-from holdfast.store.base import InquiryRow, News, OpenTurn
+from holdfast.store.base import InquiryRow, News, OpenTurn, TurnRow
+from holdfast.store.events import events_of
 from holdfast.store.memory.tables import Conversation
 from holdfast.store.memory.waits import Waits
 
@@ -28,24 +29,33 @@ class Turns(Waits):
             by, news = known.carried
             self._set_carried(known, by, ())
             for each in () if resumed and by == "response" else news:
-                self._tell(op.conversation, each, each.at, each.uid)
+                self._tell(op.conversation, each, each.at, each.uid, each.kind)
         if open_turn is not None and resumed:
             self._set_turn(known, replace(open_turn, owner=self.owner))
-        else:
-            if open_turn is not None:
-                self._note_over(op.conversation, open_turn.turn, op.at)
-            self._set_turn(known, OpenTurn(op.turn, self.owner, 0))
-            self._drop(self._over, (op.conversation, op.turn))
+            return
+        if open_turn is not None:
+            self._note_over(op.conversation, open_turn.turn, op.at)
+            self._note_end(op.conversation, open_turn, op.at)
+        turns = self._turns.setdefault(op.conversation, {})
+        before = turns.get(op.turn)
+        if before is None:
+            self._numbers += 1
+            before = TurnRow(self._numbers, op.turn, self.owner, op.at, None, 0)
+        self._put(turns, op.turn, replace(before, owner=self.owner, ended_at=None))
+        self._set_turn(known, OpenTurn(op.turn, self.owner, before.batches))
+        self._drop(self._over, (op.conversation, op.turn))
 
-    def _turn_ended(self, op: base.TurnEnded) -> None:
+    def _turn_ended(self, op: base.TurnEnded) -> bool:
         known = self._conversations.get(op.conversation)
         if known is None or known.turn is None or known.turn.turn != op.turn:
-            return
+            return False
         self._set_carried(known, "turn", ())
+        self._note_end(op.conversation, known.turn, op.at)
         self._set_turn(known, None)
         self._note_over(op.conversation, op.turn, op.at)
         if self._undo is None and known.empty:
             del self._conversations[op.conversation]
+        return True
 
     def _opened(self, op: base.Opened) -> None:
         known = self._conversations.get(op.conversation)
@@ -66,6 +76,7 @@ class Turns(Waits):
         turn = known.turn
         self._take_back(known, op.shown)
         news = self._deliver(known, op.carry)
+        self._history.noted += tuple(events_of(op, news))  # the operation is not noted: its answers may be long
         if turn is not None and turn.turn == op.turn and turn.batch is not None and turn.batch.batch == op.batch:
             self._set_turn(known, OpenTurn(turn.turn, turn.owner, turn.batches))
             if news:
@@ -81,6 +92,11 @@ class Turns(Waits):
         known = self._conversations.get(op.conversation)
         if not _is_open(known, op.turn):  # asked for a call that outlives its turn
             self._note_over(op.conversation, op.turn, op.at)
+
+    def _note_end(self, conversation: str, turn: OpenTurn, at: float) -> None:
+        turns = self._turns.get(conversation, {})
+        if turn.turn in turns:
+            self._put(turns, turn.turn, replace(turns[turn.turn], ended_at=at, batches=turn.batches))
 
     def _note_over(self, conversation: str, turn: str, at: float) -> None:
         """The turn is over at that time, should anything be kept of it."""

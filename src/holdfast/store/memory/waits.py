@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import AlreadyStopped, HoldfastError
 from holdfast.handles.state import Ended, State, Stopped, describe, transition
-from holdfast.store import base
+from holdfast.store import base, events
 from holdfast.store.base import Notice, Record, Resolving, WaitRow
 from holdfast.store.memory.news import Telling
 from holdfast.store.memory.tables import parked
@@ -45,21 +45,25 @@ class Waits(Telling):
         if uid in self._keys:
             row = self._completion(uid)
             if row is not None and row.resolution is None and not row.revoked:
-                self._put(self._waits, row.key_id, replace(row, resolution=resolution_of(state.outcome)))
+                resolution = resolution_of(state.outcome)
+                self._put(self._waits, row.key_id, replace(row, resolution=resolution))
+                self._history.noted += (events.resolved(uid, row.conversation, row.key_id, resolution.status),)
         if told is None and parking is not None:
             told = end_notice(state, parking.carriers)
         if told is not None:
             self._tell_of(record, state, told, state.stopped)
 
-    def _wait_opened(self, op: base.WaitOpened) -> None:
+    def _wait_opened(self, op: base.WaitOpened) -> bool:
         record = self._own(op.uid, op.fence)
-        if op.key_id not in self._waits:
+        new = op.key_id not in self._waits
+        if new:
             row = WaitRow(op.key_id, op.uid, record.conversation, op.kind, op.name, op.secret_id)
             self._put(self._waits, op.key_id, row)
             self._put(self._keys, op.uid, (*self._keys.get(op.uid, ()), op.key_id))
         if op.parking is not None:
             self._save(record)
             record.parking = op.parking
+        return new
 
     def _parked(self, op: base.Parked) -> State:
         record = self._own(op.uid, op.fence)
@@ -99,6 +103,7 @@ class Waits(Telling):
         """End a parked call from outside."""
         state = transition(record.state, end)
         assert isinstance(state, Stopped)
+        self._history.noted += (events.stopped(record.uid, record.conversation, state),)
         self._end(record, state)
         return state
 
@@ -116,6 +121,7 @@ class Waits(Telling):
             else:
                 end = ended(op.resolution, op.at)
         self._put(self._waits, op.key_id, replace(row, resolution=op.resolution))
+        self._history.noted += (events.resolved(row.uid, row.conversation, op.key_id, op.resolution.status),)
         if record is None or end is None:
             self._put(self._settled, op.key_id, op.at)
             return Resolving("accepted")
@@ -128,6 +134,7 @@ class Waits(Telling):
             if row.conversation != op.conversation or row.resolution is not None or row.revoked:
                 continue
             self._put(self._waits, row.key_id, replace(row, revoked=True))
+            self._history.noted += (events.revoked(row.uid, row.conversation, row.key_id),)
             record = self._records.get(row.uid)
             if row.kind == "completion" and record is not None and parked(record):
                 self._save(record)

@@ -4,7 +4,7 @@ import apsw
 
 from holdfast.errors import HoldfastError
 from holdfast.handles.state import Ended, Running, State, Stopped, Waiting, name, transition
-from holdfast.store import base
+from holdfast.store import base, events
 from holdfast.store.base import Record, status_of
 from holdfast.store.metadata import merged
 from holdfast.store.sqlite.codec import decode_resolution, encode, record
@@ -36,6 +36,8 @@ def registered(tx: Transaction, op: base.Registered) -> None:
         tx.run(_REGISTER, columns)
     except apsw.ConstraintError as error:
         raise _taken(tx, new.uid, new.conversation, new.id) from error
+    if nobodys and stopped_at is None and parking is not None:
+        tx.events.append(events.parked(new.uid, new.conversation, parking))
     if new.output is not None:
         tx.keep_output(new.uid, new.output)
     tx.touched.add(new.uid)
@@ -45,7 +47,7 @@ def _encoded(value: object) -> bytes | None:
     return None if value is None else encode(value)
 
 
-def exposed(tx: Transaction, op: base.Exposed) -> None:
+def exposed(tx: Transaction, op: base.Exposed) -> bool:
     try:
         tx.run(SQL["expose"], (op.id, op.uid))
     except apsw.ConstraintError as error:
@@ -53,6 +55,7 @@ def exposed(tx: Transaction, op: base.Exposed) -> None:
         assert call is not None
         raise _taken(tx, None, call.conversation, op.id) from error
     tx.touched.add(op.uid)
+    return bool(tx.changes())
 
 
 def _taken(tx: Transaction, uid: str | None, conversation: str, id: str) -> HoldfastError:
@@ -149,7 +152,7 @@ def attempted(tx: Transaction, op: base.Attempted) -> None:
 def journaled(tx: Transaction, ops: list[base.Journaled]) -> None:
     """Lines of journals, of any calls. Whose line it is that is refused, if one is, shows when they come one by one."""
     before = tx.total_changes()
-    lines = [(op.kind, op.name, op.digest, op.value, op.ok, op.uid, op.fence) for op in ops]
+    lines = [(op.kind, op.name, op.digest, op.value, op.ok, op.input or None, op.uid, op.fence) for op in ops]
     try:
         if len(lines) == 1:
             tx.run(_RECORD_STEP, lines[0])
@@ -200,5 +203,6 @@ def _settle(tx: Transaction, call: Call, at: float | None) -> State:
         return state
     stopped = transition(state, end)
     assert isinstance(stopped, Stopped)
+    tx.events.append(events.stopped(call.uid, call.conversation, stopped))
     stop_parked(tx, call, stopped, hook=False)
     return stopped

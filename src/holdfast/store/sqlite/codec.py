@@ -8,6 +8,8 @@ import msgspec
 from holdfast.handles.state import Progress, State
 from holdfast.store.base import (
     CARRIERS,
+    Answers,
+    BatchRow,
     Carrier,
     ConversationRow,
     Given,
@@ -15,9 +17,11 @@ from holdfast.store.base import (
     Kept,
     News,
     Parking,
+    Place,
     Record,
     Resolution,
     WaitRow,
+    made_at,
 )
 from holdfast.store.news import dropped
 
@@ -95,6 +99,24 @@ def record(row: Row) -> Record:
         cursor=cursor,
         output=None if kept is None else _decode_kept(kept),
     )
+
+
+def answers(responses: bytes, news: bytes | None) -> Answers:
+    """What a batch was answered, and the news that rode on it."""
+    return Answers(decode_answers(responses), () if news is None else decode_news(news))
+
+
+def batch_row(row: Row) -> BatchRow:
+    """A row of the query `batches`."""
+    batch, calls, responses, news = row
+    return BatchRow(batch, decode_calls(calls), None if responses is None else answers(responses, news))
+
+
+def place_row(row: Row) -> Place:
+    """A row of the query `places`."""
+    id, handles, live, newest, turned, updated, metadata = row
+    latest = max(made_at(newest or ""), turned or 0.0, updated or 0.0)
+    return Place(id, handles, live, latest, None if metadata is None else _decode_object(metadata))
 
 
 def wait_row(row: Row) -> WaitRow:

@@ -2,6 +2,7 @@
 
 from holdfast.handles.state import Stopped
 from holdfast.store.base import Notice, status_of
+from holdfast.store.events import resolved
 from holdfast.store.sqlite.codec import encode
 from holdfast.store.sqlite.news import tell_of
 from holdfast.store.sqlite.sql import SQL
@@ -23,4 +24,6 @@ def stop_parked(tx: Transaction, call: Call, state: Stopped, *, hook: bool, told
 
 
 def resolve_by_end(tx: Transaction, uid: str, state: Stopped) -> None:
-    tx.run(SQL["resolve_by_end"], (encode(resolution_of(state.outcome)), state.stopped, uid))
+    resolution = resolution_of(state.outcome)
+    for (key_id,) in tx.rows(SQL["resolve_by_end"], (encode(resolution), state.stopped, uid)):
+        tx.events.append(resolved(uid, None, key_id, resolution.status))

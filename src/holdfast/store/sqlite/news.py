@@ -1,12 +1,14 @@
 """How news comes to a conversation, and how it goes (N). The database itself counts what waits: see the schema."""
 
 from collections.abc import Iterable
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
 from holdfast.handles.state import State
 from holdfast.store import base
 from holdfast.store.base import NEWS_LIMIT, Carrier, News, Notice, Shown
+from holdfast.store.events import queued, removed
 from holdfast.store.news import CONTENT, DROPS, TAKES, dropped, in_order
 from holdfast.store.sqlite.codec import carrier_bits, decode_news, encode, news_row, text
 from holdfast.store.sqlite.sql import SQL
@@ -21,10 +23,12 @@ def tell(tx: Transaction, conversation: str, told: Notice | base.Notified | News
     tx.touched.add(conversation if uid is None else uid)
     message = text(told.message or "")
     if told.kind == CONTENT and uid is not None:
-        tx.run(SQL["renew"], (message, at, uid, CONTENT, conversation))
-        if tx.changes():
+        renewed = tx.row(SQL["renew"], (message, at, uid, CONTENT, conversation))
+        if renewed is not None:
+            tx.events.append(queued(renewed[0], conversation, uid, told.kind, renewed[1], message))
             return
     tx.run(_NOTIFY, (conversation, told.kind, told.level, message, at, uid, carrier_bits(told.carriers)))
+    tx.events.append(queued(tx.last_row(), conversation, uid, told.kind, told.level, message))
     row = tx.row(_WAITING, (conversation,))
     assert row is not None
     if row[0] > NEWS_LIMIT:
@@ -48,8 +52,7 @@ def _drop(tx: Transaction, conversation: str, surplus: int, at: float) -> None:
     gone = 0
     for level in DROPS:
         if gone < surplus:
-            tx.run(SQL["drop_oldest"], (conversation, level, surplus - gone))
-            gone += tx.changes()
+            gone += len(_remove(tx, "dropped", "drop_oldest", conversation, level, surplus - gone))
     if gone:
         tx.run(SQL["count_dropped"], (gone, at, conversation))
 
@@ -59,10 +62,21 @@ def take_back(tx: Transaction, conversation: str, shown: Iterable[tuple[str, Sho
     for uid, state in shown:
         kinds = TAKES[state]
         if kinds is None:
-            tx.run(SQL["take_back"], (uid, conversation))
+            _remove(tx, "shown", "take_back", uid, conversation)
         else:
             for kind in kinds:
-                tx.run(SQL["take_back_kind"], (uid, kind, conversation))
+                _remove(tx, "shown", "take_back_kind", uid, kind, conversation)
+
+
+def expire(tx: Transaction, uid: str) -> None:
+    """The handle of the news is gone (S5)."""
+    _remove(tx, "expired", "remove_news", uid)
+
+
+def _remove(tx: Transaction, by: Literal["shown", "dropped", "expired"], query: str, *bindings: Any) -> list[News]:
+    gone = sorted((news_row(row) for row in tx.rows(SQL[query], bindings)), key=lambda news: news.number)
+    tx.events += [removed(news, by) for news in gone]
+    return gone
 
 
 def deliver(tx: Transaction, conversation: str, carriers: tuple[Carrier, ...]) -> tuple[News, ...]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from holdfast.store import base
 from holdfast.store.base import Journaled, Op
+from holdfast.store.events import events_of
 from holdfast.store.sqlite import calls, news, retention, transcripts, turns, waits
 from holdfast.store.sqlite.transaction import Transaction
 
@@ -52,7 +53,15 @@ _WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
 
 def write(tx: Transaction, ops: Sequence[Op]) -> list[Any]:
     """Run the statements of all of them; their results, in order."""
-    return [_WRITE[type(op)](tx, op) for op in ops]
+    return [_one(tx, op) for op in ops]
+
+
+def _one(tx: Transaction, op: Op) -> Any:
+    """One operation. What it tells comes before what it brings about."""
+    place = len(tx.events)
+    result = _WRITE[type(op)](tx, op)
+    tx.events[place:place] = events_of(op, result)
+    return result
 
 
 def write_group(tx: Transaction, group: Sequence[Sequence[Op]]) -> list[list[Any]]:
@@ -67,10 +76,16 @@ def write_group(tx: Transaction, group: Sequence[Sequence[Op]]) -> list[list[Any
                 found.append(None)
                 continue
             if lines:
-                calls.journaled(tx, lines)
+                _some_lines(tx, lines)
                 lines = []
-            found.append(_WRITE[type(op)](tx, op))
+            found.append(_one(tx, op))
         results.append(found)
     if lines:
-        calls.journaled(tx, lines)
+        _some_lines(tx, lines)
     return results
+
+
+def _some_lines(tx: Transaction, lines: list[Journaled]) -> None:
+    calls.journaled(tx, lines)
+    for line in lines:
+        tx.events += events_of(line, None)

@@ -1,5 +1,6 @@
--- Everything SqliteStore asks of its database. `sql.py` reads this file: a query begins with `-- name:` and ends with
--- the next one; the line after the name says what it is for.
+-- What SqliteStore writes into its database, and what it reads to decide about that; `reads.sql` has the rest. `sql.py`
+-- reads both files: a query begins with `-- name:` and ends with the next one; the line after the name says what it is
+-- for.
 
 -- name: count_commit
 -- Counts this transaction of ours, so that it can be told whether it happened.
@@ -117,7 +118,7 @@ WHERE number = ?;
 -- name: resolve_by_end
 -- The end of a call resolves the completion key it had taken.
 UPDATE waits SET resolution = ?, resolved_at = ?
-WHERE uid = ? AND kind = 'completion' AND resolution IS NULL AND NOT revoked;
+WHERE uid = ? AND kind = 'completion' AND resolution IS NULL AND NOT revoked RETURNING key_id;
 
 -- name: call
 -- What decides about an operation on a call.
@@ -159,8 +160,8 @@ DELETE FROM journal WHERE handle = ? AND NOT ok;
 
 -- name: record_step
 -- A line of a call's journal, if the fencing number is right.
-INSERT INTO journal (handle, kind, name, digest, value, ok)
-SELECT number, ?, ?, ?, ?, ? FROM handles WHERE uid = ? AND fence = ? AND stopped_at IS NULL;
+INSERT INTO journal (handle, kind, name, digest, value, ok, input)
+SELECT number, ?, ?, ?, ?, ?, ? FROM handles WHERE uid = ? AND fence = ? AND stopped_at IS NULL;
 
 -- name: open_wait
 -- A key was taken; it may have been taken before.
@@ -183,7 +184,7 @@ SELECT resolution, resolved_at, revoked FROM waits WHERE uid = ? AND kind = 'com
 -- name: resolve
 -- Somebody resolves a wait; the first one does.
 UPDATE waits SET resolution = ?, resolved_at = ? WHERE key_id = ? AND resolution IS NULL AND NOT revoked
-RETURNING uid, kind;
+RETURNING uid, kind, conversation;
 
 -- name: completed
 -- The completion of a call is there. If the call is held, a runtime that has the tool is to take it.
@@ -213,7 +214,7 @@ INSERT INTO notifications (conversation, kind, level, message, at, uid, carriers
 
 -- name: renew
 -- News of one kind of a handle, if some is queued, says something else now.
-UPDATE notifications SET message = ?, at = ? WHERE uid = ? AND kind = ? AND conversation = ?;
+UPDATE notifications SET message = ?, at = ? WHERE uid = ? AND kind = ? AND conversation = ? RETURNING number, level;
 
 -- name: waiting
 -- How much news waits in a conversation.
@@ -223,7 +224,7 @@ SELECT waiting FROM queues WHERE conversation = ?;
 -- The oldest news of a level goes (N6).
 DELETE FROM notifications WHERE number IN (
     SELECT number FROM notifications WHERE conversation = ? AND level = ? ORDER BY number LIMIT ?
-);
+) RETURNING number, conversation, kind, level, message, at, uid, carriers;
 
 -- name: count_dropped
 -- How much news went because too much waited, and when some last did.
@@ -231,15 +232,17 @@ UPDATE queues SET dropped = dropped + ?, dropped_at = ? WHERE conversation = ?;
 
 -- name: take_back
 -- News of what was shown is no news (N3).
-DELETE FROM notifications WHERE uid = ? AND conversation = ?;
+DELETE FROM notifications WHERE uid = ? AND conversation = ?
+RETURNING number, conversation, kind, level, message, at, uid, carriers;
 
 -- name: take_back_kind
 -- The same for one kind of it.
-DELETE FROM notifications WHERE uid = ? AND kind = ? AND conversation = ?;
+DELETE FROM notifications WHERE uid = ? AND kind = ? AND conversation = ?
+RETURNING number, conversation, kind, level, message, at, uid, carriers;
 
 -- name: remove_news
 -- News of a handle whose retention is over.
-DELETE FROM notifications WHERE uid = ?;
+DELETE FROM notifications WHERE uid = ? RETURNING number, conversation, kind, level, message, at, uid, carriers;
 
 -- name: queue
 -- Whether a conversation has news, and how much of it went.
@@ -347,127 +350,6 @@ DELETE FROM inquiries WHERE number IN (
     ORDER BY at LIMIT ?
 );
 
--- name: records
--- The columns of a handle, for all the queries that give handles; they add WHERE and ORDER BY.
-SELECT h.uid, h.id, h.tool, h.conversation, h.turn, h.batch, h.position, h.call_id, h.stateful, h.state, h.arguments,
-    h.kind, h.priority, h.metadata, h.progress, h.resources, h.owner, h.fence, h.attempt, h.next_attempt_at, h.parking,
-    h.cursor, o.kept
-FROM handles h LEFT JOIN outputs o ON o.handle = h.number
-
--- name: where_uid
--- One handle.
-WHERE h.uid = ?;
-
--- name: where_named
--- The newest handle that bears an id.
-WHERE h.conversation = ? AND h.id = ? AND h.stateful ORDER BY h.number DESC LIMIT 1;
-
--- name: where_called
--- The newest one-shot call of a label.
-WHERE h.conversation = ? AND h.call_id = ? AND NOT h.stateful ORDER BY h.number DESC LIMIT 1;
-
--- name: where_owned
--- What an owner has.
-WHERE h.owner = ? AND h.owner IS NOT NULL AND h.uid > ? ORDER BY h.uid LIMIT ?;
-
--- name: where_free
--- Cancelled calls whose hook is due and held calls that are resolved, when nobody has them.
-WHERE h.number IN (
-    SELECT number FROM handles WHERE owner IS NULL AND hook_due AND uid > ?1
-    UNION ALL
-    SELECT number FROM handles
-    WHERE owner IS NULL AND parking IS NOT NULL AND stopped_at IS NULL AND resolved AND uid > ?1
-) ORDER BY h.uid LIMIT ?2;
-
--- name: where_holding
--- Parked calls that hold resources.
-WHERE h.owner IS NULL AND h.parking IS NOT NULL AND h.stopped_at IS NULL AND h.resources IS NOT NULL ORDER BY h.uid;
-
--- name: where_due
--- Parked calls whose deadline has come.
-WHERE h.owner IS NULL AND h.parking IS NOT NULL AND h.stopped_at IS NULL AND NOT h.resolved AND h.deadline IS NOT NULL
-  AND h.deadline <= ?
-ORDER BY h.deadline LIMIT ?;
-
--- name: next_due
--- When the next deadline will come.
-SELECT min(deadline) FROM handles
-WHERE owner IS NULL AND parking IS NOT NULL AND stopped_at IS NULL AND NOT resolved AND deadline IS NOT NULL
-  AND deadline > ?;
-
--- name: call_owners
--- Everyone who owns a call: one step in the index for each, not for each call.
-WITH RECURSIVE found (owner) AS (
-    SELECT min(owner) FROM handles WHERE owner IS NOT NULL
-    UNION ALL
-    SELECT (SELECT min(owner) FROM handles WHERE owner IS NOT NULL AND owner > found.owner) FROM found
-    WHERE found.owner IS NOT NULL
-)
-SELECT owner FROM found WHERE owner IS NOT NULL;
-
--- name: tally
--- How many spawned handles a conversation has of each kind and status.
-SELECT kind, status, count(*) FROM handles WHERE conversation = ? AND stateful GROUP BY status, kind;
-
--- name: tally_timers
--- And how many one-shot timers that have not stopped.
-SELECT 'timer', 'pending', count(*) FROM handles
-WHERE conversation = ? AND kind = 'timer' AND NOT stateful AND stopped_at IS NULL HAVING count(*);
-
--- name: tombstone
--- The newest tombstone of an id.
-SELECT uid, at FROM tombstones WHERE conversation = ? AND id = ? AND id IS NOT NULL ORDER BY number DESC LIMIT 1;
-
--- name: journal
--- A call's journal, as it was written.
-SELECT kind, name, digest, value, ok FROM journal WHERE handle = (SELECT number FROM handles WHERE uid = ?)
-ORDER BY number;
-
--- name: waits
--- What a call waits for.
-SELECT key_id, uid, conversation, kind, name, secret_id, resolution, revoked FROM waits WHERE uid = ? ORDER BY number;
-
--- name: wait
--- One wait.
-SELECT key_id, uid, conversation, kind, name, secret_id, resolution, revoked FROM waits WHERE key_id = ?;
-
--- name: secret
--- A secret by its id.
-SELECT id, secret FROM secrets WHERE id = ?;
-
--- name: newest_secret
--- The secret for new keys.
-SELECT id, secret FROM secrets ORDER BY number DESC LIMIT 1;
-
--- name: oldest_secret
--- The first secret there was.
-SELECT id, secret FROM secrets ORDER BY number LIMIT 1;
-
--- name: process_events
--- The events of a process.
-SELECT process, sequence, type, payload, at FROM process_events WHERE process = ? AND sequence > ?
-ORDER BY sequence LIMIT ?;
-
--- name: news
--- What is queued for a conversation. Number 0 is the count of what was dropped.
-SELECT 0, conversation, NULL, NULL, dropped, dropped_at, NULL, NULL FROM queues WHERE conversation = ?1 AND dropped
-UNION ALL
-SELECT number, conversation, kind, level, message, at, uid, carriers FROM notifications WHERE conversation = ?1
-ORDER BY 1 LIMIT ?2;
-
--- name: inquiries
--- The inquiries of a conversation, or of one turn of it.
-SELECT id, conversation, turn, uid, at, request, answer, error FROM inquiries
-WHERE conversation = ?1 AND (?2 IS NULL OR turn = ?2) ORDER BY number LIMIT ?3;
-
--- name: requests
--- What others want of us.
-SELECT id, uid, body FROM requests WHERE receiver = ? AND reply IS NULL ORDER BY number;
-
--- name: reply_to
--- The answer to a request of ours.
-SELECT reply FROM requests WHERE id = ?;
-
 -- name: say
 -- A conversation has that many lines more; which one it is, and how many it has now.
 INSERT INTO conversations (id, created, updated, lines, metadata) VALUES (?1, ?2, ?2, ?3, ?4)
@@ -486,15 +368,19 @@ ON CONFLICT (id) DO UPDATE SET updated = max(updated, ?2), metadata = ?3;
 -- A conversation goes, and its transcript by the trigger.
 DELETE FROM conversations WHERE id = ?;
 
--- name: described
--- One conversation.
-SELECT id, created, updated, metadata, lines FROM conversations WHERE id = ?;
+-- name: add_event
+-- What happened. Where its conversation is not known, it is that of its handle.
+INSERT INTO events (at, type, conversation, uid, data)
+VALUES (?1, ?2, coalesce(?3, (SELECT conversation FROM handles WHERE uid = ?4), ''), ?4, ?5);
 
--- name: conversations
--- Conversations before a place in the order of a list.
-SELECT id, created, updated, metadata, lines FROM conversations WHERE (updated, id) < (?, ?);
+-- name: kept_events
+-- The first event that is kept, and the last that ever was.
+SELECT (SELECT min(seq) FROM events), coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0);
 
--- name: transcript
--- What was said in a conversation after a line.
-SELECT line, turn, kind, body, at FROM transcripts
-WHERE conversation = (SELECT number FROM conversations WHERE id = ?) AND line > ? ORDER BY line LIMIT ?;
+-- name: remove_old_events
+-- Events below a number go, up to the first one that is not old.
+DELETE FROM events WHERE seq < min(?1, coalesce((SELECT min(seq) FROM events WHERE seq < ?1 AND at >= ?2), ?1));
+
+-- name: remove_events
+-- Events below a number go.
+DELETE FROM events WHERE seq < ?;

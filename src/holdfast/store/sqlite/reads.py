@@ -8,8 +8,10 @@ import apsw
 
 from holdfast.errors import HoldfastError
 from holdfast.store.base import (
+    LIVE,
     NEWS_LIMIT,
     Answers,
+    BatchRow,
     Collected,
     ConversationRow,
     Entry,
@@ -20,25 +22,32 @@ from holdfast.store.base import (
     News,
     Opened,
     OpenTurn,
+    Place,
     ProcessEvent,
     Record,
     Request,
+    Sort,
     Status,
+    StoredEvent,
+    TurnRow,
     WaitRow,
 )
+from holdfast.store.metadata import folded
 from holdfast.store.sqlite.codec import (
     Row,
+    answers,
+    batch_row,
     conversation_row,
     decode,
-    decode_answers,
     decode_calls,
-    decode_news,
     dropped_row,
     inquiry_row,
     news_row,
+    place_row,
     record,
     wait_row,
 )
+from holdfast.store.sqlite.events import between, event_row
 from holdfast.store.sqlite.listing import listing
 from holdfast.store.sqlite.retention import expired
 from holdfast.store.sqlite.sql import RECORDS, SQL
@@ -90,13 +99,17 @@ class Reads:
         *,
         conversation: str | None = None,
         state: str | None = None,
+        live: bool = False,
         turn: str | None = None,
         parked: bool | None = None,
         stateful: bool | None = True,
         kind: Kind | None = None,
         status: Status | None = None,
+        tool: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        search: str | None = None,
         timers: bool = False,
+        sort: Sort = "created",
         after: str | None = None,
         limit: int = 1000,
         newest: bool = False,
@@ -104,13 +117,17 @@ class Reads:
         query, bound = listing(
             conversation=conversation,
             state=state,
+            live=live,
             turn=turn,
             parked=parked,
             stateful=stateful,
             kind=kind,
             status=status,
+            tool=tool,
             metadata=metadata,
+            search=None if search is None else folded(search),
             timers=timers,
+            sort=sort,
             after=after,
             limit=limit,
             newest=newest,
@@ -124,6 +141,12 @@ class Reads:
         counts: Counter[tuple[Kind, Status]] = Counter()
         for kind, status, count in rows:
             counts[kind, status] += count
+        return counts
+
+    async def count(self, *, conversation: str | None = None) -> dict[str, int]:
+        rows = self._rows(SQL["count"], ()) if conversation is None else self._rows(SQL["count_in"], (conversation,))
+        counts = {**dict.fromkeys((*LIVE, "stopped", "parked"), 0), **dict(rows)}
+        counts["stopped"] -= sum(counts[state] for state in LIVE)
         return counts
 
     async def expiring(self, op: Collected) -> list[Record]:
@@ -144,8 +167,8 @@ class Reads:
 
     async def journal(self, uid: str) -> list[Entry]:
         return [
-            Entry(kind, name, digest, value, bool(ok))
-            for kind, name, digest, value, ok in self._rows(SQL["journal"], (uid,))
+            Entry(kind, name, digest, value, bool(ok), input)
+            for kind, name, digest, value, ok, input in self._rows(SQL["journal"], (uid,))
         ]
 
     async def waits(self, uid: str) -> list[WaitRow]:
@@ -179,18 +202,44 @@ class Reads:
         batch = None if calls is None else Opened(conversation, turn, number, decode_calls(calls[0]))
         return OpenTurn(turn, owner, batches, batch)
 
+    async def turns(self, conversation: str, *, before: int | None = None, limit: int = 50) -> list[TurnRow]:
+        return [TurnRow(*row) for row in self._rows(SQL["turns"], (conversation, before, limit))]
+
+    async def batches(self, conversation: str, turn: str) -> list[BatchRow]:
+        return [batch_row(row) for row in self._rows(SQL["batches"], (conversation, turn))]
+
+    async def places(self, *, after: str = "", limit: int = 1000) -> list[Place]:
+        return [place_row(row) for row in self._rows(SQL["places"], (after, limit))]
+
     async def answers(self, conversation: str, turn: str, batch: int) -> Answers | None:
         row = self._row(SQL["answers"], conversation, turn, batch)
         if row is None or row[0] is None:
             return None
-        responses, news = row
-        return Answers(decode_answers(responses), () if news is None else decode_news(news))
+        return answers(*row)
 
     async def process_events(self, process: str, after: int = 0, limit: int = 1000) -> list[ProcessEvent]:
         return [
             ProcessEvent(process_id, sequence, type, decode(payload), at)
             for process_id, sequence, type, payload, at in self._rows(SQL["process_events"], (process, after, limit))
         ]
+
+    async def events(
+        self,
+        after: int = 0,
+        limit: int = 1000,
+        *,
+        uid: str | None = None,
+        conversation: str | None = None,
+        news: bool = False,
+        newest: bool = False,
+        before: int | None = None,
+    ) -> list[StoredEvent]:
+        query, bound = between(after, limit, uid, conversation, news, newest, before)
+        return [event_row(row) for row in self._rows(query, bound)]
+
+    async def events_range(self) -> tuple[int, int]:
+        ((first, last),) = self._rows(SQL["kept_events"], ())
+        return last + 1 if first is None else first, last
 
     async def news(self, conversation: str, limit: int = NEWS_LIMIT + 1) -> list[News]:
         rows = self._rows(SQL["news"], (conversation, limit))

@@ -1,11 +1,13 @@
-"""Letting go of what is old (S5): handles, then their tombstones, and the turns that nobody will ask for."""
+"""Letting go of what is old (S5): handles, then their tombstones, the turns that nobody will ask for, and events."""
 
 from typing import Any
 
 from holdfast.store import base
 from holdfast.store.base import TOMBSTONE_SECS, TOMBSTONES
 from holdfast.store.sqlite.codec import encode
+from holdfast.store.sqlite.events import remove_events
 from holdfast.store.sqlite.listing import Query
+from holdfast.store.sqlite.news import expire
 from holdfast.store.sqlite.sql import SQL
 from holdfast.store.sqlite.transaction import Transaction
 
@@ -33,7 +35,7 @@ def collected(tx: Transaction, op: base.Collected) -> int:
         tx.run(SQL["remove_journal"], (number,))
         tx.run(SQL["remove_output"], (number,))
         tx.run(SQL["remove_process_events"], (uid,))
-        tx.run(SQL["remove_news"], (uid,))
+        expire(tx, uid)
         tx.run(SQL["remove_handle"], (number,))
         if file is not None:
             tx.run(SQL["add_litter"], (file,))
@@ -48,6 +50,7 @@ def collected(tx: Transaction, op: base.Collected) -> int:
         for conversation, turn in tx.rows(SQL["remove_old_turns"], (op.before, op.limit)):
             tx.run(SQL["remove_batches"], (conversation, turn))
         tx.run(SQL["remove_old_inquiries"], (op.before, op.limit))
+        remove_events(tx, op)
     return len(gone)
 
 

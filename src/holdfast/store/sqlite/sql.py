@@ -23,6 +23,6 @@ def migrations() -> dict[int, str]:
     return {int(file.stem): file.read_text("utf-8") for file in sorted((_HERE / "schema").glob("[0-9]*.sql"))}
 
 
-SQL: Mapping[str, str] = queries((_HERE / "queries.sql").read_text("utf-8"))
+SQL: Mapping[str, str] = queries("".join((_HERE / file).read_text("utf-8") for file in ("queries.sql", "reads.sql")))
 RECORDS = {name.removeprefix("where_"): f"{SQL['records']} {SQL[name]}" for name in SQL if name.startswith("where_")}
 """The queries that give handles, by what they look for."""

@@ -44,6 +44,7 @@ class SqliteStore(Reads):
         self.directory: Path | None = self.path.with_name(f"{self.path.name}-output")
         self.owner = ""
         self.trouble: str | None = None
+        self.on_commit: Callable[[], None] | None = None
         self._fault = fault
         self._pending: list[Commit] = []
         self._unsettled = 0
@@ -155,6 +156,8 @@ class SqliteStore(Reads):
             except Exception as error:  # whoever comes after must be told all the same
                 said = {"message": "after a commit to the store", "exception": error}
                 self._loop.call_exception_handler(said)
+        if self.on_commit is not None and any(commit.told and commit.error is None for commit in commits):
+            self.on_commit()
 
     def alive(self, owner: str) -> bool:
         return self._place is not None and self._place.owners.alive(owner)

@@ -8,6 +8,7 @@ import apsw
 from holdfast.errors import AlreadyStopped, HoldfastError
 from holdfast.handles.state import State, Stopped, describe
 from holdfast.store.base import Kept, Parking
+from holdfast.store.events import Draft
 from holdfast.store.sqlite.codec import Row, decode_parking, decode_state, encode_kept
 from holdfast.store.sqlite.sql import SQL
 
@@ -46,7 +47,7 @@ class Transaction:
     """One transaction of the writer. Operations run their statements in it, in order."""
 
     __slots__ = (
-        "changes", "directory", "files", "forgetful", "line", "litter",
+        "changes", "directory", "events", "files", "forgetful", "last_row", "line", "litter",
         "many", "owner", "run", "total_changes", "touched",
     )  # fmt: skip
 
@@ -55,6 +56,7 @@ class Transaction:
         self.many = connection.executemany
         self.changes = connection.changes
         self.total_changes = connection.total_changes
+        self.last_row = connection.last_insert_rowid
         self.owner = owner
         self.directory = directory
         self.line: tuple[str, str, str] | None = None
@@ -63,6 +65,8 @@ class Transaction:
         """Lines of journals were removed."""
         self.touched: set[str] = set()
         """Uids, key ids and conversations that other processes may want to hear of."""
+        self.events: list[Draft] = []
+        """What happened, in order; written at the end of the transaction."""
         self.files: set[str] = set()
         """Output files that must be on the disk before the commit."""
         self.litter: list[str] = []
@@ -73,6 +77,7 @@ class Transaction:
         self.line = other.line or self.line
         self.forgetful |= other.forgetful
         self.touched |= other.touched
+        self.events += other.events
         self.files |= other.files
         self.litter += other.litter
 

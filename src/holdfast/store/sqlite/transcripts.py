@@ -1,4 +1,4 @@
-"""The operations on transcripts and descriptions of conversations. No other process is told: nobody waits for these."""
+"""The operations on transcripts and descriptions of conversations."""
 
 import math
 from collections.abc import Mapping
@@ -30,8 +30,9 @@ def described(tx: Transaction, op: base.Described) -> None:
     tx.run(SQL["describe"], (op.conversation, op.at, encode(metadata)))
 
 
-def forgotten(tx: Transaction, op: base.Forgotten) -> None:
+def forgotten(tx: Transaction, op: base.Forgotten) -> bool:
     tx.run(SQL["forget"], (op.conversation,))
+    return bool(tx.changes())
 
 
 def newest(metadata: Mapping[str, Any] | None, before: tuple[float, str] | None, limit: int) -> Query:

@@ -26,8 +26,9 @@ def turn_began(tx: Transaction, op: base.TurnBegan) -> None:
     tx.run(SQL["begin_turn"], (op.conversation, op.turn, tx.owner, op.at))
 
 
-def turn_ended(tx: Transaction, op: base.TurnEnded) -> None:
+def turn_ended(tx: Transaction, op: base.TurnEnded) -> bool:
     tx.run(SQL["end_turn"], (op.at, op.conversation, op.turn))
+    return bool(tx.changes())
 
 
 def opened(tx: Transaction, op: base.Opened) -> None:

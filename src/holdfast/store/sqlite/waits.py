@@ -1,7 +1,7 @@
 """The operations on what calls wait for from outside (D)."""
 
 from holdfast.handles.state import Ended, State, Stopped, transition
-from holdfast.store import base
+from holdfast.store import base, events
 from holdfast.store.base import Resolving
 from holdfast.store.sqlite.codec import encode, wait_row
 from holdfast.store.sqlite.ends import stop_parked
@@ -10,13 +10,15 @@ from holdfast.store.sqlite.transaction import Call, Transaction
 from holdfast.store.terminal import REVOKED, ended
 
 
-def wait_opened(tx: Transaction, op: base.WaitOpened) -> None:
+def wait_opened(tx: Transaction, op: base.WaitOpened) -> bool:
     call = tx.own(op.uid, op.fence)
     tx.run(SQL["open_wait"], (op.key_id, op.uid, call.conversation, op.kind, op.name, op.secret_id))
+    new = bool(tx.changes())
     parking = op.parking
     if op.kind == "completion":
         terms = (None, None) if parking is None else (encode(parking), parking.deadline)
         tx.run(SQL["take_completion_key"], (call.number, *terms))
+    return new
 
 
 def resolved(tx: Transaction, op: base.Resolved) -> Resolving:
@@ -27,7 +29,8 @@ def resolved(tx: Transaction, op: base.Resolved) -> Resolving:
         if wait is None or wait.revoked:
             return Resolving("unknown_or_revoked")
         return Resolving("already_resolved", wait.resolution)
-    uid, kind = first
+    uid, kind, conversation = first
+    tx.events.append(events.resolved(uid, conversation, op.key_id, op.resolution.status))
     tx.touched.update((op.key_id, uid))
     call = tx.call(uid) if kind == "completion" else None
     if call is None:
@@ -44,6 +47,7 @@ def revoked(tx: Transaction, op: base.Revoked) -> tuple[tuple[tuple[str, State],
     others: list[str] = []
     for key_id, uid, kind in tx.rows(SQL["revoke"], (op.at, op.conversation)):
         call = tx.call(uid) if kind == "completion" else None
+        tx.events.append(events.revoked(uid, op.conversation, key_id))
         if call is not None and call.parked:
             stopped.append((uid, _stop(tx, call, Ended(op.at, REVOKED))))
         else:
@@ -56,5 +60,6 @@ def _stop(tx: Transaction, call: Call, end: Ended) -> State:
     """End a parked call from outside. Its hook is not called: the outside said so itself."""
     state = transition(call.state, end)
     assert isinstance(state, Stopped)
+    tx.events.append(events.stopped(call.uid, call.conversation, state))
     stop_parked(tx, call, state, hook=False)
     return state

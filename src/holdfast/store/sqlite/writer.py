@@ -26,6 +26,7 @@ import apsw
 from holdfast.errors import HoldfastError
 from holdfast.store.base import Collected, Done, Failed, Forgotten, Op
 from holdfast.store.sqlite import opening
+from holdfast.store.sqlite.events import write_events
 from holdfast.store.sqlite.operations import write, write_group
 from holdfast.store.sqlite.place import Place
 from holdfast.store.sqlite.sql import SQL
@@ -53,12 +54,14 @@ Fault = Callable[[str], None]
 class Commit:
     """What was given to `Store.commit`, and what came of it."""
 
-    __slots__ = ("done", "error", "failed", "keep", "ops", "results")
+    __slots__ = ("done", "error", "failed", "keep", "ops", "results", "told")
 
     def __init__(self, ops: Sequence[Op], done: Done, failed: Failed, keep: bool) -> None:
         self.ops, self.done, self.failed, self.keep = ops, done, failed, keep
         self.results: Sequence[Any] = ()
         self.error: HoldfastError | None = None
+        self.told = False
+        """Whether it, or one that was written with it, has events."""
 
 
 Deliver = Callable[[list[Commit], str | None], None]
@@ -301,13 +304,14 @@ class Writer:
         tx = Transaction(connection, self._owner, self._directory)
         try:
             for commit, results in zip(commits, write_group(tx, [commit.ops for commit in commits]), strict=True):
-                commit.results, commit.error = results, None
+                commit.results, commit.error, commit.told = results, None, bool(tx.events)
         except STORAGE:
             raise
         except Exception:  # one of them is refused: find out which
             connection.execute("ROLLBACK")
             connection.execute("BEGIN IMMEDIATE")
             tx = self._one_by_one(connection, commits)
+        write_events(tx)
         if tx.forgetful:
             tx.line = None
         if tx.line is None:
@@ -326,6 +330,7 @@ class Writer:
             connection.execute("SAVEPOINT commit_")
             try:
                 commit.results, commit.error = write(tx, commit.ops), None
+                commit.told = bool(tx.events)
             except STORAGE:
                 raise
             except Exception as error:

@@ -155,7 +155,7 @@ class Commits(Suite):
         assert await store.reply("r1") is None
         assert await store.wait("key-new") is None
         assert await self.commit(store, TurnEnded("main", "turn-1", NOON), Collected(NOON + DAY, NOON + DAY)) == [
-            None,
+            True,
             0,
         ]
 

@@ -140,7 +140,7 @@ class Transcribed(Suite):
     async def check_G1_a_forgotten_conversation_is_gone(self, store: Store) -> None:
         await self.commit(store, TurnBegan("main", "t1", NOON), Notified("main", "k.n", "info", "x", NOON))
         await self.commit(store, said("1", "2"), Described("main", NOON, {"a": 1}), said("x", conversation="other"))
-        assert await self.commit(store, Forgotten("main"), Forgotten("unheard of")) == [None, None]
+        assert await self.commit(store, Forgotten("main"), Forgotten("unheard of")) == [True, False]
         assert await store.conversation("main") is None and await store.transcript("main") == []
         assert [row.id for row in await store.conversations()] == ["other"]
         assert await self.bodies(store, "other") == ["x"]
@@ -148,7 +148,7 @@ class Transcribed(Suite):
         assert await self.commit(store, said("new", at=NOON + 1)) == [1], "it begins anew"
         assert await store.conversation("main") == ConversationRow("main", NOON + 1, NOON + 1, {}, 1)
         assert await self.bodies(store) == ["new"]
-        assert await self.commit(store, Forgotten("main"), said("newer"), Forgotten("other")) == [None, 1, None]
+        assert await self.commit(store, Forgotten("main"), said("newer"), Forgotten("other")) == [True, 1, True]
         assert await self.bodies(store) == ["newer"] and await store.transcript("other") == []
 
     async def check_G1_a_refused_commit_says_nothing(self, store: Store) -> None:

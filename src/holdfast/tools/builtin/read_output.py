@@ -68,9 +68,9 @@ def read_output_tool() -> Tool:
         size = min(limit or cap, cap)
         start = _start(kept.total, offset, size, from_end)
         if pattern is None:
-            answer = _piece(kept, start, size, view.max_lines, last=from_end and offset is None)
+            answer = piece_of(kept, start, size, view.max_lines, last=from_end and offset is None)
         else:
-            answer = await _matches(kept, pattern.encode(), start, size)
+            answer = await matches_in(kept, pattern.encode(), start, size)
         named = {"id": id} if id is not None else {"call_id": call_id}
         text = msgspec.json.encode(named | answer).decode()
         return Reply(text, text)
@@ -140,7 +140,7 @@ def _start(total: int, offset: int | None, size: int, from_end: bool) -> int:
     return min(offset or 0, total)
 
 
-def _piece(kept: Kept, start: int, size: int, max_lines: int, *, last: bool) -> dict[str, Any]:
+def piece_of(kept: Kept, start: int, size: int, max_lines: int | None, *, last: bool) -> dict[str, Any]:
     """What is kept from `start` on, within both caps. `last`: its end is wanted, so lines go at the beginning."""
     piece = kept.read(start, min(start + size, kept.total))
     if piece.missing:
@@ -152,7 +152,7 @@ def _piece(kept: Kept, start: int, size: int, max_lines: int, *, last: bool) -> 
             "content": f"{piece.missing} bytes from offset {start} were not kept; output goes on at {piece.end}.",
         }
     lines = kept.lines(piece.data)
-    data = b"".join(lines[-max_lines:] if last else lines[:max_lines])
+    data = b"".join(lines[-max_lines:] if last and max_lines is not None else lines[:max_lines])
     if last:
         start = piece.end - len(data)
     if start + len(data) < kept.total and len(data) > 4:
@@ -160,7 +160,7 @@ def _piece(kept: Kept, start: int, size: int, max_lines: int, *, last: bool) -> 
     return {"offset": start, "end": start + len(data), "total": kept.total, "content": kept.show(data, start)}
 
 
-async def _matches(kept: Kept, pattern: bytes, start: int, size: int) -> dict[str, Any]:
+async def matches_in(kept: Kept, pattern: bytes, start: int, size: int) -> dict[str, Any]:
     """Lines with the pattern, from `start` on, until they fill a reply; `end` is where to search on."""
     matches: list[dict[str, Any]] = []
     missing = 0

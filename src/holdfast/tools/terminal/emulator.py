@@ -124,6 +124,25 @@ class _Ghostty:
             scrollback=self._above(),
         )
 
+    def painted(self) -> bytes:
+        """What makes a new terminal of this size show the same, with colours, cursor and modes (`SupportsCells`)."""
+        from pyghostty import ffi, lib
+        from pyghostty.core import init_sized
+
+        selection = self._selection("active", 0, self._terminal.size[1])
+        options = init_sized("GhosttyFormatterTerminalOptions")
+        options.emit, options.selection = lib.GHOSTTY_FORMATTER_FORMAT_VT, selection
+        options.extra.modes = options.extra.scrolling_region = True
+        screen = options.extra.screen
+        screen.cursor = screen.style = screen.charsets = True
+        formatter = ffi.new("GhosttyFormatter*")
+        if lib.ghostty_formatter_terminal_new(ffi.NULL, formatter, self._native, options[0]) != 0:
+            return b""
+        try:
+            return _read(ffi, lambda *buffer: lib.ghostty_formatter_format_buf(formatter[0], *buffer)).encode()
+        finally:
+            lib.ghostty_formatter_free(formatter[0])
+
     def scrollback(self, count: int) -> tuple[str, ...]:
         rows = self._terminal.get("scrollback_rows", "size_t")
         return self._lines("history", rows - max(0, min(count, self._above())), rows)
@@ -164,16 +183,23 @@ class _Ghostty:
         from pyghostty import ffi, lib
         from pyghostty.core import init_sized
 
-        selection = init_sized("GhosttySelection")
-        selection.start = self._terminal.ref(0, start, area)[0]
-        selection.end = self._terminal.ref(self._terminal.size[0] - 1, stop - 1, area)[0]
         options = init_sized("GhosttyTerminalSelectionFormatOptions")
-        options.emit, options.trim, options.selection = lib.GHOSTTY_FORMATTER_FORMAT_PLAIN, True, selection
+        options.emit, options.trim = lib.GHOSTTY_FORMATTER_FORMAT_PLAIN, True
+        selection = self._selection(area, start, stop)  # referred to by the options, which do not keep it
+        options.selection = selection
         text = _read(ffi, lambda *buffer: lib.ghostty_terminal_selection_format_buf(self._native, options[0], *buffer))
         lines = text.split("\n")
         if has_controls(text):  # Ghostty has a glyph for DEL
             lines = [line.translate(_AS_BLANKS).rstrip(" ") for line in lines]
         return (*lines, *[""] * (stop - start - len(lines)))  # blank rows at the end are not in the text
+
+    def _selection(self, area: Literal["active", "history"], start: int, stop: int) -> Any:
+        from pyghostty.core import init_sized
+
+        selection = init_sized("GhosttySelection")
+        selection.start = self._terminal.ref(0, start, area)[0]
+        selection.end = self._terminal.ref(self._terminal.size[0] - 1, stop - 1, area)[0]
+        return selection
 
     def _set(self, option: str, kind: str, value: int) -> None:
         from pyghostty import ffi, lib

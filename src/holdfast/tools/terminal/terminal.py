@@ -25,6 +25,7 @@ from holdfast.tools.guard import Guard
 from holdfast.tools.marks import call_mark
 from holdfast.tools.session import Exit
 from holdfast.tools.template import CommandLine, values_of
+from holdfast.tools.terminal.cells import SupportsCells
 from holdfast.tools.terminal.emulator import open_emulator
 from holdfast.tools.terminal.keys import as_bytes
 from holdfast.tools.terminal.make import MAX_COLS, MAX_ROWS
@@ -346,6 +347,11 @@ class _Call:
 
     def screen(self) -> Screen:
         return self._emulator.screen() if self._last is None else self._last
+
+    def painted(self) -> bytes:
+        """What paints its screen (`SupportsCells`); nothing where the emulator knows no colours, or it has ended."""
+        emulator = self._emulator
+        return emulator.painted() if self._last is None and isinstance(emulator, SupportsCells) else b""
 
     def scrollback(self, count: int) -> tuple[str, ...]:
         return self._emulator.scrollback(count) if self._last is None else ()

@@ -77,6 +77,10 @@ class Agents:
     def __init__(self) -> None:
         self._agents: dict[str, Agent] = {}
 
+    def become(self, other: "Agents") -> None:
+        """Know the agents of another one from now on, besides those that are here and not there."""
+        self._agents |= other._agents
+
     def registering(
         self, id: str, on_crash: OnCrash, max_running: int | None
     ) -> Callable[[AgentFunction], AgentFunction]:

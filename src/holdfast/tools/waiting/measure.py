@@ -1,9 +1,14 @@
-"""Metrics of the wait tools (W8): what `Runtime(metrics=…)` is told, and when. Without it nothing is counted."""
+"""Metrics of the wait tools (W8): what `Runtime(metrics=…)` is told, and when. Without it nothing is counted.
 
+Metrics that are a `Meter` as well (`handles/observing.py`) are told of everything else, too.
+"""
+
+import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from holdfast.handles.handle import Handle
+from holdfast.handles.observing import Meter
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import Stopped
 from holdfast.store.rows import Kind, status_of
@@ -30,17 +35,26 @@ class Measure:
 
     def __init__(self, metrics: Metrics | None) -> None:
         self._metrics = metrics
+        self._meter: Meter | None = metrics if isinstance(metrics, Meter) else None
         self._registry: Registry | None = None
 
     def begin(self, registry: Registry) -> None:
-        """Hear of handles from now on."""
+        """Hear of handles from now on. Where the program has a tracer provider, calls are traced as well."""
         if self._metrics is not None:
             self._registry = registry
             registry.on_created, registry.on_settled = self._created, self._settled
+        if self._meter is not None:
+            self._meter.attach(registry)
+        if "opentelemetry.trace" in sys.modules:  # whoever has a tracer provider has imported it
+            from holdfast.tracing import begin
+
+            begin(registry)
 
     def waited(self, tool: str, status: str, secs: float) -> None:
         """A wait has ended."""
-        if self._metrics is not None:
+        if self._meter is not None:
+            self._meter.waited(tool, status, secs)
+        elif self._metrics is not None:
             self._metrics.count(WAITS, tool=tool, status=status)
             self._metrics.observe(WAIT_SECONDS, secs, tool=tool, status=status)
 
@@ -56,17 +70,20 @@ class Measure:
         handle = self._registry.loaded(uid)
         if handle is None:
             self._registry.run_soon(self._read(uid, state))
-        elif handle.stateful:
-            self._tell(handle.kind, state)
+        else:
+            self._tell(handle.tool.name, handle.kind, handle.stateful, state)
 
     async def _read(self, uid: str, state: Stopped) -> None:
         assert self._registry is not None
         record = await self._registry.store.handle(uid)
-        if record is not None and record.stateful:
-            self._tell(record.kind, state)
+        if record is not None:
+            self._tell(record.tool, record.kind, record.stateful, state)
 
-    def _tell(self, kind: Kind, state: Stopped) -> None:
+    def _tell(self, tool: str, kind: Kind, stateful: bool, state: Stopped) -> None:
         assert self._metrics is not None
-        labels: dict[str, Any] = {"type": kind, "status": status_of(state)}
-        self._metrics.count(SETTLED, **labels)
-        self._metrics.observe(SECONDS, state.stopped - state.created, **labels)
+        if self._meter is not None:
+            self._meter.ended(tool, kind, state)
+        if stateful:
+            labels: dict[str, Any] = {"type": kind, "status": status_of(state)}
+            self._metrics.count(SETTLED, **labels)
+            self._metrics.observe(SECONDS, state.stopped - state.created, **labels)

@@ -5,9 +5,8 @@ import codecs
 import re
 from typing import Protocol
 
-from holdfast.cli.printing import printable
 from holdfast.handles.rendering import on_alternate, render
-from holdfast.handles.text import SEQUENCE, SEQUENCE_SIZE, has_controls, strip_controls
+from holdfast.handles.text import SEQUENCE, SEQUENCE_SIZE, has_controls, printable, strip_controls
 
 _LONGEST_LINE = 1 << 20
 """Bytes of a terminal's line that are held back. A longer one is shown in parts."""

@@ -1,4 +1,4 @@
-"""A command's connection to the process that runs a handle; `turn/frames.py` is what they speak."""
+"""A connection to the process that runs a handle; `turn/frames.py` is what they speak."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.cli.records import find, owner_of
-from holdfast.cli.store import reading
+from holdfast.control.facts import owner_of
 from holdfast.errors import HoldfastError
-from holdfast.handles.state import Stopped, name
 from holdfast.store.base import Record, Store
 from holdfast.turn import frames
 
@@ -34,19 +32,6 @@ def running(store: Store, record: Record) -> Running | None:
     return None if path is None else Running(record, path)
 
 
-async def find_running(url: str | None, id: str, conversation: str | None) -> Running:
-    """The newest handle of an id, or the one of a uid. Raises `HoldfastError` if no process runs it."""
-    async with reading(url) as store:
-        (record,) = await find(store, (id,), conversation)
-        found = running(store, record)
-        if found is not None:
-            return found
-        if owner_of(store, record) == "gone":
-            raise gone(record)
-        how = name(record.state) if isinstance(record.state, Stopped) else "waiting for its completion from outside"
-        raise HoldfastError(f"Handle `{record.id}` is {how}: no process runs it", code="not_running")
-
-
 class Link:
     """What the process says, frame by frame."""
 
@@ -65,7 +50,7 @@ class Link:
             raise _silent(self._record) from None
         self._patience = None
         if received is None:
-            raise gone(self._record)
+            raise gone(self._record.id, self._record.tool)
         if received[0] == frames.ERROR:
             refused = msgspec.json.decode(received[1], type=frames.Refused)
             raise HoldfastError(refused.message, code=refused.code)
@@ -90,10 +75,11 @@ async def linked(to: Running, want: frames.Want) -> AsyncIterator[Link]:
         writer.transport.abort()  # whatever was to be said is said, unless nobody listens
 
 
-def gone(record: Record) -> HoldfastError:
+def gone(id: str, tool: str) -> HoldfastError:
+    """What is said of a handle whose process has died."""
     return HoldfastError(
-        f"The process that ran handle `{record.id}` is gone; a runtime that has its tool `{record.tool}` goes on with "
-        "it, or tells how it ended",
+        f"The process that ran handle `{id}` is gone; a runtime that has its tool `{tool}` goes on with it, or tells "
+        "how it ended",
         code="owner_not_answering",
     )
 

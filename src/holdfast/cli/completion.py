@@ -1,0 +1,96 @@
+"""`holdfast completion`: the script by which a shell completes commands, options, and names that are in the store.
+
+A person waits for a completion with a finger on the key. So the store's file is read as it is, by the SQLite that
+comes with Python, and the configuration is not checked. Whatever goes wrong, nothing is completed and nothing is said.
+"""
+
+import sqlite3
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from holdfast.cli.store import _SQLITE, _default
+
+_RECENT = 20_000
+"""So many of the newest handles are looked through: a large store is no reason to wait."""
+_OFFERED = 500
+_LIVE_ONLY = frozenset({"abort", "attach", "send", "wait"})
+"""Commands that nothing can be gained from with a handle that has stopped."""
+
+_HANDLES = """
+    SELECT id, tool || ', ' || state_name FROM handles
+    WHERE number > (SELECT max(number) FROM handles) - :recent AND stateful AND substr(id, 1, length(:begun)) = :begun
+      AND (NOT :live OR state_name <> 'stopped')
+    ORDER BY number DESC LIMIT :offered
+"""
+_COLUMN = """
+    SELECT DISTINCT {0}, '' FROM handles
+    WHERE number > (SELECT max(number) FROM handles) - :recent AND substr({0}, 1, length(:begun)) = :begun
+    ORDER BY 1 LIMIT :offered
+"""
+_QUERIES = {"id": _HANDLES, "conversation": _COLUMN.format("conversation"), "tool": _COLUMN.format("tool")}
+"""By the name of the parameter that takes such a name."""
+
+
+@click.command()
+@click.argument("SHELL", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script by which a SHELL completes what is typed: commands, options, handles, conversations, tools."""
+    from holdfast.cli import main
+
+    kind = get_completion_class(shell)
+    assert kind is not None, "click knows these shells"
+    click.echo(kind(main, {}, "holdfast", "_HOLDFAST_COMPLETE").source())
+
+
+def complete_names(command: click.Command) -> None:
+    """Let the parameters of a command that take names be completed from the store."""
+    for parameter in command.params:
+        if parameter.name in _QUERIES:
+            parameter.type = _Name(live=command.name in _LIVE_ONLY)
+
+
+class _Name(click.types.StringParamType):
+    """A name that is in the store."""
+
+    def __init__(self, *, live: bool) -> None:
+        self._live = live
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        try:
+            wanted = {"recent": _RECENT, "begun": incomplete, "live": self._live, "offered": _OFFERED}
+            file = _store(ctx.params.get("store"))
+            found: dict[str, str] = {}
+            for name, about in _rows(file, _QUERIES[param.name or ""], wanted):
+                found.setdefault(name, about)
+            return [CompletionItem(name, help=about or None) for name, about in found.items() if name.isprintable()]
+        except Exception:  # what is typed can still be typed to its end
+            return []
+
+
+def _rows(file: Path, query: str, wanted: dict[str, object]) -> Iterator[tuple[str, str]]:
+    connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=0.05)
+    try:
+        yield from connection.execute(query, wanted)
+    finally:
+        connection.close()
+
+
+def _store(url: str | None) -> Path:
+    """The file that the command would look at. `url` is what --store or the variable says."""
+    url = url or next(_configured(), None) or _default()
+    return Path(url.removeprefix(_SQLITE)).expanduser()
+
+
+def _configured() -> Iterator[str]:
+    """What the nearest holdfast.toml says."""
+    for directory in (Path.cwd(), *Path.cwd().parents):
+        file = directory / "holdfast.toml"
+        if file.is_file():
+            url = tomllib.loads(file.read_text()).get("store", {}).get("url")
+            if url is not None:
+                yield f"{_SQLITE}{directory / Path(url.removeprefix(_SQLITE)).expanduser()}"
+            return

@@ -1,0 +1,20 @@
+"""`holdfast help`: what `--help` prints, of all commands or of one."""
+
+import click
+
+
+@click.command()
+@click.argument("COMMAND", required=False)
+@click.pass_context
+def help(context: click.Context, command: str | None) -> None:
+    """Explain a COMMAND, or list them all: the same as `holdfast COMMAND --help`."""
+    from holdfast.cli import main
+
+    above = context.find_root()
+    if command is None:
+        click.echo(main.get_help(above))
+        return
+    name, found, _ = main.resolve_command(above, [command])
+    assert found is not None, "an unknown one is an error"
+    with click.Context(found, parent=above, info_name=name) as asked:
+        click.echo(found.get_help(asked))

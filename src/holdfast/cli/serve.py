@@ -1,0 +1,186 @@
+"""`holdfast serve`: one process for everything over HTTP (L1): MCP, completions, the API, metrics, the dashboard."""
+
+import asyncio
+import logging
+import os
+import secrets
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import click
+
+from holdfast.cli.mcp import settings_of, tokens_of
+from holdfast.cli.store import store_of, store_option
+from holdfast.config import Config, load_config, the_config
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.store.urls import open_store
+
+if TYPE_CHECKING:
+    from holdfast.runtime import Runtime
+
+_log = logging.getLogger("holdfast.serve")
+
+
+@click.command()
+@click.option(
+    "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The holdfast.toml to use."
+)
+@store_option
+@click.option("--host", help="The address to bind. Default: [serve] host, else 127.0.0.1.")
+@click.option("--port", type=click.IntRange(0, 65535), help="The port; 0: any. Default: [serve] port, else 8420.")
+@click.option("--url", help="The address that others reach it by, for URLs that are given away.")
+@click.option(
+    "--tokens",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file of `principal token` lines: MCP clients with handles of their own.",
+)
+@click.option("--conversation", default="mcp", show_default=True, help="The conversation that MCP's handles live in.")
+@click.option("--quiet", is_flag=True, help="Print the address without its token.")
+def serve(
+    config: Path | None,
+    store: str | None,
+    host: str | None,
+    port: int | None,
+    url: str | None,
+    tokens: Path | None,
+    conversation: str,
+    quiet: bool,
+) -> None:
+    """Serve everything over HTTP, until it is stopped.
+
+    \b
+    /            the dashboard: what needs you, what runs, what happened
+    /mcp         MCP, streamable HTTP, for `Authorization: Bearer TOKEN`
+    /complete/K  POST what a key waits for; the key is the authority
+    /api         everything as JSON; /api/openapi.json describes it
+    /metrics     Prometheus
+    /healthz     200 while it can do its work
+
+    The address that is printed has the owner's token in it, which opens everything. It is kept beside the store, so
+    that it stays the same; $HOLDFAST_TOKEN is used instead if it is set. Binding another address than loopback lets the
+    network in: put TLS in front of it, and name the address by --url.
+
+    \b
+    Signals: TERM and INT end it in good order (again: at once); HUP reads the configuration again.
+    Exit codes: 130 and 143 after INT and TERM, 2 if it cannot be started.
+
+    \b
+    Examples:
+      holdfast serve
+      holdfast serve --port 9000 --store sqlite:///work.db
+      HOLDFAST_TOKEN=$(openssl rand -hex 32) holdfast serve --host 0.0.0.0 --url https://agents.example.org
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    given = os.environ.pop("HOLDFAST_TOKEN", None)  # or every command would have it, and show it to whoever asks (K5)
+    file = the_config(config)
+    loaded = load_config(file)
+    settings = loaded.serve
+    if url is not None and not urlsplit(url).scheme.startswith("http"):
+        raise click.UsageError("--url must begin with http:// or https://")
+    sys.exit(
+        asyncio.run(
+            _serve(
+                file,
+                loaded,
+                store or store_of(loaded),
+                host or settings.host,
+                settings.port if port is None else port,
+                url or settings.url,
+                given,
+                tokens_of(tokens),
+                conversation,
+                quiet,
+            )
+        )
+    )
+
+
+async def _serve(
+    file: Path,
+    config: Config,
+    store_url: str,
+    host: str,
+    port: int,
+    url: str | None,
+    given: str | None,
+    principals: dict[str, str],
+    conversation: str,
+    quiet: bool,
+) -> int:
+    from holdfast.control.control import Control
+    from holdfast.control.needs import Needs
+    from holdfast.mcp.http import ANY, check_bind, is_loopback
+    from holdfast.mcp.server import Server
+    from holdfast.runtime import Runtime
+    from holdfast.serve.app import App
+    from holdfast.serve.metrics import Prometheus
+    from holdfast.serve.server import bound, serve
+
+    check_bind(host, principals if given is None else {**principals, "owner": given})
+    store = open_store(store_url)
+    needs = Needs() if config.serve.person else None
+    metrics = Prometheus()
+    runtime = Runtime(store=store, config=config, prompter=needs, metrics=metrics)
+    if needs is not None:
+        runtime.people.beside = needs.beside
+    server = Server(runtime, conversation=conversation, **settings_of(config))
+    control = Control(runtime, needs, snapshot=metrics.snapshot)
+    app = App(server, control, metrics)
+    with bound(host, port) as listening:
+        number = listening.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        place = (url or f"http://{shown}:{number}").rstrip("/")
+        owner = given or owner_token(getattr(store, "path", None))
+        async with runtime:
+            await server.open()
+            await app.open()
+            if url is not None or host not in ANY:  # of all addresses it has none that others could use
+                runtime.durability.complete_url = f"{place}/complete"
+            asgi = app.asgi(
+                owner,
+                principals,
+                [host] if url is None else [host, urlsplit(url).hostname or host],
+                port=number,
+                secure=place.startswith("https:"),
+                loopback=is_loopback(host),
+            )
+            click.echo(f"holdfast at {place}/" + ("" if quiet else f"?token={owner}"), err=True)
+
+            async def close() -> None:
+                await app.close()
+                await runtime.close()
+
+            return await serve(asgi, listening, close=close, reload=lambda: _reload(runtime, file))
+
+
+def _reload(runtime: "Runtime", file: Path) -> None:
+    """Use the configuration as it is now; a wrong one changes nothing."""
+    try:
+        left = runtime.reload(load_config(file))
+    except HoldfastError as error:
+        _log.error("%s was not read again, nothing changed: %s", file, error.message)
+        return
+    click.echo(f"{file} was read again" + (f"; a restart is needed for {', '.join(left)}" if left else ""), err=True)
+
+
+def owner_token(store: Path | None) -> str:
+    """The owner's token: kept in a file beside the store that only its owner can read; without a store, a new one."""
+    if store is None:
+        return secrets.token_urlsafe(32)
+    file = store.with_name(f"{store.name}-token")
+    try:
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
+            made.write(f"{secrets.token_urlsafe(32)}\n")
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise ConfigError([f"no token can be kept at {file}: {error.strerror}; set HOLDFAST_TOKEN instead"]) from None
+    if stat.S_IMODE(file.stat().st_mode) & 0o077:
+        raise ConfigError([f"{file} can be read by others, who could use the server: chmod 600 it, or remove it"])
+    token = file.read_text().strip()
+    if len(token) < 16:
+        raise ConfigError([f"{file} has no token of at least 16 characters; remove it, and a new one is made"])
+    return token

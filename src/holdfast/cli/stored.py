@@ -1,0 +1,187 @@
+"""The operations of commands on a store: what is stored is read, what a process runs is asked of that process.
+
+Looking needs no runtime, which takes a while to import: it is there for commands that act.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from holdfast.control.facts import details, entry_json, facts, wait_json
+from holdfast.control.finding import find, place_of
+from holdfast.errors import HoldfastError
+from holdfast.handles.state import Pending, Stopped
+from holdfast.store.base import Place, Record, Store
+from holdfast.turn.lineage import parent_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from holdfast.control.base import Talk
+    from holdfast.control.control import Control
+    from holdfast.runtime import Runtime
+    from holdfast.turn import frames
+
+_LIVE = ("pending", "running", "waiting")
+_TAIL_BYTES = 4096
+
+
+class Stored:
+    """A store that is open; with a `runtime`, which has no tools, also for acting."""
+
+    def __init__(self, store: Store, runtime: "Runtime | None" = None) -> None:
+        self._store = store
+        self._acting = runtime
+
+    @property
+    def place(self) -> str:
+        return place_of(self._store)
+
+    @property
+    def _runtime(self) -> "Runtime":
+        assert self._acting is not None, "opened for looking"
+        return self._acting
+
+    async def _record(self, uid: str) -> Record:
+        record = await self._store.handle(uid)
+        if record is None:
+            raise HoldfastError(f"Handle `{uid}` expired while it was looked at", code="handle_expired")
+        return record
+
+    # Looking
+
+    async def find(self, ids: Iterable[str], conversation: str | None) -> list[dict[str, Any]]:
+        return [facts(self._store, record) for record in await find(self._store, ids, conversation)]
+
+    async def handles(
+        self,
+        *,
+        conversation: str | None = None,
+        state: str | None = None,
+        oneshot: bool = False,
+        sort: str = "newest",
+        after: str | None = None,
+        limit: int = 50,
+    ) -> dict[str, Any]:
+        states = _LIVE if state == "live" else (state,)
+        records: list[Record] = []
+        for each in states:
+            parked, name = (True, None) if each == "parked" else (None, each)
+            stateful = None if oneshot else True
+            records += await self._store.handles(
+                conversation=conversation,
+                state=name,
+                parked=parked,
+                stateful=stateful,
+                after=after,
+                limit=limit + 1,
+                newest=sort == "newest",
+            )
+        records.sort(key=lambda record: record.uid, reverse=sort == "newest")  # they begin with the time
+        listed = records[:limit]
+        return {
+            "handles": [facts(self._store, record) for record in listed],
+            "next": listed[-1].uid if len(records) > limit else None,
+        }
+
+    async def handle(self, uid: str, *, keys: bool = False) -> dict[str, Any]:
+        store, record = self._store, await self._record(uid)
+        journal, waits = await store.journal(uid), await store.waits(uid)
+        return {
+            **facts(store, record),
+            **details(record),
+            "waits": [wait_json(row) for row in waits],
+            **({"keys": await _keys(store, record)} if keys else {}),
+            "journal": [entry_json(entry) for entry in journal],
+            "output": _output(store, record),
+        }
+
+    async def waits_for_resume(self, uid: str) -> bool:
+        from holdfast.tools.builtin import NAMES
+        from holdfast.tools.waiting import LASTING
+
+        record = await self._record(uid)
+        if not isinstance(record.state, Pending) and (record.tool not in NAMES or record.tool in LASTING):
+            return False
+        turn = await self._store.turn(record.conversation)
+        return turn is not None and turn.waits_for(record)
+
+    def talk(self, fact: dict[str, Any], want: "frames.Want") -> "AbstractAsyncContextManager[Talk]":
+        return self._talk(fact["uid"], want)
+
+    @asynccontextmanager
+    async def _talk(self, uid: str, want: "frames.Want") -> "AsyncIterator[Talk]":
+        from holdfast.control.kept import talking
+
+        async with talking(self._store, await self._record(uid), want) as talk:
+            yield talk
+
+    async def conversations(self, *, after: str | None = None, limit: int = 50) -> dict[str, Any]:
+        places = await self._store.places(after=after or "", limit=limit + 1)
+        listed = [await self._conversation(place) for place in places[:limit]]
+        return {"conversations": listed, "next": listed[-1]["id"] if len(places) > limit else None}
+
+    async def _conversation(self, place: Place) -> dict[str, Any]:
+        turn = await self._store.turn(place.id)
+        owner = None if turn is None or turn.owner is None else self._store.alive(turn.owner)
+        return {
+            "id": place.id,
+            "handles": place.handles,
+            "live": place.live,
+            "updated": place.updated or None,
+            "title": (place.described or {}).get("title"),
+            "turn_open": turn is not None,
+            "owner": None if owner is None else "alive" if owner else "gone",
+            "parent": parent_of(place.id),
+        }
+
+    # Acting
+
+    @property
+    def _control(self) -> "Control":
+        from holdfast.control.control import Control
+
+        return Control(self._runtime)
+
+    async def abort(self, uid: str) -> dict[str, Any]:
+        return await self._control.abort(uid)
+
+    async def wait_for(self, facts: Sequence[dict[str, Any]], *, any: bool, timeout: float | None) -> dict[str, Any]:
+        uids = [fact["uid"] for fact in facts]
+        return await self._control.wait(all=() if any else uids, any=uids if any else (), timeout=timeout)
+
+    async def complete(self, key: str, resolution: dict[str, Any]) -> dict[str, Any]:
+        return await self._control.complete(key, resolution)
+
+    async def revoke(self, conversation: str) -> dict[str, Any]:
+        return await self._control.revoke(conversation)
+
+    async def forget(self, conversation: str) -> dict[str, Any]:
+        return await self._control.forget(conversation)
+
+    async def collect(self, *, older_than: float | None, dry_run: bool, vacuum: bool) -> dict[str, Any]:
+        from holdfast.cli.store import keep_as_configured
+
+        keep_as_configured(self._runtime.registry)
+        return await self._control.collect(older_than=older_than, dry_run=dry_run, vacuum=vacuum)
+
+
+async def _keys(store: Store, record: Record) -> dict[str, str]:
+    from holdfast.durable.waits import open_keys
+
+    if isinstance(record.state, Stopped):
+        return {}
+    return {name: str(key) for name, key in (await open_keys(store, record.uid)).items()}
+
+
+def _output(store: Store, record: Record) -> dict[str, Any] | None:
+    """The end of what it printed. While it runs that is known to its owner alone."""
+    if record.output is None:
+        return None
+    from holdfast.control.kept import stored_output
+
+    output = stored_output(store, record)
+    assert output is not None
+    tail = output.before(output.total, _TAIL_BYTES)
+    output.close()
+    return {"bytes": output.total, "tail": tail.decode(errors="replace")}

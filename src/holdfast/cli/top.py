@@ -1,0 +1,65 @@
+"""`holdfast top`: what goes on, live, and what needs a person first.
+
+It is told of changes and asks for no more than is to be seen. It needs `holdfast[tui]`; `--json` does not.
+"""
+
+import sys
+
+import click
+
+from holdfast.cli.printing import print_json
+from holdfast.cli.store import Where, run, where_options
+from holdfast.errors import HoldfastError
+
+
+@click.command()
+@where_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with what would be shown, and exit.")
+def top(where: Where, as_json: bool) -> None:
+    """Watch handles live, what needs a person first, and act on them.
+
+    \b
+    Enter  what a handle prints, live       /  show only some
+    r      answer what it asks              s  sort otherwise
+    a      abort it                         g  group by conversation
+    t      take its terminal over           e  also those that have ended
+    q      quit
+    """
+    if as_json:
+        print_json(run(_snapshot(where)))
+        return
+    try:
+        import textual  # noqa: F401
+    except ImportError as error:
+        raise HoldfastError(
+            "the screen of `holdfast top` is not installed: pip install 'holdfast[tui]'; `--json` does without, and "
+            "`holdfast ps` lists the same",
+            code="missing_extra",
+        ) from error
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError("`holdfast top` needs a terminal; `--json` prints what it would show")
+    run(_watch(where))
+
+
+async def _snapshot(where: Where) -> dict[str, object]:
+    from holdfast.cli.top_model import Model
+    from holdfast.cli.top_source import open_source
+
+    async with open_source(where) as source:
+        model = Model(source)
+        await model.load()
+        return model.snapshot()
+
+
+async def _watch(where: Where) -> None:
+    from holdfast.cli.top_app import Top
+    from holdfast.cli.top_source import open_source
+
+    async with open_source(where) as source:
+        await Top(source, _words(where)).run_async()
+
+
+def _words(where: Where) -> list[str]:
+    """The options that say the same to another command."""
+    given = {"--store": where.store, "--server": where.server, "--token-file": where.token_file}
+    return [word for option, value in given.items() if value is not None for word in (option, str(value))]

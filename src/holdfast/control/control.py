@@ -1,0 +1,186 @@
+"""Everything that may be asked of a runtime from outside: `Looking`, and the operations that change something.
+
+Whoever comes here has been let in (`serve/door.py`) and acts as the person whose runtime it is: what a person may do
+and a model may not, such as answering an exclusive question, may be done here.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.control import printed
+from holdfast.control.kept import talking
+from holdfast.control.looking import Looking
+from holdfast.errors import HoldfastError
+from holdfast.handles.handle import Handle
+from holdfast.handles.state import Reply, Waiting
+from holdfast.handles.view import Handles
+from holdfast.handles.waits import all_of, any_of
+from holdfast.store.base import Forgotten, Record
+from holdfast.turn import frames, person
+from holdfast.turn.slot import slot_of
+
+_ELSEWHERE = "handle-"
+"""How the id of a need begins that is the open question of another process's handle."""
+_LINES = 1_000_000
+
+
+class Control(Looking):
+    """A runtime, to be looked at and acted upon."""
+
+    # Output
+
+    async def output(
+        self,
+        uid: str,
+        *,
+        offset: int = 0,
+        limit: int = printed.PIECE,
+        from_end: int | None = None,
+        pattern: str | None = None,
+    ) -> dict[str, Any]:
+        """A piece of what a handle has printed, or the lines that hold a literal pattern (`printed.output`)."""
+        record = await self.record(uid)
+        return await printed.output(
+            self.runtime, record, offset=offset, limit=limit, from_end=from_end, pattern=pattern or None
+        )
+
+    async def follow(self, uid: str, offset: int = 0) -> AsyncIterator[dict[str, Any]]:
+        """What a handle prints and how it changes, until it has stopped (`printed.follow`)."""
+        async for told in printed.follow(self.runtime, await self.record(uid), offset):
+            yield told
+
+    # Handles
+
+    async def apply(
+        self, uid: str, input: Any = None, keys: Sequence[str] = (), *, secret: bool = False
+    ) -> dict[str, Any]:
+        """Send a handle input or keys, or answer its open question, as a person (C6); the reply of C3."""
+        handle, record = await self._known(uid)
+        if self.runtime.relay.elsewhere(handle):  # not by way of the store: it may be a password
+            return await self._send(
+                record, frames.Want(uid=uid, want="send", input=input, keys=tuple(keys), secret=secret)
+            )
+        reply = await person.send(self.runtime.actions, handle, input, keys, secret=secret)
+        return _decoded(reply)
+
+    async def _send(self, record: Record, want: frames.Want) -> dict[str, Any]:
+        async with talking(self._store, record, want) as talk:
+            while True:
+                kind, payload = await talk.receive()
+                if kind == frames.REPLY:
+                    return msgspec.json.decode(payload, type=dict[str, Any])
+
+    async def abort(self, uid: str) -> dict[str, Any]:
+        """End a handle, whoever runs it (C7); the reply of C3. Twice is harmless."""
+        handle, _ = await self._known(uid)
+        slot = slot_of(handle, "abort", {}, by="person")
+        answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+        def answer(reply: Reply) -> None:
+            if not answered.done():
+                answered.set_result(reply)
+
+        if self.runtime.relay.elsewhere(handle):
+            self.runtime.relay.ask(handle, slot, answer)
+        else:
+            self.runtime.actions.act(slot, handle, answer)
+        reply = await answered
+        if reply.is_error and handle.active:
+            raise HoldfastError(reply.result, code=reply.code or "tool_error")
+        return _decoded(reply)
+
+    async def _known(self, uid: str) -> tuple[Handle, Record]:
+        """The handle of that uid, as this runtime has it. Raises `HoldfastError` if there is none."""
+        record = await self.record(uid)
+        return self.runtime.registry.adopt(record), record
+
+    async def wait(
+        self,
+        *,
+        all: Sequence[str] = (),
+        any: Sequence[str] = (),
+        timeout: float | None = None,
+        conversation: str | None = None,
+    ) -> dict[str, Any]:
+        """Wait for handles, by uid, or by id in a conversation (A2, A3)."""
+        if not all and not any:
+            raise HoldfastError("At least one handle ID required", code="invalid_arguments")
+        registry = self.runtime.registry
+        records = {ref: await self.record(ref, conversation) for ref in dict.fromkeys((*any, *all))}
+        handles = {ref: registry.adopt(record) for ref, record in records.items()}
+        await registry.refresh(record.uid for record in records.values())
+        groups = [all_of(handles[ref] for ref in all)] if all else []
+        if any:
+            groups.append(any_of(handles[ref] for ref in any))
+        everyone = {handle.uid for handle in handles.values()}  # whoever is asked something, it is not this one
+        where = conversation or next(iter(records.values())).conversation
+        waited = await Handles(registry, where, everyone).wait_for(
+            groups, timeout, tuple(dict.fromkeys(handles.values()))
+        )
+        return self.runtime.replies.values(waited)
+
+    # What waits for a person
+
+    async def decide(self, id: str, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Decide what a person is asked: `{"status": "taken" | "again" | "gone", "problem"}`."""
+        if id.startswith(_ELSEWHERE):
+            return await self._answer_elsewhere(id.removeprefix(_ELSEWHERE), said)
+        if self.prompts is None:
+            return {"status": "gone", "problem": "nothing is asked here"}
+        return self.prompts.decide(id, said)
+
+    async def answer(self, uid: str, value: Any, *, question: str | None = None) -> dict[str, Any]:
+        """Answer the open question of a handle; with `question`, only if it is that one. The reply of C3."""
+        record = await self.record(uid)
+        state = record.state
+        if not isinstance(state, Waiting) or question not in (None, state.question.id):
+            which = "no question" if question is None else f"no question `{question}`"
+            raise HoldfastError(f"Handle `{record.id}` asks {which} now", code="not_running")
+        return await self.apply(uid, value, secret=state.question.secret)
+
+    async def _answer_elsewhere(self, uid: str, said: Mapping[str, Any]) -> dict[str, Any]:
+        if said.get("decision") == "cancel":
+            await self.abort(uid)
+            return {"status": "taken", "problem": None}
+        if said.get("decision") != "answer":
+            return {"status": "again", "problem": "`decision` must be one of answer, cancel here"}
+        try:
+            await self.answer(uid, said.get("value"))
+        except HoldfastError as error:
+            again = error.code in ("bad_answer", "invalid_arguments")
+            return {"status": "again" if again else "gone", "problem": error.message}
+        return {"status": "taken", "problem": None}
+
+    # The rest
+
+    async def complete(self, key: str, resolution: Mapping[str, Any]) -> dict[str, Any]:
+        """Bring what a key waits for (D5)."""
+        outcome = await self.runtime.resolve(key, resolution)
+        return {"status": outcome.status, "terminal": outcome.terminal}
+
+    async def revoke(self, conversation: str) -> dict[str, Any]:
+        """Make all open keys of a conversation worthless; calls parked on them are stopped."""
+        return {"revoked": await self.runtime.revoke_keys(conversation)}
+
+    async def forget(self, conversation: str) -> dict[str, Any]:
+        """Let go of what was said in a conversation; its handles stay until their retention is over."""
+        lines = len(await self._store.transcript(conversation, limit=_LINES))
+        await self.runtime.registry.write((Forgotten(conversation),), keep=False)
+        return {"lines": lines}
+
+    async def collect(self, *, older_than: float | None, dry_run: bool, vacuum: bool) -> dict[str, Any]:
+        """Let go of what retention would let go of now (`collecting.py`)."""
+        from holdfast.control.collecting import collect
+
+        return await collect(self.runtime.registry, older_than=older_than, dry_run=dry_run, vacuum=vacuum)
+
+
+def _decoded(reply: Reply) -> dict[str, Any]:
+    try:
+        decoded = msgspec.json.decode(reply.result)
+    except msgspec.DecodeError:  # of a one-shot call: its result, as it is
+        decoded = reply.result
+    return decoded if isinstance(decoded, dict) else {"state": "stopped", "result": decoded}

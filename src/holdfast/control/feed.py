@@ -1,0 +1,178 @@
+"""The store's events, live, for any number of listeners: each gets every one that it asked for, once, in order.
+
+One reader looks when something was committed, here or by another process, and keeps the newest events in a ring; a
+listener that is further behind than the ring reaches is served from the store. Events are encoded once, for all. While
+much happens they are passed on in groups, `PAUSE` apart: two hundred listeners cost two hundred sends for a group, not
+for each event.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import HoldfastError
+from holdfast.runtime import Runtime
+from holdfast.store.base import StoredEvent
+
+PAUSE = 0.02
+"""Seconds between two groups."""
+_RING = 5000
+_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An event, and how it is written to a stream of server-sent events."""
+
+    event: StoredEvent
+    block: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Passing:
+    """Something to be told once, that is not stored and has no number."""
+
+    block: bytes
+
+
+class Feed:
+    """Reads the events of a runtime's store for everyone who listens."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._store = runtime.registry.store
+        self._ring: deque[Told] = deque(maxlen=_RING)
+        self._last = 0
+        """The number of the newest event that was read."""
+        self._listeners: set[_Listener] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._again = False
+        self.closed = False
+
+    async def open(self) -> None:
+        """Begin with what comes next."""
+        _, self._last = await self._store.events_range()
+        self._store.on_commit = self.look
+        self._runtime.upkeep.on_heard.append(self.look)
+
+    def close(self) -> None:
+        """No more will come; whoever listens is let go."""
+        self.closed = True
+        if self._store.on_commit == self.look:
+            self._store.on_commit = None
+        for listener in self._listeners:
+            listener.wake.set()
+
+    @property
+    def listeners(self) -> int:
+        """How many listen."""
+        return len(self._listeners)
+
+    @property
+    def last(self) -> int:
+        """The number of the newest event that listeners have been told of."""
+        return self._last
+
+    def look(self) -> None:
+        """Something was committed."""
+        if not self._listeners or self.closed:
+            self._again = True  # whoever comes next reads what came meanwhile
+        elif self._looking is None:
+            self._looking = asyncio.get_running_loop().create_task(self._look())
+        else:
+            self._again = True
+
+    def tell(self, type: str, data: dict[str, Any]) -> None:
+        """Something that is not stored: whoever listens now hears of it."""
+        passing = Passing(b"event: %s\ndata: %s\n\n" % (type.encode(), msgspec.json.encode(data)))
+        for listener in self._listeners:
+            listener.passing.append(passing)
+            listener.wake.set()
+
+    async def _look(self) -> None:
+        try:
+            while not self.closed:
+                self._again = False
+                await self._read()
+                await asyncio.sleep(PAUSE)
+                if not self._again:
+                    return
+        finally:
+            self._looking = None
+
+    async def _read(self) -> None:
+        with contextlib.suppress(HoldfastError):  # the store cannot be read now; the sweep looks again
+            while True:
+                events = await self._store.events(self._last, _PAGE)
+                if not events:
+                    return
+                self._ring.extend(map(_told, events))
+                self._last = events[-1].seq
+                for listener in self._listeners:
+                    listener.wake.set()
+                if len(events) < _PAGE:
+                    return
+
+    async def listen(
+        self, after: int | None = None, *, conversation: str | None = None, uid: str | None = None
+    ) -> "AsyncIterator[list[Told | Passing] | None]":
+        """Groups of events after that number; without one, what comes from now on. None, once, if some of what was
+        asked for is not kept any more: look at everything anew. Ends when the feed is closed."""
+        listener = _Listener()
+        self._listeners.add(listener)
+        try:
+            if self._again and self._looking is None:
+                await self._read()
+            first, newest = await self._store.events_range()
+            place = max(newest, self._last) if after is None else after
+            if place + 1 < first or place > newest:
+                yield None
+                place = max(first - 1, 0) if place + 1 < first else newest
+            while not self.closed:
+                listener.wake.clear()
+                while told := await self._after(place):
+                    place = told[-1].event.seq
+                    wanted = [each for each in told if _is_wanted(each.event, conversation, uid)]
+                    if wanted:
+                        yield list(wanted)
+                if listener.passing:
+                    passing, listener.passing = listener.passing, []
+                    yield list(passing)
+                    continue
+                await listener.wake.wait()
+        finally:
+            self._listeners.discard(listener)
+
+    async def _after(self, place: int) -> list[Told]:
+        """Some of what follows that place, in order."""
+        if place >= self._last:
+            return []
+        if self._ring and self._ring[0].event.seq <= place + 1:
+            skipped = place + 1 - self._ring[0].event.seq  # numbers have no gap
+            ring = self._ring
+            return [ring[at] for at in range(skipped, len(ring))]
+        events = await self._store.events(place, _PAGE)
+        return list(map(_told, events))
+
+
+def _told(event: StoredEvent) -> Told:
+    return Told(
+        event, b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.type.encode(), msgspec.json.encode(event))
+    )
+
+
+class _Listener:
+    __slots__ = ("passing", "wake")
+
+    def __init__(self) -> None:
+        self.wake = asyncio.Event()
+        self.passing: list[Passing] = []
+
+
+def _is_wanted(event: StoredEvent, conversation: str | None, uid: str | None) -> bool:
+    return conversation in (None, event.conversation) and uid in (None, event.uid)

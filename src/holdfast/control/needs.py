@@ -1,0 +1,214 @@
+"""What waits for a person: permissions, questions, results, passwords, all before them at once; they choose.
+
+`Needs` is a prompter (`turn/prompts.py`). A prompt is open from when it is asked until somebody decides, here or
+elsewhere, or nobody needs the decision any more. Nothing times out: a person may come back tomorrow.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from holdfast.control.facts import question_json
+from holdfast.errors import HoldfastError
+from holdfast.handles.question import answer_fits, expected
+from holdfast.turn.people import LeftOpen
+from holdfast.turn.person import read_answer
+from holdfast.turn.prompts import (
+    Approved,
+    AskQuestion,
+    Cancelled,
+    Decision,
+    DeliverResult,
+    Denied,
+    Edited,
+    Prompt,
+    Prompter,
+    RunTool,
+    Said,
+)
+
+_WORDS: dict[type[Prompt], tuple[str, ...]] = {
+    RunTool: ("approve", "deny", "edit", "cancel"),
+    DeliverResult: ("approve", "deny", "edit", "cancel"),
+    AskQuestion: ("answer", "cancel"),
+}
+"""What may be decided about each kind of prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    prompt: Prompt
+    since: float
+    decided: "asyncio.Future[Decision]"
+
+
+class Needs:
+    """Every prompt that is open to whoever looks."""
+
+    at_once = True
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Open] = {}
+        self._ids = secrets.token_hex(4)
+        """Of this process: an id of the one before names nothing here."""
+        self._count = 0
+        self.changed: Callable[[], None] = lambda: None
+        """Called when something was opened or is open no more."""
+
+    async def __call__(self, prompt: Prompt) -> Decision:
+        self._count += 1
+        id = f"{self._ids}-{self._count}"
+        decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+        self._open[id] = _Open(prompt, time.time(), decided)
+        self.changed()
+        try:
+            return await decided
+        finally:
+            del self._open[id]
+            self.changed()
+
+    def beside(self, other: Prompter) -> Prompter:
+        """Ask here and there; whoever answers first has answered. Secrets are asked for here alone."""
+
+        async def both(prompt: Prompt) -> Decision:
+            if isinstance(prompt, AskQuestion) and prompt.question.secret:
+                return await self(prompt)
+            here, there = asyncio.ensure_future(self(prompt)), asyncio.ensure_future(_unless_gone(other, prompt))
+            try:
+                await asyncio.wait((here, there), return_when=asyncio.FIRST_COMPLETED)
+                if there.done() and there.result() is None:  # could not be asked there
+                    return await here
+                return here.result() if here.done() else there.result() or Cancelled()
+            finally:
+                here.cancel()
+                there.cancel()
+
+        return both
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """What is open, in the order it came."""
+        return [_described(id, opened) for id, opened in self._open.items()]
+
+    def asks(self, uid: str) -> bool:
+        """Whether a question of that handle is among it."""
+        return any(getattr(opened.prompt, "uid", None) == uid for opened in self._open.values())
+
+    def decide(self, id: str, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Decide what is open under that id: `taken`; `again` if what was said does not fit, and why; `gone`."""
+        opened = self._open.get(id)
+        if opened is None or opened.decided.done():
+            return {"status": "gone", "problem": "nobody waits for this any more: it was decided, or ended"}
+        try:
+            decision = _decision(opened.prompt, said)
+        except HoldfastError as error:
+            return {"status": "again", "problem": error.message}
+        opened.decided.set_result(decision)
+        return {"status": "taken", "problem": None}
+
+
+async def _unless_gone(prompter: Prompter, prompt: Prompt) -> Decision | None:
+    """What is said there; None if nobody there can be asked."""
+    try:
+        said = await prompter(prompt)
+    except LeftOpen:
+        return None
+    return None if isinstance(said, Cancelled) and said.reason else said
+
+
+def _described(id: str, opened: _Open) -> dict[str, Any]:
+    prompt = opened.prompt
+    need: dict[str, Any] = {
+        "id": id,
+        "kind": "question",
+        "conversation": prompt.conversation,
+        "tool": prompt.tool,
+        "handle": getattr(prompt, "uid", None),
+        "handle_id": prompt.id,
+        "since": opened.since,
+        "action": None,
+        "arguments": None,
+        "result": None,
+        "is_error": None,
+        "question": None,
+        "may_remember": False,
+        "edit": False,
+        "problem": None,
+    }
+    match prompt:
+        case RunTool():
+            return need | {
+                "kind": "permission",
+                "action": prompt.action,
+                "arguments": prompt.arguments,
+                "edit": prompt.edit,
+                "may_remember": True,
+                "problem": prompt.problem,
+            }
+        case DeliverResult():
+            return need | {
+                "kind": "result",
+                "result": prompt.result,
+                "is_error": prompt.is_error,
+                "edit": prompt.edit,
+            }
+        case AskQuestion():
+            return need | {
+                "kind": "secret" if prompt.question.secret else "question",
+                "question": question_json(prompt.question),
+                "may_remember": prompt.may_remember,
+                "problem": prompt.problem,
+            }
+
+
+def _decision(prompt: Prompt, said: Mapping[str, Any]) -> Decision:
+    """What was said, as a decision about the prompt. Raises `HoldfastError` if it is none."""
+    word, remember, reason = said.get("decision"), bool(said.get("remember")), said.get("reason")
+    words = _WORDS[type(prompt)]
+    if word not in words:
+        raise _wrong(f"`decision` must be one of {', '.join(words)} here")
+    match word:
+        case "approve":
+            return Approved(remember)
+        case "deny":
+            return Denied(reason if isinstance(reason, str) and reason.strip() else None, remember)
+        case "edit":
+            return Edited(_edited(prompt, said.get("value")))
+        case "answer":
+            assert isinstance(prompt, AskQuestion)
+            return Said(_answer(prompt, said.get("value")), remember)
+        case _:
+            return Cancelled()
+
+
+def _edited(prompt: Prompt, value: Any) -> Any:
+    if isinstance(prompt, DeliverResult):
+        if not isinstance(value, str):
+            raise _wrong("`value` must be the text that the assistant is to see")
+        return value
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise _wrong(f"the arguments are not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise _wrong("the arguments must be a JSON object")
+    return value
+
+
+def _answer(prompt: AskQuestion, value: Any) -> Any:
+    given = read_answer(prompt.question, value) if isinstance(value, str) else value
+    if not answer_fits(prompt.question, given):
+        raise _wrong(f"the answer must be {expected(prompt.question)}", code="bad_answer")
+    return given
+
+
+def _wrong(message: str, code: str = "invalid_arguments") -> HoldfastError:
+    return HoldfastError(message, code=code)

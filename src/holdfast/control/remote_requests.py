@@ -1,0 +1,132 @@
+"""Requests to a server, and what may come of them: a server that is not there, a token that it does not know, a
+refusal. Each is a `HoldfastError` that says what to do.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx2
+import msgspec
+
+from holdfast.errors import HoldfastError
+from holdfast.handles.text import to_json
+
+_TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
+PATIENT = httpx2.Timeout(None, connect=10.0)
+"""For what may take as long as it takes."""
+
+
+class Requests:
+    """A server. Use it as an async context manager."""
+
+    def __init__(
+        self, url: str, token: str | None = None, *, transport: httpx2.AsyncBaseTransport | None = None
+    ) -> None:
+        """`transport` is for tests."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise HoldfastError(
+                f"`{url}` is no address of a server; one looks like http://127.0.0.1:8420", code="invalid_arguments"
+            )
+        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._has_token = bool(token)
+        # What the environment says of proxies is for the world outside, and a loopback address is not there.
+        self.client = httpx2.AsyncClient(
+            base_url=self.url, headers=headers, timeout=_TIMEOUT, transport=transport, trust_env=not is_local(url)
+        )
+
+    @property
+    def place(self) -> str:
+        return f"the server {self.url}"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.client.aclose()
+
+    async def stream(self, path: str, **asked: Any) -> AsyncIterator[httpx2.ServerSentEvent]:
+        """A stream of server-sent events, as they come."""
+        request = self.client.build_request("GET", path, params=_given(asked), timeout=PATIENT)
+        response = await self.sent(request)
+        try:
+            async for event in httpx2.EventSource(response):
+                yield event
+        except httpx2.TransportError as error:
+            raise self._lost(error) from error
+        finally:
+            await response.aclose()
+
+    async def get(self, path: str, **asked: Any) -> Any:
+        """What a GET answers; what is None is not asked for."""
+        response = await self.sent(self.client.build_request("GET", path, params=_given(asked)))
+        return msgspec.json.decode(await response.aread())
+
+    async def post(self, path: str, body: Mapping[str, Any], *, timeout: float | None = 30.0) -> Any:
+        """What a POST answers."""
+        request = self.client.build_request(
+            "POST", path, content=to_json(body), headers={"content-type": "application/json"},
+            timeout=httpx2.Timeout(timeout, connect=10.0),
+        )  # fmt: skip
+        response = await self.sent(request)
+        return msgspec.json.decode(await response.aread())
+
+    async def sent(self, request: httpx2.Request, fine: tuple[int, ...] = ()) -> httpx2.Response:
+        """The response, whose body is still to be read. Raises `HoldfastError` for one that is an error."""
+        try:
+            response = await self.client.send(request, stream=True)
+            if response.is_success or response.status_code in fine:
+                return response
+            body = await response.aread()
+        except httpx2.TransportError as error:
+            raise self._lost(error) from error
+        try:
+            answered = msgspec.json.decode(body)
+        except msgspec.MsgspecError:
+            answered = None
+        if response.status_code == 401:
+            raise HoldfastError(self._who(), code="server_refused")
+        raise refused(response, answered)
+
+    def _who(self) -> str:
+        said = "does not know that token" if self._has_token else "needs a token"
+        return (
+            f"{self.place} {said}; `holdfast serve` prints it when it starts: put it in HOLDFAST_TOKEN or --token-file"
+        )
+
+    def _lost(self, error: Exception) -> HoldfastError:
+        why = str(error) or type(error).__name__
+        return HoldfastError(
+            f"no server answers at {self.url} ({why}); `holdfast serve` starts one. Without --server and "
+            "HOLDFAST_SERVER the store is looked into",
+            code="server_unreachable",
+        )
+
+
+def is_local(url: str) -> bool:
+    """Whether the server is on this machine: a proxy does not lead there, and a token of this machine is for it."""
+    host = (urlsplit(url).hostname or "").lower()
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def refused(response: httpx2.Response, answered: Any) -> HoldfastError:
+    """What the server says is wrong. `{"error": {"code", "message"}}`; whatever else there is between us may answer."""
+    error = answered.get("error") if isinstance(answered, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        return HoldfastError(error["message"], code=str(error.get("code") or "tool_error"))
+    if isinstance(error, str):
+        return HoldfastError(error, code=str(answered.get("code") or "server_refused"))
+    return HoldfastError(
+        f"{response.url} answered {response.status_code} {response.reason_phrase}, and not as a holdfast server does; "
+        "is the address right?",
+        code="server_refused",
+    )

@@ -1,0 +1,1 @@
+"""`holdfast serve`: one process for everything over HTTP: MCP, completions, the API, metrics and the dashboard."""

@@ -1,0 +1,83 @@
+"""The one application: MCP, completions, the API, terminals, metrics and the dashboard, behind one door."""
+
+from collections.abc import Mapping, Sequence
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from holdfast.control.control import Control
+from holdfast.control.feed import Feed
+from holdfast.mcp.http import mcp_app
+from holdfast.mcp.server import Server
+from holdfast.serve import api, attaching
+from holdfast.serve.dashboard import pages
+from holdfast.serve.door import ServeDoor
+from holdfast.serve.metrics import Prometheus
+from holdfast.serve.requests import Requests
+from holdfast.serve.screens import Screens
+from holdfast.serve.tracing import traced
+
+
+class App:
+    """Everything that `holdfast serve` answers, over one runtime. `open` it when the runtime is open."""
+
+    def __init__(self, server: Server, control: Control, metrics: Prometheus) -> None:
+        self.runtime = server.runtime
+        self._server = server
+        self._control = control
+        self._metrics = metrics
+        self.feed = Feed(self.runtime)
+        self.screens = Screens(self.runtime)
+
+    async def open(self) -> None:
+        """Listen to what happens."""
+        await self.feed.open()
+        if self._control.prompts is not None:
+            self._control.prompts.changed = self._needs_changed
+
+    def _needs_changed(self) -> None:
+        assert self._control.prompts is not None
+        self.feed.tell("needs", {"open": len(self._control.prompts)})
+
+    async def close(self) -> None:
+        """Let go of everyone who listens, so that the server can end."""
+        self.feed.close()
+        await self.screens.close()
+        await self._server.close()
+
+    def asgi(
+        self,
+        owner: str,
+        principals: Mapping[str, str] | None = None,
+        hosts: Sequence[str] = (),
+        *,
+        port: int = 0,
+        secure: bool = False,
+        loopback: bool = True,
+    ) -> ASGIApp:
+        """The application behind its door (`ServeDoor`)."""
+        inner = mcp_app(self._server)
+        inner.router.routes += self._routes()
+        guarded = ServeDoor(
+            inner, owner, principals, hosts, port=port, secure=secure, metrics_open=loopback
+        )
+        return Requests(traced(guarded), self._metrics)
+
+    def _routes(self) -> list[BaseRoute]:
+        return [
+            Route("/healthz", self._health),
+            Route("/metrics", self._metrics.page),
+            *attaching.routes(self._control),
+            *api.routes(self._control, self.feed),
+            *self.screens.routes(),
+            *pages.routes(self._control, self.screens),
+        ]
+
+    async def _health(self, request: Request) -> Response:
+        """Whether it can do its work: 503 while the store cannot write, or it is closing."""
+        trouble = self.runtime.registry.store.trouble
+        if self.runtime.closing:
+            trouble = "closing"
+        return JSONResponse({"ok": trouble is None}, 200 if trouble is None else 503, {"cache-control": "no-store"})

@@ -1,0 +1,155 @@
+"""What the dashboard's forms do: answer, abort, send, revoke. Each answers with the way back to where it was sent from.
+
+A refusal is a page that says why. Who may send forms at all is checked at the door (K1), not here.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from holdfast.errors import HoldfastError
+from holdfast.serve.dashboard.look import Look
+
+if TYPE_CHECKING:
+    from holdfast.control.control import Control
+
+_BYTES = 4 * 1024 * 1024
+"""Of a form: the largest arguments ([limits] arguments_bytes), with every character escaped."""
+_STATUS = {"handle_not_found": 404, "handle_expired": 410, "already_stopped": 409, "not_running": 409}
+_DONE = {
+    ("permission", "approve"): "allowed",
+    ("permission", "edit"): "allowed",
+    ("permission", "deny"): "denied",
+    ("result", "approve"): "delivered",
+    ("result", "edit"): "delivered",
+    ("result", "deny"): "withheld",
+}
+"""What a decision about a kind of need came to; see `look.SAID`."""
+
+Fields = dict[str, str]
+Acts = Callable[[Request, Fields], Awaitable[Response]]
+Home = Callable[..., Awaitable[Response]]
+
+
+class _Refused(Exception):
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.message, self.status = message, status
+
+
+def routes(look: Look, control: "Control", home: Home) -> list[BaseRoute]:
+    """The routes that forms are sent to. `home` shows a need again whose answer could not be taken."""
+    forms = Forms(control, home)
+
+    def post(path: str, act: Acts) -> Route:
+        return Route(path, _taken(look, act), methods=["POST"])
+
+    return [
+        post("/do/needs/{id}", forms.decide),
+        post("/do/handles/{uid}/abort", forms.abort),
+        post("/do/handles/{uid}/apply", forms.apply),
+        post("/do/keys/revoke", forms.revoke),
+    ]
+
+
+class Forms:
+    """What each form does."""
+
+    def __init__(self, control: "Control", home: Home) -> None:
+        self._control = control
+        self._home = home
+
+    async def decide(self, request: Request, fields: Fields) -> Response:
+        """Decide what waits for a person."""
+        id = request.path_params["id"]
+        need = next((need for need in await self._control.needs() if need["id"] == id), None)
+        if need is None:
+            return _back(fields, "gone")
+        decision: dict[str, Any] = {name: fields[name] for name in ("decision", "reason", "value") if name in fields}
+        decision["remember"] = "remember" in fields
+        answer = await self._control.decide(id, decision)
+        if answer["status"] == "again":
+            typed = None if need["kind"] == "secret" else fields.get("value")
+            draft = {"problem": answer["problem"], "text": typed, "field": fields.get("decision")}
+            return await self._home(request, status=422, drafts={id: draft}, wrong=f"Not taken: {answer['problem']}")
+        if answer["status"] == "gone":
+            return _back(fields, "gone")
+        word = fields["decision"]
+        return _back(fields, "cancelled" if word == "cancel" else _DONE.get((need["kind"], word), "answered"))
+
+    async def abort(self, request: Request, fields: Fields) -> Response:
+        """End a handle."""
+        uid = request.path_params["uid"]
+        if (await self._control.handle(uid))["state"] == "stopped":
+            return _back(fields, "stopped")
+        await self._control.abort(uid)
+        return _back(fields, "aborted")
+
+    async def apply(self, request: Request, fields: Fields) -> Response:
+        """Send a text to a handle, or the answer to its question."""
+        if "value" not in fields:
+            raise _Refused("there is nothing to send: choose or type an answer", 422)
+        await self._control.apply(request.path_params["uid"], fields["value"])
+        return _back(fields, "sent")
+
+    async def revoke(self, request: Request, fields: Fields) -> Response:
+        """Revoke the open keys of a conversation."""
+        if not fields.get("conversation"):
+            raise _Refused("no conversation was named whose keys are to be revoked", 422)
+        await self._control.revoke(fields["conversation"])
+        return _back(fields, "revoked")
+
+
+def _taken(look: Look, act: Acts) -> Callable[[Request], Awaitable[Response]]:
+    """A view that reads the form and shows what was refused."""
+
+    @wraps(act)
+    async def view(request: Request) -> Response:
+        fields: Fields = {}
+        try:
+            fields = await _fields(request)
+            return await act(request, fields)
+        except _Refused as refusal:
+            message, status = refusal.message, refusal.status
+        except HoldfastError as error:
+            message, status = error.message, _STATUS.get(error.code, 422)
+        return await look.problem(request, message, status, back=_place(fields))
+
+    return view
+
+
+async def _fields(request: Request) -> Fields:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise _Refused("forms are sent as application/x-www-form-urlencoded", 415)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _BYTES:
+            raise _Refused(f"the form is larger than {_BYTES} bytes; such a call cannot run either", 413)
+    try:
+        pairs = parse_qsl(bytes(body).decode(), keep_blank_values=True, max_num_fields=20, errors="strict")
+    except ValueError:
+        raise _Refused("the form cannot be read: too many fields, or text that is not UTF-8", 400) from None
+    return {name: value.replace("\r\n", "\n") for name, value in pairs}  # browsers send line ends of their own
+
+
+def _back(fields: Fields, said: str) -> Response:
+    """See other: the page that the form was on, and what was done."""
+    path, _, query = _place(fields).partition("?")
+    kept = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] != "said"]
+    return RedirectResponse(f"{path}?{urlencode([*kept, ('said', said)])}", 303)
+
+
+def _place(fields: Fields) -> str:
+    """Where the form says it was: a path of ours, or home."""
+    given = fields.get("next", "")
+    if not given.startswith("/") or given.startswith("//") or "\\" in given or not given.isprintable():
+        return "/"
+    parts = urlsplit(given)
+    return given.partition("#")[0] if not parts.scheme and not parts.netloc else "/"

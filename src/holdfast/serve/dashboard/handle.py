@@ -1,0 +1,162 @@
+"""The page of one handle: how it stands, what it asks, prints, shows, has done and came to.
+
+What it printed is read a page at a time, from an offset on or up to the end, or looked through for a text.
+"""
+
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from holdfast.errors import HoldfastError
+from holdfast.serve.dashboard.graph import draw, numbered
+from holdfast.serve.dashboard.look import Look
+from holdfast.serve.dashboard.timeline import moments, stretches
+from holdfast.turn.lineage import conversation_of
+
+if TYPE_CHECKING:
+    from holdfast.control.control import Control
+    from holdfast.serve.screens import Screens
+
+PIECE = 1 << 16
+"""Bytes of output on a page."""
+LINES = ("100", "1000", "all")
+"""How many of the last lines may be chosen; `all` is the whole piece."""
+_AROUND = 300
+"""Characters of a line that are shown before and after what was found in it."""
+_STEPS = 200
+"""Entries of a journal on the page, the newest."""
+_GONE = {"handle_not_found": 404, "expired": 410, "handle_expired": 410}
+
+
+def routes(look: Look, control: "Control", screens: "Screens") -> list[BaseRoute]:
+    """The page, and what it is made of."""
+    return [Route("/handles/{uid}", _Page(look, control, screens).show), *screens.routes()]
+
+
+class _Page:
+    def __init__(self, look: Look, control: "Control", screens: "Screens") -> None:
+        self._look = look
+        self._control = control
+        self._screens = screens
+
+    async def show(self, request: Request) -> Response:
+        """A handle, by its uid."""
+        uid, control, now = request.path_params["uid"], self._control, time.time()
+        try:
+            fact = await control.handle(uid)
+            printed = await self._printed(request, fact)
+        except HoldfastError as error:
+            return await self._look.problem(request, error.message, _GONE.get(error.code, 400), "/handles")
+        events, needs = await control.timeline(uid), await control.needs()
+        workflow = await control.workflow(uid) if fact["kind"] == "workflow" else None
+        journal = fact["journal"]
+        return await self._look.page(
+            request,
+            "handle.html",
+            fact=fact,
+            needs=needs,
+            mine=[need for need in needs if need["handle"] == uid],
+            moments=moments(events, fact),
+            stretches=_scaled(stretches(events, fact, now)),
+            waiters=await control.waiters(uid),
+            printed=printed,
+            terminal=await self._terminal(fact),
+            journal=journal[-_STEPS:],
+            earlier_steps=max(0, len(journal) - _STEPS),
+            workflow=workflow and workflow | {"steps": numbered(workflow["steps"])},
+            graph=workflow and draw(workflow["steps"]),
+            agent=await self._agent(fact),
+        )
+
+    async def _printed(self, request: Request, fact: dict[str, Any]) -> dict[str, Any]:
+        """The piece of output that is asked for, and the ways to others."""
+        asked = request.query_params
+        pattern, start = asked.get("q", ""), asked.get("from", "")
+        lines = asked["lines"] if asked.get("lines") in LINES else "all"
+        path = request.url.path
+        found: dict[str, Any] = {"q": pattern, "lines": lines, "matches": None, "earlier": None, "later": None}
+        offset = int(start) if start.isdecimal() and len(start) < 19 else None
+        if pattern:
+            looked = await self._control.output(fact["uid"], offset=offset or 0, limit=PIECE, pattern=pattern)
+            if looked["next"] < looked["total"]:
+                found["later"] = _address(path, q=pattern, **{"from": looked["next"]})
+            matches = [_match(match, pattern, path) for match in looked["matches"]]
+            return found | looked | {"matches": matches, "follows": False, "text": ""}
+        if offset is None:
+            piece = await self._control.output(fact["uid"], from_end=PIECE, limit=PIECE)
+        else:
+            piece = await self._control.output(fact["uid"], offset=offset, limit=PIECE)
+        if piece["offset"] > 0:
+            found["earlier"] = _address(path, **{"from": max(0, piece["offset"] - PIECE)})
+        if piece["next"] < piece["total"]:
+            found["later"] = _address(path, **{"from": piece["next"]})
+        follows = found["later"] is None and fact["state"] != "stopped"
+        return found | piece | {"text": _last(piece["text"], lines), "follows": follows}
+
+    async def _terminal(self, fact: dict[str, Any]) -> dict[str, Any] | None:
+        """What its terminal shows, if it is one that runs; without `html` if another process runs it."""
+        if fact["state"] == "stopped":
+            return None
+        screen = self._screens.now(fact["uid"])
+        if screen is not None:
+            return screen | {"html": Markup(screen["html"])}  # made by `screen_html`, which escapes every text
+        tools = await self._control.tools()
+        known = any(tool["name"] == fact["tool"] and tool["source"] == "terminal" for tool in tools)
+        if not known and not fact["terminal"]:
+            return None
+        return {"html": "", "rows": 24, "cols": 80, "cursor": [1, 1], "title": "", "driver": fact["driver"]}
+
+    async def _agent(self, fact: dict[str, Any]) -> str | None:
+        """The conversation of the sub-agent that this handle is."""
+        if fact["kind"] != "agent":
+            return None
+        id = conversation_of(fact["conversation"], fact["metadata"].get("agentId") or fact["tool"], fact["uid"])
+        try:
+            await self._control.conversation(id)
+        except HoldfastError:  # a program's conversation is its own
+            return None
+        return id
+
+
+def _scaled(given: list[Any]) -> list[dict[str, Any]]:
+    """Stretches on a bar of 1000."""
+    start, end = given[0].start, max(given[-1].end, given[0].start + 0.001)
+    scale = 1000 / (end - start)
+    return [
+        {
+            "state": each.state,
+            "x": round((each.start - start) * scale, 1),
+            "width": round(max(2.0, (each.end - each.start) * scale), 1),
+            "seconds": each.end - each.start,
+        }
+        for each in given
+    ]
+
+
+def _match(match: dict[str, Any], pattern: str, path: str) -> dict[str, Any]:
+    """A line with the text that was looked for, in three parts, and the way to where it stands."""
+    before, found, after = match["line"].partition(pattern)
+    return {
+        "offset": match["offset"],
+        "before": before if len(before) <= _AROUND else f"…{before[-_AROUND:]}",
+        "found": found,
+        "after": after if len(after) <= _AROUND else f"{after[:_AROUND]}…",
+        "href": _address(path, **{"from": match["offset"]}),
+    }
+
+
+def _last(text: str, lines: str) -> str:
+    """The last so many lines of a text."""
+    if lines == "all":
+        return text
+    parts = text.splitlines(keepends=True)
+    return "".join(parts[-int(lines) :])
+
+
+def _address(path: str, **query: Any) -> str:
+    return f"{path}?{urlencode(query)}#output"

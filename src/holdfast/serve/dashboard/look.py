@@ -1,0 +1,175 @@
+"""How pages are made: the templates, how they print things, and what every page has.
+
+Whatever a template prints goes through `printable` (K4): control sequences are gone, whoever wrote the text and whether
+the template's author thought of it or not. HTML is escaped. Nothing is marked as safe but what templates wrote.
+"""
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from holdfast.cli.printing import duration, printable, relative, time_of_day
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from holdfast.control.control import Control
+
+_AGENT = re.compile(r"/([^/]+)@[0-9a-f]{32}(?=/|\Z)")
+"""A step down in the name of a sub-agent's conversation (`turn/lineage.py`)."""
+HERE = Path(__file__).parent
+
+SAID = {
+    "answered": "Answered.",
+    "allowed": "Allowed: it runs.",
+    "denied": "Denied: it does not run.",
+    "delivered": "The assistant gets the result.",
+    "withheld": "The assistant does not get the result.",
+    "cancelled": "Not answered: the call ends.",
+    "gone": "Nobody needs an answer to that any more.",
+    "aborted": "Aborted.",
+    "stopped": "It had stopped before.",
+    "sent": "Sent.",
+    "revoked": "Revoked: these keys resolve nothing any more.",
+}
+"""What was done by the form that led here, by the word in the address (`?said=`)."""
+
+ENDS = {
+    "abort": "aborted",
+    "timeout": "timed out",
+    "cancel": "cancelled",
+    "turn_end": "turn ended",
+    "shutdown": "shut down",
+    "crash": "crashed",
+}
+"""The words for an end that was not the tool's own."""
+
+
+class Look:
+    """Makes pages of templates."""
+
+    def __init__(self, control: "Control") -> None:
+        self._control = control
+        self._templates = _environment()
+
+    async def page(self, request: Request, template: str, *, status: int = 200, **what: Any) -> Response:
+        """A page in the frame that all have: the navigation, how much needs the person, what was just done.
+
+        Templates see `what`, and `path`, `here` (the address with its query), `needs`, `now`, `said` and `wrong`: what
+        was just done, and what was wrong with it.
+        """
+        query = request.url.query
+        frame = {
+            "path": request.url.path,
+            "here": f"{request.url.path}?{query}" if query else request.url.path,
+            "needs": what["needs"] if "needs" in what else await self._control.needs(),
+            "now": time.time(),
+            "said": SAID.get(request.query_params.get("said", "")),
+            "wrong": None,
+        }
+        html = self._templates.get_template(template).render(frame | what)
+        return HTMLResponse(html, status, {"cache-control": "no-store"})
+
+    async def problem(self, request: Request, message: str, status: int = 404, back: str = "/") -> Response:
+        """A page that says what was wrong, and the way back."""
+        return await self.page(request, "problem.html", status=status, wrong=message, back=back)
+
+
+def _environment() -> "Environment":
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # slow to import, and only the server needs it
+
+    environment = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        auto_reload=False,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters |= {
+        "duration": duration,
+        "relative": relative,
+        "clock": time_of_day,
+        "pretty": pretty,
+        "size": size,
+        "number": number,
+        "mark": mark,
+        "first_line": first_line,
+        "short_name": short_name,
+        "agent_name": agent_name,
+        "type_words": type_words,
+    }
+    return environment
+
+
+def _shown(value: Any) -> Any:
+    if type(value) is not str:  # `Markup` is a str, too, and what it holds has been through here
+        return value
+    return value if value.isprintable() else printable(value)
+
+
+def pretty(value: Any) -> str:
+    """JSON to be read. What cannot be seen is written as an escape: who approves something sees all of it."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return "".join(each if each.isprintable() or each == "\n" else _escape(each) for each in text)
+
+
+def _escape(character: str) -> str:
+    return json.dumps(character)[1:-1]
+
+
+def size(count: int) -> str:
+    """Bytes, to be read: `512 B`, `1.5 kB`, `12 MB`."""
+    amount, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.1f} {unit}" if unit != "B" and amount < 10 else f"{amount:.0f} {unit}"
+
+
+def number(count: float) -> str:
+    """A count with its thousands apart."""
+    return f"{count:,.0f}"
+
+
+def first_line(text: str, width: int = 200) -> str:
+    """The first line of a text, cut if need be."""
+    line = printable(text).strip().partition("\n")[0]
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+def short_name(conversation: str) -> str:
+    """A conversation's name without the uids of sub-agents: `main › reviewer`."""
+    return _AGENT.sub(r" › \1", conversation)
+
+
+def agent_name(conversation: str) -> str:
+    """The last part of the name of a sub-agent's conversation: `reviewer`."""
+    return short_name(conversation).rpartition(" › ")[2]
+
+
+def type_words(schema: Any) -> str:
+    """The type of a parameter, as its JSON Schema has it, in few words."""
+    if not isinstance(schema, dict):
+        return "anything"
+    if isinstance(schema.get("enum"), list):
+        return "one of " + ", ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
+    kind = schema.get("type", "anything")
+    words = " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
+    return f"array of {type_words(schema['items'])}" if kind == "array" and "items" in schema else words
+
+
+def mark(fact: dict[str, Any]) -> tuple[str, str]:
+    """How a handle stands, as a badge shows it: its shape and its word."""
+    if fact["state"] != "stopped":
+        return ("parked", "parked") if fact["parked"] else (fact["state"], fact["state"])
+    if fact["ended_by"] in ENDS:
+        return ("failed" if fact["ended_by"] in ("timeout", "crash") else "ended"), ENDS[fact["ended_by"]]
+    return ("done", "done") if fact["ok"] else ("failed", "failed")

@@ -1,0 +1,221 @@
+"""The pages that list: what needs a person, handles, conversations, notifications, keys, numbers, tools.
+
+Each view asks `Control` and fills a template; none reads the store. What a page costs does not depend on how much is
+stored: lists are read a page at a time, from a cursor on.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from holdfast.serve.dashboard import conversation, forms, handle
+from holdfast.serve.dashboard.look import HERE, Look, mark, short_name
+
+if TYPE_CHECKING:
+    from holdfast.control.control import Control
+    from holdfast.serve.screens import Screens
+
+PAGE = 50
+_RUNNING, _HAPPENED = 30, 12
+"""How many the first page shows; the rest is on the page of handles."""
+_PLACES = 200
+"""Conversations a page."""
+_NEWS = 100
+"""Lines of notifications' history a page."""
+
+STATES = ("live", "pending", "running", "waiting", "parked", "stopped")
+KINDS = ("tool", "agent", "workflow", "timer", "hook", "custom")
+SORTS = {
+    "newest": "Newest first",
+    "oldest": "Oldest first",
+    "stopped": "Last stopped first",
+    "tool": "By tool",
+    "id": "By id",
+}
+GROUPS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "conversation": lambda fact: short_name(fact["conversation"]),
+    "kind": lambda fact: str(fact["kind"]),
+    "state": lambda fact: mark(fact)[1],
+}
+
+View = Callable[[Request], Awaitable[Response]]
+
+
+def routes(control: "Control", screens: "Screens") -> list[BaseRoute]:
+    """Everything of the dashboard: its pages, what its forms do, its files."""
+    look = Look(control)
+    pages = Pages(control, look)
+    return [
+        Route("/", pages.home),
+        Route("/handles", pages.handles),
+        Route("/conversations", pages.conversations),
+        Route("/notifications", pages.notifications),
+        Route("/keys", pages.keys),
+        Route("/stats", pages.stats),
+        Route("/tools", pages.tools),
+        *handle.routes(look, control, screens),
+        *conversation.routes(look, control),
+        *forms.routes(look, control, pages.home),
+        Mount("/static", Files(directory=HERE / "static")),
+    ]
+
+
+class Files(StaticFiles):
+    """The styles and scripts. Browsers keep them, and ask each time whether they are still the same."""
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        response = super().file_response(*args, **options)
+        response.headers["cache-control"] = "no-cache"
+        return response
+
+
+class Pages:
+    """The views. Each is asked by GET, and asked again by live.js when something has happened."""
+
+    def __init__(self, control: "Control", look: Look) -> None:
+        self._control = control
+        self._look = look
+
+    async def home(
+        self, request: Request, *, status: int = 200, drafts: dict[str, Any] | None = None, wrong: str | None = None
+    ) -> Response:
+        """What needs the person, what runs, what has just happened. `drafts`: what was typed and could not be taken,
+        by need."""
+        running = await self._control.handles(state="live", oneshot=True, limit=_RUNNING)
+        happened = await self._control.handles(state="stopped", sort="stopped", limit=_HAPPENED)
+        return await self._look.page(
+            request,
+            "home.html",
+            status=status,
+            running=running["handles"],
+            more=running["next"] is not None,
+            happened=happened["handles"],
+            drafts=drafts or {},
+            wrong=wrong,
+        )
+
+    async def handles(self, request: Request) -> Response:
+        """Handles by state, kind, tool, conversation and text, a page at a time."""
+        asked = request.query_params
+        chosen = {
+            "q": asked.get("q", "").strip(),
+            "state": _one_of(STATES, asked.get("state")),
+            "kind": _one_of(KINDS, asked.get("kind")),
+            "tool": asked.get("tool", "").strip(),
+            "conversation": asked.get("conversation", "").strip(),
+            "sort": _one_of(SORTS, asked.get("sort")) or "newest",
+            "group": _one_of(GROUPS, asked.get("group")),
+            "oneshot": "yes" if asked.get("oneshot") else "",
+        }
+        found = await self._control.handles(
+            conversation=chosen["conversation"] or None,
+            state=chosen["state"] or None,
+            kind=chosen["kind"] or None,
+            tool=chosen["tool"] or None,
+            search=chosen["q"] or None,
+            sort=chosen["sort"],
+            after=asked.get("after") or None,
+            limit=PAGE,
+            oneshot=bool(chosen["oneshot"]),
+        )
+        query = {name: value for name, value in chosen.items() if value and (name, value) != ("sort", "newest")}
+        return await self._look.page(
+            request,
+            "handles.html",
+            groups=_grouped(found["handles"], chosen["group"]),
+            chosen=chosen,
+            filtered=bool(set(query) - {"sort", "group"}),
+            options={"state": STATES, "kind": KINDS, "sort": SORTS, "group": tuple(GROUPS)},
+            tools=sorted(tool["name"] for tool in await self._control.tools()),
+            first=_address("/handles", query) if asked.get("after") else None,
+            following=_address("/handles", query | {"after": found["next"]}) if found["next"] else None,
+        )
+
+    async def conversations(self, request: Request) -> Response:
+        """Conversations, each sub-agent's below its caller's."""
+        after = request.query_params.get("after") or None
+        found = await self._control.conversations(after=after, limit=_PLACES)
+        whole = after is None and found["next"] is None
+        return await self._look.page(
+            request,
+            "conversations.html",
+            places=_nested(found["conversations"], latest_first=whole),
+            first="/conversations" if after else None,
+            following=_address("/conversations", {"after": found["next"]}) if found["next"] else None,
+        )
+
+    async def notifications(self, request: Request) -> Response:
+        """What waits to be told to a model, and what became of what was queued."""
+        asked = request.query_params
+        place = asked.get("conversation", "").strip()
+        before = int(asked["before"]) if asked.get("before", "").isdecimal() and len(asked["before"]) < 19 else None
+        found = await self._control.notifications(conversation=place or None, before=before, limit=_NEWS)
+        query = {"conversation": place} if place else {}
+        return await self._look.page(
+            request,
+            "notifications.html",
+            queued=found["queued"],
+            history=found["history"],
+            conversation=place,
+            first=_address("/notifications", query) if before is not None else None,
+            following=_address("/notifications", query | {"before": str(found["next"])}) if found["next"] else None,
+        )
+
+    async def keys(self, request: Request) -> Response:
+        """What waits for the outside, by the ids of its keys: the keys themselves are on no page (K5)."""
+        place = request.query_params.get("conversation", "").strip()
+        by_place: dict[str, list[dict[str, Any]]] = {}
+        for key in await self._control.keys(place or None):
+            by_place.setdefault(key["conversation"], []).append(key)
+        return await self._look.page(request, "keys.html", places=by_place)
+
+    async def stats(self, request: Request) -> Response:
+        """Numbers since the server started, and how much is stored."""
+        return await self._look.page(request, "stats.html", stats=await self._control.stats())
+
+    async def tools(self, request: Request) -> Response:
+        """What can be called."""
+        tools = sorted(await self._control.tools(), key=lambda tool: str(tool["name"]))
+        return await self._look.page(request, "tools.html", tools=tools)
+
+
+def _one_of(known: Iterable[str], given: str | None) -> str:
+    """A choice, or none: what nobody could have chosen on the page is as good as nothing."""
+    return given if given is not None and given in known else ""
+
+
+def _address(path: str, query: dict[str, str]) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def _grouped(facts: list[dict[str, Any]], by: str) -> list[tuple[str | None, list[dict[str, Any]]]]:
+    """The handles of a page under a title each, in the order in which the titles come up."""
+    if not by:
+        return [(None, facts)] if facts else []
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for fact in facts:
+        groups.setdefault(GROUPS[by](fact), []).append(fact)
+    return list(groups.items())
+
+
+def _nested(places: list[dict[str, Any]], *, latest_first: bool) -> list[dict[str, Any]]:
+    """Conversations with their `depth`: below its parent if that is on the page, else at the edge."""
+    known = {place["id"] for place in places}
+    below: dict[str | None, list[dict[str, Any]]] = {}
+    for place in places:
+        below.setdefault(place["parent"] if place["parent"] in known else None, []).append(place)
+    if latest_first:
+        for siblings in below.values():
+            siblings.sort(key=lambda place: place["updated"] or 0.0, reverse=True)
+    rows: list[dict[str, Any]] = []
+    todo = [(place, 0) for place in reversed(below.get(None, []))]
+    while todo:
+        place, depth = todo.pop()
+        rows.append(place | {"depth": depth})
+        todo += [(child, depth + 1) for child in reversed(below.get(place["id"], []))]
+    return rows

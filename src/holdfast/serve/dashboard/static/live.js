@@ -1,0 +1,196 @@
+// Keeps a page fresh while it is open, and saves its forms a page load. Everything works without it, by hand.
+//
+// The server tells what happens (/api/events); then the same page is fetched again and every element with `data-live` is
+// brought up to date. Elements are changed, not replaced: what has the focus, is opened, marked or typed stays so.
+// `data-still`: the content of this element is somebody else's. `data-key`: by this an element of a list is found again.
+
+import { morph } from "./morph.js";
+
+const EVENTS = [
+  "handle.created", "handle.running", "handle.waiting", "handle.stopped", "handle.parked", "handle.attempt",
+  "handle.changed", "handle.stepped", "key.opened", "key.resolved", "key.revoked", "turn.began", "turn.ended",
+  "news.queued", "news.delivered", "news.removed", "conversation.said", "conversation.forgotten", "process.event",
+  "needs", "reset",
+];
+const PAUSE = 500; // between two fetches of the page
+const HIDDEN_PAUSE = 20_000; // while nobody sees the page, which then keeps no connection: browsers have six in all
+const RETRY = 2000;
+
+// Times, told anew every second. The server's clock is the right one.
+
+let ahead = 0; // of ours, in seconds
+
+function setClock(page) {
+  const told = Number(page.body.dataset.now);
+  if (told) ahead = told - Date.now() / 1000;
+}
+
+function duration(seconds) {
+  const whole = Math.max(0, Math.floor(seconds));
+  for (const [size, unit, smaller, next] of [[86400, "d", 3600, "h"], [3600, "h", 60, "m"], [60, "m", 1, "s"]]) {
+    if (whole >= size) return `${Math.floor(whole / size)}${unit} ${Math.floor((whole % size) / smaller)}${next}`;
+  }
+  return `${whole}s`;
+}
+
+function tick(root) {
+  const now = Date.now() / 1000 + ahead;
+  for (const time of root.querySelectorAll("time[data-since], time[data-moment]")) {
+    const { since, moment } = time.dataset;
+    const told = since ? duration(now - since) : moment > now ? `in ${duration(moment - now)}` : `${duration(now - moment)} ago`;
+    if (time.textContent !== told) time.textContent = told;
+  }
+}
+
+// The page, fetched again
+
+let fetching = false;
+let again = false;
+let fetched = 0;
+let timer = null;
+
+function refreshSoon() {
+  if (fetching) again = true;
+  else timer ??= setTimeout(refresh, Math.max(0, fetched + PAUSE - Date.now()));
+}
+
+async function refresh() {
+  timer = null;
+  fetching = true;
+  again = false;
+  try {
+    const response = await fetch(address(), { headers: { accept: "text/html" } });
+    if (response.ok) take(await response.text());
+  } catch {
+    // The server is away; the stream says so, and when it is back there is another fetch.
+  }
+  fetching = false;
+  fetched = Date.now();
+  if (again) refreshSoon();
+}
+
+function address() {
+  const here = new URL(location.href);
+  here.hash = "";
+  here.searchParams.delete("said"); // told once
+  return here;
+}
+
+// `names`: only these parts, as the page is another one.
+function take(html, names = null) {
+  const page = new DOMParser().parseFromString(html, "text/html");
+  setClock(page);
+  tick(page);
+  if (!names) {
+    document.title = page.title;
+    document.getElementById("icon").setAttribute("href", page.getElementById("icon").getAttribute("href"));
+  }
+  for (const old of document.querySelectorAll("[data-live]")) {
+    const name = old.dataset.live;
+    const fresh = page.querySelector(`[data-live="${CSS.escape(name)}"]`);
+    if (!fresh || (names && !names.includes(name)) || (name === "flash" && !fresh.children.length)) continue;
+    morph(old, fresh);
+  }
+  glance();
+}
+
+// The server's streams
+
+const lost = document.querySelector("[data-lost]");
+let events = null;
+let glances = null;
+let watched = "";
+let slow = null;
+
+function listen() {
+  events?.close();
+  events = new EventSource("/api/events");
+  let late = !lost.hidden || slow !== null; // what happened before this stream began has not been heard
+  events.onopen = () => {
+    lost.hidden = true;
+    if (late) refreshSoon();
+    late = true;
+  };
+  events.onerror = () => {
+    lost.hidden = false;
+    if (events?.readyState === EventSource.CLOSED) setTimeout(() => events?.readyState === EventSource.CLOSED && listen(), RETRY);
+  };
+  for (const type of EVENTS) events.addEventListener(type, refreshSoon);
+  glance();
+}
+
+// The last lines of what runs here come by a stream of their own, for those that are on the page.
+function glance() {
+  const uids = [...new Set([...document.querySelectorAll("[data-glance]")].map((each) => each.dataset.glance))].join(",");
+  if (uids === watched && (glances || !uids)) return;
+  glances?.close();
+  glances = null;
+  watched = uids;
+  if (!uids || document.hidden) return;
+  glances = new EventSource(`/api/glances?uids=${encodeURIComponent(uids)}`);
+  glances.addEventListener("glance", ({ data }) => {
+    const told = JSON.parse(data);
+    for (const line of document.querySelectorAll(`[data-glance="${CSS.escape(told.uid)}"]`)) {
+      line.textContent = told.last_line ?? "";
+      const bar = line.parentElement.querySelector("progress");
+      if (bar && told.progress?.total) Object.assign(bar, { max: told.progress.total, value: told.progress.done ?? 0 });
+    }
+  });
+}
+
+function seen() {
+  if (document.hidden) {
+    events?.close();
+    glances?.close();
+    events = glances = null;
+    slow ??= setInterval(refreshSoon, HIDDEN_PAUSE);
+  } else {
+    listen();
+    clearInterval(slow);
+    slow = null;
+  }
+}
+
+// Forms that do something are sent from here; the answer is the page they came from, or what was wrong.
+
+async function send(form, button) {
+  const fields = new URLSearchParams(new FormData(form, button));
+  const buttons = [...form.querySelectorAll("button")];
+  buttons.forEach((each) => { each.disabled = true; });
+  try {
+    const response = await fetch(form.action, { method: "POST", body: fields });
+    const html = await response.text();
+    if (response.ok) {
+      form.reset(); // what was typed has been taken
+      form.closest("details")?.removeAttribute("open");
+    }
+    take(html, response.ok ? null : ["flash", "needs"]);
+    if (!form.isConnected) document.getElementById("main").focus({ preventScroll: true }); // not lost with its button
+  } catch {
+    say("It could not be sent: the server does not answer. What you typed is still here.");
+  }
+  buttons.forEach((each) => { each.disabled = false; });
+}
+
+function say(text) {
+  const told = document.createElement("p");
+  told.className = "flash flash-wrong";
+  told.textContent = text;
+  document.querySelector('[data-live="flash"]').replaceChildren(told);
+}
+
+document.addEventListener("submit", (event) => {
+  if (!event.target.matches("form[data-send]")) return;
+  event.preventDefault();
+  send(event.target, event.submitter);
+});
+
+document.addEventListener("change", ({ target }) => {
+  if (target.matches("form[data-auto] select, form[data-auto] input[type=checkbox]")) target.form.requestSubmit();
+});
+
+setClock(document);
+tick(document);
+setInterval(() => tick(document), 1000);
+document.addEventListener("visibilitychange", seen);
+seen();

@@ -1,0 +1,264 @@
+"""Time as a picture: what a handle went through, and the calls of a turn side by side, who waited for whom.
+
+Everything is worked out from events and facts, in seconds; pictures have coordinates of their own, which `lanes` gives.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Fact = Mapping[str, Any]
+
+MOST = 60
+"""Calls of a turn that are drawn. The newest, if there are more."""
+NAMES, CHART, ROW = 200.0, 760.0, 30.0
+"""Of the picture: the column of names, the width of the time, the height of a row."""
+_HEAD = 26.0
+_LEAST = 3.0
+"""How wide the shortest stretch is drawn: it must be seen."""
+_WAITING_TOOLS = ("await", "wait_for", "wait_for_multiple")
+_STEPS = (
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1,
+    2,
+    5,
+    10,
+    15,
+    30,
+    60,
+    120,
+    300,
+    600,
+    1800,
+    3600,
+    7200,
+    14400,
+    43200,
+    86400,
+)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A time that a handle spent in one way: `pending`, `running`, `waiting` or `parked`."""
+
+    state: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Something that happened to a handle, for people."""
+
+    at: float
+    shape: str
+    """The icon that stands before it."""
+    what: str
+    more: str = ""
+
+
+def stretches(events: Sequence[Fact], fact: Fact, now: float) -> list[Stretch]:
+    """What a handle went through, from its creation to its end or now. Without events: what its facts tell."""
+    end = fact["stopped"] if fact["stopped"] is not None else now
+    changes = [(fact["created"], "pending")]
+    if fact["started"] is not None:
+        changes.append((fact["started"], "running"))
+    for event in events:
+        state = event["type"].removeprefix("handle.")
+        if state in ("running", "waiting", "parked") and event["type"].startswith("handle."):
+            changes.append((event["at"], state))
+        elif event["type"] == "handle.created" and event["data"].get("state") == "running":
+            changes.append((event["at"], "running"))
+    if fact["state"] == "waiting" and fact.get("asked") is not None and not events:
+        changes.append((fact["asked"], "waiting"))
+    changes.sort(key=lambda change: change[0])
+    found: list[Stretch] = []
+    for (start, state), (until, _) in zip(changes, [*changes[1:], (end, "")], strict=True):
+        if found and found[-1].state == state:
+            found[-1] = Stretch(state, found[-1].start, max(start, min(until, end)))
+        elif min(until, end) > start or len(changes) == 1:
+            found.append(Stretch(state, start, max(start, min(until, end))))
+    return found or [Stretch("running", fact["created"], max(end, fact["created"]))]
+
+
+def moments(events: Sequence[Fact], fact: Fact) -> list[Moment]:
+    """What happened to a handle, oldest first. Steps that follow one another are one line."""
+    found: list[Moment] = []
+    steps: list[Fact] = []
+    asked = False
+    for event in events:
+        if event["type"] == "handle.stepped":
+            steps.append(event)
+            continue
+        found += _steps(steps)
+        steps = []
+        moment = _moment(event, asked=asked)
+        asked = event["type"] == "handle.waiting" or (asked and event["type"] != "handle.running")
+        if moment is not None:
+            found.append(moment)
+    found += _steps(steps)
+    kinds = {event["type"] for event in events}
+    if "handle.created" not in kinds:
+        found.insert(0, Moment(fact["created"], "pending", "Created"))
+        if fact["started"] is not None and "handle.running" not in kinds:
+            found.insert(1, Moment(fact["started"], "running", "Started"))
+    if fact["stopped"] is not None and "handle.stopped" not in kinds:
+        found.append(_stopped(fact["stopped"], fact))
+    return found
+
+
+def _steps(events: Sequence[Fact]) -> list[Moment]:
+    if not events:
+        return []
+    failed = sum(not event["data"].get("ok", True) for event in events)
+    names = ", ".join(str(event["data"].get("name", "")) for event in events[-3:])
+    what = "A step was recorded" if len(events) == 1 else f"{len(events)} steps were recorded"
+    shown = names if len(events) <= 3 else f"… {names}"
+    return [Moment(events[-1]["at"], "failed" if failed else "done", what, shown)]
+
+
+def _moment(event: Fact, *, asked: bool) -> Moment | None:
+    at, data = event["at"], event["data"]
+    match event["type"]:
+        case "handle.created":
+            return Moment(at, "pending", "Created", "started at once" if data.get("state") == "running" else "")
+        case "handle.running":
+            return Moment(at, "running", "Answered, goes on" if asked else "Started")
+        case "handle.waiting":
+            return Moment(at, "waiting", "Asked", str(data.get("question") or ""))
+        case "handle.parked":
+            return Moment(at, "parked", "Parked", "waits for its completion from outside")
+        case "handle.attempt":
+            return Moment(
+                at, "running", f"Attempt {data.get('attempt')}", "after a pause" if data.get("next_at") else ""
+            )
+        case "handle.stopped":
+            return _stopped(at, data)
+        case "key.opened":
+            return Moment(at, "keys", "Waits for an event", f"{data.get('name') or data.get('kind')}")
+        case "key.resolved":
+            return Moment(at, "keys", "What it waited for came", str(data.get("status") or ""))
+        case "key.revoked":
+            return Moment(at, "keys", "Its key was revoked")
+        case "news.delivered":
+            return Moment(at, "notifications", "The model was told", str(data.get("message") or ""))
+    return None
+
+
+def _stopped(at: float, data: Fact) -> Moment:
+    if data.get("ok"):
+        return Moment(at, "done", "Stopped", "done")
+    by = data.get("ended_by")
+    return Moment(at, "failed" if by == "self" else "ended", "Stopped", str(data.get("code") or by or ""))
+
+
+# The calls of a turn
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stretch, or a whole wait, as it is drawn."""
+
+    state: str
+    x: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """A call: where it is drawn."""
+
+    fact: Fact
+    y: float
+    bars: tuple[Bar, ...]
+    waits: bool
+    """It waits for others."""
+    asks: float | None
+    """Where its open question is marked."""
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """Somebody who waits, and the handle that is waited for."""
+
+    x: float
+    y: float
+    to: float
+    waiter: str
+    id: str
+    open: bool
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The picture of a turn."""
+
+    width: float
+    height: float
+    rows: tuple[Row, ...]
+    blocked: tuple[Blocked, ...]
+    ticks: tuple[tuple[float, str], ...]
+    left_out: int
+    serial: float | None
+    """Where the serial lane begins, if there is one."""
+
+
+def lanes(calls: Sequence[Fact], went: Mapping[str, Sequence[Stretch]], now: float) -> Lanes | None:
+    """Calls below one another over one time; None if there are none. `went`: what each went through, by uid."""
+    shown = sorted(calls[-MOST:], key=lambda fact: bool(fact.get("serial")))
+    if not shown:
+        return None
+    start: float = min(fact["created"] for fact in shown)
+    end = max(*(_end(fact, now) for fact in shown), start + 0.001)
+    scale = CHART / (end - start)
+
+    def x(at: float) -> float:
+        return round(NAMES + float(at - start) * scale, 1)
+
+    rows = []
+    for at, fact in enumerate(shown):
+        given = went.get(fact["uid"]) or stretches((), fact, now)
+        bars = tuple(Bar(each.state, x(each.start), _wide(x(each.end) - x(each.start))) for each in given)
+        asks = bars[-1].x if fact["state"] == "waiting" else None
+        rows.append(Row(fact, _HEAD + ROW * at, bars, fact["tool"] in _WAITING_TOOLS, asks))
+    places = {row.fact["id"]: row for row in rows}
+    blocked = tuple(
+        Blocked(x(_end(row.fact, now)), row.y, places[id].y, row.fact["tool"], id, row.fact["stopped"] is None)
+        for row in rows
+        for id in row.fact["waits_on"]
+        if id in places and places[id] is not row
+    )
+    serial = next((row.y for row in rows if row.fact.get("serial")), None)
+    ticks = tuple((x(start + at), label) for at, label in _ticks(end - start))
+    height = _HEAD + ROW * len(rows) + 8
+    return Lanes(NAMES + CHART + 16, height, tuple(rows), blocked, ticks, len(calls) - len(shown), serial)
+
+
+def _end(fact: Fact, now: float) -> float:
+    return now if fact["stopped"] is None else float(fact["stopped"])
+
+
+def _wide(width: float) -> float:
+    return round(max(width, _LEAST), 1)
+
+
+def _ticks(length: float) -> list[tuple[float, str]]:
+    """Round times within so many seconds, about six."""
+    step = next((step for step in _STEPS if length / step <= 6), _STEPS[-1] * math.ceil(length / 6 / _STEPS[-1]))
+    return [(number * step, _told(number * step)) for number in range(math.floor(length / step) + 1)]
+
+
+def _told(seconds: float) -> str:
+    if seconds < 1:
+        return "0" if seconds == 0 else f"{seconds * 1000:.0f} ms"
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:g} {unit}" if seconds % size == 0 else f"{seconds / size:.1f} {unit}"
+    return f"{seconds:g} s"

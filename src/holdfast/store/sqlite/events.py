@@ -1,0 +1,69 @@
+"""The events of a transaction: written last in it, so that each has the number that its commit has in the order."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.store.base import EVENTS_LIMIT, NEWS_TYPES, Collected, StoredEvent
+from holdfast.store.sqlite.codec import Row, encode
+from holdfast.store.sqlite.listing import Query
+from holdfast.store.sqlite.sql import SQL
+from holdfast.store.sqlite.transaction import Transaction
+
+_ADD = SQL["add_event"]
+_NEWS = f"type IN ({', '.join(repr(each) for each in NEWS_TYPES)})"
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def write_events(tx: Transaction) -> None:
+    """Write what the operations have drafted. Whoever writes an event rings."""
+    drafts = tx.events
+    if not drafts:
+        return
+    at = time.time()
+    rows = [(at, type, conversation, uid, encode(data)) for type, conversation, uid, data in drafts]
+    if len(rows) == 1:
+        tx.run(_ADD, rows[0])
+    else:
+        tx.many(_ADD, rows)
+    if not tx.touched:
+        _, conversation, uid, _ = drafts[0]
+        tx.touched.add(uid or conversation or "")
+
+
+def remove_events(tx: Transaction, op: Collected) -> None:
+    """Let go of what is as old as that, and of what is too much, the oldest first: some of it at a time (S5)."""
+    row = tx.row(SQL["kept_events"], ())
+    assert row is not None
+    first, last = row
+    if first is None:
+        return
+    surplus = max(last - EVENTS_LIMIT - first + 1, 0)
+    some = max(10 * op.limit, surplus // 4)  # in the end as many go as come, however many those are
+    tx.run(SQL["remove_old_events"], (first + some, op.before))
+    if surplus:
+        tx.run(SQL["remove_events"], (first + min(some, surplus),))
+
+
+def between(
+    after: int, limit: int, uid: str | None, conversation: str | None, news: bool, newest: bool, before: int | None
+) -> Query:
+    """The query for these events."""
+    conditions, bound = ["seq > ?"], [after]
+    wanted: Sequence[tuple[str, Any]] = (("seq < ?", before), ("uid = ?", uid), ("conversation = ?", conversation))
+    for condition, value in wanted:
+        if value is not None:
+            conditions.append(condition)
+            bound.append(value)
+    if news:
+        conditions.append(_NEWS)
+    order = "DESC" if newest else "ASC"
+    return f"{SQL['events']} WHERE {' AND '.join(conditions)} ORDER BY seq {order} LIMIT ?", (*bound, limit)
+
+
+def event_row(row: Row) -> StoredEvent:
+    """A row of the query `events`."""
+    seq, at, type, conversation, uid, data = row
+    return StoredEvent(seq, at, type, conversation, uid, _decode(data))

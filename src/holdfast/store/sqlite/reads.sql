@@ -1,0 +1,192 @@
+-- What SqliteStore reads for others. See `queries.sql`.
+
+-- name: records
+-- The columns of a handle, for all the queries that give handles; they add WHERE and ORDER BY.
+SELECT h.uid, h.id, h.tool, h.conversation, h.turn, h.batch, h.position, h.call_id, h.stateful, h.state, h.arguments,
+    h.kind, h.priority, h.metadata, h.progress, h.resources, h.owner, h.fence, h.attempt, h.next_attempt_at, h.parking,
+    h.cursor, o.kept
+FROM handles h LEFT JOIN outputs o ON o.handle = h.number
+
+-- name: where_uid
+-- One handle.
+WHERE h.uid = ?;
+
+-- name: where_named
+-- The newest handle that bears an id.
+WHERE h.conversation = ? AND h.id = ? AND h.stateful ORDER BY h.number DESC LIMIT 1;
+
+-- name: where_called
+-- The newest one-shot call of a label.
+WHERE h.conversation = ? AND h.call_id = ? AND NOT h.stateful ORDER BY h.number DESC LIMIT 1;
+
+-- name: where_owned
+-- What an owner has.
+WHERE h.owner = ? AND h.owner IS NOT NULL AND h.uid > ? ORDER BY h.uid LIMIT ?;
+
+-- name: where_free
+-- Cancelled calls whose hook is due and held calls that are resolved, when nobody has them.
+WHERE h.number IN (
+    SELECT number FROM handles WHERE owner IS NULL AND hook_due AND uid > ?1
+    UNION ALL
+    SELECT number FROM handles
+    WHERE owner IS NULL AND parking IS NOT NULL AND stopped_at IS NULL AND resolved AND uid > ?1
+) ORDER BY h.uid LIMIT ?2;
+
+-- name: where_holding
+-- Parked calls that hold resources.
+WHERE h.owner IS NULL AND h.parking IS NOT NULL AND h.stopped_at IS NULL AND h.resources IS NOT NULL ORDER BY h.uid;
+
+-- name: where_due
+-- Parked calls whose deadline has come.
+WHERE h.owner IS NULL AND h.parking IS NOT NULL AND h.stopped_at IS NULL AND NOT h.resolved AND h.deadline IS NOT NULL
+  AND h.deadline <= ?
+ORDER BY h.deadline LIMIT ?;
+
+-- name: next_due
+-- When the next deadline will come.
+SELECT min(deadline) FROM handles
+WHERE owner IS NULL AND parking IS NOT NULL AND stopped_at IS NULL AND NOT resolved AND deadline IS NOT NULL
+  AND deadline > ?;
+
+-- name: call_owners
+-- Everyone who owns a call: one step in the index for each, not for each call.
+WITH RECURSIVE found (owner) AS (
+    SELECT min(owner) FROM handles WHERE owner IS NOT NULL
+    UNION ALL
+    SELECT (SELECT min(owner) FROM handles WHERE owner IS NOT NULL AND owner > found.owner) FROM found
+    WHERE found.owner IS NOT NULL
+)
+SELECT owner FROM found WHERE owner IS NOT NULL;
+
+-- name: tally
+-- How many spawned handles a conversation has of each kind and status.
+SELECT kind, status, count(*) FROM handles WHERE conversation = ? AND stateful GROUP BY status, kind;
+
+-- name: tally_timers
+-- And how many one-shot timers that have not stopped.
+SELECT 'timer', 'pending', count(*) FROM handles
+WHERE conversation = ? AND kind = 'timer' AND NOT stateful AND stopped_at IS NULL HAVING count(*);
+
+-- name: tombstone
+-- The newest tombstone of an id.
+SELECT uid, at FROM tombstones WHERE conversation = ? AND id = ? AND id IS NOT NULL ORDER BY number DESC LIMIT 1;
+
+-- name: journal
+-- A call's journal, as it was written.
+SELECT kind, name, digest, value, ok, coalesce(input, x'') FROM journal WHERE handle = (SELECT number FROM handles WHERE uid = ?)
+ORDER BY number;
+
+-- name: waits
+-- What a call waits for.
+SELECT key_id, uid, conversation, kind, name, secret_id, resolution, revoked FROM waits WHERE uid = ? ORDER BY number;
+
+-- name: wait
+-- One wait.
+SELECT key_id, uid, conversation, kind, name, secret_id, resolution, revoked FROM waits WHERE key_id = ?;
+
+-- name: secret
+-- A secret by its id.
+SELECT id, secret FROM secrets WHERE id = ?;
+
+-- name: newest_secret
+-- The secret for new keys.
+SELECT id, secret FROM secrets ORDER BY number DESC LIMIT 1;
+
+-- name: oldest_secret
+-- The first secret there was.
+SELECT id, secret FROM secrets ORDER BY number LIMIT 1;
+
+-- name: process_events
+-- The events of a process.
+SELECT process, sequence, type, payload, at FROM process_events WHERE process = ? AND sequence > ?
+ORDER BY sequence LIMIT ?;
+
+-- name: news
+-- What is queued for a conversation. Number 0 is the count of what was dropped.
+SELECT 0, conversation, NULL, NULL, dropped, dropped_at, NULL, NULL FROM queues WHERE conversation = ?1 AND dropped
+UNION ALL
+SELECT number, conversation, kind, level, message, at, uid, carriers FROM notifications WHERE conversation = ?1
+ORDER BY 1 LIMIT ?2;
+
+-- name: inquiries
+-- The inquiries of a conversation, or of one turn of it.
+SELECT id, conversation, turn, uid, at, request, answer, error FROM inquiries
+WHERE conversation = ?1 AND (?2 IS NULL OR turn = ?2) ORDER BY number LIMIT ?3;
+
+-- name: requests
+-- What others want of us.
+SELECT id, uid, body FROM requests WHERE receiver = ? AND reply IS NULL ORDER BY number;
+
+-- name: reply_to
+-- The answer to a request of ours.
+SELECT reply FROM requests WHERE id = ?;
+
+-- name: described
+-- One conversation.
+SELECT id, created, updated, metadata, lines FROM conversations WHERE id = ?;
+
+-- name: conversations
+-- Conversations before a place in the order of a list.
+SELECT id, created, updated, metadata, lines FROM conversations WHERE (updated, id) < (?, ?);
+
+-- name: transcript
+-- What was said in a conversation after a line.
+SELECT line, turn, kind, body, at FROM transcripts
+WHERE conversation = (SELECT number FROM conversations WHERE id = ?) AND line > ? ORDER BY line LIMIT ?;
+
+-- name: events
+-- Events; `events.py` adds WHERE and ORDER BY.
+SELECT seq, at, type, conversation, uid, data FROM events
+
+-- name: count
+-- How many spawned handles there are: all of them, those of each state that is not the last one, and the parked ones.
+SELECT 'stopped', coalesce(sum(handles), 0) FROM spawned
+UNION ALL
+SELECT state_name, count(*) FROM handles WHERE stopped_at IS NULL AND stateful GROUP BY state_name
+UNION ALL
+SELECT 'parked', count(*) FROM handles
+WHERE owner IS NULL AND parking IS NOT NULL AND stopped_at IS NULL AND stateful;
+
+-- name: count_in
+-- The same of a conversation.
+SELECT 'stopped', coalesce(sum(handles), 0) FROM spawned WHERE conversation = ?1
+UNION ALL
+SELECT state_name, count(*) FROM handles INDEXED BY handles_active
+WHERE conversation = ?1 AND stopped_at IS NULL AND stateful GROUP BY state_name
+UNION ALL
+SELECT 'parked', count(*) FROM handles INDEXED BY handles_parked_in
+WHERE conversation = ?1 AND owner IS NULL AND parking IS NOT NULL AND stopped_at IS NULL AND stateful;
+
+-- name: turns
+-- The turns of a conversation, newest first.
+SELECT number, turn, owner, began_at, ended_at, batches FROM turns
+WHERE conversation = ? AND number < coalesce(?, 9223372036854775807) ORDER BY number DESC LIMIT ?;
+
+-- name: batches
+-- The batches of a turn, and what they were answered.
+SELECT batch, calls, responses, news FROM batches WHERE conversation = ? AND turn = ? ORDER BY batch;
+
+-- name: places
+-- Conversations by name: one step in each index for each of them, not for each handle.
+WITH RECURSIVE found (name) AS (
+    SELECT min(name) FROM (
+        SELECT min(conversation) AS name FROM handles WHERE conversation > ?1
+        UNION ALL SELECT min(conversation) FROM turns WHERE conversation > ?1
+        UNION ALL SELECT min(id) FROM conversations WHERE id > ?1
+    )
+    UNION ALL
+    SELECT (
+        SELECT min(name) FROM (
+            SELECT min(conversation) AS name FROM handles WHERE conversation > found.name
+            UNION ALL SELECT min(conversation) FROM turns WHERE conversation > found.name
+            UNION ALL SELECT min(id) FROM conversations WHERE id > found.name
+        )
+    ) FROM found WHERE found.name IS NOT NULL LIMIT ?2
+)
+SELECT name,
+    coalesce((SELECT handles FROM spawned WHERE conversation = name), 0),
+    (SELECT count(*) FROM handles INDEXED BY handles_active WHERE conversation = name AND stateful AND stopped_at IS NULL),
+    (SELECT max(uid) FROM handles WHERE conversation = name),
+    (SELECT coalesce(ended_at, began_at) FROM turns WHERE conversation = name ORDER BY number DESC LIMIT 1),
+    c.updated, c.metadata
+FROM found LEFT JOIN conversations c ON c.id = name WHERE name IS NOT NULL;

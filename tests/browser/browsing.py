@@ -1,0 +1,133 @@
+"""A real browser: Chromium, as the machine has it, driven by Playwright; what axe says about a page; screenshots.
+
+Nothing is downloaded and nothing is asked for outside of the machine. Each test has a browser of its own, with a new
+profile, and leaves nothing of it.
+"""
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
+
+ROOT = Path(__file__).parents[2]
+AXE = ROOT / "build" / "interop" / "node_modules" / "axe-core" / "axe.min.js"
+SCREENSHOTS = ROOT / "build" / "screenshots"
+PICTURES = ROOT / "docs" / "pictures"
+PATIENCE_MS = 20_000.0
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+expect.set_options(timeout=PATIENCE_MS)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a page is looked at."""
+
+    width: int
+    scheme: Literal["light", "dark"]
+
+    @property
+    def name(self) -> str:
+        return f"{self.width}-{self.scheme}"
+
+    @property
+    def height(self) -> int:
+        return 900 if self.width > 600 else 844
+
+
+LOOKS = tuple(Look(width, scheme) for width in (1280, 390) for scheme in ("light", "dark"))
+WIDE = Look(1280, "light")
+
+
+@asynccontextmanager
+async def browser() -> AsyncIterator[Browser]:
+    """A browser without anything in it."""
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.fail("there is no chromium on the PATH; `make browser` installs it")
+    async with async_playwright() as playwright:
+        chromium = await playwright.chromium.launch(executable_path=program, args=FLAGS)
+        try:
+            yield chromium
+        finally:
+            await chromium.close()
+
+
+@asynccontextmanager
+async def page(
+    chromium: Browser, look: Look = WIDE, *, entry: str | None = None, **options: Any
+) -> AsyncIterator[Page]:
+    """A tab of a window of its own. What a page says on its console must not be an error; `entry` is opened first."""
+    context = await chromium.new_context(
+        viewport={"width": look.width, "height": look.height}, color_scheme=look.scheme, **options
+    )
+    context.set_default_timeout(PATIENCE_MS)
+    complaints: list[str] = []
+    try:
+        tab = await context.new_page()
+        _note_complaints(context, complaints)
+        if entry is not None:
+            await tab.goto(entry)
+        yield tab
+    finally:
+        await context.close()
+    assert complaints == []
+
+
+def _note_complaints(context: BrowserContext, complaints: list[str]) -> None:
+    """Errors of scripts, and of the policy that says what a page may do. A server that is gone is none."""
+    context.on("weberror", lambda error: complaints.append(str(error.error)))
+    context.on(
+        "console",
+        lambda said: complaints.append(said.text) if said.type == "error" and "ERR_CONN" not in said.text else None,
+    )
+
+
+async def axe(tab: Page) -> list[str]:
+    """What axe finds, with all of its rules: of each a line with the rule and the element."""
+    await tab.evaluate(AXE.read_text())
+    found: dict[str, Any] = await tab.evaluate(
+        """async () => await axe.run(document, {
+            runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
+            resultTypes: ["violations"],
+        })"""
+    )
+    return [
+        f"{tab.url}: {rule['id']}: {rule['help']}: {node['html'][:160]}"
+        for rule in found["violations"]
+        for node in rule["nodes"]
+    ]
+
+
+async def overflows(tab: Page) -> bool:
+    """Whether the page is wider than the window, so that one has to scroll sideways."""
+    return bool(await tab.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
+
+
+class Camera:
+    """Keeps screenshots in `build/screenshots` and, if it is told to, those of the documentation."""
+
+    def __init__(self, update_pictures: bool) -> None:
+        self._update_pictures = update_pictures
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+
+    async def take(self, tab: Page, name: str, look: Look, *, picture: bool = False) -> None:
+        """The whole page; `picture`: the documentation shows what is in the window, too."""
+        await tab.screenshot(path=SCREENSHOTS / f"{name}-{look.name}.png", full_page=True, animations="disabled")
+        if picture and self._update_pictures:
+            PICTURES.mkdir(exist_ok=True)
+            await tab.screenshot(path=PICTURES / f"{name}-{look.name}.png", animations="disabled")

@@ -1,0 +1,141 @@
+"""A person at the dashboard while an agent works: what they see on every page, at every width and in both schemes."""
+
+import pytest
+from playwright.async_api import Page, expect
+from tests.browser.browsing import LOOKS, WIDE, Camera, Look, axe, browser, overflows, page
+from tests.browser.scene import agent, busy
+from tests.serve.serving import Served
+
+
+def places(uids: dict[str, str]) -> dict[str, str]:
+    """All pages, by the name of their picture."""
+    return {
+        "home": "/",
+        "handles": "/handles",
+        "handles-grouped": "/handles?group=state",
+        "conversations": "/conversations",
+        "notifications": "/notifications",
+        "keys": "/keys",
+        "stats": "/stats",
+        "tools": "/tools",
+        "build": f"/handles/{uids['app']}",
+        "terminal": f"/handles/{uids['shell']}",
+        "release": f"/handles/{uids['v1']}",
+        "question": f"/handles/{uids['publish']}",
+        "workflow": f"/handles/{uids['checks']}",
+        "stopped": f"/handles/{uids['said']}",
+        "conversation": "/conversations/mcp",
+    }
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.name)
+async def test_every_page_is_for_everyone(workshop: Served, camera: Camera, look: Look) -> None:
+    """axe finds nothing, nothing is cut off at the side, and there is a picture of it."""
+    problems: list[str] = []
+    async with agent(workshop) as assistant, browser() as chromium:
+        uids = await busy(assistant, workshop)
+        asked = assistant.spawning("deploy", "deploy", host="web-1")
+        async with page(chromium, look, entry=workshop.entry) as tab:
+            await expect(tab.get_by_role("heading", name="May deploy spawn?")).to_be_visible()
+            for name, place in places(uids).items():
+                await tab.goto(workshop.base + place)
+                await expect(tab.get_by_role("heading", level=1)).to_have_count(1)
+                await settled(tab, name)
+                problems += await axe(tab)
+                if await overflows(tab):
+                    problems.append(f"{tab.url} at {look.name}: is wider than its window")
+                await camera.take(tab, name, look, picture=True)
+        asked.cancel()
+    assert problems == []
+
+
+async def settled(tab: Page, name: str) -> None:
+    """What comes by itself a moment later is there."""
+    if name == "terminal":
+        await expect(tab.get_by_text("ready", exact=True).first).to_be_visible()
+    if name == "build":
+        await expect(tab.get_by_text("compiling app: part").first).to_be_visible()
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.name)
+async def test_a_person_answers_what_an_agent_asks(workshop: Served, camera: Camera, look: Look) -> None:
+    """Two builds and a terminal go on meanwhile; the page shows all of it without being loaded again."""
+    async with agent(workshop) as assistant, browser() as chromium, page(chromium, look, entry=workshop.entry) as tab:
+        await expect(tab.get_by_text("Nothing needs you.")).to_be_visible()
+        uids = await busy(assistant, workshop)
+        asked = assistant.spawning("deploy", "deploy", host="web-1")
+        needs = tab.locator("section", has=tab.get_by_role("heading", name="Needs you"))
+        await expect(needs.get_by_role("article")).to_have_count(3)
+        await expect(tab).to_have_title("(3) Home · holdfast")
+        await camera.take(tab, "needs", look, picture=True)
+
+        publish = needs.get_by_role("article").filter(has_text="Where should 1.0 go?")
+        await publish.get_by_text("staging").click()
+        await publish.get_by_role("button", name="Answer").click()
+        await expect(publish).to_have_count(0)
+        assert await assistant.result("publish") == "1.0 is on staging"
+
+        name = needs.get_by_role("article").filter(has_text="What shall it be called?")
+        await name.get_by_role("textbox").fill("Otter <i>&")
+        await name.get_by_role("button", name="Answer").click()
+        await expect(name).to_have_count(0)
+        assert await assistant.result("name") == "called Otter <i>&"
+
+        await needs.get_by_role("button", name="Allow").click()
+        await expect(tab.get_by_text("Nothing needs you.")).to_be_visible()
+        await asked
+        assert await assistant.result("deploy") == "deployed to web-1\n"
+        await expect(tab).to_have_title("Home · holdfast")
+
+        workshop.open("app.built")
+        happened = tab.locator("section", has=tab.get_by_role("heading", name="Just happened"))
+        await expect(happened.get_by_role("link", name="app", exact=True)).to_be_visible()
+        running = tab.locator("section", has=tab.get_by_role("heading", name="Running"))
+        await expect(running.get_by_role("link", name="docs", exact=True)).to_be_visible()
+        await expect(running.get_by_text("compiling docs: part").first).to_be_visible()
+        assert len(uids) == 8
+
+
+async def test_a_denial_has_its_reason_and_a_bad_answer_can_be_mended(workshop: Served) -> None:
+    async with agent(workshop) as assistant, browser() as chromium, page(chromium, WIDE, entry=workshop.entry) as tab:
+        asked = assistant.spawning("deploy", "deploy", host="web-1")
+        card = tab.get_by_role("article")
+        await card.get_by_text("Edit the arguments").click()
+        await card.get_by_role("textbox", name="Arguments, as JSON").fill("{")
+        await card.get_by_role("button", name="Allow with these").click()
+        await expect(card.get_by_role("alert")).to_be_visible()
+        await card.get_by_role("textbox", name="Arguments, as JSON").fill('{"host": "web-2"}')
+        await card.get_by_role("button", name="Allow with these").click()
+        await asked
+        assert await assistant.result("deploy") == "deployed to web-2\n"
+        denied = assistant.spawning("deploy", "again", host="web-3")
+        await card.get_by_text("Deny with a reason").click()
+        await card.get_by_role("textbox", name="Why not").fill("not on a Friday")
+        await card.get_by_role("button", name="Deny").last.click()
+        with pytest.raises(AssertionError, match="not on a Friday"):
+            await denied
+
+
+async def test_what_a_person_types_is_not_lost_when_something_happens(workshop: Served) -> None:
+    async with agent(workshop) as assistant, browser() as chromium, page(chromium, WIDE, entry=workshop.entry) as tab:
+        await assistant.spawn("name_release", "name")
+        field = tab.get_by_role("textbox")
+        await field.fill("half a na")
+        await assistant.spawn("shout", "noise", text="x")
+        await expect(tab.get_by_role("link", name="noise", exact=True)).to_be_visible()
+        await expect(field).to_have_value("half a na")
+        await field.press("End")
+        await tab.keyboard.type("me")
+        await tab.keyboard.press("Enter")
+        assert await assistant.result("name") == "called half a name"
+
+
+async def test_a_handle_is_aborted_after_a_second_thought(workshop: Served) -> None:
+    async with agent(workshop) as assistant, browser() as chromium, page(chromium, WIDE, entry=workshop.entry) as tab:
+        uid = await assistant.spawn("build", "app", target="app")
+        await tab.goto(f"{workshop.base}/handles/{uid}")
+        await tab.get_by_text("Abort…").click()
+        await tab.get_by_role("button", name="Abort it").click()
+        await expect(tab.get_by_text("Aborted", exact=False).first).to_be_visible()
+        waited = await assistant.call("await", all=["app"])
+        assert waited["completed"][0]["state"] == "stopped"

@@ -1,0 +1,84 @@
+"""`holdfast abort` and `holdfast revoke` from processes of their own, beside one that runs the tools (L1, C7, D3)."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.e2e.place import Place, spawn
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with ExitStack() as stack:
+        yield Place(tmp_path, stack)
+
+
+def test_C7_abort_ends_what_another_process_runs_and_what_nobody_does(place: Place) -> None:
+    worker = place.worker()
+    (key,) = worker.run(spawn("gate", "g", name="g"), spawn("approve", "a", what="x"))
+    assert place.holdfast("abort", "g", "a") == (0, "g: aborted\na: aborted\n", "")
+    ended = [json.loads(line) for line in place.holdfast("ps", "--all", "--json").out.splitlines()]
+    assert [(fact["id"], fact["state"], fact["ended_by"], fact["message"]) for fact in ended] == [
+        ("g", "stopped", "abort", "Aborted by a person."),
+        ("a", "stopped", "abort", "pending tool completion cancelled"),
+    ]
+    assert place.holdfast("complete", key, "--ok", "1").code == 3  # S2: a late completion changes nothing
+    assert place.holdfast("abort", "g") == (0, "g: had stopped already\n", "")  # twice is harmless
+
+
+def test_L3_abort_json_is_the_reply_of_each_handle(place: Place) -> None:
+    worker = place.worker()
+    worker.run(spawn("gate", "g", name="g"), spawn("gate", "over", name="over"))
+    worker.end("over")
+    place.holdfast("wait", "over")
+    said = place.holdfast("abort", "g", "over", "--json")
+    aborted, over = (json.loads(line) for line in said.out.splitlines())
+    assert len(aborted.pop("uid")) == 32
+    assert aborted == {"id": "g", "state": "stopped", "result": "Aborted by a person.", "ended_by": "abort"}
+    assert (over["id"], over["result"]) == ("over", "over is open")
+    assert said.code == 0
+
+
+def test_abort_all_in_a_conversation_takes_everything_that_lives_there(place: Place) -> None:
+    worker = place.worker()
+    worker.run(spawn("gate", "g", name="g"), spawn("approve", "a", what="x"), spawn("asking", "q"))
+    worker.run(spawn("gate", "other", name="other"), conversation="other")
+    said = place.holdfast("abort", "--all-in", "main")
+    assert (said.code, sorted(said.out.splitlines())) == (0, ["a: aborted", "g: aborted", "q: aborted"])
+    assert [row[0] for row in place.holdfast("ps").rows] == ["other"]
+    assert place.holdfast("abort", "--all-in", "main") == (0, "(nothing runs in main)\n", "")
+
+
+def test_R1_abort_of_a_handle_whose_owner_is_gone_says_who_could_end_it(place: Place) -> None:
+    worker = place.worker()
+    worker.run(spawn("steps", "s"), spawn("approve", "a", what="x"))
+    worker.process.kill()
+    worker.process.wait()
+    said = place.holdfast("abort", "s", "a")
+    assert (said.code, said.out) == (1, "a: aborted\n")
+    assert said.err.startswith("Error: s: The process that ran handle `s` is gone")
+    told = place.holdfast("abort", "s", "--json")
+    assert (told.code, told.json["code"]) == (1, "owner_not_answering")
+
+
+def test_abort_refuses_what_is_not_there_and_what_is_not_meant(place: Place) -> None:
+    worker = place.worker()
+    worker.run(spawn("gate", "g", name="g"))
+    missing = place.holdfast("abort", "g", "nobody")
+    assert missing.code == 2 and "Handle `nobody` not found" in missing.err
+    assert place.holdfast("ps").rows[0][2] == "running"  # and nothing was ended
+    assert "name handles, or a conversation by --all-in" in place.holdfast("abort").err
+    assert place.holdfast("abort", "g", "--all-in", "main").code == 2
+    assert "leave --conversation out" in place.holdfast("abort", "--all-in", "a", "--conversation", "b").err
+
+
+def test_D3_revoke_makes_open_keys_worthless_and_stops_what_is_parked_on_them(place: Place) -> None:
+    worker = place.worker()
+    first, second = worker.run(spawn("approve", "a", what="x"), spawn("approve", "b", what="y"))
+    (other,) = worker.run(spawn("approve", "c", what="z"), conversation="other")
+    assert place.holdfast("revoke", "main") == (0, "2 keys of main revoked\n", "")
+    assert [place.holdfast("complete", key, "--ok", "1").code for key in (first, second, other)] == [4, 4, 0]
+    assert [row[2] for row in place.holdfast("ps", "--all", "--conversation", "main").rows] == ["stopped, error"] * 2
+    assert place.holdfast("revoke", "main", "--json").json == {"revoked": 0}

@@ -1,0 +1,127 @@
+"""`holdfast serve` as a process of its own, in a directory of its own, and who talks to it over HTTP."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import psutil
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "token-of-the-tests-0123456789abcdef"
+PATIENCE = 30.0
+"""Seconds after which something is a hang. Two busy cores make everything slow now and then."""
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """That of a user who has set nothing and has a state directory of their own."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
+    mine = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "XDG_STATE_HOME": str(directory / "state")}
+    return {**kept, **mine}
+
+
+class Served:
+    """A server on a port that stays the same over restarts, with a store in its directory. All it says is in a file."""
+
+    def __init__(self, directory: Path, config: str, *words: str, env: Mapping[str, str] | None = None) -> None:
+        self.directory = directory
+        self.store = directory / "store.db"
+        self.said = directory / "said"
+        self.port = free_port()
+        self.base = f"http://127.0.0.1:{self.port}"
+        self.mcp = f"{self.base}/mcp"
+        self._words = words
+        self._env = {"HOLDFAST_TOKEN": TOKEN} if env is None else env
+        (directory / "holdfast.toml").write_text(config)
+        self.process = self._start()
+
+    @property
+    def entry(self) -> str:
+        """What a browser opens first."""
+        return f"{self.base}/?token={TOKEN}"
+
+    def path(self, name: str) -> str:
+        return str(self.directory / name)
+
+    def open(self, gate: str) -> None:
+        """Let whoever waits at it through."""
+        (self.directory / gate).touch()
+
+    def client(self, **options: object) -> httpx2.AsyncClient:
+        """A client of the API that has the token."""
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        return httpx2.AsyncClient(base_url=self.base, headers=headers, timeout=PATIENCE, **options)  # type: ignore[arg-type]
+
+    def restart(self) -> None:
+        """Start it again where it was, on its store and port."""
+        self.process = self._start()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(PATIENCE)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """End it in good order; its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(PATIENCE)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.stop()
+
+    def memory(self) -> int:
+        """Its resident memory, in bytes."""
+        return int(psutil.Process(self.process.pid).memory_info().rss)
+
+    def descriptors(self) -> int:
+        """How many file descriptors it has open."""
+        return int(psutil.Process(self.process.pid).num_fds())
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        with self.said.open("ab") as said:
+            process = subprocess.Popen(
+                serve(self.store, "--port", str(self.port), *self._words),
+                cwd=self.directory,
+                env={**environment(self.directory), **self._env},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and process.poll() is None:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return process
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        raise AssertionError(f"the server did not start: {self.said.read_text()}")
+
+
+def serve(store: Path, *words: str) -> list[str]:
+    """The command. -W error: a coroutine that nobody awaited is a defect."""
+    return [sys.executable, "-W", "error", "-m", "holdfast", "serve", "--store", f"sqlite:///{store}", *words]
+
+
+@contextmanager
+def served(directory: Path, config: str = "", *words: str, env: Mapping[str, str] | None = None) -> Iterator[Served]:
+    """A server with that configuration; when it has ended, it must not have said anything it should not."""
+    server = Served(directory, config, *words, env=env)
+    try:
+        yield server
+    finally:
+        server.close()
+    said = server.said.read_text()
+    assert "Traceback" not in said and "never awaited" not in said, said
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,243 @@
+"""What a person does on the pages, by forms alone: allow, deny, edit, answer, abort, send, revoke."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+import pytest
+from tests.durable.lives import approval
+from tests.serve.fake_control import FakeControl, NoScreens
+from tests.serve.pages import Page, browser, dashboard
+from tests.turn.calls import STATEFUL, TALKING, call, replies, spawn, texts, wait_all
+
+import holdfast
+from holdfast import Call, HoldfastError, Key, Question
+
+SELECT = {"Select": {"options": ["one", "two"]}}
+
+
+@holdfast.tool(run="ask")
+async def echo(text: str) -> str:
+    """Say it again."""
+    return f"echo {text}"
+
+
+@holdfast.tool(result="ask")
+async def private() -> str:
+    return "a\r\nsecret"
+
+
+@holdfast.tool
+async def asks(call: Call, answer_type: Any = "Text", secret: bool = False) -> str:
+    question = Question(id="q", text="Well?", answer_type=answer_type, secret=secret)
+    return f"answer {json.dumps(await call.ask(question))}"
+
+
+@holdfast.tool(actions=TALKING)
+async def listens(call: Call) -> str:
+    return str(await call.input())
+
+
+TOOLS = [echo, private, asks, listens]
+
+
+def place(answer: httpx2.Response) -> str:
+    """Where a form leads."""
+    assert answer.status_code == 303, answer.text
+    return str(answer.headers["location"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said", "result"),
+    [
+        ({"decision": "approve"}, "allowed", "echo hi"),
+        ({"decision": "deny"}, "denied", "Tool skipped by user."),
+        ({"decision": "deny", "reason": "not <now>"}, "denied", "Tool skipped by user: not <now>"),
+        ({"decision": "edit", "value": '{\r\n "text": "ho"\r\n}'}, "allowed", "echo ho"),
+    ],
+)
+async def test_P1_a_call_is_allowed_denied_or_edited(fields: dict[str, str], said: str, result: str) -> None:
+    async with dashboard(TOOLS) as seen:
+        running = asyncio.ensure_future(texts(seen.turn, call("echo", text="hi")))
+        need = await seen.need()
+        assert place(await seen.answer(need, next="/handles?state=live", **fields)) == f"/handles?state=live&said={said}"
+        assert await running == [result]
+        assert Page((await seen.http.get(f"/?said={said}")).text).all("p", class_="flash")
+
+
+async def test_P5_what_is_remembered_is_not_asked_again() -> None:
+    async with dashboard(TOOLS) as seen:
+        running = asyncio.ensure_future(texts(seen.turn, call("echo", text="a")))
+        await seen.answer(await seen.need(), decision="approve", remember="yes")
+        await running
+        assert await texts(seen.turn, call("echo", text="b")) == ["echo b"]
+
+
+async def test_what_cannot_be_taken_is_shown_again_with_the_reason_and_nothing_is_lost() -> None:
+    async with dashboard(TOOLS) as seen:
+        running = asyncio.ensure_future(texts(seen.turn, call("echo", text="hi")))
+        need = await seen.need()
+        typed = '{"text": "a long text",\n'
+        answer = await seen.answer(need, decision="edit", value=typed)
+        assert answer.status_code == 422
+        page = Page(answer.text)
+        (area,) = page.all("textarea", id=f"edit-{need['id']}")
+        assert area.text.strip() == typed.strip()
+        assert "not JSON" in page.texts("p", class_="problem")[0] and "not JSON" in page.texts("p", class_="flash flash-wrong")[0]
+        await seen.answer(need, decision="edit", value='{"text": 7}')  # JSON, but not what the tool takes
+        need = await seen.need()
+        assert "text" in (await seen.page("/")).texts("p", class_="problem")[0]
+        await seen.answer(need, decision="approve")
+        assert await running == ["echo hi"]
+
+
+@pytest.mark.parametrize(
+    ("answer_type", "value", "result"),
+    [("Boolean", "true", "true"), ("Boolean", "false", "false"), (SELECT, "two", '"two"'), ("Text", " a ü ", '" a ü "')],
+)
+async def test_Q1_a_question_is_answered(answer_type: Any, value: str, result: str) -> None:
+    async with dashboard(TOOLS) as seen:
+        running = asyncio.ensure_future(texts(seen.turn, call("asks", answer_type=answer_type)))
+        answer = await seen.answer(await seen.need(), decision="answer", value=value)
+        assert place(answer) == "/?said=answered"
+        assert json.loads((await running)[0].removeprefix("answer ")) == json.loads(result)
+
+
+async def test_Q7_a_question_that_is_not_answered_ends_the_call() -> None:
+    async with dashboard(TOOLS) as seen:
+        running = asyncio.ensure_future(seen.turn.run([call("asks")]))
+        assert place(await seen.answer(await seen.need(), decision="cancel")) == "/?said=cancelled"
+        (response,) = await running
+        assert response.is_error and response.code == "input_cancelled"
+
+
+async def test_K5_a_secret_is_typed_unseen_and_shown_nowhere() -> None:
+    async with dashboard(TOOLS) as seen:
+        running = asyncio.ensure_future(texts(seen.turn, call("asks", secret=True)))
+        need = await seen.need()
+        page = await seen.page("/")
+        assert page.all("input", type="password", name="value") and not page.all("input", type="text", name="value")
+        answer = await seen.answer(need, decision="nonsense", value="swordfish")
+        assert answer.status_code == 422 and "swordfish" not in answer.text
+        answer = await seen.answer(need, decision="answer", value="swordfish")
+        assert "swordfish" not in place(answer)
+        await running
+
+
+async def test_P5_a_result_is_let_through_edited_as_it_was_typed() -> None:
+    async with dashboard(TOOLS) as seen:
+        running = asyncio.ensure_future(texts(seen.turn, call("private")))
+        answer = await seen.answer(await seen.need(), decision="edit", value="one\r\ntwo")
+        assert place(answer) == "/?said=delivered"
+        assert await running == ["one\ntwo"]
+
+
+async def test_an_answer_that_nobody_needs_any_more_is_told_so() -> None:
+    async with dashboard(TOOLS) as seen:
+        running = asyncio.ensure_future(texts(seen.turn, call("echo", text="hi")))
+        need = await seen.need()
+        await seen.answer(need, decision="approve")
+        await running
+        assert place(await seen.answer(need, decision="deny", next="/keys")) == "/keys?said=gone"
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["https://evil.example/", "//evil.example/", "/\\evil.example", "\\\\evil", "evil", "javascript:alert(1)",
+     "/x\r\nSet-Cookie: a=b", "/\t/evil.example", "", "///evil.example"],
+)  # fmt: skip
+async def test_K1_a_form_leads_to_a_page_of_ours_and_nowhere_else(target: str) -> None:
+    async with browser(FakeControl(), NoScreens()) as http:
+        answer = await http.post("/do/needs/n-1", data={"decision": "approve", "next": target})
+    assert place(answer) == "/?said=allowed"
+    assert "set-cookie" not in answer.headers
+
+
+async def test_the_word_in_the_address_says_only_what_we_say() -> None:
+    async with browser(FakeControl(), NoScreens()) as http:
+        for said in ("<b>call 555</b>", "nonsense", ""):
+            assert not Page((await http.get("/", params={"said": said})).text).all("p", class_="flash")
+
+
+async def test_C7_a_handle_is_aborted_once() -> None:
+    async with dashboard(TOOLS) as seen:
+        await replies(seen.turn, spawn("listens", "l"))
+        uid = (await seen.control.handles())["handles"][0]["uid"]
+        assert place(await seen.http.post(f"/do/handles/{uid}/abort", data={"next": "/"})) == "/?said=aborted"
+        assert (await seen.control.handle(uid))["ended_by"] == "abort"
+        assert place(await seen.http.post(f"/do/handles/{uid}/abort", data={"next": "/"})) == "/?said=stopped"
+
+
+async def test_C6_something_is_sent_to_a_handle_and_a_refusal_says_why() -> None:
+    async with dashboard(TOOLS) as seen:
+        await replies(seen.turn, spawn("listens", "l"))
+        uid = (await seen.control.handles())["handles"][0]["uid"]
+        assert (await seen.http.post(f"/do/handles/{uid}/apply", data={})).status_code == 422
+        answer = await seen.http.post(f"/do/handles/{uid}/apply", data={"value": "hello", "next": "/handles"})
+        assert place(answer) == "/handles?said=sent"
+        assert (await replies(seen.turn, wait_all("l")))[0]["l"]["result"] == "hello"
+        answer = await seen.http.post(f"/do/handles/{uid}/apply", data={"value": "more", "next": "/handles"})
+        assert answer.status_code == 409 and "stopped" in answer.text
+        page = Page(answer.text)
+        assert page.texts("p", class_="flash flash-wrong") and page.all("a", class_="button", href="/handles")
+
+
+async def test_a_handle_that_is_not_there_is_a_page_that_says_so() -> None:
+    async with dashboard(TOOLS) as seen:
+        for act in ("abort", "apply"):
+            answer = await seen.http.post(f"/do/handles/{'0' * 32}/{act}", data={"value": "x"})
+            assert answer.status_code == 404 and "not found" in Page(answer.text).texts("p", class_="flash flash-wrong")[0]
+
+
+async def test_D5_keys_are_revoked_by_conversation() -> None:
+    keys: list[Key] = []
+    async with dashboard([approval(keys, actions=STATEFUL)]) as seen:
+        await replies(seen.turn, spawn("approve", "a"))
+        assert (await seen.http.post("/do/keys/revoke", data={})).status_code == 422
+        answer = await seen.http.post("/do/keys/revoke", data={"conversation": "main", "next": "/keys"})
+        assert place(answer) == "/keys?said=revoked"
+        assert (await seen.runtime.resolve(keys[0], {"status": "ok", "payload": 1})).status == "unknown_or_revoked"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        (b"{}", "application/json", 415),
+        (b"", "", 415),
+        (b"value=%ff", "application/x-www-form-urlencoded", 400),
+        (b"&".join(b"a=1" for _ in range(50)), "application/x-www-form-urlencoded", 400),
+        (b"value=" + b"x" * (4 << 20), "application/x-www-form-urlencoded; charset=utf-8", 413),
+    ],
+)
+async def test_K6_a_form_that_is_none_does_nothing(body: bytes, kind: str, status: int) -> None:
+    control = FakeControl()
+    async with browser(control, NoScreens()) as http:
+        answer = await http.post("/do/needs/n-2", content=body, headers={"content-type": kind})
+        assert answer.status_code == status and "text/html" in answer.headers["content-type"]
+        assert (await http.get("/do/needs/n-2")).status_code == 405
+    assert control.done == []
+
+
+async def test_K4_the_words_of_a_refusal_are_text() -> None:
+    control = FakeControl()
+    control.refusal = HoldfastError("<b>no</b> \x1b[31mred", code="not_running")
+    async with browser(control, NoScreens()) as http:
+        answer = await http.post("/do/handles/x/apply", data={"value": "1"})
+    assert answer.status_code == 409 and "<b>no</b>" not in answer.text and "\x1b" not in answer.text
+    assert "<b>no</b> red" in Page(answer.text).texts("p", class_="flash flash-wrong")[0]
+
+
+async def test_a_prompt_that_is_withdrawn_is_gone_from_the_page() -> None:
+    async with dashboard([holdfast.tool(actions=STATEFUL, run="ask")(_waits)]) as seen:
+        spawning = asyncio.ensure_future(replies(seen.turn, spawn("_waits", "w")))
+        await seen.need()
+        assert (await seen.page("/")).all("article")
+        uid = (await seen.control.handles())["handles"][0]["uid"]
+        await seen.http.post(f"/do/handles/{uid}/abort", data={})
+        await spawning
+        assert not (await seen.page("/")).all("article")
+
+
+async def _waits(call: Call) -> str:
+    return "never asked for"
