@@ -36,7 +36,7 @@ async def test_every_page_is_for_everyone(workshop: Served, camera: Camera, look
         uids = await busy(assistant, workshop)
         asked = assistant.spawning("deploy", "deploy", host="web-1")
         async with page(chromium, look, entry=workshop.entry) as tab:
-            await expect(tab.get_by_role("heading", name="May deploy spawn?")).to_be_visible()
+            await expect(tab.get_by_role("heading", name="May deploy start?")).to_be_visible()
             for name, place in places(uids).items():
                 await tab.goto(workshop.base + place)
                 await expect(tab.get_by_role("heading", level=1)).to_have_count(1)
@@ -46,7 +46,7 @@ async def test_every_page_is_for_everyone(workshop: Served, camera: Camera, look
                     problems.append(f"{tab.url} at {look.name}: is wider than its window")
                 await camera.take(tab, name, look, picture=True)
         asked.cancel()
-    assert problems == []
+    assert not problems, "\n".join(problems)
 
 
 async def settled(tab: Page, name: str) -> None:
@@ -112,8 +112,7 @@ async def test_a_denial_has_its_reason_and_a_bad_answer_can_be_mended(workshop: 
         await card.get_by_text("Deny with a reason").click()
         await card.get_by_role("textbox", name="Why not").fill("not on a Friday")
         await card.get_by_role("button", name="Deny").last.click()
-        with pytest.raises(AssertionError, match="not on a Friday"):
-            await denied
+        assert "not on a Friday" in str(await denied)
 
 
 async def test_what_a_person_types_is_not_lost_when_something_happens(workshop: Served) -> None:

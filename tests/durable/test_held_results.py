@@ -125,7 +125,7 @@ async def test_D7_its_deadline_does_not_undo_what_was_accepted(tmp_path: Path, s
         await rt.resolve(keys[0], ok("the secret"))
         await person.sees()
         clock.at += 3600
-        await rt._deadlines.check()
+        await rt.deadlines.check()
         assert (await rt.handle("a", conversation="main")).state == "running"
         await person.says(Approved())
         assert (await stopped(rt, "a")).outcome == Ok("the secret")

@@ -318,8 +318,14 @@ def test_L1_show_has_everything_and_never_the_key(place: Place) -> None:
     assert "step  burst  error  a pipe has burst" in said.out
     found = place.holdfast("show", "s", "--json")
     assert found.json["journal"] == [
-        {"kind": "step", "name": "make", "ok": True, "value": {"made": 7}},
-        {"kind": "step", "name": "burst", "ok": False, "value": {"type": "error", "message": "a pipe has burst"}},
+        {"kind": "step", "name": "make", "ok": True, "input": 7, "value": {"made": 7}},
+        {
+            "kind": "step",
+            "name": "burst",
+            "ok": False,
+            "input": 7,
+            "value": {"type": "error", "message": "a pipe has burst"},
+        },
     ]
     (wait,) = found.json["waits"]
     assert wait == {"kind": "event", "name": "go:7", "key_id": wait["key_id"], "resolution": None, "revoked": False}

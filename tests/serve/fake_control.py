@@ -89,16 +89,30 @@ def all_needs() -> list[dict[str, Any]]:
     options = {"Select": {"options": ["Keep both", "Overwrite", "Abort the merge"]}}
     text = question("Which release notes should go out with it?", default="The same as last time")
     return [
-        need("n-1", "permission", "deploy", action="spawn", arguments=arguments, may_remember=True, handle_id="deploy-7"),
         need(
-            "n-2", "question", "migrate", handle=UID, handle_id="migrate", may_remember=True,
-            question=question("Drop the column `legacy_id`?", "Boolean", pre_amble="412 rows still have a value there."),
+            "n-1", "permission", "deploy", action="spawn", arguments=arguments, may_remember=True, handle_id="deploy-7"
         ),
-        need("n-3", "question", "merge", question=question("README.md differs on both sides.", options, default="Keep both")),
+        need(
+            "n-2",
+            "question",
+            "migrate",
+            handle=UID,
+            handle_id="migrate",
+            may_remember=True,
+            question=question(
+                "Drop the column `legacy_id`?", "Boolean", pre_amble="412 rows still have a value there."
+            ),
+        ),
+        need(
+            "n-3",
+            "question",
+            "merge",
+            question=question("README.md differs on both sides.", options, default="Keep both"),
+        ),
         need("n-4", "question", "release", question=text, problem="the answer must be a string"),
         need("n-5", "secret", "ssh", question=question("Password for build@ci-4:", secret=True), conversation=AGENT),
         need("n-6", "result", "query", result="id | name\n 1 | Ada\n 2 | Grace", is_error=False),
-    ]  # fmt: skip
+    ]
 
 
 def all_handles() -> list[dict[str, Any]]:
@@ -106,10 +120,22 @@ def all_handles() -> list[dict[str, Any]]:
     now = time.time()
     gone = {"ok": False, "message": "exit code 2: 3 tests failed, 214 passed", "code": "command_failed"}
     return [
-        fact("build-web", last_line="[412/980] compiling src/routes/index.ts", progress={"done": 412, "total": 980, "message": "compiling"}),
+        fact(
+            "build-web",
+            last_line="[412/980] compiling src/routes/index.ts",
+            progress={"done": 412, "total": 980, "message": "compiling"},
+        ),
         fact("build-api", last_line="   Compiling tokio v1.38.0", tool="cargo"),
         fact("shell", last_line="$ tail -f /var/log/syslog", tool="bash", terminal=True, driver="person"),
-        fact("approve-42", parked=True, owner=None, tool="approval", kind="hook", deadline=now + 5400, conversation="billing"),
+        fact(
+            "approve-42",
+            parked=True,
+            owner=None,
+            tool="approval",
+            kind="hook",
+            deadline=now + 5400,
+            conversation="billing",
+        ),
         fact("migrate", "waiting", tool="migrate", question=question("Drop the column `legacy_id`?", "Boolean")),
         fact("queued", "pending", tool="deploy", created=now - 12),
         fact("retry-me", tool="fetch", attempt=3, next_attempt_at=now + 20, conversation=AGENT, kind="agent"),
@@ -118,7 +144,7 @@ def all_handles() -> list[dict[str, Any]]:
         fact("lint", "stopped", stopped=now - 80),
         fact("old", "stopped", ok=False, ended_by="abort", message="aborted by a person", stopped=now - 340),
         fact("slow", "stopped", ok=False, ended_by="timeout", message="ran longer than 60 s", stopped=now - 900),
-    ]  # fmt: skip
+    ]
 
 
 class FakeControl:
@@ -146,9 +172,10 @@ class FakeControl:
         self.asked.append(asked)
         state, limit = asked.get("state"), asked.get("limit", 50)
         found = [
-            fact for fact in self.listed
+            fact
+            for fact in self.listed
             if state in (None, fact["state"]) or (state == "live" and fact["state"] != "stopped")
-        ]  # fmt: skip
+        ]
         return {"handles": found[:limit], "next": found[limit - 1]["uid"] if len(found) > limit else None}
 
     async def handle(self, ref: str, conversation: str | None = None) -> dict[str, Any]:
@@ -176,21 +203,42 @@ class FakeControl:
             (AGENT, 7, 1, now - 9, None, True, "main"),
             (f"{AGENT}/searcher@{UID}", 2, 0, now - 60, None, False, AGENT),
             ("scratch", 1, 0, now - 90000, None, False, None),
-        ]  # fmt: skip
+        ]
         names = ("id", "handles", "live", "updated", "title", "turn_open", "parent")
         return {"conversations": [dict(zip(names, row, strict=True)) for row in rows if self.listed], "next": None}
 
     async def keys(self, conversation: str | None = None) -> list[dict[str, Any]]:
         if not self.listed:
             return []
-        rows = [
-            {"key_id": "k_7f3a9c", "kind": "completion", "name": "", "conversation": "billing", "uid": UID,
-             "id": "approve-42", "deadline": time.time() + 5400},
-            {"key_id": "k_11c0de", "kind": "event", "name": "paid", "conversation": "billing", "uid": UID,
-             "id": "invoice", "deadline": None},
-            {"key_id": "k_90ab12", "kind": "completion", "name": "", "conversation": "main", "uid": UID,
-             "id": "hook-1", "deadline": None},
-        ]  # fmt: skip
+        rows: list[dict[str, Any]] = [
+            {
+                "key_id": "k_7f3a9c",
+                "kind": "completion",
+                "name": "",
+                "conversation": "billing",
+                "uid": UID,
+                "id": "approve-42",
+                "deadline": time.time() + 5400,
+            },
+            {
+                "key_id": "k_11c0de",
+                "kind": "event",
+                "name": "paid",
+                "conversation": "billing",
+                "uid": UID,
+                "id": "invoice",
+                "deadline": None,
+            },
+            {
+                "key_id": "k_90ab12",
+                "kind": "completion",
+                "name": "",
+                "conversation": "main",
+                "uid": UID,
+                "id": "hook-1",
+                "deadline": None,
+            },
+        ]
         return [row for row in rows if conversation in (None, row["conversation"])]
 
     async def notifications(self, **asked: Any) -> dict[str, Any]:
@@ -202,11 +250,25 @@ class FakeControl:
         queued = news | {"conversation": "main", "at": now - 40, "uid": UID, "carriers": ["response"]}
         told = [
             ("news.queued", news, now - 40),
-            ("news.delivered", news | {"number": 8, "kind": "tool.stopped", "level": "info", "message": "`lint` has stopped",
-                                       "carrier": "response"}, now - 70),
-            ("news.removed", news | {"number": 7, "kind": "tool.waiting", "level": "warning", "message": "`migrate` asks",
-                                     "by": "shown"}, now - 90),
-        ]  # fmt: skip
+            (
+                "news.delivered",
+                news
+                | {
+                    "number": 8,
+                    "kind": "tool.stopped",
+                    "level": "info",
+                    "message": "`lint` has stopped",
+                    "carrier": "response",
+                },
+                now - 70,
+            ),
+            (
+                "news.removed",
+                news
+                | {"number": 7, "kind": "tool.waiting", "level": "warning", "message": "`migrate` asks", "by": "shown"},
+                now - 90,
+            ),
+        ]
         history = [
             {"seq": 900 - n, "at": at, "type": type, "conversation": "main", "uid": UID, "data": data}
             for n, (type, data, at) in enumerate(told)
@@ -217,13 +279,23 @@ class FakeControl:
         return {
             "handles": {"pending": 1, "running": 6, "waiting": 1, "stopped": 99_321, "parked": 12},
             "server": {
-                "started": time.time() - 86_000, "calls": 18_442, "bytes_produced": 48_200_000, "bytes_shown": 1_930_000,
-                "waits": 902, "wait_seconds": {"p50": 4.2, "p99": 340.0}, "wakeup_ms": {"p50": 0.8, "p99": 7.4},
-                "commits": 55_120, "streams": 3,
+                "started": time.time() - 86_000,
+                "calls": 18_442,
+                "bytes_produced": 48_200_000,
+                "bytes_shown": 1_930_000,
+                "waits": 902,
+                "wait_seconds": {"p50": 4.2, "p99": 340.0},
+                "wakeup_ms": {"p50": 0.8, "p99": 7.4},
+                "commits": 55_120,
+                "streams": 3,
             },
-            "store": {"path": "/home/ada/.local/share/holdfast/store.db", "bytes": 88_000_000, "last_event": 240_113,
-                      "first_event": 1},
-        }  # fmt: skip
+            "store": {
+                "path": "work.db",
+                "bytes": 88_000_000,
+                "last_event": 240_113,
+                "first_event": 1,
+            },
+        }
 
     async def tools(self) -> list[dict[str, Any]]:
         if not self.listed:
@@ -239,14 +311,31 @@ class FakeControl:
         }
         spawns = ["spawn", "fetch", "apply", "abort"]
         rows: list[dict[str, Any]] = [
-            {"name": "build", "source": "command", "description": "Build a target of the workspace.", "actions": spawns,
-             "parameters": build, "run": "ask"},
-            {"name": "bash", "source": "terminal", "description": "A shell in a terminal.", "actions": spawns,
-             "parameters": {}, "run": "edit"},
-            {"name": "await", "source": "builtin", "description": "Wait until handles have stopped, or need something.",
-             "actions": [], "parameters": {"properties": {"all": {}, "any": {}, "timeout": {"type": "number"}}},
-             "run": "unattended"},
-        ]  # fmt: skip
+            {
+                "name": "build",
+                "source": "command",
+                "description": "Build a target of the workspace.",
+                "actions": spawns,
+                "parameters": build,
+                "run": "ask",
+            },
+            {
+                "name": "bash",
+                "source": "terminal",
+                "description": "A shell in a terminal.",
+                "actions": spawns,
+                "parameters": {},
+                "run": "edit",
+            },
+            {
+                "name": "await",
+                "source": "builtin",
+                "description": "Wait until handles have stopped, or need something.",
+                "actions": [],
+                "parameters": {"properties": {"all": {}, "any": {}, "timeout": {"type": "number"}}},
+                "run": "unattended",
+            },
+        ]
         return rows
 
 

@@ -98,12 +98,14 @@ class Dashboard:
         assert answer.status_code == 200, answer.text
         return Page(answer.text)
 
-    async def need(self, count: int = 1) -> dict[str, Any]:
-        """The newest of so many things that wait for a person, once they do."""
+    async def need(self, after: dict[str, Any] | None = None) -> dict[str, Any]:
+        """What waits for a person, once something does; `after`: something else than this."""
         async with asyncio.timeout(20):
-            while len(listed := await self.control.needs()) < count:  # noqa: ASYNC110 (a prompter tells nobody else)
+            while True:  # a prompter tells nobody else when it is asked
+                found = [need for need in await self.control.needs() if after is None or need["id"] != after["id"]]
+                if found:
+                    return found[0]
                 await asyncio.sleep(0.005)
-        return listed[-1]
 
     async def answer(self, need: dict[str, Any], **fields: str) -> httpx2.Response:
         """Send the form of a need."""

@@ -29,7 +29,9 @@ def environment(directory: Path) -> dict[str, str]:
 class Served:
     """A server on a port that stays the same over restarts, with a store in its directory. All it says is in a file."""
 
-    def __init__(self, directory: Path, config: str, *words: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, directory: Path, config: str, *words: str, env: Mapping[str, str] | None = None, talkative: bool = False
+    ) -> None:
         self.directory = directory
         self.store = directory / "store.db"
         self.said = directory / "said"
@@ -37,6 +39,7 @@ class Served:
         self.base = f"http://127.0.0.1:{self.port}"
         self.mcp = f"{self.base}/mcp"
         self._words = words
+        self._talkative = talkative
         self._env = {"HOLDFAST_TOKEN": TOKEN} if env is None else env
         (directory / "holdfast.toml").write_text(config)
         self.process = self._start()
@@ -86,7 +89,7 @@ class Served:
     def _start(self) -> "subprocess.Popen[bytes]":
         with self.said.open("ab") as said:
             process = subprocess.Popen(
-                serve(self.store, "--port", str(self.port), *self._words),
+                serve(self.store, "--port", str(self.port), *self._words, talkative=self._talkative),
                 cwd=self.directory,
                 env={**environment(self.directory), **self._env},
                 stdin=subprocess.DEVNULL,
@@ -104,15 +107,21 @@ class Served:
         raise AssertionError(f"the server did not start: {self.said.read_text()}")
 
 
-def serve(store: Path, *words: str) -> list[str]:
-    """The command. -W error: a coroutine that nobody awaited is a defect."""
-    return [sys.executable, "-W", "error", "-m", "holdfast", "serve", "--store", f"sqlite:///{store}", *words]
+TALKATIVE = "import logging, holdfast.cli; logging.basicConfig(level=logging.DEBUG); holdfast.cli.main()"
+
+
+def serve(store: Path, *words: str, talkative: bool = False) -> list[str]:
+    """The command. -W error: a coroutine that nobody awaited is a defect. `talkative`: it logs whatever can be."""
+    program = ["-c", TALKATIVE] if talkative else ["-m", "holdfast"]
+    return [sys.executable, "-W", "error", *program, "serve", "--store", f"sqlite:///{store}", *words]
 
 
 @contextmanager
-def served(directory: Path, config: str = "", *words: str, env: Mapping[str, str] | None = None) -> Iterator[Served]:
+def served(
+    directory: Path, config: str = "", *words: str, env: Mapping[str, str] | None = None, talkative: bool = False
+) -> Iterator[Served]:
     """A server with that configuration; when it has ended, it must not have said anything it should not."""
-    server = Served(directory, config, *words, env=env)
+    server = Served(directory, config, *words, env=env, talkative=talkative)
     try:
         yield server
     finally:

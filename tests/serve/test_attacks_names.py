@@ -129,7 +129,8 @@ async def test_K1_nobody_is_sent_away_by_a_form(server: Served, back: str) -> No
                 assert place.startswith("/") and not place.startswith(("//", "/\\")), place
             assert not answered.all("set-cookie")
     answered = await send(server, f"/?token={TOKEN}&next={quote(back)}&back={quote(back)}", token=False)
-    assert answered.all("location") == ["/"]
+    (place,) = answered.all("location")
+    assert place.startswith("/?next=") and TOKEN not in place
 
 
 @pytest.mark.parametrize("evil", ["%0d%0aX-Evil:%201", "%0aX-Evil:%201", "\u0085X-Evil: 1"])

@@ -25,7 +25,7 @@ from tests.turn.people import Asked
 import holdfast
 from holdfast import Call, Key, Pending, Question, Runtime, ToolError, tracing
 from holdfast.handles.observing import Meter
-from holdfast.serve.metrics import Prometheus
+from holdfast.serve.metrics import COUNTERS, GAUGES, HISTOGRAMS, Prometheus
 from holdfast.serve.requests import Requests
 from holdfast.serve.tracing import traced
 from holdfast.turn.prompts import Approved
@@ -276,3 +276,12 @@ async def test_the_traceparent_of_a_request_is_the_parent_of_what_is_done_for_it
     assert first.name == "POST /complete/{key}"
     assert not second.status.is_ok
     assert "secret" not in first.to_json()
+
+
+def test_the_reference_lists_every_metric_with_its_labels() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(holdfast_\w+)` \| ([^|]*)\|", page, re.MULTILINE)
+    listed = {name: tuple(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
+    have = {name: labels for name, (_, *labels) in (*COUNTERS.items(), *GAUGES.items())}
+    have |= {name: labels for name, (_, _, *labels) in HISTOGRAMS.items()}
+    assert listed == {name: tuple(labels) for name, labels in have.items()}

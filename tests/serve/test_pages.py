@@ -1,6 +1,7 @@
 """The pages that list, as they are read: their frame, their words, what they filter and how they go on."""
 
 import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ async def test_a_page_has_landmarks_headings_in_order_and_a_name_for_every_field
     assert len(page.all("main", id="main")) == len(page.all("h1")) == 1
     assert page.all("nav", aria_label="Pages") and page.all("a", class_="skip", href="#main")
     levels = [int(each.tag[1]) for each in page.elements if re.fullmatch("h[1-6]", each.tag)]
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False)), levels
+    assert all(after <= before + 1 for before, after in pairwise(levels)), levels
     labelled = {label.attributes.get("for") for label in page.all("label")}
     wrapped = {id(inner) for label in page.all("label") for inner in label.inside}
     for each in page.elements:
@@ -125,14 +126,17 @@ async def test_home_shows_what_runs_and_what_happened() -> None:
         assert "the disk is full" in happened.text and "failed" in happened.text and "done" in happened.text
 
 
+def ids_on(page: Page) -> list[str]:
+    """The ids of the handles that a page lists."""
+    return [link.text for link in page.all("a") if link.attributes["href"].startswith("/handles/")]
+
+
 async def test_handles_are_filtered_searched_sorted_and_grouped() -> None:
     async with dashboard([quick, fails]) as seen:
         await replies(seen.turn, spawn("quick", "alpha"), spawn("fails", "beta"), spawn("quick", "gamma"))
 
         async def ids(query: str) -> list[str]:
-            page = await seen.page(f"/handles?{query}")
-            (table,) = page.all("table") or [page.all("main")[0]]
-            return [e.text for e in table.inside if e.attributes.get("href", "").startswith("/handles/")]
+            return ids_on(await seen.page(f"/handles?{query}"))
 
         assert await ids("") == ["gamma", "beta", "alpha"]
         assert await ids("sort=oldest") == ["alpha", "beta", "gamma"]
@@ -155,8 +159,9 @@ async def test_a_long_list_goes_on_from_where_it_was() -> None:
         path: str | None = "/handles?tool=quick"
         while path is not None:
             page = await seen.page(path)
-            found += [e.text for e in page.all("table")[0].inside if e.attributes.get("href", "").startswith("/handles/")]
-            (path,) = [link.attributes["href"] for link in page.all("a", rel="next")] or [None]
+            found += ids_on(page)
+            links = [link.attributes["href"] for link in page.all("a", rel="next")]
+            path = links[0] if links else None
             assert path is None or "tool=quick" in path
         assert len(found) == len(set(found)) == 120
 
@@ -174,7 +179,7 @@ async def test_D3_a_key_is_named_by_its_id_and_the_key_is_on_no_page() -> None:
     keys: list[Key] = []
     async with dashboard([approval(keys, actions=STATEFUL)]) as seen:
         await replies(seen.turn, spawn("approve", "a"))
-        assert keys[0].key_id in [text for text in (await seen.page("/keys")).texts("span", class_="mono")]
+        assert keys[0].key_id in (await seen.page("/keys")).texts("span", class_="mono")
         for path in (*PAGES, "/keys?conversation=main", "/keys?conversation=other"):
             assert str(keys[0]) not in (await seen.http.get(path)).text
         assert not (await seen.page("/keys?conversation=other")).all("table")

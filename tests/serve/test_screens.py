@@ -98,7 +98,7 @@ async def post(client: httpx2.AsyncClient, path: str, **body: Any) -> Any:
 
 async def refused(client: httpx2.AsyncClient, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
     answer = await client.post(f"/screens/{path}", json=body)
-    return answer.status_code, answer.json()
+    return answer.status_code, answer.json()["error"]
 
 
 def uid_of(rt: Runtime) -> str:
@@ -106,7 +106,11 @@ def uid_of(rt: Runtime) -> str:
 
 
 async def test_whoever_looks_sees_the_screen_and_each_change_with_its_colours(tmp_path: Path) -> None:
-    async with Runtime([shell()], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn, browsing(rt) as (client, _):
+    async with (
+        Runtime([shell()], store=stored_in(tmp_path)) as rt,
+        rt.turn("main") as turn,
+        browsing(rt) as (client, _),
+    ):
         await reply(turn, spawn("shell", "s"))
         await reply(turn, apply("shell", "s", "printf '\\033[31mred\\033[0m <b>&\\n'\r"))
         async with looking(client, uid_of(rt)) as stream:
@@ -118,7 +122,11 @@ async def test_whoever_looks_sees_the_screen_and_each_change_with_its_colours(tm
 
 
 async def test_one_person_drives_and_types_in_order_and_nothing_twice(tmp_path: Path) -> None:
-    async with Runtime([shell()], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn, browsing(rt) as (client, _):
+    async with (
+        Runtime([shell()], store=stored_in(tmp_path)) as rt,
+        rt.turn("main") as turn,
+        browsing(rt) as (client, _),
+    ):
         await reply(turn, spawn("shell", "s"))
         uid = uid_of(rt)
         async with looking(client, uid) as stream:
@@ -127,14 +135,14 @@ async def test_one_person_drives_and_types_in_order_and_nothing_twice(tmp_path: 
             assert rt.live()[0].driver == "person"
             status, told = await refused(client, f"{uid}/drive", stream=stream.id)
             assert (status, told["code"]) == (409, "driven_by_person")
-            assert "since 20" in told["error"]
+            assert "since 20" in told["message"]
             (response,) = await turn.run([apply("shell", "s", "echo me\r")])
             assert response.code == "driven_by_person"
 
             await post(client, f"{uid}/type", driver=driver, seq=1, data="echo $((40 + 2)) ä; stty size")
             await post(client, f"{uid}/type", driver=driver, seq=1, data="echo twice")
             status, told = await refused(client, f"{uid}/type", driver=driver, seq=3, key="ENTER")
-            assert status == 400 and "does not follow" in told["error"]
+            assert status == 400 and "does not follow" in told["message"]
             await post(client, f"{uid}/type", driver=driver, seq=2, key="ENTER")
             screen = await stream.shows("12 60")
             assert "42 ä" in screen["html"] and "twice" not in screen["html"]
@@ -150,7 +158,11 @@ async def test_one_person_drives_and_types_in_order_and_nothing_twice(tmp_path: 
 
 
 async def test_a_closed_tab_hands_the_terminal_back(tmp_path: Path) -> None:
-    async with Runtime([shell()], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn, browsing(rt) as (client, all):
+    async with (
+        Runtime([shell()], store=stored_in(tmp_path)) as rt,
+        rt.turn("main") as turn,
+        browsing(rt) as (client, all),
+    ):
         await reply(turn, spawn("shell", "s"))
         uid = uid_of(rt)
         async with looking(client, uid) as stream:
@@ -162,7 +174,11 @@ async def test_a_closed_tab_hands_the_terminal_back(tmp_path: Path) -> None:
 
 
 async def test_what_is_interrupted_is_interrupted_and_what_is_pasted_is_no_key(tmp_path: Path) -> None:
-    async with Runtime([shell()], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn, browsing(rt) as (client, _):
+    async with (
+        Runtime([shell()], store=stored_in(tmp_path)) as rt,
+        rt.turn("main") as turn,
+        browsing(rt) as (client, _),
+    ):
         await reply(turn, spawn("shell", "s"))
         uid = uid_of(rt)
         async with looking(client, uid) as stream:
@@ -184,7 +200,11 @@ async def test_what_is_interrupted_is_interrupted_and_what_is_pasted_is_no_key(t
 
 async def test_what_a_program_asks_its_terminal_is_answered_while_a_person_drives(tmp_path: Path) -> None:
     ask = r"""printf '\033[6n'; IFS= read -rsd R place; echo "at ${place#*[}" """
-    async with Runtime([shell()], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn, browsing(rt) as (client, _):
+    async with (
+        Runtime([shell()], store=stored_in(tmp_path)) as rt,
+        rt.turn("main") as turn,
+        browsing(rt) as (client, _),
+    ):
         await reply(turn, spawn("shell", "s"))
         uid = uid_of(rt)
         async with looking(client, uid) as stream:
@@ -225,7 +245,7 @@ async def test_what_does_not_run_or_is_no_terminal_is_refused_with_the_reason(tm
     async with Runtime([idle], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn, browsing(rt) as (client, _):
         await reply(turn, spawn("idle", "i"))
         answer = await client.get(f"/screens/{uid_of(rt)}")
-        assert (answer.status_code, answer.json()["error"]) == (400, "handle `i` is no terminal")
+        assert (answer.status_code, answer.json()["error"]["message"]) == (400, "handle `i` is no terminal")
         assert (await client.get("/screens/nobody")).status_code == 404
         assert (await client.post(f"/screens/{uid_of(rt)}/drive", content=b"[")).status_code == 400
-        assert (await client.post(f"/screens/{uid_of(rt)}/type", content=b"x" * (2 << 20))).status_code == 400
+        assert (await client.post(f"/screens/{uid_of(rt)}/type", content=b"x" * (2 << 20))).status_code == 413

@@ -244,6 +244,9 @@ async def test_R4_a_killed_process_leaves_all_of_a_commit_or_nothing(tmp_path: P
         assert first is not None and (first.owner is None) is happened
         assert len(await store.process_events("p")) == (2 if happened else 1)
         assert (await store.handle(uid(2)) is not None) is happened
+        told = ["handle.created", "process.event", "handle.stopped", "process.event", "handle.created"]
+        assert [event.type for event in await store.events()] == (told if happened else told[:2])
+        assert await store.events_range() == (1, len(told) if happened else 2)
 
 
 _MAKES = """

@@ -47,8 +47,9 @@ def second_version(path: Path, states: list[bytes], stopped: list[bool]) -> None
     for number, (state, over) in enumerate(zip(states, stopped, strict=True)):
         columns: dict[str, Any] = {
             "uid": uid(number), "id": f"h{number}", "tool": "deploy", "conversation": "main", "turn": "t", "batch": 1,
-            "position": 0, "call_id": "c", "kind": "tool", "priority": 0, "stateful": 1, "fence": 1,
-            "state_name": "stopped" if over else "running", "attempt": 1, "cursor": 0, "state": state, "arguments": b"{}", "stopped_at": NOON + 1 if over else None,
+            "position": 0, "call_id": "c", "kind": "tool", "priority": 0, "stateful": 1, "fence": 1, "attempt": 1,
+            "state_name": "stopped" if over else "running", "cursor": 0, "state": state, "arguments": b"{}",
+            "stopped_at": NOON + 1 if over else None,
         }  # fmt: skip
         places = ", ".join("?" for _ in columns)
         connection.execute(f"INSERT INTO handles ({', '.join(columns)}) VALUES ({places})", tuple(columns.values()))

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from holdfast.runtime import Runtime
     from holdfast.turn import frames
 
-_LIVE = ("pending", "running", "waiting")
 _TAIL_BYTES = 4096
 
 
@@ -63,21 +62,16 @@ class Stored:
         after: str | None = None,
         limit: int = 50,
     ) -> dict[str, Any]:
-        states = _LIVE if state == "live" else (state,)
-        records: list[Record] = []
-        for each in states:
-            parked, name = (True, None) if each == "parked" else (None, each)
-            stateful = None if oneshot else True
-            records += await self._store.handles(
-                conversation=conversation,
-                state=name,
-                parked=parked,
-                stateful=stateful,
-                after=after,
-                limit=limit + 1,
-                newest=sort == "newest",
-            )
-        records.sort(key=lambda record: record.uid, reverse=sort == "newest")  # they begin with the time
+        records = await self._store.handles(
+            conversation=conversation,
+            state=None if state in ("live", "parked") else state,
+            live=state == "live",
+            parked=True if state == "parked" else None,
+            stateful=None if oneshot else True,
+            after=after,
+            limit=limit + 1,
+            newest=sort == "newest",
+        )
         listed = records[:limit]
         return {
             "handles": [facts(self._store, record) for record in listed],
@@ -97,14 +91,16 @@ class Stored:
         }
 
     async def waits_for_resume(self, uid: str) -> bool:
-        from holdfast.tools.builtin import NAMES
+        record = await self._record(uid)
+        turn = await self._store.turn(record.conversation)
+        if turn is None or not turn.waits_for(record):
+            return False
+        if isinstance(record.state, Pending):
+            return True
+        from holdfast.tools.builtin import NAMES  # takes a while
         from holdfast.tools.waiting import LASTING
 
-        record = await self._record(uid)
-        if not isinstance(record.state, Pending) and (record.tool not in NAMES or record.tool in LASTING):
-            return False
-        turn = await self._store.turn(record.conversation)
-        return turn is not None and turn.waits_for(record)
+        return record.tool in NAMES and record.tool not in LASTING
 
     def talk(self, fact: dict[str, Any], want: "frames.Want") -> "AbstractAsyncContextManager[Talk]":
         return self._talk(fact["uid"], want)

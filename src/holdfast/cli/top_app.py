@@ -87,8 +87,8 @@ class Top(Acting, App[None]):
         self.keep_up()
         self.set_interval(1.0, self.draw)
 
-    def on_unmount(self) -> None:
-        self._glances.close()
+    async def on_unmount(self) -> None:
+        await self._glances.close()
 
     # Hearing and reading
 
@@ -141,7 +141,13 @@ class Top(Acting, App[None]):
             return
         rows = self.model.rows()
         keys = [row.key for row in rows]
-        if keys != self._keys or len(self._widths) != len(HEAD):
+        wanted = widths(rows, self.table.size.width or self.size.width)
+        if (
+            keys != self._keys
+            or not self._widths
+            or any(new > old for new, old in zip(wanted, self._widths, strict=True))
+        ):
+            self._widths = wanted
             self._rebuild(rows)
         else:
             self._update(rows)
@@ -157,7 +163,6 @@ class Top(Acting, App[None]):
     def _rebuild(self, rows: list[Row]) -> None:
         table, before = self.table, self._under_cursor()
         at = table.cursor_row
-        self._widths = widths(rows, table.size.width or self.size.width)
         with self.batch_update():
             table.clear(columns=True)
             for title, width in zip(HEAD, self._widths, strict=True):

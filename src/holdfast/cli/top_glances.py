@@ -38,9 +38,12 @@ class Glances:
         else:
             self._silent.difference_update(uids)
 
-    def close(self) -> None:
-        for task in self._listening.values():
+    async def close(self) -> None:
+        """Listen to none any more."""
+        tasks = list(self._listening.values())
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _listen(self, fact: Fact) -> None:
         uid = fact["uid"]

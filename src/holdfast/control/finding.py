@@ -79,11 +79,13 @@ async def _in(store: Store, conversation: str, ids: list[str]) -> dict[str, list
 
 async def _everywhere(store: Store, ids: list[str]) -> dict[str, list[Record]]:
     """By id: the newest handle that bears it of each conversation that has one."""
-    wanted, after = set(ids), None
-    newest: dict[str, dict[str, Record]] = {}
-    while page := await store.handles(stateful=None, after=after, limit=_PAGE):
-        for record in page:  # oldest first, so the last one is the newest
-            if record.id in wanted:
-                newest.setdefault(record.id, {})[record.conversation] = record
-        after = page[-1].uid
-    return {id: list(records.values()) for id, records in newest.items()}
+    found: dict[str, list[Record]] = {}
+    for id in ids:
+        newest: dict[str, Record] = {}
+        after = None
+        while page := await store.handles(search=id, stateful=None, after=after, limit=_PAGE):
+            newest |= {record.conversation: record for record in page if record.id == id}  # the oldest come first
+            after = page[-1].uid
+        if newest:
+            found[id] = list(newest.values())
+    return found

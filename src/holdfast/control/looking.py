@@ -121,7 +121,7 @@ class Looking:
 
     async def journal(self, uid: str) -> list[dict[str, Any]]:
         """What a replay of the call would find again: steps with what went in and what came out."""
-        return [entry_json(entry) for entry in await self._store.journal(uid)]
+        return [entry_json(entry) for entry in await self._store.journal(uid) if entry.kind != "trace"]
 
     async def timeline(self, uid: str) -> list[dict[str, Any]]:
         """What has happened to a handle, oldest first, as far as it is kept."""

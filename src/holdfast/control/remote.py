@@ -118,7 +118,10 @@ class RemoteControl(Requests):
     async def follow(self, uid: str, offset: int = 0) -> AsyncIterator[dict[str, Any]]:
         """What it prints and how it changes, as it happens, until it has stopped."""
         async for event in self.stream(f"/api/handles/{_part(uid)}/follow", offset=offset):
-            yield msgspec.json.decode(event.data)
+            told = msgspec.json.decode(event.data)
+            if event.event == "refused":
+                raise HoldfastError(told["message"], code=told["code"])
+            yield told
 
     def talk(self, fact: Mapping[str, Any], want: frames.Want) -> AbstractAsyncContextManager[Talk]:
         return self._talk(str(fact["uid"]), want)
@@ -138,11 +141,17 @@ class RemoteControl(Requests):
         finally:
             await talk.close()
 
-    async def apply(self, uid: str, input: Any = None, keys: Sequence[str] = ()) -> Any:
-        return await self.post(f"/api/handles/{_part(uid)}/apply", {"input": input, "keys": list(keys)})
+    async def apply(self, uid: str, input: Any = None, keys: Sequence[str] = (), *, secret: bool = False) -> Any:
+        return await self.post(
+            f"/api/handles/{_part(uid)}/apply", {"input": input, "keys": list(keys), "secret": secret}
+        )
 
-    async def abort(self, uid: str, by: str = "a person") -> Any:
-        return await self.post(f"/api/handles/{_part(uid)}/abort", {})
+    async def answer(self, uid: str, value: Any, *, question: str | None = None) -> Any:
+        given = {"answer": value} | ({} if question is None else {"question": question})
+        return await self.post(f"/api/handles/{_part(uid)}/answer", given)
+
+    async def abort(self, uid: str) -> Any:
+        return await self.post(f"/api/handles/{_part(uid)}/abort", {}, timeout=None)
 
     async def wait_for(self, facts: Sequence[dict[str, Any]], *, any: bool, timeout: float | None) -> dict[str, Any]:
         uids = [fact["uid"] for fact in facts]
@@ -180,8 +189,8 @@ class RemoteControl(Requests):
         found: dict[str, Any] = await self.get("/api/conversations", after=after, limit=limit)
         return found
 
-    async def conversation(self, id: str) -> Any:
-        return await self.get(f"/api/conversations/{_part(id)}")
+    async def conversation(self, id: str, *, before: int | None = None, limit: int = 20) -> Any:
+        return await self.get(f"/api/conversations/{_part(id)}", before=before, limit=limit)
 
     async def calls(self, conversation: str, turn: str | None = None) -> Any:
         return await self.get("/api/calls", conversation=conversation, turn=turn)
@@ -190,7 +199,7 @@ class RemoteControl(Requests):
         return await self.get("/api/transcript", conversation=id, after=after, limit=limit)
 
     async def forget(self, conversation: str) -> dict[str, Any]:
-        forgotten: dict[str, Any] = await self.post("/api/conversations/forget", {"conversation": conversation})
+        forgotten: dict[str, Any] = await self.post("/api/forget", {"conversation": conversation})
         return forgotten
 
     # Keys, news, and the rest
@@ -231,9 +240,11 @@ class RemoteControl(Requests):
     async def events(
         self, after: int | None = None, *, conversation: str | None = None, uid: str | None = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """The store's events, as they happen; `{"type": "reset"}` if some after that place are not kept any more."""
+        """The store's events, as they happen. Some have no `seq`, as they are not stored: `reset`, if events after that
+        place are not kept any more, and `needs`, when something else waits for a person."""
         async for event in self.stream("/api/events", after=after, conversation=conversation, uid=uid):
-            yield {"type": "reset"} if event.event == "reset" else msgspec.json.decode(event.data)
+            told = msgspec.json.decode(event.data)
+            yield told if "seq" in told else {"type": event.event, "data": told}
 
 
 def _part(text: str) -> str:

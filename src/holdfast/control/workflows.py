@@ -7,6 +7,7 @@ where it is now. No expression is evaluated; which way a choice went is seen fro
 A step is `done`, `failed`, `skipped` (it was passed by, or its list was never entered), `current` or `to come`.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -176,27 +177,22 @@ class _Walk:
         return ends
 
     def _rounds(self, step: dict[str, Any], name: str, began: float | None, seen: _Seen) -> list[_End | None]:
-        """The rounds of a loop: those that left a trace and, one after another, the next."""
+        """The rounds of a loop: those that left a trace and, if these have ended and it has not, the next."""
+        steps = _lists(step)[0].steps
         ends: list[_End | None] = []
-        count = 0
-        while (prefix := f"{name}/{count}/") in self._below or (
-            count > 0 and ends[-1] is not None and ends[-1].state == "done" and name not in self._entries
-            and count < self._items(step)
-        ):  # fmt: skip
-            last = ends[-1] if ends else None
-            end = self.through(_lists(step)[0].steps, prefix, began if last is None else last.at, begun=True)
-            ends.append(end)
-            count += 1
-        if count == 0 and name not in self._entries:
-            ends.append(self.through(_lists(step)[0].steps, f"{name}/0/", began, begun=True))
-            count = 1
-        seen.entered[_EACH] = count
+        last: _End | None = _End("done", began)
+        while (prefix := f"{name}/{len(ends)}/") in self._below:
+            last = self.through(steps, prefix, began if last is None else last.at, begun=True)
+            ends.append(last)
+        if name not in self._entries and last is not None and last.state == "done" and len(ends) < self._items(step):
+            ends.append(self.through(steps, f"{name}/{len(ends)}/", last.at, begun=True))
+        seen.entered[_EACH] = len(ends)
         return ends
 
-    def _items(self, step: dict[str, Any]) -> int:
-        """How many rounds a loop has, if its items are written down; else it cannot be told."""
+    def _items(self, step: dict[str, Any]) -> float:
+        """How many rounds a loop has, if its items are written down; else there may always be one more."""
         items = _config(step, "items", None)
-        return len(items) if isinstance(items, list) else 0
+        return len(items) if isinstance(items, list) else math.inf
 
     def _entered(self, name: str) -> bool:
         return any(place.startswith(f"{name}/") for place in self._below)

@@ -83,15 +83,24 @@ class Journal:
     def recorded(self, kind: EntryKind, name: str) -> Entry | None:
         return self._entries.get((kind, name))
 
-    def op(self, kind: EntryKind, name: str, value: Any, digest: bytes = b"") -> Journaled:
-        """The operation that records a value, for whoever has others to write with it."""
-        return Journaled(self._uid, self._fence, kind, name, digest, _encode(value))
+    def op(self, kind: EntryKind, name: str, value: Any, digest: bytes = b"", *, given: Any = None) -> Journaled:
+        """The operation that records a value, for whoever has others to write with it. `given`: what it answers."""
+        asked = b"" if given is None else _encode(given)
+        return Journaled(self._uid, self._fence, kind, name, digest, _encode(value), input=asked)
 
     async def record(
-        self, kind: EntryKind, name: str, value: bytes, digest: bytes = b"", *, ok: bool = True, also: Sequence[Op] = ()
+        self,
+        kind: EntryKind,
+        name: str,
+        value: bytes,
+        digest: bytes = b"",
+        *,
+        ok: bool = True,
+        given: bytes = b"",
+        also: Sequence[Op] = (),
     ) -> Sequence[Any]:
         """Write an entry, and other operations with it, as one commit; their results."""
-        entry = Journaled(self._uid, self._fence, kind, name, digest, value, ok)
+        entry = Journaled(self._uid, self._fence, kind, name, digest, value, ok, given)
         return await self._registry.write((entry, *also, *self._printed()))
 
     def _printed(self) -> tuple[Wrote, ...]:
@@ -116,7 +125,7 @@ class Journal:
             return _replayed(step_id, entry, digest)
         self._running += 1
         try:
-            return await self._do(step_id, digest, function, argument)
+            return await self._do(step_id, given, digest, function, argument)
         finally:
             self._running -= 1
             if not self._running and self._idle is not None:
@@ -128,7 +137,7 @@ class Journal:
             self._idle = asyncio.Event()
             await self._idle.wait()
 
-    async def _do(self, step_id: str, digest: bytes, function: Any, argument: Any) -> Any:
+    async def _do(self, step_id: str, given: bytes, digest: bytes, function: Any, argument: Any) -> Any:
         try:
             traces = self._registry.traces
             with NOTHING if traces is None else traces.step(step_id):
@@ -142,10 +151,10 @@ class Journal:
             if not isinstance(error, ToolError):
                 _log.error("step `%s` of call %s raised", step_id, self._uid, exc_info=error)
             raised = error if isinstance(error, ToolError) else ToolError(_words(error))
-            await self.record("step", step_id, _encode(error_of(raised)), digest, ok=False)
+            await self.record("step", step_id, _encode(error_of(raised)), digest, ok=False, given=given)
             raise raised from (None if raised is error else error)
         value = to_bytes(result, f"the result of step `{step_id}`")
-        op = Journaled(self._uid, self._fence, "step", step_id, digest, value)
+        op = Journaled(self._uid, self._fence, "step", step_id, digest, value, True, given)
         await self._registry.write((op, *self._printed()))
         return _decode(value)
 

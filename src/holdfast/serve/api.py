@@ -2,7 +2,8 @@
 them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from typing import Any
 
@@ -28,9 +29,13 @@ _BIG = 2**53
 _FOREVER = 86_400.0 * 30
 
 
-def routes(control: Control, feed: Feed) -> list[BaseRoute]:
+Counting = Callable[[str], AbstractContextManager[None]]
+"""Counts a stream of that kind while it is open."""
+
+
+def routes(control: Control, feed: Feed, counting: Counting) -> list[BaseRoute]:
     """The routes of the API; `Door` has seen to who may use them."""
-    made = Api(control, feed).operations()
+    made = Api(control, feed, counting).operations()
     limit = control.runtime.limits.arguments_bytes
     description = described(made, SCHEMAS, version("holdfast"))
 
@@ -75,9 +80,10 @@ _NAMES = {"type": "array", "items": TEXT, "maxItems": 1000}
 class Api:
     """The operations of a control."""
 
-    def __init__(self, control: Control, feed: Feed) -> None:
+    def __init__(self, control: Control, feed: Feed, counting: Counting) -> None:
         self._control = control
         self._feed = feed
+        self._counting = counting
 
     def operations(self) -> list[Operation]:
         """All of them."""
@@ -150,7 +156,7 @@ class Api:
                 path="/api/glances",
                 summary="The last line and the progress of handles, when they change.",
                 query=(_text("uids", "Uids, with commas between them.", required=True),),
-                streams=lambda given, request: EventStream(self._glances(given["uids"])),
+                streams=lambda given, request: self._stream("glances", self._glances(given["uids"])),
             ),
         ]
 
@@ -375,6 +381,9 @@ class Api:
 
     # Not plain answers
 
+    def _stream(self, kind: str, chunks: AsyncIterator[bytes]) -> EventStream:
+        return EventStream(chunks, self._counting(kind))
+
     async def _output(self, given: Given) -> Any:
         raw = given.pop("format", "json") == "raw"
         found = await self._control.output(given.pop("uid"), **given)
@@ -386,7 +395,7 @@ class Api:
     def _follow(self, given: Given, request: Request) -> EventStream:
         last = request.headers.get("last-event-id", "")
         offset = int(last) if last.isascii() and last.isdigit() and len(last) < 16 else given.get("offset", 0)
-        return EventStream(self._followed(given["uid"], offset))
+        return self._stream("output", self._followed(given["uid"], offset))
 
     async def _followed(self, uid: str, offset: int) -> AsyncIterator[bytes]:
         try:
@@ -400,7 +409,8 @@ class Api:
         after = given.get("after")
         if last.isascii() and last.isdigit() and len(last) < 16:
             after = int(last)
-        return EventStream(self._told(after, given.get("conversation") or None, given.get("uid") or None))
+        told = self._told(after, given.get("conversation") or None, given.get("uid") or None)
+        return self._stream("events", told)
 
     async def _told(self, after: int | None, conversation: str | None, uid: str | None) -> AsyncIterator[bytes]:
         async for group in self._feed.listen(after, conversation=conversation, uid=uid):

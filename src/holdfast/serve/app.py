@@ -61,7 +61,14 @@ class App:
         inner = mcp_app(self._server)
         inner.router.routes += self._routes()
         guarded = ServeDoor(
-            inner, owner, principals, hosts, port=port, secure=secure, metrics_open=loopback
+            inner,
+            owner,
+            principals,
+            hosts,
+            port=port,
+            secure=secure,
+            metrics_open=loopback,
+            longest=self.runtime.limits.line_bytes,
         )
         return Requests(traced(guarded), self._metrics)
 
@@ -70,7 +77,7 @@ class App:
             Route("/healthz", self._health),
             Route("/metrics", self._metrics.page),
             *attaching.routes(self._control),
-            *api.routes(self._control, self.feed),
+            *api.routes(self._control, self.feed, self._metrics.stream),
             *self.screens.routes(),
             *pages.routes(self._control, self.screens),
         ]

@@ -52,14 +52,16 @@ class ServeDoor(Door):
         port: int = 0,
         secure: bool = False,
         metrics_open: bool = True,
+        longest: int = 16 << 20,
     ) -> None:
         """`owner` is the owner's token, `principals` are tokens for `/mcp` by whose they are. `metrics_open`: none is
-        needed for `/metrics`, as only this machine can reach it. `secure`: browsers reach it by https."""
+        needed for `/metrics`, as only this machine can reach it. `secure`: browsers reach it by https. `longest`: bytes of a body."""
         super().__init__(app, dict(principals or {}), hosts)
         self._any_host = any(host in ("0.0.0.0", "::", "[::]") for host in hosts)
         self._owner = owner.encode()
         self._port = port
         self._secure = secure
+        self._longest = longest
         self._open = (*_OPEN, "/metrics") if metrics_open else _OPEN
         self._badge = hmac.new(self._owner, b"holdfast dashboard cookie", hashlib.sha256).hexdigest()
 
@@ -89,6 +91,9 @@ class ServeDoor(Door):
         if wrong is not None:
             return wrong
         path, method = scope["path"], scope["method"]
+        length = headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and int(length) > self._longest:  # before any of it is read
+            return refused("limit_exceeded", f"the body is larger than {self._longest} bytes", 413)
         if path == "/login" and method == "POST":
             return await self._login(receive)
         given = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("token")

@@ -92,6 +92,8 @@ class _View:
         self.changed: dict[str, asyncio.Event] = {}
         """By the id of a stream: that there is something new for it."""
         self.driver: _Driver | None = None
+        self.taken = 0
+        """How often it was taken over: by this whoever drives tells what was shown before they did."""
         self.alone: asyncio.TimerHandle | None = None
         self.over = False
         self.why: str | None = None
@@ -112,8 +114,8 @@ class _View:
             self._ended()
 
     def tell(self) -> None:
-        for event in self.changed.values():
-            event.set()
+        for news in self.changed.values():
+            news.set()
 
     async def hand_back(self) -> None:
         self.driver = None
@@ -198,12 +200,18 @@ class Screens:
     async def _stream(self, request: Request) -> ASGIApp:
         uid = request.path_params["uid"]
         try:
-            view = await self._view(uid)
+            if uid not in self._views:
+                (await self._watched(uid)).close()
         except HoldfastError as error:
             return refusal(error)
-        return EventStream(self._events(uid, view))
+        return EventStream(self._events(uid))
 
-    async def _events(self, uid: str, view: _View) -> AsyncIterator[bytes]:
+    async def _events(self, uid: str) -> AsyncIterator[bytes]:
+        try:
+            view = await self._view(uid)  # here, as a client may have gone before it was sent anything
+        except HoldfastError as error:
+            yield event("end", {"why": error.message})
+            return
         id, news = secrets.token_urlsafe(16), asyncio.Event()
         news.set()
         view.changed[id] = news
@@ -216,7 +224,7 @@ class Screens:
                 over = view.over
                 if not over:
                     now = as_json(view.watched.shown(), view.watched.driver)
-                    now["mine"] = view.driver is not None and view.driver.stream == id
+                    now |= {"mine": view.driver is not None and view.driver.stream == id, "taken": view.taken}
                     if now != last:
                         last = now
                         yield event("screen", now)
@@ -252,10 +260,11 @@ class Screens:
             self._left(uid)
             raise
         driver = view.driver = _Driver(want.stream)
+        view.taken += 1
         if want.stream is None:
             view.alone = asyncio.get_running_loop().call_later(ALONE, self._end, uid, driver)
         view.tell()
-        return {"driver": driver.id}
+        return {"driver": driver.id, "taken": view.taken}
 
     def _end(self, uid: str, driver: _Driver) -> None:
         view = self._views.get(uid)

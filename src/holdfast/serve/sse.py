@@ -7,12 +7,14 @@ is between us and the client from taking the connection for dead.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 BEAT_SECS = 15.0
+_FIRST = b": holdfast\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -27,13 +29,18 @@ def event(name: str, data: Any, id: int | None = None) -> bytes:
 
 
 class EventStream:
-    """An ASGI response. `first` is sent at once, so that the client knows that it is heard."""
+    """An ASGI response. A comment is sent at once, so that the client knows that it is heard."""
 
-    def __init__(self, chunks: AsyncIterator[bytes], first: bytes = b": holdfast\n\n") -> None:
+    def __init__(self, chunks: AsyncIterator[bytes], counted: AbstractContextManager[None] | None = None) -> None:
+        """`counted` is entered while it goes on."""
         self._chunks = chunks
-        self._first = first
+        self._counted = counted or contextlib.nullcontext()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._counted:
+            await self._go_on(receive, send)
+
+    async def _go_on(self, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         sending = asyncio.ensure_future(self._send(send))
         watching = asyncio.ensure_future(_watch(receive, send))
@@ -48,7 +55,7 @@ class EventStream:
             await asyncio.gather(sending, watching, return_exceptions=True)
 
     async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        await send({"type": "http.response.body", "body": _FIRST, "more_body": True})
         try:
             async for chunk in self._chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})

@@ -24,6 +24,8 @@ from holdfast.turn.frames import Size
 from holdfast.turn.replies import time_of_day
 from holdfast.turn.streams import Streams
 
+PAUSE = 0.05
+"""Seconds between two looks at a terminal that nobody drives."""
 _HIDDEN = b"\x1b[?25l"
 _BRACKETED = b"\x1b[?2004h"
 _FIRST = Size(24, 80)
@@ -136,15 +138,24 @@ class Here:
                     sending.result()
                     return
                 kind, payload = receiving.result()
-                if kind == frames.OUTPUT and self._answering is not None:
-                    self._answering.feed(payload)
+                if self._answering is not None:
+                    self._answer(kind, payload)
                 yield
+                if self._answering is None:
+                    await asyncio.sleep(PAUSE)  # whoever falls far behind is given the screen instead of all output
                 pipe.taken()
         finally:
             for task in (sending, receiving):
                 if task is not None:
                     task.cancel()
             await asyncio.gather(sending, return_exceptions=True)
+
+    def _answer(self, kind: str, payload: bytes) -> None:
+        assert self._answering is not None
+        if kind == frames.OUTPUT:
+            self._answering.feed(payload)
+        elif kind == frames.SCREEN:
+            self._answering.feed(b"\x1bc" + painting_of(self._live))
 
     async def drive(self, size: Size) -> None:
         handle, run = self._handle, self._handle.run

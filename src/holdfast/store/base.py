@@ -191,7 +191,8 @@ class Store(Protocol):
     trouble: str | None
     """Why it cannot write at present; None: it can."""
     on_commit: Callable[[], None] | None
-    """Called after commits of ours that wrote events, when those have been told. What others write is `heard`."""
+    """Called after commits of ours that wrote events, when those have been told; now and then there is none after all.
+    What others write is `heard`."""
 
     async def open(self, heard: Heard) -> None:
         """Be ready. Raises `HoldfastError` if that cannot be, and then has changed nothing."""

@@ -218,7 +218,7 @@ class Call:
             entry = journal.recorded("ask", name)
             if entry is not None:
                 return msgspec.json.decode(entry.value)
-            record = partial(journal.op, "ask", name)
+            record = partial(journal.op, "ask", name, given=question)
         if self._asking is None:
             self._asking = asyncio.Lock()
         queued = self._queued = self._queued or []

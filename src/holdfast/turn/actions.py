@@ -142,7 +142,7 @@ class Actions:
         uid = slot.handle.uid if slot.handle is not None else None
         told = answered(self._registry, uid, "permission", said)
         slot.asking = self._permission.ask(
-            tool, slot.action, slot.handle_id, slot.arguments, conversation, check, told, slot.people
+            tool, slot.action, slot.handle_id, slot.arguments, conversation, check, told, slot.people, uid
         )
 
     def _named_handle(self, slot: Slot, handles: Handles) -> Handle:

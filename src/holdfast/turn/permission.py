@@ -78,6 +78,7 @@ class Permission:
         check: Check,
         then: Callable[[Outcome | dict[str, Any]], None],
         people: People | None = None,
+        uid: str | None = None,
     ) -> Asking:
         """Ask the person. `then` gets the arguments to run with, or how the call ends without running."""
         prompt = RunTool(
@@ -88,6 +89,7 @@ class Permission:
             conversation=conversation,
             edit=_mode(tool, action) == "edit",
             digest=digest(tool.name, action, id, arguments),
+            uid=uid,
         )
         asked = people or self.people_of(conversation) or self._people
         return _ToRun(asked, self._remembered, prompt, check, then).asking

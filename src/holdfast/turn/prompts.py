@@ -29,6 +29,8 @@ class RunTool(msgspec.Struct, frozen=True, kw_only=True, tag="run_tool"):
     """Of tool, action, id and arguments: an approval is for just these (P5)."""
     problem: str | None = None
     """Why what was said to this prompt before could not be taken: edited arguments that do not fit, say."""
+    uid: str | None = None
+    """The handle's."""
 
 
 class DeliverResult(msgspec.Struct, frozen=True, kw_only=True, tag="deliver_result"):

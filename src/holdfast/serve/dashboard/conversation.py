@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -24,6 +25,7 @@ TURNS = 5
 LINES = 60
 """Lines of what was said, of a page."""
 _BELOW = 200
+_INQUIRIES = 20
 
 
 def routes(look: Look, control: "Control") -> list[BaseRoute]:
@@ -57,6 +59,7 @@ class _Page:
             newest=path if before is not None else None,
             older=f"{path}?{urlencode({'before': following})}" if following is not None else None,
             below=await self._below(id),
+            inquiries=await self._inquiries(id),
             **await self._said(id, conversation["lines"], _number(asked.get("line")), path),
         )
 
@@ -82,6 +85,11 @@ class _Page:
         earlier = f"{path}?{urlencode({'line': max(0, after - LINES)})}#said" if after > 0 else None
         later = f"{path}?{urlencode({'line': found['next']})}#said" if found["next"] is not None else None
         return {"said": messages(found["lines"]), "earlier": earlier, "later": later}
+
+    async def _inquiries(self, id: str) -> list[dict[str, Any]]:
+        """What was asked of the model on the side (Q6), newest first. `Control` has no word for it."""
+        rows = await self._control.runtime.registry.store.inquiries(id)
+        return [msgspec.to_builtins(row) for row in rows[: -_INQUIRIES - 1 : -1]]
 
     async def _below(self, id: str) -> list[dict[str, Any]]:
         """The conversations of the agents that this one started."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-WIDTH, HEIGHT = 216, 54
+WIDTH, HEIGHT = 184, 54
 """Of a step without steps in it."""
 MOST = 400
 """Steps of a workflow that is drawn; a larger one is listed only."""
@@ -132,16 +132,13 @@ def _list(steps: Sequence[Step], numbers: _Numbers) -> Drawing:
     jumps = _jumps(steps, parts, tops, core, height)
     ends = any(edge.points[-1][1] > height for edge in jumps)
     margin = _LANE * len(jumps) + _LANE / 2 if jumps else 0
-    # As much room at the left as at the right, so that a list stays in the middle of what it stands in.
-    whole = Drawing(
-        core + 2 * margin,
+    return Drawing(
+        core + margin,
         height + (_END if ends else 0),
         tuple(node for part in placed for node in part.nodes),
         tuple(frame for part in placed for frame in part.frames),
         (*(edge for part in placed for edge in part.edges), *edges, *jumps),
     )
-    moved = _moved(whole, margin, 0)
-    return replace(moved, width=whole.width, height=whole.height)
 
 
 def _step(step: Step, numbers: _Numbers) -> Drawing:

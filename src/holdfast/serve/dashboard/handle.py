@@ -13,8 +13,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from holdfast.errors import HoldfastError
+from holdfast.handles.text import to_json
 from holdfast.serve.dashboard.graph import draw, numbered
-from holdfast.serve.dashboard.look import Look
+from holdfast.serve.dashboard.look import Look, pretty
 from holdfast.serve.dashboard.timeline import moments, stretches
 from holdfast.turn.lineage import conversation_of
 
@@ -30,12 +31,14 @@ _AROUND = 300
 """Characters of a line that are shown before and after what was found in it."""
 _STEPS = 200
 """Entries of a journal on the page, the newest."""
+WHOLE, PART = 1 << 16, 1 << 12
+"""Characters of a value that are shown: of arguments and results, of one side of a journal's entry."""
 _GONE = {"handle_not_found": 404, "expired": 410, "handle_expired": 410}
 
 
 def routes(look: Look, control: "Control", screens: "Screens") -> list[BaseRoute]:
-    """The page, and what it is made of."""
-    return [Route("/handles/{uid}", _Page(look, control, screens).show), *screens.routes()]
+    """The page."""
+    return [Route("/handles/{uid}", _Page(look, control, screens).show)]
 
 
 class _Page:
@@ -71,6 +74,9 @@ class _Page:
             workflow=workflow and workflow | {"steps": numbered(workflow["steps"])},
             graph=workflow and draw(workflow["steps"]),
             agent=await self._agent(fact),
+            clipped=clipped,
+            WHOLE=WHOLE,
+            PART=PART,
         )
 
     async def _printed(self, request: Request, fact: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +92,7 @@ class _Page:
             if looked["next"] < looked["total"]:
                 found["later"] = _address(path, q=pattern, **{"from": looked["next"]})
             matches = [_match(match, pattern, path) for match in looked["matches"]]
-            return found | looked | {"matches": matches, "follows": False, "text": ""}
+            return found | looked | {"matches": matches, "follows": False, "at_end": False, "text": ""}
         if offset is None:
             piece = await self._control.output(fact["uid"], from_end=PIECE, limit=PIECE)
         else:
@@ -96,7 +102,8 @@ class _Page:
         if piece["next"] < piece["total"]:
             found["later"] = _address(path, **{"from": piece["next"]})
         follows = found["later"] is None and fact["state"] != "stopped"
-        return found | piece | {"text": _last(piece["text"], lines), "follows": follows}
+        shown = {"text": _last(piece["text"], lines), "follows": follows, "at_end": offset is None}
+        return found | piece | shown
 
     async def _terminal(self, fact: dict[str, Any]) -> dict[str, Any] | None:
         """What its terminal shows, if it is one that runs; without `html` if another process runs it."""
@@ -123,6 +130,16 @@ class _Page:
         return id
 
 
+def clipped(value: Any, most: int) -> tuple[str, int]:
+    """A value as text to be read, no more than so many characters, and how many are left out."""
+    if isinstance(value, str):
+        text = value
+    else:
+        compact = to_json(value)
+        text = pretty(value) if len(compact) <= most else compact.decode("utf-8", "replace")
+    return text[:most], max(0, len(text) - most)
+
+
 def _scaled(given: list[Any]) -> list[dict[str, Any]]:
     """Stretches on a bar of 1000."""
     start, end = given[0].start, max(given[-1].end, given[0].start + 0.001)
@@ -146,7 +163,8 @@ def _match(match: dict[str, Any], pattern: str, path: str) -> dict[str, Any]:
         "before": before if len(before) <= _AROUND else f"…{before[-_AROUND:]}",
         "found": found,
         "after": after if len(after) <= _AROUND else f"{after[:_AROUND]}…",
-        "href": _address(path, **{"from": match["offset"]}),
+        # From where its line begins, if that is not far, and no sequences were taken out of it.
+        "href": _address(path, **{"from": max(0, match["offset"] - len(before[-_AROUND:].encode(errors="replace")))}),
     }
 
 

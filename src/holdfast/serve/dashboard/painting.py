@@ -83,7 +83,8 @@ def _classes(style: Style, *, at_cursor: bool) -> str:
     if "inverse" in style.attributes:
         names += [_named("f", back, "fi"), _named("b", front, "bi")]
     else:
-        names += [_named("f", front, ""), _named("b", back, "")]
+        # Our backgrounds are dark ones: what is meant to be black on a colour is white on it here.
+        names += [_named("f", 15 if front == 0 and back is not None else front, ""), _named("b", back, "")]
     if at_cursor:
         names.append("cursor")
     return " ".join(filter(None, names))

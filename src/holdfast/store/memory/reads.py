@@ -245,7 +245,7 @@ class Reads(Tables):
         return None if known is None else known.turn
 
     async def turns(self, conversation: str, *, before: int | None = None, limit: int = 50) -> list[TurnRow]:
-        rows = self._turns.get(conversation, {}).values()
+        rows = self._history.turns.get(conversation, {}).values()
         chosen = (row for row in reversed(rows) if before is None or row.number < before)
         return [self._as_it_is(conversation, row) for row in islice(chosen, limit)]
 

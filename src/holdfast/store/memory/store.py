@@ -36,7 +36,6 @@ class MemoryStore(Turns, Transcripts):
 
     def __init__(self) -> None:
         super().__init__()
-        self.on_commit: Callable[[], None] | None = None
         self._apply: dict[type, tuple[Callable[[Any], Any], str | None]] = {
             base.TurnBegan: (self._turn_began, _TELLS),
             base.TurnEnded: (self._turn_ended, _TELLS),
@@ -73,6 +72,14 @@ class MemoryStore(Turns, Transcripts):
             base.Collected: (self._collected, _BESIDES),
         }
 
+    @property
+    def on_commit(self) -> Callable[[], None] | None:
+        return self._history.on_commit
+
+    @on_commit.setter
+    def on_commit(self, call: Callable[[], None] | None) -> None:
+        self._history.on_commit = call
+
     async def open(self, heard: base.Heard) -> None:
         pass  # there is nobody to hear of
 
@@ -102,8 +109,8 @@ class MemoryStore(Turns, Transcripts):
             if noted:
                 history.noted = ()
             done((result,))
-            if self.on_commit is not None:
-                self.on_commit()
+            if history.on_commit is not None:
+                history.on_commit()
         else:
             done((result,))
 

@@ -19,7 +19,6 @@ from holdfast.store.base import (
     ProcessEvent,
     Record,
     Requested,
-    TurnRow,
     WaitRow,
     status_of,
 )
@@ -97,8 +96,6 @@ class Tables:
         """By conversation, oldest first."""
         self._over: dict[tuple[str, str], float] = {}
         """When a turn was over, by conversation and turn, of conversations with inquiries."""
-        self._turns: dict[str, dict[str, TurnRow]] = {}
-        """By conversation and turn, oldest first; of one that is open only its beginning counts."""
         self._numbers = 0
         self._history = History(self._records)
         self._undo: list[tuple[Any, ...]] | None = None
@@ -232,11 +229,11 @@ class Tables:
             del self._over[key]
 
     def _forget_turns(self, before: float) -> None:
-        for conversation, turns in list(self._turns.items()):
+        for conversation, turns in list(self._history.turns.items()):
             for row in [row for row in turns.values() if row.ended_at is not None and row.ended_at < before]:
                 del turns[row.turn]
             if not turns:
-                del self._turns[conversation]
+                del self._history.turns[conversation]
 
     def _forget_oldest(self, known: Conversation) -> None:
         assert known.tombs is not None

@@ -60,7 +60,7 @@ class Transcripts(Tables):
 
     async def places(self, *, after: str = "", limit: int = 1000) -> list[Place]:
         have_handles = {record.conversation for record in self._records.values()}
-        names = have_handles | self._turns.keys() | self._descriptions.keys()
+        names = have_handles | self._history.turns.keys() | self._descriptions.keys()
         chosen = nsmallest(limit, (each for each in names if each > after))
         handles: dict[str, list[Record]] = {each: [] for each in chosen}
         for record in self._records.values():
@@ -73,7 +73,7 @@ class Transcripts(Tables):
         live = sum(type(record.state) is not Stopped for record in spawned)
         made = max((made_at(record.uid) for record in records), default=0.0)
         described = self._descriptions.get(id)
-        turn = next(reversed(self._turns.get(id, {}).values()), None)
+        turn = next(reversed(self._history.turns.get(id, {}).values()), None)
         turned = 0.0 if turn is None else turn.ended_at or turn.began_at
         updated = max(made, turned, 0.0 if described is None else described.updated)
         return Place(id, len(spawned), live, updated, None if described is None else described.metadata)

@@ -36,7 +36,7 @@ class Turns(Waits):
         if open_turn is not None:
             self._note_over(op.conversation, open_turn.turn, op.at)
             self._note_end(op.conversation, open_turn, op.at)
-        turns = self._turns.setdefault(op.conversation, {})
+        turns = self._history.turns.setdefault(op.conversation, {})
         before = turns.get(op.turn)
         if before is None:
             self._numbers += 1
@@ -94,7 +94,7 @@ class Turns(Waits):
             self._note_over(op.conversation, op.turn, op.at)
 
     def _note_end(self, conversation: str, turn: OpenTurn, at: float) -> None:
-        turns = self._turns.get(conversation, {})
+        turns = self._history.turns.get(conversation, {})
         if turn.turn in turns:
             self._put(turns, turn.turn, replace(turns[turn.turn], ended_at=at, batches=turn.batches))
 

@@ -136,14 +136,16 @@ def _sorted(
     if after:
         last = f"(SELECT {key.format('x')} FROM handles x WHERE x.uid = ?)"
         common = [*common, (f"({of_it}, h.uid) {beyond} ({last}, ?)", (after, after))]
-    union, bound = _union(parts, common)
-    chosen = f"{SQL['records']} WHERE h.number IN (SELECT number FROM ({union}))"
-    return f"{chosen} ORDER BY {of_it} {order}, h.uid {order} LIMIT ?", (*bound, limit)
+    union, bound = _union(parts, common, f", {of_it} AS key")
+    chosen = (
+        f"SELECT number FROM ({union}) ORDER BY key {order}, uid {order} LIMIT ?"  # before the rest of them is read
+    )
+    return f"{SQL['records']} WHERE h.number IN ({chosen}) ORDER BY {of_it} {order}, h.uid {order}", (*bound, limit)
 
 
-def _union(parts: list[Query], common: list[Query]) -> Query:
+def _union(parts: list[Query], common: list[Query], besides: str = "") -> Query:
     every = [_all([part, *common]) for part in parts]
-    union = " UNION ALL ".join(f"SELECT h.number, h.uid FROM handles h WHERE {where}" for where, _ in every)
+    union = " UNION ALL ".join(f"SELECT h.number, h.uid{besides} FROM handles h WHERE {where}" for where, _ in every)
     return union, tuple(value for _, values in every for value in values)
 
 

@@ -20,7 +20,6 @@ function move(step) {
   const at = rows.findIndex((row) => row.contains(document.activeElement));
   const row = rows[at < 0 ? (step > 0 ? 0 : rows.length - 1) : Math.min(rows.length - 1, Math.max(0, at + step))];
   row.querySelector("h3[tabindex], a, button, input")?.focus();
-  row.scrollIntoView({ block: "nearest" });
 }
 
 function search() {
@@ -49,7 +48,11 @@ on.checked = kept("keys") !== "off";
 on.addEventListener("change", () => kept("keys", on.checked ? "on" : "off"));
 document.querySelector("[data-keys-open]").addEventListener("click", () => dialog.showModal());
 if (location.hash === "#q") search();
-document.querySelector(".nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone
+
+// On a phone the navigation is wider than the screen. (`scrollIntoView` would also tell Tab where to begin.)
+const nav = document.querySelector(".nav");
+const current = nav.querySelector("[aria-current]");
+if (current) nav.scrollLeft = current.offsetLeft - (nav.clientWidth - current.offsetWidth) / 2;
 
 // Themes: the system's, light, dark, and round again.
 

@@ -1,0 +1,192 @@
+"""Checks of what people page through: handles searched and sorted, counts, conversations, turns and their batches."""
+
+# ruff: noqa: N802 - checks are named after the rules they prove
+
+from typing import Any
+
+from holdfast.handles.state import Running
+from holdfast.store.base import (
+    Answers,
+    BatchRow,
+    Collected,
+    Described,
+    Exposed,
+    Journaled,
+    Opened,
+    Place,
+    Registered,
+    Responded,
+    Said,
+    Store,
+    TurnBegan,
+    TurnEnded,
+)
+from holdfast.testing.conformance.suite import DAY, NOON, Suite, record, uid, uids
+
+TOOLS = ("build", "Deploy", "test")
+
+
+class Paged(Suite):
+    """Lists that are read a page at a time."""
+
+    async def thirty(self, store: Store) -> None:
+        """Thirty handles, every fifth of which has stopped, and a one-shot call."""
+        for number in range(30):
+            conversation = ("main", "other")[number % 2]
+            await self.begin(store, number, tool=TOOLS[number % 3], conversation=conversation, start=number % 4 != 0)
+            if number % 5 == 0:
+                await self.end(store, uid(number), at=NOON + 100 - number)
+        await self.begin(store, 50, stateful=False)
+
+    async def pages(self, store: Store, **wanted: Any) -> list[int]:
+        """The numbers of all of them, read four at a time."""
+        found: list[int] = []
+        after = None
+        while page := await store.handles(**wanted, after=after, limit=4):
+            after = page[-1].uid
+            found += [int(each.uid[:12], 16) for each in page]
+        assert uids(await store.handles(**wanted)) == [uid(number) for number in found], wanted
+        return found
+
+    async def check_L3_handles_by_the_page(self, store: Store) -> None:
+        await self.thirty(store)
+        stopped = [number for number in range(30) if number % 5 == 0]
+        live = [number for number in range(30) if number % 5]
+        for wanted, numbers in (
+            ({}, list(range(30))),
+            ({"state": "stopped"}, stopped),
+            ({"state": "pending"}, [number for number in live if number % 4 == 0]),
+            ({"state": "running"}, [number for number in live if number % 4]),
+            ({"live": True}, live),
+            ({"live": True, "state": "stopped"}, []),
+            ({"live": True, "stateful": None}, [*live, 50]),
+            ({"live": True, "stateful": False}, [50]),
+            ({"live": True, "status": "completed"}, []),
+            ({"state": "running", "stateful": None}, [*(number for number in live if number % 4), 50]),
+            ({"stateful": None}, [*range(30), 50]),
+            ({"status": "completed"}, stopped),
+            ({"status": "pending"}, live),
+            ({"tool": "Deploy"}, [number for number in range(30) if number % 3 == 1]),
+            ({"tool": "deploy"}, []),
+            ({"search": "DEPLOY"}, [number for number in range(30) if number % 3 == 1]),
+            ({"search": "h2", "live": True}, [2, *range(21, 25), *range(26, 30)]),
+            ({"search": uid(17)[:14]}, [17]),
+            ({"search": "%"}, []),
+            ({"search": "build", "kind": "tool", "state": "stopped"}, [0, 15]),
+            ({"kind": "hook"}, []),
+            ({"parked": True}, []),
+        ):
+            for conversation in (None, "main"):
+                mine = [n for n in numbers if conversation is None or n == 50 or n % 2 == 0]
+                narrowed: dict[str, Any] = {**wanted, "conversation": conversation}
+                assert await self.pages(store, **narrowed) == mine, narrowed
+                assert await self.pages(store, **narrowed, newest=True) == mine[::-1], narrowed
+
+    async def check_L3_a_page_goes_on_after_one_that_is_gone(self, store: Store) -> None:
+        for number in range(6):
+            await self.begin(store, number)
+        await self.end(store, uid(3))
+        await self.commit(store, Collected(NOON + DAY, NOON + DAY))
+        assert uids(await store.handles(after=uid(3))) == [uid(4), uid(5)]
+        assert uids(await store.handles(after=uid(3), newest=True)) == [uid(2), uid(1), uid(0)]
+
+    async def check_L3_handles_in_another_order(self, store: Store) -> None:
+        await self.thirty(store)
+        every = list(range(30))
+        ended = [number for number in every if number % 5 == 0]
+        live = [number for number in every if number % 5]
+        assert await self.pages(store, sort="stopped", newest=True) == [*ended, *live[::-1]]
+        assert await self.pages(store, sort="stopped", state="stopped") == ended[::-1]
+        by_tool = sorted(every, key=lambda number: (TOOLS[number % 3], number))
+        assert await self.pages(store, sort="tool") == by_tool
+        assert await self.pages(store, sort="tool", newest=True) == by_tool[::-1]
+        by_id = sorted(every, key=lambda number: f"h{number}")
+        assert await self.pages(store, sort="id") == by_id
+        assert await self.pages(store, sort="id", conversation="other", live=True) == [
+            number for number in by_id if number % 2 and number % 5
+        ]
+        assert await store.handles(sort="tool", after=uid(99)) == []
+
+    async def check_L3_counts_are_of_spawned_handles(self, store: Store) -> None:
+        nothing = {"pending": 0, "running": 0, "waiting": 0, "stopped": 0, "parked": 0}
+        assert await store.count() == nothing == await store.count(conversation="main")
+        await self.thirty(store)
+        parked, key_id = await self.park(store, 60)
+        assert await store.count() == {"pending": 6, "running": 19, "waiting": 0, "stopped": 6, "parked": 1}
+        main = {"pending": 6, "running": 7, "waiting": 0, "stopped": 3, "parked": 1}
+        assert await store.count(conversation="main") == main
+        await self.park(store, 61, stateful=False)
+        assert (await store.count())["parked"] == 1
+        await self.resolve(store, key_id)
+        await self.commit(store, Exposed(uid(50), "named"), Exposed(uid(50), "named"))
+        assert await store.count(conversation="main") == {**main, "stopped": 4, "running": 7, "parked": 0}
+        taken = Registered(record(99, id="h1", conversation="other"))
+        await self.refused(store, "batch_rejected", Registered(record(98)), taken)
+        await self.commit(store, Collected(NOON + DAY, NOON + DAY))
+        assert await store.count(conversation="main") == {**main, "stopped": 0, "parked": 0}
+        assert await store.count(conversation="nowhere") == nothing
+        assert await store.handle(parked) is None
+
+    async def check_L3_conversations_by_name(self, store: Store) -> None:
+        assert await store.places() == []
+        late = NOON + 5 * DAY
+        await self.begin(store, 1, conversation="b")
+        await self.begin(store, 2, conversation="b")
+        await self.end(store, uid(2))
+        await self.begin(store, 3, conversation="c", stateful=False)
+        await self.commit(store, TurnBegan("a", "t1", NOON), TurnEnded("a", "t1", NOON + 1), TurnBegan("b", "t", NOON))
+        await self.commit(store, Said("d", "t", late, (("user", b"1"),)), Described("b", NOON + 3, {"title": "B"}))
+        wanted = [
+            Place("a", 0, 0, NOON + 1),
+            Place("b", 2, 1, NOON + 3, {"title": "B"}),
+            Place("c", 0, 0, 0.003),
+            Place("d", 0, 0, late, {}),
+        ]
+        assert await store.places() == wanted
+        for place in range(5):
+            after = ("", "a", "b", "bb", "c")[place]
+            beyond = [each for each in wanted if each.id > after]
+            assert await store.places(after=after) == beyond
+            assert await store.places(after=after, limit=2) == beyond[:2]
+
+    async def check_T1_turns_newest_first(self, store: Store) -> None:
+        for number in range(1, 6):
+            turn = f"t{number}"
+            await self.commit(store, TurnBegan("main", turn, NOON + number), Opened("main", turn, 1, ()))
+            if number < 5:
+                await self.commit(store, TurnEnded("main", turn, NOON + number + 0.5))
+        await self.commit(store, TurnBegan("other", "t9", NOON), Opened("main", "t5", 2, ()))
+        turns = await store.turns("main")
+        assert [turn.number for turn in turns] == sorted({turn.number for turn in turns}, reverse=True)
+        assert [(turn.turn, turn.began_at, turn.ended_at, turn.batches) for turn in turns] == [
+            ("t5", NOON + 5, None, 2), *((f"t{n}", NOON + n, NOON + n + 0.5, 1) for n in (4, 3, 2, 1)),
+        ]  # fmt: skip
+        assert {turn.owner for turn in turns} == {store.owner}
+        assert await store.turns("main", limit=2) == turns[:2]
+        assert await store.turns("main", before=turns[1].number) == turns[2:]
+        assert await store.turns("nowhere") == []
+        await self.refused(store, "turn_open", TurnEnded("main", "t5", NOON), TurnBegan("other", "x", NOON))
+        assert await store.turns("main") == turns, "what is refused changes none"
+        await self.commit(store, Collected(NOON + 3, NOON + DAY))
+        assert [turn.turn for turn in await store.turns("main")] == ["t5", "t4", "t3"]
+
+    async def check_B9_the_open_batch_is_one_of_its_turn(self, store: Store) -> None:
+        calls = (("a", "deploy", {"x": 1}, uid(1)), ("b", "deploy", "not JSON", None))
+        await self.commit(store, TurnBegan("main", "t1", NOON), Opened("main", "t1", 1, calls))
+        assert await store.batches("main", "t1") == [BatchRow(1, calls)]
+        assert await store.batches("main", "t2") == [] == await store.batches("other", "t1")
+        given = (("a", "r", "m", False, None), ("b", "r", "m", True, "bad"))
+        await self.commit(store, Responded("main", "t1", 1, given, ()), Opened("main", "t1", 2, calls[:1]))
+        batches = await store.batches("main", "t1")
+        assert batches[-1] == BatchRow(2, calls[:1])
+        if self.durable:
+            assert batches[:-1] == [BatchRow(1, calls, Answers(given))]
+
+    async def check_E3_what_a_step_was_given_is_kept(self, store: Store) -> None:
+        await self.commit(store, Registered(record(1, state=Running(NOON, NOON))))
+        await self.commit(store, Journaled(uid(1), 1, "step", "a", b"d", b"1", input=b'{"env":"production"}'))
+        await self.commit(store, Journaled(uid(1), 1, "step", "b", b"d", b"2", False))
+        entries = await store.journal(uid(1))
+        assert [(entry.name, entry.ok, entry.input) for entry in entries] == [
+            ("a", True, b'{"env":"production"}'), ("b", False, b""),
+        ]  # fmt: skip

@@ -1,0 +1,205 @@
+"""Commands with `--server`: the same words and the same exit codes as on the store, by way of a `holdfast serve` (L1).
+
+The server has no tools of its own. What it is asked about, another process runs: so it has to be reached through both.
+"""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.e2e.agent import Agent
+from tests.e2e.driver import PATIENCE, until
+from tests.e2e.panes import Pane
+from tests.e2e.place import Place, Said, spawn
+from tests.e2e.servers import Served, served
+from tests.programs import needs
+
+
+class Remote(Place):
+    """A place whose commands ask a server."""
+
+    server: Served
+
+    def there(self, *arguments: str, stdin: str = "") -> Said:
+        return self.holdfast(*arguments, "--server", self.server.url, stdin=stdin)
+
+    def same(self, *arguments: str) -> Said:
+        """What the server says, which is what the store says."""
+        said = self.there(*arguments)
+        here = self.holdfast(*arguments)
+        assert (said.code, _timeless(said.out)) == (here.code, _timeless(here.out))
+        return said
+
+
+def _timeless(text: str) -> list[str]:
+    return re.sub(r"\b(\d+m )?\d+s\b", "…", text).split()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Remote]:
+    with ExitStack() as stack:
+        place = Remote(tmp_path, stack)
+        place.server = stack.enter_context(served(tmp_path))
+        yield place
+
+
+def test_L1_ps_and_show_say_of_a_server_what_they_say_of_its_store(place: Remote) -> None:
+    worker = place.worker()
+    worker.run(spawn("gate", "g", name="g"), spawn("approve", "a", what="x"), spawn("asking", "q"), spawn("steps", "s"))
+    for arguments in (("ps",), ("ps", "--state", "parked"), ("ps", "--limit", "2"), ("show", "q"), ("show", "s")):
+        assert place.same(*arguments).code == 0
+    facts = [json.loads(line) for line in place.there("ps", "--json").out.splitlines()]
+    here = [json.loads(line) for line in place.holdfast("ps", "--json").out.splitlines()]
+    assert [{name: fact[name] for name in known} for fact, known in zip(facts, here, strict=True)] == here
+    parked = place.there("show", "a", "--json").json
+    assert parked["output"]["bytes"] == 18 and parked["output"]["tail"] == "asking for x\n"
+    assert "a server gives no keys away" in place.there("show", "a", "--keys").err
+    missing = place.there("show", "nobody")
+    assert missing.code == 2 and f"not found in the server {place.server.url}" in missing.err
+
+
+def test_an_id_that_two_conversations_have_is_asked_about_over_a_server_too(place: Remote) -> None:
+    worker = place.worker()
+    for name in ("one", "two"):
+        worker.run(spawn("gate", "g", name=name), conversation=name)
+    several = place.there("show", "g")
+    assert several.code == 2
+    assert "is in 2 conversations" in several.err and "name one by --conversation" in several.err
+    found = place.there("show", "g", "--conversation", "two", "--json").json
+    assert found["arguments"] == {"name": "two"}
+    assert place.there("show", found["uid"], "--json").json["uid"] == found["uid"]
+
+
+def test_L3_wait_over_a_server_ends_when_the_handle_does(place: Remote) -> None:
+    worker = place.worker()
+    worker.run(spawn("gate", "good", name="good"), spawn("gate", "bad", name="bad"), spawn("asking", "q"))
+    waiting = place.start("wait", "good", "--server", place.server.url)
+    worker.end("good")
+    assert waiting.communicate(timeout=PATIENCE) == ("good: ok: good is open\n", "")
+    assert waiting.returncode == 0
+    worker.end("bad", "fail")
+    assert place.there("wait", "bad") == (1, "bad: error: the gate is broken\n", "")
+    assert place.there("wait", "--any", "q", "good").code == 0
+    begin = time.monotonic()
+    assert place.there("wait", "q", "--timeout", "0.5") == (124, "q: waiting\n", "")  # somebody else is asked
+    assert time.monotonic() - begin >= 0.5
+
+
+def test_D5_complete_and_revoke_over_a_server(place: Remote) -> None:
+    worker = place.worker()
+    first, second = worker.run(spawn("approve", "a", what="x"), spawn("approve", "b", what="y"))
+    assert place.there("complete", first, "--ok", '{"by":"Ada"}') == (0, "accepted\n", "")
+    late = place.there("complete", first, "--cancelled", "--json")
+    assert (late.code, late.json["terminal"]) == (3, {"status": "ok", "payload": {"by": "Ada"}})
+    assert place.there("revoke", "main") == (0, "1 key of main revoked\n", "")
+    gone = place.there("complete", second, "--ok", "1")
+    assert (gone.code, gone.out) == (4, "unknown_or_revoked\n") and place.server.url in gone.err
+
+
+def test_C7_abort_over_a_server(place: Remote) -> None:
+    worker = place.worker()
+    worker.run(spawn("gate", "g", name="g"), spawn("approve", "a", what="x"), spawn("gate", "h", name="h"))
+    assert place.there("abort", "g") == (0, "g: aborted\n", "")
+    assert place.there("abort", "g") == (0, "g: had stopped already\n", "")
+    assert sorted(place.there("abort", "--all-in", "main").out.splitlines()) == ["a: aborted", "h: aborted"]
+    assert place.holdfast("ps").rows == [] or "nothing in" in place.holdfast("ps").out
+
+
+def test_conversations_gc_and_forget_over_a_server(place: Remote) -> None:
+    worker = place.worker()
+    worker.run(spawn("gate", "g", name="g"), conversation="one/two")
+    (row,) = place.same("conversations").rows
+    assert row[:1] + row[2:5] == ["one/two", "1", "1", "open"]
+    assert place.there("gc", "--dry-run", "--json").json["handles"] == 0
+    assert place.there("forget", "one/two", "--yes") == (0, "0 lines of one/two forgotten\n", "")
+    asked = place.there("forget", "one/two", stdin="n\n")
+    assert asked.code == 1 and "Aborted!" in asked.err
+
+
+def test_K5_the_token_is_that_of_the_environment_the_option_or_the_store_beside(place: Remote, tmp_path: Path) -> None:
+    (tmp_path / "wrong").write_text("x" * 20)
+    refused = place.there("ps", "--token-file", "wrong")
+    assert refused.code == 2 and "does not know that token" in refused.err and "x" * 20 not in refused.err
+    (tmp_path / "right").write_text(f"{place.server.token}\n")
+    assert place.there("ps", "--token-file", "right").code == 0
+    unread = place.there("ps", "--token-file", "none")
+    assert unread.code == 2 and "cannot be read: No such file" in unread.err
+    (tmp_path / "work.db-token").rename(tmp_path / "elsewhere")
+    assert "needs a token" in place.there("ps").err
+
+
+def test_a_server_that_is_not_there_and_one_that_is_none_are_told_apart(place: Remote) -> None:
+    nobody = place.holdfast("ps", "--server", "http://127.0.0.1:1")
+    assert nobody.code == 2 and "no server answers at http://127.0.0.1:1" in nobody.err
+    assert "is no address of a server" in place.holdfast("ps", "--server", "work.db").err
+    assert "is the address right?" in place.holdfast("ps", "--server", f"{place.server.url}/nowhere").err
+
+
+# Output and terminals: what an agent of its own process runs
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    needs("tmux", "bash")
+    with Agent(tmp_path) as agent:
+        agent.spawn("shell", "sh")
+        store = Path(agent.environment["HOLDFAST_STORE"].removeprefix("sqlite:///"))
+        with served(tmp_path, store=str(store)) as server:
+            agent.environment["HOLDFAST_SERVER"] = server.url
+            yield agent
+
+
+def test_logs_and_send_over_a_server(agent: Agent) -> None:
+    agent.spawn("talk", "t")
+    assert agent.holdfast("send", "t", "hello").code == 0
+    until(lambda: "hello" in agent.holdfast("logs", "t").out)
+    raw = agent.holdfast("logs", "sh", "--raw")
+    assert "\x1b" in raw.out
+    cast = agent.holdfast("logs", "sh", "--cast", "-").out.splitlines()
+    assert json.loads(cast[0])["version"] == 2
+    assert agent.holdfast("logs", "nobody").code == 2
+    refused = agent.holdfast("send", "sh", "--key", "NO_SUCH_KEY")
+    assert refused.code == 1 and "NO_SUCH_KEY" in refused.err
+
+
+def test_a_person_attaches_over_a_server_and_hands_back_by_leaving(agent: Agent) -> None:
+    with Pane(agent.directory, agent.environment) as pane:
+        pane.type(f"{sys.executable} -m holdfast attach sh")
+        pane.until("detaches")
+        pane.type("echo from the person: $((6 * 9)); stty size")
+        pane.until("from the person: 54")
+        pane.until("15 60")
+        assert agent.apply("shell", "sh", "\r")[1] == "driven_by_person"
+        pane.resize(12, 50)
+        pane.until("$")
+        pane.type("clear; stty size")
+        pane.until("12 50")
+        with Pane(agent.directory, agent.environment, cols=100) as other:
+            other.type(f"{sys.executable} -m holdfast attach sh; echo exit code $?")
+            other.until("exit code 2")
+            assert "somebody has been driving terminal `sh`" in other.screen
+        pane.press("C-]")
+        pane.until("detached from sh, which goes on")
+    until(lambda: agent.apply("shell", "sh", "\r")[1] != "driven_by_person")
+
+
+def test_a_client_that_is_killed_hands_the_terminal_back_through_the_server(agent: Agent) -> None:
+    with Pane(agent.directory, agent.environment) as pane:
+        pane.type(f"{sys.executable} -m holdfast attach sh")
+        pane.until("detaches")
+        assert agent.apply("shell", "sh", "\r")[1] == "driven_by_person"
+        assert agent.holdfast("ps").rows[0][0] == "sh"  # others are served meanwhile
+        (client,) = (
+            process
+            for process in psutil.process_iter(["cmdline", "environ"])
+            if (process.info["cmdline"] or [])[1:4] == ["-m", "holdfast", "attach"]
+            and (process.info["environ"] or {}).get("HOLDFAST_STORE") == agent.environment["HOLDFAST_STORE"]
+        )
+        client.kill()
+        until(lambda: agent.apply("shell", "sh", "\r")[1] != "driven_by_person")
