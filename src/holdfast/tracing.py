@@ -41,6 +41,7 @@ from holdfast.store.base import (
     TurnBegan,
     TurnEnded,
 )
+from holdfast.store.rows import What
 
 KIND: Literal["trace"] = "trace"
 """The kind of the line in a call's journal that holds its context."""
@@ -211,9 +212,9 @@ class CallTraces:
             traced.waits.append(span)
         return span
 
-    def _settled(self, uid: str, state: Stopped) -> None:
+    def _settled(self, uid: str, state: Stopped, what: What | None) -> None:
         if self._told is not None:
-            self._told(uid, state)
+            self._told(uid, state, what)
         if uid in self._calls:
             self._end(uid, state)
         elif self._registry.store.durable and not self._registry.closing:

@@ -44,7 +44,7 @@ async def test_every_page_is_for_everyone(workshop: Served, camera: Camera, look
                 problems += await axe(tab)
                 if await overflows(tab):
                     problems.append(f"{tab.url} at {look.name}: is wider than its window")
-                await camera.take(tab, name, look, picture=True)
+                await camera.take(tab, name, look)
         asked.cancel()
     assert not problems, "\n".join(problems)
 
@@ -67,7 +67,7 @@ async def test_a_person_answers_what_an_agent_asks(workshop: Served, camera: Cam
         needs = tab.locator("section", has=tab.get_by_role("heading", name="Needs you"))
         await expect(needs.get_by_role("article")).to_have_count(3)
         await expect(tab).to_have_title("(3) Home · holdfast")
-        await camera.take(tab, "needs", look, picture=True)
+        await camera.take(tab, "needs", look)
 
         publish = needs.get_by_role("article").filter(has_text="Where should 1.0 go?")
         await publish.get_by_text("staging").click()

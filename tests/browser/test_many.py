@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from bench.serve_stock import stock
@@ -14,11 +13,12 @@ from tests.serve.serving import Served, served
 MANY, PARKED, PAGE = 100_000, 20, 50
 
 
-@pytest.fixture
-def full(tmp_path: Path) -> Iterator[Served]:
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server whose store is full."""
-    asyncio.run(stock(tmp_path / "store.db", stopped=MANY - PARKED, parked=PARKED))
-    with served(tmp_path, CONFIG) as server:
+    directory = tmp_path_factory.mktemp("full")
+    asyncio.run(stock(directory / "store.db", stopped=MANY - PARKED, parked=PARKED))
+    with served(directory, CONFIG) as server:
         yield server
 
 

@@ -61,6 +61,7 @@ async def test_a_handle_is_found_and_aborted(workshop: Served) -> None:
         await busy(assistant, workshop)
         await tab.get_by_role("link", name="Handles").click()
         await tab.get_by_label("Search").fill("app")
+        await tab.get_by_label("Tool", exact=True).fill("build")
         await tab.get_by_label("State").select_option("running")
         await tab.get_by_role("button", name="Show").click()
         await expect(tab.get_by_role("row")).to_have_count(2)

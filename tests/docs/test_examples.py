@@ -23,11 +23,28 @@ ESSENTIAL = {
         "second worker: step `install` runs",
         '"result":"r-17 installed in production, approved by Ada"',
     ],
+    "approval_webhook.py": [
+        "agent: desk is running, parked: True",
+        "webhook: Ada approves: 200 accepted",
+        "webhook: Bob approves: 409 already_resolved",
+        "webhook: Eve has altered the key: 404 unknown_or_revoked",
+        'agent: desk is stopped: {"approved_by":"Ada"}',
+    ],
     "conversation.py": [
         'await {"all": ["app", "docs"], "timeout_secs": 60}\n    → {"id":"app","state":"running"}\n',
         '{"completed":[{"id":"app","state":"stopped","result":"app: ok"},',
         '{"id":"docs","state":"stopped","result":"docs: ok"}],"pending":[]}\nThe app and the docs are built.\n',
         "(end_turn after 2 requests)\n",
+    ],
+    "editor_agent.py": [
+        "agent: app: check package=app (pending)",
+        "editor: asked whether app: check package=app may run: yes",
+        "agent: The package \n  agent: has no problems.\n  editor: the turn is over (end_turn), by turn_complete\n",
+    ],
+    "parallel_builds.py": [
+        'agent: await {"all": ["app-0", "docs-0"]}\n    → {"completed": [{"id": "app-0", "state": "stopped", ',
+        "person: Where should app go? staging",
+        '"state": "stopped", "result": "app is on staging"}], "pending": []}',
     ],
     "release.py": [
         "migrate asks: Drop the table old_users?",
@@ -49,6 +66,12 @@ ESSENTIAL = {
         "second client: finds bread and call:",
         "second client: bread: 4 x loaf",
         ": 3 x roll",
+    ],
+    "survives_kill.py": [
+        "first process: publish v1, attempt 1\n  (kill -9)\n",
+        "second process: finds the workflow running, attempt 2",
+        "second process: publish v1, attempt 2",
+        "second process: completed: tag v1: done, build v1: done, publish v1: done",
     ],
     "terminal.py": [
         "  | +fire\n  | (1/1) Stage this hunk",
@@ -78,6 +101,7 @@ def test_an_example_runs_and_shows_the_essential(example: Path) -> None:
 def test_a_step_that_was_recorded_before_the_kill_runs_once() -> None:
     assert printed("approval.py").count("step `build` runs") == 1
     assert printed("mcp_server.py").count("loaf 1 is in the oven") == 1
+    assert printed("survives_kill.py").count("build v1, attempt") == 1
 
 
 def test_the_readme_shows_what_the_examples_print() -> None:
@@ -92,7 +116,8 @@ def _counted(text: str) -> str:
     return re.sub(r"\d+", "1", re.sub(r"\s+", "", text))
 
 
-def test_the_configuration_of_the_examples_is_right() -> None:
-    config = load_config(ROOT / "examples" / "holdfast.toml")
+@pytest.mark.parametrize("name", ["holdfast.toml", "serve/holdfast.toml"])
+def test_the_configuration_of_the_examples_is_right(name: str) -> None:
+    config = load_config(ROOT / "examples" / name)
     assert config.conversation.tools
     assert config.not_acted_on() == []

@@ -1,11 +1,15 @@
 """`holdfast abort` and `holdfast revoke` from processes of their own, beside one that runs the tools (L1, C7, D3)."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.e2e.driver import PATIENCE, until
 from tests.e2e.place import Place, spawn
 
 
@@ -26,6 +30,14 @@ def test_C7_abort_ends_what_another_process_runs_and_what_nobody_does(place: Pla
     ]
     assert place.holdfast("complete", key, "--ok", "1").code == 3  # S2: a late completion changes nothing
     assert place.holdfast("abort", "g") == (0, "g: had stopped already\n", "")  # twice is harmless
+
+
+def test_C7_abort_ends_a_one_shot_call_that_nobody_had_to_see(place: Place) -> None:
+    worker = place.worker()
+    worker.begin(("gate", {"name": "once"}))
+    until(lambda: "call:0" in place.holdfast("ps").out)
+    assert place.holdfast("abort", "call:0") == (0, "call:0: aborted\n", "")
+    assert place.holdfast("show", "call:0", "--json").json["ended_by"] == "abort"
 
 
 def test_L3_abort_json_is_the_reply_of_each_handle(place: Place) -> None:
@@ -82,3 +94,20 @@ def test_D3_revoke_makes_open_keys_worthless_and_stops_what_is_parked_on_them(pl
     assert [place.holdfast("complete", key, "--ok", "1").code for key in (first, second, other)] == [4, 4, 0]
     assert [row[2] for row in place.holdfast("ps", "--all", "--conversation", "main").rows] == ["stopped, error"] * 2
     assert place.holdfast("revoke", "main", "--json").json == {"revoked": 0}
+
+
+def test_what_takes_long_says_so_on_a_terminal_and_leaves_no_trace(place: Place) -> None:
+    place.worker().run(spawn("gate", "g", name="g"))
+    master, slave = os.openpty()
+    try:
+        command = [sys.executable, "-m", "holdfast", "wait", "g", "--timeout", "3", "--store", "sqlite:///work.db"]
+        said = subprocess.run(
+            command, cwd=place.directory, stdout=subprocess.PIPE, stderr=slave, timeout=PATIENCE, check=False
+        )
+        shown = os.read(master, 1 << 16).decode()
+    finally:
+        os.close(master)
+        os.close(slave)
+    assert (said.returncode, said.stdout) == (124, b"g: running\n")
+    assert "\r\x1b[Kwaiting for `g`, 1s" in shown
+    assert shown.endswith("\r\x1b[K")

@@ -1,18 +1,24 @@
 """Commands with `--server`: the same words and the same exit codes as on the store, by way of a `holdfast serve` (L1).
 
-The server has no tools of its own. What it is asked about, another process runs: so it has to be reached through both.
+Mostly the server has no tools of its own. What it is asked about, another process runs, and is reached through both.
 """
 
+import asyncio
 import json
+import os
 import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import psutil
 import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
 from tests.e2e.agent import Agent
 from tests.e2e.driver import PATIENCE, until
 from tests.e2e.panes import Pane
@@ -139,6 +145,51 @@ def test_a_server_that_is_not_there_and_one_that_is_none_are_told_apart(place: R
     assert nobody.code == 2 and "no server answers at http://127.0.0.1:1" in nobody.err
     assert "is no address of a server" in place.holdfast("ps", "--server", "work.db").err
     assert "is the address right?" in place.holdfast("ps", "--server", f"{place.server.url}/nowhere").err
+
+
+# What the server itself runs
+
+TOOLS = """
+[conversation.tools.shell]
+source = "terminal"
+command = ["bash", "--norc", "--noprofile"]
+env = { PS1 = "$ " }
+run = "unattended"
+"""
+
+
+async def call(server: Served, tool: str, arguments: dict[str, Any]) -> None:
+    """A call, as an MCP client makes it."""
+    headers = {"authorization": f"Bearer {server.token}"}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=PATIENCE) as http,
+        Client(streamable_http_client(f"{server.url}/mcp", http_client=http)) as client,
+    ):
+        assert not (await client.call_tool(tool, arguments)).is_error
+
+
+def test_a_terminal_of_the_server_is_followed_and_driven_and_lost_with_it(tmp_path: Path) -> None:
+    needs("tmux", "bash")
+    with ExitStack() as stack:
+        place = Remote(tmp_path, stack)
+        place.server = stack.enter_context(served(tmp_path, TOOLS))
+        asyncio.run(call(place.server, "shell", {"action": "spawn", "id": "sh"}))
+        following = place.start("logs", "-f", "sh", "--server", place.server.url)
+        pane = stack.enter_context(Pane(tmp_path, {**os.environ, "HOLDFAST_STORE": "sqlite:///work.db"}, cols=120))
+        pane.type(f"{sys.executable} -m holdfast attach sh --server {place.server.url}")
+        pane.until("detaches")
+        pane.type("echo from the person: $((6 * 9))")
+        pane.until("from the person: 54")
+        fact = place.there("ps", "--json").json
+        assert (fact["driver"], fact["terminal"], fact["here"]) == ("person", True, True)
+        assert following.stdout is not None
+        while "from the person: 54" not in following.stdout.readline():
+            pass
+        place.server.process.kill()
+        pane.until("is lost; ask again when it is there")
+        pane.back()
+        assert following.wait(PATIENCE) == 2
+        assert "the connection to the server" in (following.stderr.read() if following.stderr else "")
 
 
 # Output and terminals: what an agent of its own process runs

@@ -185,9 +185,10 @@ def test_snippets_are_in_the_formats_that_clients_read(place: Place) -> None:
     assert read["VS Code", "mcp", "stdio"]["servers"]["holdfast"] == {"type": "stdio", **program}
     assert read["Codex", "mcp", "stdio"]["mcp_servers"]["holdfast"] == program
     assert read["Zed", "mcp", "stdio"]["context_servers"]["holdfast"] == {**program, "env": {}}
+    serve = model.ServeSettings()
     assert read["Claude Code", "mcp", "http"]["mcpServers"]["holdfast"] == {
         "type": "http",
-        "url": "http://127.0.0.1:8080/mcp",
+        "url": f"http://{serve.host}:{serve.port}/mcp",
         "headers": {"Authorization": "Bearer YOUR_TOKEN"},
     }
     agent = read["JetBrains IDEs", "acp", "stdio"]["agent_servers"]["holdfast"]

@@ -7,34 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.driver import PATIENCE
+from tests.e2e.tops import Watched
 from textual.pilot import Pilot
-from textual.widgets import DataTable, Input, Log, OptionList, Static
+from textual.widgets import Input, Log, OptionList, Static
 
 import holdfast
 from holdfast.cli import top_source
 from holdfast.cli.store import Where
 from holdfast.cli.top_app import Top
-from holdfast.cli.top_ask import Asked
 from holdfast.cli.top_detail import Detail
 from holdfast.cli.top_source import open_source
+from holdfast.tools.base import Action
+from holdfast.turn.prompts import Decision, Prompt
 
-SPAWNED = ("spawn", "fetch", "apply", "abort")
+SPAWNED: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
 
 
-class World:
+class World(Watched):
     """A runtime whose tools the test opens and shuts, and the screen that somebody watches it on."""
 
     def __init__(self, turn: holdfast.Turn, pilot: "Pilot[None]", gates: dict[str, "asyncio.Future[str]"]) -> None:
+        super().__init__(pilot)
         self._turn = turn
-        self._pilot = pilot
         self._gates = gates
         self._calls = 0
-
-    @property
-    def app(self) -> Top:
-        assert isinstance(self._pilot.app, Top)
-        return self._pilot.app
 
     async def spawn(self, tool: str, id: str, **arguments: Any) -> None:
         self._calls += 1
@@ -52,58 +48,6 @@ class World:
     async def open(self, name: str, word: str = "open") -> None:
         await self.until(lambda: name in self._gates)
         self._gates.pop(name).set_result(word)
-
-    # The screen
-
-    @property
-    def rows(self) -> list[list[str]]:
-        """The cells of the table."""
-        table = self.app.screen_stack[0].query_one(DataTable)
-        return [[str(cell) for cell in table.get_row_at(at)] for at in range(table.row_count)]
-
-    @property
-    def ids(self) -> list[str]:
-        return [row[1] for row in self.rows]
-
-    def row(self, id: str) -> list[str]:
-        return next((row for row in self.rows if row[1] == id), [""] * 6)
-
-    def fits(self, width: int) -> bool:
-        """Whether the table is drawn for so many columns, and is no wider."""
-        table = self.app.table
-        columns = table.ordered_columns
-        return table.size.width == width and 0 < sum(column.get_render_width(table) for column in columns) <= width
-
-    @property
-    def status(self) -> str:
-        return str(self.app.screen_stack[0].query_one("#status", Static).render())
-
-    async def press(self, *keys: str) -> None:
-        await self._pilot.press(*keys)
-
-    async def choose(self, id: str) -> None:
-        """Move the cursor to a row."""
-        await self.until(lambda: id in self.ids)
-        self.app.table.move_cursor(row=self.ids.index(id))
-        await self._pilot.pause()
-
-    async def until(self, condition: Any) -> None:
-        """Wait until that is so."""
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while not condition():
-                    await self._pilot.pause(0.01)
-        except TimeoutError:
-            pytest.fail(f"it did not come true; {self.status}\n{self.rows}\n{self.app.screen}")
-
-    async def asked(self) -> Asked:
-        """The box that asks something."""
-        await self.until(lambda: isinstance(self.app.screen, Asked) and self.app.screen.query("#asked"))
-        assert isinstance(self.app.screen, Asked)
-        return self.app.screen
-
-    async def answered(self) -> None:
-        await self.until(lambda: not isinstance(self.app.screen, Asked))
 
 
 def tools(gates: dict[str, "asyncio.Future[str]"]) -> list[holdfast.Tool]:
@@ -135,12 +79,17 @@ def tools(gates: dict[str, "asyncio.Future[str]"]) -> list[holdfast.Tool]:
     return [gate, asking]
 
 
+async def _nobody_else(prompt: Prompt) -> Decision:
+    """There is a person, so that a secret may be asked for; but they are at another screen, and say nothing."""
+    return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+
 @asynccontextmanager
 async def world(directory: Path, size: tuple[int, int] = (80, 24)) -> AsyncIterator[World]:
     url = f"sqlite:///{directory}/work.db"
     gates: dict[str, asyncio.Future[str]] = {}
     async with (
-        holdfast.Runtime(tools(gates), store=url) as runtime,
+        holdfast.Runtime(tools(gates), store=url, prompter=_nobody_else) as runtime,
         runtime.turn("main") as turn,
         open_source(Where(url)) as source,
     ):
@@ -229,6 +178,7 @@ async def test_L_pages_are_read_when_somebody_goes_there(tmp_path: Path, monkeyp
     async with world(tmp_path) as here:
         for number in range(10):
             await here.spawn("gate", f"g{number}")
+        await here.choose("g9")
         here.app.look_again()
         await here.until(lambda: here.ids == ["g9", "g8", "g7", "g6"])
         assert here.status.startswith("4+ live")
@@ -242,6 +192,7 @@ async def test_L_pages_are_read_when_somebody_goes_there(tmp_path: Path, monkeyp
 async def test_L_what_has_ended_is_shown_when_it_is_wanted(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         await here.spawn("gate", "before")
+        await here.until(lambda: here.ids == ["before"])
         await here.open("before")
         await here.until(lambda: here.row("before")[0] == "stopped, ok")
         here.app.look_again()
@@ -257,7 +208,7 @@ async def test_L_it_fits_and_follows_the_size_of_the_terminal(tmp_path: Path) ->
         await here.spawn("gate", "a-handle-with-a-rather-long-name-indeed", says="x" * 200)
         await here.until(lambda: "xxx" in here.row(here.ids[0])[5] if here.ids else False)
         for width in (80, 200, 80):
-            await here._pilot.resize_terminal(width, 24)
+            await here.pilot.resize_terminal(width, 24)
             await here.until(lambda width=width: here.fits(width))
 
 
@@ -347,6 +298,7 @@ async def test_Q4_a_question_is_answered_by_what_fits_it(
 ) -> None:
     async with world(tmp_path) as here:
         await here.spawn("asking", "sure", kind=kind)
+        await here.until(lambda: here.row("sure")[0] == "waiting")
         await here.choose("sure")
         await here.press("r")
         box = await here.asked()
@@ -362,6 +314,7 @@ async def test_Q4_a_question_is_answered_by_what_fits_it(
 async def test_Q4_escape_leaves_the_question_open(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         await here.spawn("asking", "sure", kind="boolean")
+        await here.until(lambda: here.row("sure")[0] == "waiting")
         await here.choose("sure")
         await here.press("r")
         await here.asked()
@@ -373,6 +326,7 @@ async def test_Q4_escape_leaves_the_question_open(tmp_path: Path) -> None:
 async def test_Q4_a_question_that_somebody_else_answered_is_told(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         await here.spawn("asking", "sure", kind="boolean")
+        await here.until(lambda: here.row("sure")[0] == "waiting")
         await here.choose("sure")
         await here.press("r")
         await here.asked()

@@ -301,9 +301,10 @@ class FakeControl:
         if not self.listed:
             return []
         build = {
-            "type": "object",
-            "required": ["target"],
+            "required": ["action", "id", "target"],
             "properties": {
+                "action": {"const": "spawn"},
+                "id": {"type": "string"},
                 "target": {"type": "string", "description": "What to build."},
                 "profile": {"enum": ["debug", "release"]},
                 "features": {"type": "array", "items": {"type": "string"}},
@@ -316,7 +317,7 @@ class FakeControl:
                 "source": "command",
                 "description": "Build a target of the workspace.",
                 "actions": spawns,
-                "parameters": build,
+                "parameters": {"type": "object", "oneOf": [build]},
                 "run": "ask",
             },
             {
@@ -324,7 +325,7 @@ class FakeControl:
                 "source": "terminal",
                 "description": "A shell in a terminal.",
                 "actions": spawns,
-                "parameters": {},
+                "parameters": {"type": "object", "oneOf": [{"properties": {"action": {}, "id": {}}}]},
                 "run": "edit",
             },
             {
@@ -332,7 +333,7 @@ class FakeControl:
                 "source": "builtin",
                 "description": "Wait until handles have stopped, or need something.",
                 "actions": [],
-                "parameters": {"properties": {"all": {}, "any": {}, "timeout": {"type": "number"}}},
+                "parameters": {"properties": {"all": {}, "any": True, "timeout": {"type": "number"}}},
                 "run": "unattended",
             },
         ]

@@ -205,6 +205,9 @@ async def test_stats_and_tools_are_those_of_the_runtime() -> None:
         page = await seen.page("/tools")
         assert {"quick", "fails", "await"} <= set(page.texts("h2"))
         assert "Be done at once." in page.texts("p", class_="tool-text")
+    page = await read(FakeControl(), "/tools")
+    told = {"target string, required", 'profile one of "debug", "release"', "features array of string", "any anything"}
+    assert told <= set(page.texts("dt")) and "id string, required" not in page.texts("dt")
 
 
 async def test_styles_and_scripts_are_kept_by_browsers_and_asked_for_again() -> None:

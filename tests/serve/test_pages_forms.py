@@ -86,6 +86,7 @@ async def test_what_cannot_be_taken_is_shown_again_with_the_reason_and_nothing_i
         page = Page(answer.text)
         (area,) = page.all("textarea", id=f"edit-{need['id']}")
         assert area.text.strip() == typed.strip()
+        assert {field.attributes["value"] for field in page.all("input", name="next")} == {"/"}
         assert (
             "not JSON" in page.texts("p", class_="problem")[0]
             and "not JSON" in page.texts("p", class_="flash flash-wrong")[0]

@@ -6,7 +6,6 @@ are left to other tests.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis.checks import CHECKS
+from schemathesis.core.failures import FailureGroup
 from tests.browser.workshop import CONFIG
 from tests.mcp.clients import connected, read
 from tests.serve.serving import PATIENCE, TOKEN, Served, served
@@ -70,13 +70,19 @@ async def test_K4_the_API_does_what_it_says_whatever_it_is_sent(server: Served) 
     checks = [CHECKS.get_one(name) for name in WANTED]
     tried = operations(schema)
     assert len(tried) > 15
-    for operation in tried:
-        for mode in schemathesis.GenerationMode:
-            _try(operation, mode, known, checks)
+    told = [
+        problem
+        for operation in tried
+        for mode in schemathesis.GenerationMode
+        for problem in _problems(operation, mode, known, checks)
+    ]
+    assert not told, "\n\n".join(told)
     assert server.process.poll() is None
 
 
-def _try(operation: Any, mode: Any, known: dict[str, list[str]], checks: list[Any]) -> None:
+def _problems(operation: Any, mode: Any, known: dict[str, list[str]], checks: list[Any]) -> list[str]:
+    """What is wrong with an operation, each with a request that shows it."""
+
     @given(case=operation.as_strategy(generation_mode=mode), choice=st.integers(0, 5))
     @settings(
         max_examples=EXAMPLES, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -88,6 +94,8 @@ def _try(operation: Any, mode: Any, known: dict[str, list[str]], checks: list[An
         response = case.call(headers=HEADERS, timeout=PATIENCE)
         case.validate_response(response, checks=checks)
 
-    answers()
-
-
+    try:
+        answers()
+    except FailureGroup as found:
+        return [str(found)]
+    return []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 import uvicorn
 from starlette.applications import Starlette
 from tests.durable.lives import stored_in, until
@@ -173,6 +174,27 @@ async def test_a_closed_tab_hands_the_terminal_back(tmp_path: Path) -> None:
         assert "10 40" in (await reply(turn, apply("shell", "s", "stty size\r")))["content"]
 
 
+async def test_who_drives_without_looking_does_so_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.serve.screens.ALONE", 0.2)
+    async with (
+        Runtime([shell()], store=stored_in(tmp_path)) as rt,
+        rt.turn("main") as turn,
+        browsing(rt) as (client, all),
+    ):
+        await reply(turn, spawn("shell", "s"))
+        uid = uid_of(rt)
+        status, told = await refused(client, f"{uid}/drive", stream="nobody's")
+        assert status == 400 and "no such stream" in told["message"]
+        driver = (await post(client, f"{uid}/drive"))["driver"]
+        await post(client, f"{uid}/type", driver=driver, seq=1, data="echo $((6 * 7)) typed\r")
+        await until(lambda: rt.live()[0].driver is None)
+        await until(lambda: not all._views)
+        assert "42 typed" in (await reply(turn, apply("shell", "s", "true\r")))["content"]
+        await post(client, f"{uid}/drive")
+        await all.close()  # the server ends
+        assert rt.live()[0].driver is None
+
+
 async def test_what_is_interrupted_is_interrupted_and_what_is_pasted_is_no_key(tmp_path: Path) -> None:
     async with (
         Runtime([shell()], store=stored_in(tmp_path)) as rt,
@@ -221,10 +243,10 @@ async def test_a_terminal_of_another_process_is_seen_and_driven_the_same(tmp_pat
         browsing(rt) as (client, _),
     ):
         await reply(turn, spawn("shell", "s"))
-        await reply(turn, apply("shell", "s", "echo $((6 * 7))\r"))
+        await reply(turn, apply("shell", "s", "printf '\\033[1mbold\\033[0m\\n'; echo $((6 * 7))\r"))
         uid = uid_of(runs)
         async with looking(client, uid) as stream:
-            screen = await stream.shows("42")
+            screen = await stream.until(lambda screen: "42" in screen["html"] and 'class="bold">bold' in screen["html"])
             assert (screen["rows"], screen["cols"]) == (10, 40)
             driver = (await post(client, f"{uid}/drive", stream=stream.id, rows=12, cols=60))["driver"]
             await stream.until(lambda screen: screen["driver"] == "person" and screen["mine"])

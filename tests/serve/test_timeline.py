@@ -73,9 +73,11 @@ def test_calls_are_drawn_in_proportion_and_waits_lead_to_what_they_wait_for() ->
     assert waiter.waits and not left.waits
     assert [(each.id, each.x, each.y, each.to) for each in drawn.blocked] == [
         ("left", NAMES + CHART, waiter.y, left.y),
-        ("right", NAMES + CHART, waiter.y, right.y),
+        ("right", NAMES + CHART / 2, waiter.y, right.y),
     ]
     assert not any(each.open for each in drawn.blocked)
+    open = lanes([*calls[:2], fact("w", tool="await", waits_on=["left"], stopped=None)], {}, AT + 20)
+    assert open is not None and [each.open for each in open.blocked] == [False]  # what it waited for has stopped
     assert drawn.ticks[0] == (NAMES, "0") and drawn.ticks[-1] == (NAMES + CHART, "10 s")
 
 

@@ -28,13 +28,13 @@ class Examination:
     def store(self) -> None:
         """What is wrong with the store, if anything: its address, and who may read its files."""
         from holdfast.cli.check_machine import permission_problems
-        from holdfast.cli.store import _default
+        from holdfast.cli.store import default_store
         from holdfast.errors import HoldfastError
         from holdfast.store.urls import open_store
 
         written = self._config.store_url
         try:
-            store = open_store(written or _default())
+            store = open_store(written or default_store())
         except HoldfastError as error:
             self.problem(("store", "url"), error.message)
             return
@@ -47,8 +47,8 @@ class Examination:
         """What is wrong with the port of `[serve]`, if the file has one; that it serves already is only a note."""
         from holdfast.cli.check_machine import port_trouble
 
-        serve = getattr(self._config, "serve", None)
-        if serve is None or not serve.model_fields_set or not self._sound(("serve",)):
+        serve = self._config.serve
+        if not serve.model_fields_set or not self._sound(("serve",)):
             return []
         trouble = port_trouble(serve.host, serve.port)
         if trouble is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from holdfast.cli.store import _SQLITE, _default
+from holdfast.cli.store import SQLITE, default_store
 
 _RECENT = 20_000
 """So many of the newest handles are looked through: a large store is no reason to wait."""
@@ -81,8 +81,8 @@ def _rows(file: Path, query: str, wanted: dict[str, object]) -> Iterator[tuple[s
 
 def _store(url: str | None) -> Path:
     """The file that the command would look at. `url` is what --store or the variable says."""
-    url = url or next(_configured(), None) or _default()
-    return Path(url.removeprefix(_SQLITE)).expanduser()
+    url = url or next(_configured(), None) or default_store()
+    return Path(url.removeprefix(SQLITE)).expanduser()
 
 
 def _configured() -> Iterator[str]:
@@ -92,5 +92,5 @@ def _configured() -> Iterator[str]:
         if file.is_file():
             url = tomllib.loads(file.read_text()).get("store", {}).get("url")
             if url is not None:
-                yield f"{_SQLITE}{directory / Path(url.removeprefix(_SQLITE)).expanduser()}"
+                yield f"{SQLITE}{directory / Path(url.removeprefix(SQLITE)).expanduser()}"
             return

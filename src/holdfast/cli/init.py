@@ -18,8 +18,8 @@ from holdfast.cli.printing import print_json
 from holdfast.errors import HoldfastError
 
 NAME = "holdfast.toml"
-URL = "http://127.0.0.1:8080"
-"""Where `holdfast serve` listens unless it is told otherwise."""
+URL = "http://127.0.0.1:8420"
+"""Where `holdfast serve` listens unless it is told otherwise (`ServeSettings`, which takes a while to import)."""
 
 _FACES = {
     ("mcp", "stdio"): "For MCP clients that start it themselves",

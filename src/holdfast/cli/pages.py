@@ -24,10 +24,12 @@ PAGES = {
     "serve": Page(
         (
             ("Serve the tools of the holdfast.toml found here, with the dashboard:", "holdfast serve"),
-            ("Let the network in; whoever comes needs the token:", "holdfast serve --host 0.0.0.0"),
+            ("On another port, with a store of its own:", "holdfast serve --port 9000 --store sqlite:///work.db"),
+            ("Let the network in, behind something that does TLS:",
+             "holdfast serve --host 0.0.0.0 --url https://agents.example.org"),
         ),
         ("mcp", "top", "init", "check"),
-        ((0, "ended in good order"), _REFUSED, _SIGNALLED),
+        ((2, "it cannot be started"), _SIGNALLED),
     ),
     "chat": Page(
         (
@@ -66,7 +68,7 @@ PAGES = {
     "top": Page(
         (
             ("Watch this project's handles:", "holdfast top"),
-            ("Watch those of a server:", "holdfast top --server http://127.0.0.1:8080"),
+            ("Watch those of a server:", "holdfast top --server http://127.0.0.1:8420"),
             ("What would be shown now, for a script:", "holdfast top --json | jq '.handles[].id'"),
         ),
         ("ps", "show", "logs", "attach"),
@@ -75,6 +77,7 @@ PAGES = {
         (
             ("All that has not stopped:", "holdfast ps"),
             ("What waits for an answer:", "holdfast ps --state waiting"),
+            ("What goes on at a server:", "holdfast ps --server http://127.0.0.1:8420"),
             ("The ids of a conversation's handles, also of those that have stopped:",
              "holdfast ps --conversation main --all --json | jq -r .id"),
         ),
@@ -154,13 +157,17 @@ PAGES = {
         ("complete", "show", "forget"),
     ),
     "forget": Page(
-        (("Delete a conversation and all its handles:", "holdfast forget main"),),
+        (
+            ("Let go of what was said in a conversation:", "holdfast forget main"),
+            ("In a script, which cannot be asked:", "holdfast forget main --yes"),
+        ),
         ("conversations", "gc"),
+        ((0, "it is gone"), (1, "asked whether to, the answer was no"), _REFUSED),
     ),
     "gc": Page(
         (
             ("What would be let go of:", "holdfast gc --dry-run"),
-            ("Let go of it, and make the file smaller:", "holdfast gc --vacuum"),
+            ("Let go of what is older than a month, and make the file smaller:", "holdfast gc --before 30d --vacuum"),
         ),
         ("ps", "forget"),
     ),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_SQLITE = "sqlite:///"
+SQLITE = "sqlite:///"
 _RETENTION_SECS = 7 * 86_400.0
 """How long a store keeps what has stopped (S5)."""
 
@@ -85,14 +85,14 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 def store_of(config: "Config") -> str:
     """The store of a configuration, or the user's own, whose directory is made."""
-    return config.store_url or _default(make=True)
+    return config.store_url or default_store(make=True)
 
 
 def _existing(url: str | None) -> "Store":
     """The store that a command is to look at: the one named, else the one that `holdfast turn` would use here."""
     from holdfast.store.urls import open_store
 
-    store = open_store(url or _of_this_directory() or _default())
+    store = open_store(url or _of_this_directory() or default_store())
     if not store.durable:
         raise HoldfastError(
             "a `memory:` store is seen by no process but its own; name a file by --store", code="unsupported_store"
@@ -134,14 +134,14 @@ def keep_as_configured(registry: "Registry") -> None:
     if file is None:
         return
     config = load_config(file)
-    if getattr(open_store(config.store_url or _default()), "path", None) != getattr(registry.store, "path", None):
+    if getattr(open_store(config.store_url or default_store()), "path", None) != getattr(registry.store, "path", None):
         return
     registry.retention = config.store.retention_secs or _RETENTION_SECS
     registry.shorter = config.wait_handles.retention()
     registry.archive = archive_in(config.root, config.wait_handles.archive)
 
 
-def _default(*, make: bool = False) -> str:
+def default_store(*, make: bool = False) -> str:
     """The user's own store."""
     given = Path(os.environ.get("XDG_STATE_HOME", ""))
     try:
@@ -153,7 +153,7 @@ def _default(*, make: bool = False) -> str:
         raise HoldfastError(
             f"no directory for the store can be made ({error}); name a file by --store", code="store_unusable"
         ) from error
-    return f"{_SQLITE}{directory / 'holdfast.db'}"
+    return f"{SQLITE}{directory / 'holdfast.db'}"
 
 
 def _token(where: Where, server: str) -> str | None:

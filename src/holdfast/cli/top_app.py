@@ -34,6 +34,15 @@ _AGAIN_SECS = 1.0
 _OF_TABLE = ("filter", "sort", "group", "over", "quit")
 
 
+class Table(DataTable[Text]):
+    """A table of rows: Home and End are about rows, not about columns."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("home", "scroll_top", show=False),
+        Binding("end", "scroll_bottom", show=False),
+    ]
+
+
 class Top(Acting, App[None]):
     """What goes on, and what needs a person first."""
 
@@ -74,13 +83,12 @@ class Top(Acting, App[None]):
 
     def compose(self) -> ComposeResult:
         yield Static(id="status")
-        table: DataTable[Text] = DataTable(cursor_type="row", zebra_stripes=False)
-        yield table
+        yield Table(cursor_type="row")
         yield Footer()
 
     @property
-    def table(self) -> "DataTable[Text]":
-        return self.screen_stack[0].query_one(DataTable)
+    def table(self) -> Table:
+        return self.screen_stack[0].query_one(Table)
 
     def on_mount(self) -> None:
         self.listen()
@@ -142,11 +150,8 @@ class Top(Acting, App[None]):
         rows = self.model.rows()
         keys = [row.key for row in rows]
         wanted = widths(rows, self.table.size.width or self.size.width)
-        if (
-            keys != self._keys
-            or not self._widths
-            or any(new > old for new, old in zip(wanted, self._widths, strict=True))
-        ):
+        grown = any(new > old for new, old in zip(wanted, self._widths, strict=bool(self._widths)))
+        if keys != self._keys or grown or sum(wanted) != sum(self._widths):
             self._widths = wanted
             self._rebuild(rows)
         else:
@@ -197,7 +202,6 @@ class Top(Acting, App[None]):
         self._glances.look_at([fact for fact in seen if fact is not None])
 
     def on_resize(self, event: Resize) -> None:
-        self._widths = []
         self.call_after_refresh(self.draw)
 
     # The cursor

@@ -37,6 +37,7 @@ class Controls(Protocol):
         *,
         conversation: str | None = None,
         state: str | None = None,
+        search: str | None = None,
         oneshot: bool = False,
         sort: str = "newest",
         after: str | None = None,

@@ -24,7 +24,6 @@ from holdfast.turn.slot import slot_of
 
 _ELSEWHERE = "handle-"
 """How the id of a need begins that is the open question of another process's handle."""
-_LINES = 1_000_000
 
 
 class Control(Looking):
@@ -142,13 +141,13 @@ class Control(Looking):
         return await self.apply(uid, value, secret=state.question.secret)
 
     async def _answer_elsewhere(self, uid: str, said: Mapping[str, Any]) -> dict[str, Any]:
-        if said.get("decision") == "cancel":
-            await self.abort(uid)
-            return {"status": "taken", "problem": None}
-        if said.get("decision") != "answer":
+        if said.get("decision") not in ("answer", "cancel"):
             return {"status": "again", "problem": "`decision` must be one of answer, cancel here"}
         try:
-            await self.answer(uid, said.get("value"))
+            if said["decision"] == "cancel":
+                await self.abort(uid)
+            else:
+                await self.answer(uid, said.get("value"))
         except HoldfastError as error:
             again = error.code in ("bad_answer", "invalid_arguments")
             return {"status": "again" if again else "gone", "problem": error.message}
@@ -167,9 +166,9 @@ class Control(Looking):
 
     async def forget(self, conversation: str) -> dict[str, Any]:
         """Let go of what was said in a conversation; its handles stay until their retention is over."""
-        lines = len(await self._store.transcript(conversation, limit=_LINES))
+        described = await self._store.conversation(conversation)
         await self.runtime.registry.write((Forgotten(conversation),), keep=False)
-        return {"lines": lines}
+        return {"lines": described.lines if described is not None else 0}
 
     async def collect(self, *, older_than: float | None, dry_run: bool, vacuum: bool) -> dict[str, Any]:
         """Let go of what retention would let go of now (`collecting.py`)."""

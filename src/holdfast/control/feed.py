@@ -65,6 +65,10 @@ class Feed:
         self.closed = True
         if self._store.on_commit == self.look:
             self._store.on_commit = None
+        if self.look in self._runtime.upkeep.on_heard:
+            self._runtime.upkeep.on_heard.remove(self.look)
+        if self._looking is not None:
+            self._looking.cancel()
         for listener in self._listeners:
             listener.wake.set()
 
@@ -79,38 +83,32 @@ class Feed:
         return self._last
 
     def look(self) -> None:
-        """Something was committed."""
-        if not self._listeners or self.closed:
-            self._again = True  # whoever comes next reads what came meanwhile
-        elif self._looking is None:
+        """Something was committed. Nobody reads it until somebody listens."""
+        self._again = True
+        if self._listeners and self._looking is None and not self.closed:
             self._looking = asyncio.get_running_loop().create_task(self._look())
-        else:
-            self._again = True
 
     def tell(self, type: str, data: dict[str, Any]) -> None:
-        """Something that is not stored: whoever listens now hears of it."""
+        """Something that is not stored: whoever listens now hears of it, or of what is told of it later."""
         passing = Passing(b"event: %s\ndata: %s\n\n" % (type.encode(), msgspec.json.encode(data)))
         for listener in self._listeners:
-            listener.passing.append(passing)
+            listener.passing[type] = passing
             listener.wake.set()
 
     async def _look(self) -> None:
         try:
-            while not self.closed:
+            while self._again:
                 self._again = False
                 await self._read()
                 await asyncio.sleep(PAUSE)
-                if not self._again:
-                    return
         finally:
             self._looking = None
 
     async def _read(self) -> None:
         with contextlib.suppress(HoldfastError):  # the store cannot be read now; the sweep looks again
-            while True:
-                events = await self._store.events(self._last, _PAGE)
-                if not events:
-                    return
+            while events := await self._store.events(self._last, _PAGE):
+                if events[0].seq != self._last + 1:  # what was between went unread: the ring has no gap
+                    self._ring.clear()
                 self._ring.extend(map(_told, events))
                 self._last = events[-1].seq
                 for listener in self._listeners:
@@ -121,13 +119,13 @@ class Feed:
     async def listen(
         self, after: int | None = None, *, conversation: str | None = None, uid: str | None = None
     ) -> "AsyncIterator[list[Told | Passing] | None]":
-        """Groups of events after that number; without one, what comes from now on. None, once, if some of what was
-        asked for is not kept any more: look at everything anew. Ends when the feed is closed."""
+        """Groups of events after that number; without one, what comes from now on. None wherever some of what was asked
+        for is not kept any more: look at everything anew. Ends when the feed is closed."""
         listener = _Listener()
         self._listeners.add(listener)
         try:
-            if self._again and self._looking is None:
-                await self._read()
+            if self._again:
+                self.look()
             first, newest = await self._store.events_range()
             place = max(newest, self._last) if after is None else after
             if place + 1 < first or place > newest:
@@ -136,13 +134,15 @@ class Feed:
             while not self.closed:
                 listener.wake.clear()
                 while told := await self._after(place):
+                    if told[0].event.seq != place + 1:
+                        yield None
                     place = told[-1].event.seq
                     wanted = [each for each in told if _is_wanted(each.event, conversation, uid)]
                     if wanted:
                         yield list(wanted)
                 if listener.passing:
-                    passing, listener.passing = listener.passing, []
-                    yield list(passing)
+                    passing, listener.passing = listener.passing, {}
+                    yield list(passing.values())
                     continue
                 await listener.wake.wait()
         finally:
@@ -153,11 +153,10 @@ class Feed:
         if place >= self._last:
             return []
         if self._ring and self._ring[0].event.seq <= place + 1:
-            skipped = place + 1 - self._ring[0].event.seq  # numbers have no gap
-            ring = self._ring
-            return [ring[at] for at in range(skipped, len(ring))]
+            ring, skipped = self._ring, place + 1 - self._ring[0].event.seq  # numbers in it have no gap
+            return [ring[at] for at in range(skipped, len(ring))]  # near its end mostly, where indexing is quick
         events = await self._store.events(place, _PAGE)
-        return list(map(_told, events))
+        return list(map(_told, events)) or list(self._ring)
 
 
 def _told(event: StoredEvent) -> Told:
@@ -171,7 +170,8 @@ class _Listener:
 
     def __init__(self) -> None:
         self.wake = asyncio.Event()
-        self.passing: list[Passing] = []
+        self.passing: dict[str, Passing] = {}
+        """The newest of each type."""
 
 
 def _is_wanted(event: StoredEvent, conversation: str | None, uid: str | None) -> bool:

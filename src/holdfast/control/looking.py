@@ -30,6 +30,8 @@ _WAITING_TOOLS = ("await", "wait_for", "wait_for_multiple")
 _LANES = 500
 """Calls of one turn that a timeline has."""
 _QUEUED = 200
+_EVENTS = 1000
+"""Events of one handle that its timeline has."""
 
 
 class Looking:
@@ -124,8 +126,9 @@ class Looking:
         return [entry_json(entry) for entry in await self._store.journal(uid) if entry.kind != "trace"]
 
     async def timeline(self, uid: str) -> list[dict[str, Any]]:
-        """What has happened to a handle, oldest first, as far as it is kept."""
-        return [event_json(event) for event in await self._store.events(uid=uid, limit=PAGE)]
+        """What has happened to a handle, oldest first, as far as it is kept; of very much, the end."""
+        newest = await self._store.events(uid=uid, newest=True, limit=_EVENTS)
+        return [event_json(event) for event in reversed(newest)]
 
     async def waiters(self, uid: str) -> list[dict[str, Any]]:
         """The calls that wait for a handle just now, wherever they run."""

@@ -5,6 +5,7 @@ elsewhere, or nobody needs the decision any more. Nothing times out: a person ma
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -31,6 +32,8 @@ from holdfast.turn.prompts import (
     RunTool,
     Said,
 )
+
+_log = logging.getLogger("holdfast.control")
 
 _WORDS: dict[type[Prompt], tuple[str, ...]] = {
     RunTool: ("approve", "deny", "edit", "cancel"),
@@ -91,11 +94,11 @@ class Needs:
         return both
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self.listed())
 
     def listed(self) -> list[dict[str, Any]]:
         """What is open, in the order it came."""
-        return [_described(id, opened) for id, opened in self._open.items()]
+        return [_described(id, opened) for id, opened in self._open.items() if not opened.decided.done()]
 
     def asks(self, uid: str) -> bool:
         """Whether a question of that handle is among it."""
@@ -120,7 +123,10 @@ async def _unless_gone(prompter: Prompter, prompt: Prompt) -> Decision | None:
         said = await prompter(prompt)
     except LeftOpen:
         return None
-    return None if isinstance(said, Cancelled) and said.reason else said
+    except Exception as error:
+        _log.error("the prompter failed", exc_info=error)
+        return None
+    return None if isinstance(said, Cancelled) and said.reason is not None else said
 
 
 def _described(id: str, opened: _Open) -> dict[str, Any]:

@@ -6,6 +6,7 @@ a person may see: a terminal's lines as they were to be seen, anything else with
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -13,16 +14,17 @@ from typing import Any, cast
 import msgspec
 
 from holdfast.control.base import Talk
-from holdfast.control.kept import talking
+from holdfast.control.kept import stored_output, talking
 from holdfast.control.link import running
 from holdfast.control.readable import Plain, Readable, Rendered
 from holdfast.errors import HoldfastError
 from holdfast.handles.handle import Handle
-from holdfast.handles.output import Output
+from holdfast.handles.output import Output, Piece
+from holdfast.handles.rendering import render_piece
 from holdfast.handles.spool import Spool
 from holdfast.handles.text import printable
 from holdfast.runtime import Runtime
-from holdfast.store.base import Record
+from holdfast.store.base import Record, Store
 from holdfast.tools.builtin.read_output import Kept, matches_in, piece_of
 from holdfast.turn import frames
 from holdfast.turn.following import Following
@@ -33,6 +35,10 @@ _AHEAD = 16
 """Frames that wait to be taken by whoever follows a handle of this process."""
 _COPY = 100 << 20
 """Bytes of another process's output that are looked through for a pattern."""
+_BEFORE = 1 << 18
+"""Bytes of a terminal's output before a piece that say what is shown there."""
+_NOWHERE = 1 << 62
+"""An offset that no output reaches."""
 
 
 async def output(
@@ -42,62 +48,116 @@ async def output(
 
     `next` is where to go on; it is `total` at the end. `from_end` counts back from the end instead of `offset`.
     """
-    async with _readable(
-        runtime, record, everything=pattern is not None, since=0 if from_end is not None else offset
-    ) as (
-        kept,
-        base,
-    ):
-        total = base + kept.total
-        size = max(1, min(limit, PIECE))
+    size = max(1, min(limit, PIECE))
+    async with _source(runtime, record) as source:
+        total = source.total
         start = max(0, total - from_end) if from_end is not None else min(offset, total)
         if pattern is not None:
-            found = await matches_in(kept, pattern.encode(), max(0, start - base), size)
-            matches = [{"offset": base + each["offset"], "line": printable(each["line"])} for each in found["matches"]]
-            return _answer(record, start, base + found["end"], total, found.get("missing", 0)) | {"matches": matches}
-        found = piece_of(kept, max(0, start - base), size, None, last=False)
-        text = "" if "missing" in found else printable(found["content"])
-        return _answer(record, start, base + found["end"], total, found.get("missing", 0)) | {"text": text}
+            await source.fetch(max(0, start - size), total)  # lines may begin before
+            found = await matches_in(source, pattern.encode(errors="replace"), start, size)
+            shown: dict[str, Any] = {"matches": [each | {"line": printable(each["line"])} for each in found["matches"]]}
+        else:
+            await source.fetch(start, min(start + size, total))
+            found = piece_of(source, start, size, None, last=False)
+            shown = {"text": "" if "missing" in found else printable(found["content"])}
+    missing = found.get("missing", 0)
+    return {"uid": record.uid, "offset": start, "next": found["end"], "total": total, "missing": missing} | shown
 
 
-def _answer(record: Record, start: int, end: int, total: int, missing: int) -> dict[str, Any]:
-    return {"uid": record.uid, "offset": start, "next": end, "total": total, "missing": missing}
+class _Printed(Kept):
+    """What a handle has printed, without its result."""
+
+    def __init__(self, output: Output | None) -> None:
+        self._output = output
+        self._printed = self.total = 0 if output is None else output.total
+        self._result = b""
+
+    async def fetch(self, start: int, stop: int) -> None:
+        """Have these bytes at hand, which they are."""
+
+
+class _Elsewhere(_Printed):
+    """The same of a handle that another process runs: what is fetched is at hand, everything else is missing."""
+
+    def __init__(self, runtime: Runtime, record: Record, told: frames.Told, spool: Spool) -> None:
+        super().__init__(None)
+        self.total = told.handle.output_bytes
+        self._store, self._record, self._spool = runtime.registry.store, record, spool
+        self._terminal = told.cols > 0
+        self.parts: list[tuple[int, Output]] = []
+        """What was fetched, each part without a gap, and the offset of its first byte."""
+
+    async def fetch(self, start: int, stop: int) -> None:
+        place = max(0, start - _BEFORE) if self._terminal else start
+        want = frames.Want(uid=self._record.uid, want="read", since=place)
+        async with talking(self._store, self._record, want) as talk:
+            while place < stop:
+                kind, payload = await talk.receive()
+                if kind == frames.OUTPUT:
+                    self._part(place).append(payload)
+                    place += len(payload)
+                elif kind == frames.GAP:
+                    place = msgspec.json.decode(payload, type=frames.Gap).offset
+                elif kind == frames.END:
+                    return
+
+    def _part(self, place: int) -> Output:
+        """Where the bytes from there on go."""
+        if not self.parts or sum((self.parts[-1][0], self.parts[-1][1].total)) != place:
+            self.parts.append((place, Output(self._spool, _COPY)))
+            self.parts[-1][1].terminal = self._terminal
+        return self.parts[-1][1]
+
+    def read(self, start: int, stop: int) -> Piece:
+        for begin, part in self.parts:
+            if start < begin:
+                return Piece(b"", start, begin, begin - start)
+            if start < begin + part.total:
+                piece = part.read(start - begin, stop - begin)
+                return Piece(piece.data, start, begin + piece.end, piece.missing)
+        return Piece(b"", start, self.total, self.total - start)
+
+    def show(self, data: bytes, start: int) -> str:
+        for begin, part in self.parts:
+            if self._terminal and begin <= start < begin + part.total:
+                return render_piece(part, data, start - begin)
+        return super().show(data, start)
+
+    def lines(self, data: bytes) -> list[bytes]:
+        return data.splitlines(keepends=True) if not self._terminal else re.findall(rb"[^\n]*\n|[^\n]+", data)
 
 
 @asynccontextmanager
-async def _readable(
-    runtime: Runtime, record: Record, *, everything: bool, since: int
-) -> AsyncIterator[tuple[Kept, int]]:
-    """What is kept of a handle's output, and at which offset of the whole that begins."""
-    handle = runtime.registry.loaded(record.uid)
+async def _source(runtime: Runtime, record: Record) -> AsyncIterator[_Printed]:
+    """What a handle has printed, from whoever has it."""
+    store, handle = runtime.registry.store, runtime.registry.loaded(record.uid)
     if handle is not None and (runtime.registry.runs(handle) or not handle.active):
-        yield Kept(handle), 0
-    elif running(runtime.registry.store, record) is not None:
-        since = 0 if everything else since
+        yield _Printed(handle.output)
+    elif running(store, record) is not None:
         spool = Spool(None)
-        copy, base = await _copied(runtime, record, spool, since)
-        stand_in = runtime.registry.revive(msgspec.structs.replace(record, output=None))
-        stand_in.output = copy
+        source = _Elsewhere(runtime, record, await _told_by(store, record), spool)
         try:
-            yield Kept(stand_in), base
+            yield source
         finally:
-            copy.discard()
+            for _, part in source.parts:
+                part.discard()
+            spool.close()
     else:
-        yield Kept(runtime.registry.revive(record)), 0
+        kept = stored_output(store, record)
+        try:
+            yield _Printed(kept)
+        finally:
+            if kept is not None:
+                kept.close()
 
 
-async def _copied(runtime: Runtime, record: Record, spool: Spool, since: int) -> tuple[Output, int]:
-    """What another process has of its handle's output."""
-    copy, base = Output(spool, _COPY), since
-    async with talking(runtime.registry.store, record, frames.Want(uid=record.uid, want="read", since=since)) as talk:
+async def _told_by(store: Store, record: Record) -> frames.Told:
+    """How much another process's handle has printed, and whether it is a terminal."""
+    async with talking(store, record, frames.Want(uid=record.uid, want="read", since=_NOWHERE)) as talk:
         while True:
             kind, payload = await talk.receive()
-            if kind == frames.OUTPUT:
-                copy.append(payload)
-            elif kind == frames.GAP and copy.total == 0:
-                base = msgspec.json.decode(payload, type=frames.Gap).offset
-            elif kind == frames.END:
-                return copy, base
+            if kind == frames.STATE:
+                return msgspec.json.decode(payload, type=frames.Told)
 
 
 async def follow(runtime: Runtime, record: Record, offset: int) -> AsyncIterator[dict[str, Any]]:
@@ -110,10 +170,12 @@ async def follow(runtime: Runtime, record: Record, offset: int) -> AsyncIterator
             if kind == frames.OUTPUT:
                 text = readable.feed(payload).decode("utf-8", "replace")
                 place += len(payload)
-                if text:
-                    yield {"type": "output", "offset": place, "text": text}
+                if text:  # whoever comes back goes on before what is held back
+                    yield {"type": "output", "offset": place - readable.held, "text": text}
             elif kind == frames.GAP:
                 gap = msgspec.json.decode(payload, type=frames.Gap)
+                if rest := readable.end():
+                    yield {"type": "output", "offset": place, "text": rest.decode("utf-8", "replace")}
                 place = gap.offset
                 yield {"type": "gap", "missing": gap.missing, "offset": gap.offset}
             elif kind in (frames.STATE, frames.END):

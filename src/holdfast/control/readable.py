@@ -22,6 +22,10 @@ class Readable(Protocol):
     def end(self) -> bytes:
         """What is left; what is fed then begins anew."""
 
+    @property
+    def held(self) -> int:
+        """Bytes that were fed and are held back."""
+
 
 class Raw:
     """Everything as it was printed."""
@@ -31,6 +35,8 @@ class Raw:
 
     def end(self) -> bytes:
         return b""
+
+    held = 0
 
 
 class Plain:
@@ -51,6 +57,10 @@ class Plain:
         self.__init__()  # type: ignore[misc]
         return _shown(text)
 
+    @property
+    def held(self) -> int:
+        return len(self._held.encode(errors="replace")) + len(self._decoder.getstate()[0])
+
 
 class Rendered:
     """The lines of a terminal as they were to be seen. One that the alternate screen interrupts counts as two."""
@@ -70,6 +80,10 @@ class Rendered:
         rendered = self._render(len(self._held))
         self._before = b""
         return rendered
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
 
     def _render(self, end: int) -> bytes:
         if end == 0:

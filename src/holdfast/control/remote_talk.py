@@ -42,7 +42,7 @@ class RemoteTalk:
                 self._held += await anext(self._pieces)
             except (StopAsyncIteration, httpx2.TransportError):
                 raise HoldfastError(
-                    f"the connection to the server {self._url} is lost; what the handle does goes on",
+                    f"the connection to the server {self._url} is lost; ask again when it is there",
                     code="server_unreachable",
                 ) from None
 

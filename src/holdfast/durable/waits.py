@@ -177,7 +177,7 @@ class Waits:
     def _resolved(self, id: str, uid: str, resolution: Resolution, result: Resolving) -> None:
         """That is written: wake who waits for it, in the same pass."""
         if result.uid is not None and result.state is not None:
-            self._registry.changed_elsewhere(result.uid, result.state)
+            self._registry.changed_elsewhere(result.uid, result.state, result.what)
         elif self._registry.on_held is not None:
             self._registry.on_held(uid)
         self._tell(id, resolution if result.status == "accepted" else result.terminal)

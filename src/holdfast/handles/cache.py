@@ -25,6 +25,7 @@ from holdfast.handles.question import Question
 from holdfast.handles.spool import Spool
 from holdfast.handles.state import Progress, State, Stopped, Waiting
 from holdfast.store.base import TOMBSTONE_SECS, WAIT_KINDS, Collected, Expired, Op, Record, Status, Store
+from holdfast.store.rows import What
 
 if TYPE_CHECKING:
     from holdfast.tools.base import Tool
@@ -81,7 +82,7 @@ class Cache:
         """Told when a call is parked that has a deadline."""
         self.on_created: Callable[[Sequence[Handle]], None] | None = None
         """Told of the handles that this runtime has made."""
-        self.on_settled: Callable[[str, Stopped], None] | None = None
+        self.on_settled: Callable[[str, Stopped, What | None], None] | None = None
         """Told of the uid and the end of a handle, once, where that was written."""
         self.meter: Meter | None = None
         self.traces: Traces | None = None
@@ -270,10 +271,10 @@ class Cache:
             if record is not None and record.stateful and record.conversation in self.followers:
                 self._follow(self.adopt(record))
 
-    def changed_elsewhere(self, uid: str, state: State) -> None:
+    def changed_elsewhere(self, uid: str, state: State, what: What | None = None) -> None:
         """A commit that was not about this handle alone has changed its state."""
         if self.on_settled is not None and isinstance(state, Stopped):
-            self.on_settled(uid, state)
+            self.on_settled(uid, state, what)
         handle = self._by_uid.get(uid)
         if handle is not None and handle.active:
             handle.decided = handle.state = state

@@ -224,7 +224,7 @@ class Registry(Cache):
             self._follow(handle)
         if isinstance(state, Stopped):
             if self.on_settled is not None:
-                self.on_settled(handle.uid, state)
+                self.on_settled(handle.uid, state, None)
             self._stopped(handle)
             parking = handle.parking
             if parking is not None and self.on_cancelled is not None and hook_is_due(parking, state.ended_by):
@@ -286,7 +286,7 @@ class Registry(Cache):
         if isinstance(state, Stopped):
             handle.decided = handle.state = state
             if self.on_settled is not None:
-                self.on_settled(handle.uid, state)
+                self.on_settled(handle.uid, state, None)
             self._stopped(handle)
         else:
             self._rest(handle)

@@ -9,28 +9,28 @@ import asyncio
 import hmac
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.errors import ConfigError, HoldfastError, ToolError
+from holdfast.errors import ConfigError
 from holdfast.mcp.calls import GONE, PRINCIPAL
+from holdfast.mcp.completing import PATH, Completing
 from holdfast.mcp.server import Server
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANY = ("0.0.0.0", "::", "[::]")
 """Bound to all addresses, it has names that nobody can list. That takes a token, which a stranger's page has not."""
-_STATUS = {"accepted": 200, "already_resolved": 409, "unknown_or_revoked": 404}
 _PRINCIPAL = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 
 
@@ -80,13 +80,13 @@ def http_app(
 
 def mcp_app(server: Server, *, path: str = "/mcp", **transport: Any) -> Starlette:
     """The routes of MCP and of completions, without a door."""
-    server.custom_route("/complete/{key}", methods=["POST"])(_completes(server))
     app = server.streamable_http_app(
         streamable_http_path=path,
         max_request_body_size=server.runtime.limits.line_bytes,
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Door` does it
         **transport,
     )
+    app.router.routes.append(Route(Completing.path, Completing(server.runtime)))
     return app
 
 
@@ -119,7 +119,7 @@ class Door:
         origin = headers.get("origin")
         if origin is not None and _place(origin) != headers.get("host", "").lower():
             return JSONResponse({"error": "requests from pages of other origins are refused (Origin)"}, 403)
-        if not self._tokens or scope["path"].startswith("/complete/"):
+        if not self._tokens or scope["path"].startswith(PATH):
             return None
         principal = self._principal(headers.get("authorization", ""))
         if principal is None:
@@ -131,6 +131,7 @@ class Door:
         return None
 
     @staticmethod
+    @lru_cache(256)
     def _name(host: str) -> str:
         """A Host header without its port, and an address of IPv6 without its brackets."""
         return re.sub(r":\d+$", "", host).lower().strip("[]")
@@ -161,27 +162,3 @@ def _place(origin: str) -> str | None:
         return urlsplit(origin).netloc.lower() or None
     except ValueError:
         return None
-
-
-def _completes(server: Server) -> Callable[[Request], Awaitable[Response]]:
-    async def complete(request: Request) -> Response:
-        """Resolve what a key stands for; the body is a resolution (D4)."""
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > server.runtime.limits.arguments_bytes:
-                return JSONResponse({"error": "the body is larger than [limits] arguments_bytes allows"}, 413)
-        try:
-            outcome = await server.runtime.resolve(request.path_params["key"], msgspec.json.decode(bytes(body)))
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            return JSONResponse({"error": f"the body is not JSON: {error}"}, 400)
-        except ToolError as error:
-            return JSONResponse({"error": error.message}, 400)
-        except HoldfastError as error:
-            return JSONResponse({"error": error.message}, 503)
-        shown = {"status": outcome.status}
-        return JSONResponse(
-            shown if outcome.terminal is None else {**shown, "terminal": outcome.terminal}, _STATUS[outcome.status]
-        )
-
-    return complete

@@ -2,6 +2,7 @@
 them."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 from importlib.metadata import version
@@ -413,11 +414,12 @@ class Api:
         return self._stream("events", told)
 
     async def _told(self, after: int | None, conversation: str | None, uid: str | None) -> AsyncIterator[bytes]:
-        async for group in self._feed.listen(after, conversation=conversation, uid=uid):
-            if group is None:
-                yield event("reset", {"last": self._feed.last}, self._feed.last)
-            else:
-                yield b"".join(each.block for each in group)
+        with contextlib.suppress(HoldfastError):  # the store cannot be read: the stream ends, and its client comes back
+            async for group in self._feed.listen(after, conversation=conversation, uid=uid):
+                if group is None:  # without a number: older ones may follow
+                    yield event("reset", {"last": self._feed.last})
+                else:
+                    yield b"".join(each.block for each in group)
 
     async def _glances(self, uids: str) -> AsyncIterator[bytes]:
         registry, known = self._control.runtime.registry, dict[str, Any]()

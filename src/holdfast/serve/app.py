@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from holdfast.control.control import Control
 from holdfast.control.feed import Feed
+from holdfast.mcp.completing import Completing
 from holdfast.mcp.http import mcp_app
 from holdfast.mcp.server import Server
 from holdfast.serve import api, attaching
@@ -62,6 +63,7 @@ class App:
         inner.router.routes += self._routes()
         guarded = ServeDoor(
             inner,
+            Completing(self.runtime),
             owner,
             principals,
             hosts,

@@ -14,14 +14,15 @@ from collections.abc import Mapping, Sequence
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast.mcp.completing import PATH, Completing
 from holdfast.mcp.http import Door
 from holdfast.serve.refusal import refused
 
-_OPEN = ("/healthz", "/static/", "/complete/")
+_OPEN = ("/healthz", "/static/")
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _COOKIE_SECS = 30 * 86_400
 _TOKEN_BYTES = 4096
@@ -39,12 +40,19 @@ HEADERS = {
 """On every response. A referrer could carry a token or a key to whatever a page links to."""
 
 
+_RAW = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+
+Heads = Mapping[str, str]
+"""The headers of a request, by name in small letters."""
+
+
 class ServeDoor(Door):
     """Lets in whom it may, and says to browsers what our pages may do."""
 
     def __init__(
         self,
         app: ASGIApp,
+        completing: Completing,
         owner: str,
         principals: Mapping[str, str] | None = None,
         hosts: Sequence[str] = (),
@@ -54,10 +62,12 @@ class ServeDoor(Door):
         metrics_open: bool = True,
         longest: int = 16 << 20,
     ) -> None:
-        """`owner` is the owner's token, `principals` are tokens for `/mcp` by whose they are. `metrics_open`: none is
-        needed for `/metrics`, as only this machine can reach it. `secure`: browsers reach it by https. `longest`: bytes of a body."""
+        """`completing` takes completions, `app` everything else. `owner` is the owner's token, `principals` are tokens
+        for `/mcp` by whose they are. `metrics_open`: none is needed for `/metrics`, as only this machine can reach it.
+        `secure`: browsers reach it by https. `longest`: bytes of a body."""
         super().__init__(app, dict(principals or {}), hosts)
         self._any_host = any(host in ("0.0.0.0", "::", "[::]") for host in hosts)
+        self._completing = completing
         self._owner = owner.encode()
         self._port = port
         self._secure = secure
@@ -78,15 +88,20 @@ class ServeDoor(Door):
             await send({"type": "websocket.close", "code": 1008})
             return
         guarded = _with_headers(send)
-        refusal = await self._answer(scope, receive)
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        if scope["path"].startswith(PATH):  # in numbers, and by machines: not through everything that is for others
+            refusal = self._strange(scope, headers)
+            scope["route"] = self._completing
+            await (refusal or self._completing)(scope, receive, guarded)
+            return
+        refusal = await self._answer(scope, receive, headers)
         if refusal is not None:
             await refusal(scope, receive, guarded)
             return
         await super().__call__(scope, receive, guarded)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Response | None:
+    async def _answer(self, scope: Scope, receive: Receive, headers: "Heads") -> Response | None:
         """What the door itself says: a refusal, or a cookie for a token; None: come in."""
-        headers = Headers(scope=scope)
         wrong = self._strange(scope, headers)
         if wrong is not None:
             return wrong
@@ -111,7 +126,7 @@ class ServeDoor(Door):
             return _ask_for_token(401)
         return _no_token(headers)
 
-    def _strange(self, scope: Scope, headers: Headers) -> Response | None:
+    def _strange(self, scope: Scope, headers: Heads) -> Response | None:
         """Refuses what comes by another name, and from pages of others."""
         if not self._any_host and self._name(headers.get("host", "")) not in self._hosts:
             return refused("forbidden", "this server is not reached by that name (Host)", 403)
@@ -130,15 +145,15 @@ class ServeDoor(Door):
         return super()._refusal(scope, headers)
 
     @staticmethod
-    def _own_origin(headers: Headers) -> bool:
+    def _own_origin(headers: Heads) -> bool:
         origin, host = headers.get("origin", ""), headers.get("host", "").lower()
         return origin.lower() in (f"http://{host}", f"https://{host}")
 
-    def _is_owner(self, headers: Headers) -> bool:
+    def _is_owner(self, headers: Heads) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._owner)
 
-    def _by_cookie(self, headers: Headers) -> bool:
+    def _by_cookie(self, headers: Heads) -> bool:
         try:
             cookies = SimpleCookie(headers.get("cookie", ""))
         except CookieError:
@@ -175,12 +190,12 @@ class ServeDoor(Door):
         return response
 
 
-def _same_page(headers: Headers) -> bool:
+def _same_page(headers: Heads) -> bool:
     """Whether the browser says that a page of ours makes the request; the Origin was checked before."""
     return headers.get("origin") is not None or headers.get("sec-fetch-site") == "same-origin"
 
 
-def _no_token(headers: Headers) -> Response:
+def _no_token(headers: Heads) -> Response:
     why = "the token is none of this server's" if "authorization" in headers else "a token is needed"
     response = refused("unauthorized", f"{why}: `Authorization: Bearer TOKEN`", 401)
     response.headers["www-authenticate"] = "Bearer"
@@ -195,9 +210,8 @@ def _ask_for_token(status: int, *, wrong: bool = False) -> Response:
 def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
-                headers.setdefault(name, value)
+            said = {name for name, _ in message["headers"]}
+            message["headers"] = [*message["headers"], *(each for each in _RAW if each[0] not in said)]
         await send(message)
 
     return sending

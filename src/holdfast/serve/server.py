@@ -73,6 +73,7 @@ async def serve(
         backlog=_BACKLOG,
         http=Patient if patient else "auto",
         log_level="error",
+        proxy_headers=False,  # nothing depends on them, and anybody may send them
         server_header=False,
         timeout_graceful_shutdown=_GRACE_SECS,
         timeout_keep_alive=_IDLE_SECS,

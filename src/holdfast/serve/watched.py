@@ -28,6 +28,8 @@ PAUSE = 0.05
 """Seconds between two looks at a terminal that nobody drives."""
 _HIDDEN = b"\x1b[?25l"
 _BRACKETED = b"\x1b[?2004h"
+_REPLAYED = 1 << 18
+"""Bytes that are printed again to get at the colours of a screen."""
 _FIRST = Size(24, 80)
 """The size of a screen that nothing is known of yet."""
 
@@ -212,6 +214,8 @@ class There:
         self._driving: contextlib.AsyncExitStack | None = None
         self._link: Link | None = None
         self._before = _FIRST
+        self._plain: Screen | None = None
+        """A screen whose colours are not known."""
         self.driver: str | None = None
 
     def shown(self) -> Shown:
@@ -225,7 +229,9 @@ class There:
                 if kind == frames.END:
                     return
                 if kind == frames.STATE:
-                    self.driver = msgspec.json.decode(payload, type=frames.Told).handle.driver
+                    told = msgspec.json.decode(payload, type=frames.Told)
+                    self.driver = told.handle.driver
+                    await self._recolour(told.offset)
                 elif kind == frames.OUTPUT:
                     self._emulator.feed(payload)
                 elif kind == frames.SCREEN:
@@ -237,6 +243,32 @@ class There:
 
         self._emulator.resize(screen.rows, screen.cols)
         self._emulator.feed(redraw(screen))
+        self._plain = screen
+
+    async def _recolour(self, total: int) -> None:
+        """A screen comes without its colours. If little was printed and printing it again gives the same screen, they
+        are there; else they come with what is printed next."""
+        shown, self._plain = self._plain, None
+        if shown is None or total > _REPLAYED or self._driving is not None:
+            return
+        printed = await self._printed(total)
+        again = open_emulator(shown.rows, shown.cols, self.type)
+        again.feed(printed)
+        now = again.screen()
+        if (now.lines, now.cursor, now.alternate) == (shown.lines, shown.cursor, shown.alternate):
+            self._emulator, again = again, self._emulator
+        again.close()
+
+    async def _printed(self, total: int) -> bytes:
+        data = bytearray()
+        async with linked(self._to, frames.Want(uid=self._to.record.uid, want="read")) as link:
+            while len(data) < total:
+                kind, payload = await link.receive()
+                if kind == frames.OUTPUT:
+                    data += payload
+                elif kind in (frames.GAP, frames.END):
+                    break
+        return bytes(data[:total])
 
     async def drive(self, size: Size) -> None:
         screen = self._emulator.screen()

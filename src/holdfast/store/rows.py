@@ -15,6 +15,8 @@ LIVE = ("pending", "running", "waiting")
 """The states of a handle that has not stopped."""
 Sort = Literal["created", "stopped", "tool", "id"]
 """What a list of handles is sorted by, then by uid."""
+What = tuple[str, Kind, bool]
+"""The tool of a handle, its kind, and whether it was spawned."""
 Given = tuple[str, str, str, bool, str | None]
 """What a call was answered: its id, its result, what a model gets, whether that is an error, and its code."""
 EntryKind = Literal["step", "sleep", "event", "ask", "input", "trace"]
@@ -145,6 +147,7 @@ class Resolving(msgspec.Struct, frozen=True):
     terminal: Resolution | None = None
     uid: str | None = None
     state: State | None = None
+    what: What | None = None
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from weakref import WeakSet
 
 from holdfast.handles.handle import Handle, OnStop
 from holdfast.turn.prompts import (
@@ -82,6 +83,10 @@ class People:
         self._left: list[Asking] = []
         """What could not be asked, in the order it came."""
         self._closed = False
+        self._joined: WeakSet[People] = WeakSet()
+        """Those for whom somebody here is asked as well."""
+        self._settles: Callable[[], None] = self._settle_shown
+        """Called when something was said here."""
 
     @property
     def here(self) -> bool:
@@ -99,7 +104,12 @@ class People:
 
     def joined(self, prompter: Prompter) -> "People":
         """Those who are asked by that prompter, and whoever is there besides."""
-        return People(prompter if self.beside is None else self.beside(prompter))
+        if self.beside is None:
+            return People(prompter)
+        people = People(self.beside(prompter))
+        people._at_once, people._settles = True, self._settle_shown
+        self._joined.add(people)
+        return people
 
     def assign(self, handle: Handle, people: "People") -> None:
         """From now on, and until it stops, these are asked about the handle."""
@@ -181,22 +191,27 @@ class People:
                 then(said)
         finally:
             if self._at_once:
-                self._settle_shown()
+                self._settles()
             self._next()
 
     def _settle_shown(self) -> None:
         """What was said just now may settle others that are shown beside it."""
-        for asking in tuple(self._shown):
+        shown = [*self._shown, *(asking for people in self._joined for asking in people._shown)]
+        for asking in shown:
             if asking.then is not None and asking.settled():
                 asking.withdraw()
 
     async def close(self) -> None:
         """Withdraw everything."""
+        tasks = [task for people in (self, *self._joined) for task in people._withdraw_all()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSE_SECS)
+
+    def _withdraw_all(self) -> "list[asyncio.Task[Decision | None]]":
         self._closed = True
         self._waiting.clear()
         self._left.clear()
         tasks = [asking.task for asking in self._shown if asking.task is not None]
         for asking in tuple(self._shown):
             asking.withdraw()
-        if tasks:
-            await asyncio.wait(tasks, timeout=_CLOSE_SECS)
+        return tasks

@@ -103,7 +103,7 @@ def _environment() -> "Environment":
         "first_line": first_line,
         "short_name": short_name,
         "agent_name": agent_name,
-        "type_words": type_words,
+        "parameters": parameters,
     }
     return environment
 
@@ -155,15 +155,30 @@ def agent_name(conversation: str) -> str:
     return short_name(conversation).rpartition(" › ")[2]
 
 
-def type_words(schema: Any) -> str:
-    """The type of a parameter, as its JSON Schema has it, in few words."""
-    if not isinstance(schema, dict):
-        return "anything"
-    if isinstance(schema.get("enum"), list):
+def parameters(tool: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """The parameters of a tool: name, type in words, description. Of one with actions, those that a spawn takes."""
+    schema = tool["parameters"]
+    if tool["actions"]:
+        schema = schema["oneOf"][0]
+    required, known = schema.get("required", ()), schema.get("properties", {})
+    return [
+        (name, _type(each) + (", required" if name in required else ""), str(_of(each, "description") or ""))
+        for name, each in known.items()
+        if not tool["actions"] or name not in ("action", "id")
+    ]
+
+
+def _type(schema: Any) -> str:
+    if _of(schema, "enum"):
         return "one of " + ", ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
-    kind = schema.get("type", "anything")
-    words = " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
-    return f"array of {type_words(schema['items'])}" if kind == "array" and "items" in schema else words
+    kind = _of(schema, "type") or "anything"
+    if kind == "array" and _of(schema, "items"):
+        return f"array of {_type(schema['items'])}"
+    return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
+
+
+def _of(schema: Any, key: str) -> Any:
+    return schema.get(key) if isinstance(schema, dict) else None  # `true` is a schema, too
 
 
 def mark(fact: dict[str, Any]) -> tuple[str, str]:

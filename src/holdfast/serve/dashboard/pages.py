@@ -97,6 +97,8 @@ class Pages:
             happened=happened["handles"],
             drafts=drafts or {},
             wrong=wrong,
+            path="/",  # also when it answers a form
+            here="/",
         )
 
     async def handles(self, request: Request) -> Response:

@@ -186,7 +186,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Blocked:
-    """Somebody who waits, and the handle that is waited for."""
+    """Somebody who waits, and the handle that is waited for; `open`: still."""
 
     x: float
     y: float
@@ -230,7 +230,14 @@ def lanes(calls: Sequence[Fact], went: Mapping[str, Sequence[Stretch]], now: flo
         rows.append(Row(fact, _HEAD + ROW * at, bars, fact["tool"] in _WAITING_TOOLS, asks))
     places = {row.fact["id"]: row for row in rows}
     blocked = tuple(
-        Blocked(x(_end(row.fact, now)), row.y, places[id].y, row.fact["tool"], id, row.fact["stopped"] is None)
+        Blocked(
+            x(_released(row.fact, places[id].fact, now)),
+            row.y,
+            places[id].y,
+            row.fact["tool"],
+            id,
+            row.fact["stopped"] is None and places[id].fact["stopped"] is None,
+        )
         for row in rows
         for id in row.fact["waits_on"]
         if id in places and places[id] is not row
@@ -243,6 +250,11 @@ def lanes(calls: Sequence[Fact], went: Mapping[str, Sequence[Stretch]], now: flo
 
 def _end(fact: Fact, now: float) -> float:
     return now if fact["stopped"] is None else float(fact["stopped"])
+
+
+def _released(waiter: Fact, target: Fact, now: float) -> float:
+    """When a wait was done with a handle: at that one's end, within the time that was waited."""
+    return min(max(_end(target, now), float(waiter["created"])), _end(waiter, now))
 
 
 def _wide(width: float) -> float:

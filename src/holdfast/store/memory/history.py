@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice, repeat, takewhile
 from typing import Any
 
-from holdfast.store.base import NEWS_TYPES, Collected, Op, Record, StoredEvent, TurnRow
+from holdfast.store.base import NEWS_TYPES, Changed, Collected, Op, Record, StoredEvent, TurnRow
 from holdfast.store.events import Draft, events_of, queued
 from holdfast.store.memory.queue import Told as News_
 from holdfast.store.memory.queue import Wordless
@@ -20,8 +20,9 @@ KEPT = 10_000
 Waits = tuple[int, str, News_, str | None]
 """News that was queued: its number, its conversation, what it says, and of which handle it is."""
 Note = Draft | Waits
-Told = tuple[float, Op | None, Any, tuple[Note, ...]]
-"""The time of an operation, it itself if it tells something, its result, and what it brought about besides."""
+Told = tuple[float | None, Op | None, Any, tuple[Note, ...]]
+"""The time of an operation, if it has none of its own; it itself, if it tells something; its result, or the state of a
+new handle; and what it brought about besides."""
 
 
 class History:
@@ -53,7 +54,8 @@ class History:
             self._stored.clear()
             self._last += 1
         while log:
-            at, op, result, noted = log.popleft()
+            noted_at, op, result, noted = log.popleft()
+            at = _own_time(op, result) if noted_at is None else noted_at
             if op is not None:
                 for draft in events_of(op, result):
                     self._keep(at, draft)
@@ -102,6 +104,13 @@ class History:
         """As `Store.events_range`."""
         self.translate()
         return (self._stored[0].seq if self._stored else self._last + 1), self._last
+
+
+def _own_time(op: Op | None, state: Any) -> float:
+    if isinstance(op, Changed):
+        return op.event.at
+    created: float = state.created
+    return created
 
 
 def _draft(note: Note) -> Draft:

@@ -126,7 +126,8 @@ class Waits(Telling):
             self._put(self._settled, op.key_id, op.at)
             return Resolving("accepted")
         self._save(record)
-        return Resolving("accepted", uid=record.uid, state=self._stop(record, end))
+        what = (record.tool, record.kind, record.stateful)
+        return Resolving("accepted", uid=record.uid, state=self._stop(record, end), what=what)
 
     def _revoked(self, op: base.Revoked) -> tuple[tuple[tuple[str, State], ...], tuple[str, ...]]:
         stopped, others = [], []

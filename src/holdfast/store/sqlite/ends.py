@@ -2,7 +2,7 @@
 
 from holdfast.handles.state import Stopped
 from holdfast.store.base import Notice, status_of
-from holdfast.store.events import resolved
+from holdfast.store import events
 from holdfast.store.sqlite.codec import encode
 from holdfast.store.sqlite.news import tell_of
 from holdfast.store.sqlite.sql import SQL
@@ -10,14 +10,18 @@ from holdfast.store.sqlite.transaction import Call, Transaction
 from holdfast.store.terminal import end_notice, hook_is_due, resolution_of
 
 
-def stop_parked(tx: Transaction, call: Call, state: Stopped, *, hook: bool, told: Notice | None = None) -> None:
-    """The end of a parked call settles its key and is always news (D9). `hook`: if it is a cancel, that is due (D2)."""
+def stop_parked(
+    tx: Transaction, call: Call, state: Stopped, *, hook: bool, told: Notice | None = None, resolved: bool = False
+) -> None:
+    """The end of a parked call settles its key and is always news (D9). `hook`: if it is a cancel, that is due (D2).
+    `resolved`: its key brought the end, and is settled."""
     parking = call.parking
     assert parking is not None
     due = hook and hook_is_due(parking, state.ended_by)
     owner = tx.owner if due else None
-    tx.run(SQL["stop_parked"], (encode(state), status_of(state), state.stopped, owner, due, call.number))
-    resolve_by_end(tx, call.uid, state)
+    tx.run(SQL["stop_parked"], (encode(state), status_of(state), state.stopped, owner, due, resolved, call.number))
+    if not resolved:
+        resolve_by_end(tx, call.uid, state)
     notice = told or end_notice(state, parking.carriers)
     tell_of(tx, (call.conversation, call.id, call.tool), call.uid, state, notice, state.stopped)
     tx.touched.add(call.uid)
@@ -26,4 +30,4 @@ def stop_parked(tx: Transaction, call: Call, state: Stopped, *, hook: bool, told
 def resolve_by_end(tx: Transaction, uid: str, state: Stopped) -> None:
     resolution = resolution_of(state.outcome)
     for (key_id,) in tx.rows(SQL["resolve_by_end"], (encode(resolution), state.stopped, uid)):
-        tx.events.append(resolved(uid, None, key_id, resolution.status))
+        tx.events.append(events.resolved(uid, None, key_id, resolution.status))

@@ -112,7 +112,8 @@ RETURNING keyed, conversation, id, tool;
 -- name: stop_parked
 -- The end of a parked call; somebody owns it on if its hook is due.
 UPDATE handles
-SET state_name = 'stopped', state = ?, status = ?, stopped_at = ?, owner = ?, hook_due = ?, next_attempt_at = NULL
+SET state_name = 'stopped', state = ?, status = ?, stopped_at = ?, owner = ?, hook_due = ?, next_attempt_at = NULL,
+    resolved = resolved OR ?
 WHERE number = ?;
 
 -- name: resolve_by_end
@@ -122,7 +123,8 @@ WHERE uid = ? AND kind = 'completion' AND resolution IS NULL AND NOT revoked RET
 
 -- name: call
 -- What decides about an operation on a call.
-SELECT number, uid, fence, owner, stopped_at, state, parking, keyed, resolved, hook_due, conversation, id, tool
+SELECT number, uid, fence, owner, stopped_at, state, parking, keyed, resolved, hook_due, conversation, id, tool, kind,
+    stateful
 FROM handles WHERE uid = ?;
 
 -- name: conversation

@@ -7,7 +7,7 @@ import apsw
 
 from holdfast.errors import AlreadyStopped, HoldfastError
 from holdfast.handles.state import State, Stopped, describe
-from holdfast.store.base import Kept, Parking
+from holdfast.store.base import Kept, Kind, Parking
 from holdfast.store.events import Draft
 from holdfast.store.sqlite.codec import Row, decode_parking, decode_state, encode_kept
 from holdfast.store.sqlite.sql import SQL
@@ -29,6 +29,8 @@ class Call(NamedTuple):
     conversation: str
     id: str
     tool: str
+    kind: Kind
+    stateful: int
 
     @property
     def state(self) -> State:

@@ -35,11 +35,12 @@ def resolved(tx: Transaction, op: base.Resolved) -> Resolving:
     call = tx.call(uid) if kind == "completion" else None
     if call is None:
         return Resolving("accepted")
-    tx.run(SQL["completed"], (call.number,))
     parking = call.parking
     if parking is None or parking.hold or not call.parked:
+        tx.run(SQL["completed"], (call.number,))
         return Resolving("accepted")
-    return Resolving("accepted", uid=call.uid, state=_stop(tx, call, ended(op.resolution, op.at)))
+    state = _stop(tx, call, ended(op.resolution, op.at), resolved=True)
+    return Resolving("accepted", uid=call.uid, state=state, what=(call.tool, call.kind, bool(call.stateful)))
 
 
 def revoked(tx: Transaction, op: base.Revoked) -> tuple[tuple[tuple[str, State], ...], tuple[str, ...]]:
@@ -56,10 +57,10 @@ def revoked(tx: Transaction, op: base.Revoked) -> tuple[tuple[tuple[str, State],
     return tuple(stopped), tuple(others)
 
 
-def _stop(tx: Transaction, call: Call, end: Ended) -> State:
+def _stop(tx: Transaction, call: Call, end: Ended, *, resolved: bool = False) -> State:
     """End a parked call from outside. Its hook is not called: the outside said so itself."""
     state = transition(call.state, end)
     assert isinstance(state, Stopped)
     tx.events.append(events.stopped(call.uid, call.conversation, state))
-    stop_parked(tx, call, state, hook=False)
+    stop_parked(tx, call, state, hook=False, resolved=resolved)
     return state

@@ -85,8 +85,8 @@ class Events(Suite):
         assert await self.since(store, Emitted(uid(1), "built", {"n": 1}, NOON)) == [
             ("process.event", "main", uid(1), {"type": "built", "sequence": 1})
         ]
-        over = await self.since(store, await self.ending(store, uid(1), Error("broke", "bad"), "timeout"))
-        assert over == [of(1, "stopped", ok=False, ended_by="timeout", code="bad")]
+        over = await self.since(store, await self.ending(store, uid(1), Error("broke", "crashed"), "timeout"))
+        assert over == [of(1, "stopped", ok=False, ended_by="timeout", code="crashed")]
         events = await store.events(uid=uid(1))
         assert types(events)[0] == "handle.created" and types(events)[-1] == "handle.stopped" and len(events) == 8
         assert b"result" not in str(events).encode() and "input" not in str(events), "no value is in an event"

@@ -11,7 +11,7 @@ from holdfast.handles.handle import Handle
 from holdfast.handles.observing import Meter
 from holdfast.handles.registry import Registry
 from holdfast.handles.state import Stopped
-from holdfast.store.rows import Kind, status_of
+from holdfast.store.rows import Kind, What, status_of
 
 CREATED = "holdfast_handles_created_total"
 SETTLED = "holdfast_handles_settled_total"
@@ -64,11 +64,13 @@ class Measure:
             if handle.stateful:
                 self._metrics.count(CREATED, type=handle.kind)
 
-    def _settled(self, uid: str, state: Stopped) -> None:
+    def _settled(self, uid: str, state: Stopped, what: What | None) -> None:
         """Told once, in the process that has written it."""
         assert self._registry is not None
         handle = self._registry.loaded(uid)
-        if handle is None:
+        if what is not None:
+            self._tell(*what, state)
+        elif handle is None:
             self._registry.run_soon(self._read(uid, state))
         else:
             self._tell(handle.tool.name, handle.kind, handle.stateful, state)

@@ -15,6 +15,7 @@ const EVENTS = [
 const PAUSE = 500; // between two fetches of the page
 const HIDDEN_PAUSE = 20_000; // while nobody sees the page, which then keeps no connection: browsers have six in all
 const RETRY = 2000;
+const TOLD = 8000;
 
 // Times, told anew every second. The server's clock is the right one.
 
@@ -47,6 +48,7 @@ function tick(root) {
 let fetching = false;
 let again = false;
 let fetched = 0;
+let sent = 0; // forms: a page that was asked for before one was sent shows what was before it
 let timer = null;
 
 function refreshSoon() {
@@ -58,9 +60,12 @@ async function refresh() {
   timer = null;
   fetching = true;
   again = false;
+  const before = sent;
   try {
     const response = await fetch(address(), { headers: { accept: "text/html" } });
-    if (response.ok) take(await response.text());
+    const html = await response.text();
+    if (before !== sent) again = true;
+    else if (response.ok) take(html);
   } catch {
     // The server is away; the stream says so, and when it is back there is another fetch.
   }
@@ -90,8 +95,17 @@ function take(html, names = null) {
     const fresh = page.querySelector(`[data-live="${CSS.escape(name)}"]`);
     if (!fresh || (names && !names.includes(name)) || (name === "flash" && !fresh.children.length)) continue;
     morph(old, fresh);
+    if (name === "flash") hideSoon(old);
   }
   glance();
+}
+
+// What was done is told for a while; what went wrong stays.
+let hiding = null;
+
+function hideSoon(flash) {
+  clearTimeout(hiding);
+  if (!flash.querySelector(".flash-wrong")) hiding = setTimeout(() => flash.replaceChildren(), TOLD);
 }
 
 // The server's streams
@@ -105,11 +119,9 @@ let slow = null;
 function listen() {
   events?.close();
   events = new EventSource("/api/events");
-  let late = !lost.hidden || slow !== null; // what happened before this stream began has not been heard
   events.onopen = () => {
     lost.hidden = true;
-    if (late) refreshSoon();
-    late = true;
+    refreshSoon(); // what happened before this stream began was not heard
   };
   events.onerror = () => {
     lost.hidden = false;
@@ -122,7 +134,7 @@ function listen() {
 // The last lines of what runs here come by a stream of their own, for those that are on the page.
 function glance() {
   const uids = [...new Set([...document.querySelectorAll("[data-glance]")].map((each) => each.dataset.glance))].join(",");
-  if (uids === watched && (glances || !uids)) return;
+  if (uids === watched && (!uids || (glances && glances.readyState !== EventSource.CLOSED))) return;
   glances?.close();
   glances = null;
   watched = uids;
@@ -160,11 +172,12 @@ async function send(form, button) {
   try {
     const response = await fetch(form.action, { method: "POST", body: fields });
     const html = await response.text();
+    sent += 1;
     if (response.ok) {
       form.reset(); // what was typed has been taken
       form.closest("details")?.removeAttribute("open");
     }
-    take(html, response.ok ? null : ["flash", "needs"]);
+    take(html, response.ok ? null : location.pathname === "/" ? ["flash", "needs"] : ["flash"]); // refused: a page of its own
     if (!form.isConnected) document.getElementById("main").focus({ preventScroll: true }); // not lost with its button
   } catch {
     say("It could not be sent: the server does not answer. What you typed is still here.");
@@ -189,6 +202,7 @@ document.addEventListener("change", ({ target }) => {
   if (target.matches("form[data-auto] select, form[data-auto] input[type=checkbox]")) target.form.requestSubmit();
 });
 
+hideSoon(document.querySelector('[data-live="flash"]'));
 setClock(document);
 tick(document);
 setInterval(() => tick(document), 1000);

@@ -104,10 +104,12 @@ class LiveTerminal extends HTMLElement {
     title.textContent = screen.title || title.textContent;
     frame.setAttribute("aria-label", frame.getAttribute("aria-label").replace(/\d+ rows of \d+$/, `${screen.rows} rows of ${screen.cols}`));
     if (this.driver && !screen.mine && screen.taken >= this.taken) this.lose(); // else it was sent before we took over
-    this.classList.toggle("terminal-driven", Boolean(screen.driver));
+    if (!screen.driver) this.left = null;
+    const driven = Boolean(screen.driver) && screen.taken !== this.left; // else it is us, and we are leaving
+    this.classList.toggle("terminal-driven", driven);
     drive.hidden = Boolean(this.driver);
-    drive.disabled = Boolean(screen.driver);
-    this.say(this.driver ? "You drive" : screen.driver ? "Somebody else drives" : "");
+    drive.disabled = driven;
+    this.say(this.driver ? "You drive" : driven ? "Somebody else drives" : "");
   }
 
   say(text) {
@@ -145,6 +147,7 @@ class LiveTerminal extends HTMLElement {
 
   async handBack() {
     const { driver } = this;
+    this.left = this.taken;
     this.lose();
     this.parts.drive.focus();
     if (driver) await this.post("back", { driver }).catch(() => {});

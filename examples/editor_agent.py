@@ -1,0 +1,91 @@
+"""An agent in an editor, over the Agent Client Protocol. Run it: `python examples/editor_agent.py`.
+
+This program is the editor: it starts `holdfast acp`, as Zed or Neovim would, sends a prompt, is asked for permission,
+and shows what the agent does until the turn is over. It needs `pip install 'holdfast[agent]'`, and neither a key nor a
+network: the model is a function that plays its part. With a name in its place, such as "anthropic:claude-sonnet-4-5",
+the rest stays as it is.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
+
+from holdfast.acp import Permission, connect
+
+HERE = str(Path(__file__).resolve().parent)
+CONFIG = """
+[conversation.assistant]
+model = "python:editor_agent:model"
+
+[conversation.tools.check]
+source = "local"
+command = ["echo", "{{ tool.arguments.package }}: no problems"]
+description = "Type-check a package."
+parameters.package = { type = "string", required = true }
+spawn.stateful = true
+"""
+
+
+# The model
+
+
+async def _plays(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
+    """What the model says: first a batch of two calls, then a few words, streamed."""
+    if any(isinstance(message, ModelResponse) for message in messages):
+        for word in ("The package ", "has no problems."):
+            yield word
+        return
+    calls = [("check", {"action": "spawn", "id": "app", "package": "app"}), ("await", {"all": ["app"]})]
+    for at, (name, arguments) in enumerate(calls):
+        yield {at: DeltaToolCall(name, json.dumps(arguments), tool_call_id=str(at))}
+
+
+model = FunctionModel(stream_function=_plays)
+
+
+# The editor
+
+
+def decide(permission: Permission) -> str | None:
+    """A person clicks."""
+    title = permission.tool_call.get("title")
+    print(f"  editor: asked whether {title} may run: yes", flush=True)
+    return permission.option("allow_once")
+
+
+def show(update: dict[str, Any]) -> None:
+    """What an editor shows of a turn."""
+    match update:
+        case {"sessionUpdate": "agent_message_chunk", "content": {"text": text}}:
+            print(f"  agent: {text}", flush=True)
+        case {"sessionUpdate": "tool_call", "title": title, "status": status}:
+            print(f"  agent: {title} ({status})", flush=True)
+        case {"sessionUpdate": "tool_call_update", "status": "completed", "toolCallId": id}:
+            print(f"  agent: call {id} is completed", flush=True)
+
+
+async def main() -> None:
+    command = [sys.executable, "-m", "holdfast", "acp", "--store", "sqlite:///work.db"]
+    async with connect(command, env={"PYTHONPATH": HERE}, on_permission=decide) as agent:
+        session = await agent.new_session(".")
+        print("  editor: Check the app.", flush=True)
+        turn = session.prompt("Check the app.", on_update=show)
+        answer = await turn
+        print(f"  editor: the turn is over ({answer.stop_reason}), by {await turn.drained()}", flush=True)
+
+
+if __name__ == "__main__":
+    print("An agent in an editor:")
+    with tempfile.TemporaryDirectory() as directory:
+        os.chdir(directory)
+        Path("holdfast.toml").write_text(CONFIG)
+        asyncio.run(main())
+        os.chdir("/")

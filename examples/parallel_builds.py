@@ -1,0 +1,108 @@
+"""An agent at `holdfast serve`: two builds side by side, one `await` for both, and a question to a person.
+
+Run it: `python examples/parallel_builds.py`. It starts a server of its own and plays the person, too. With the address
+that `make run` has printed it works on that server, and the person is you, in the dashboard:
+
+    python examples/parallel_builds.py 'http://127.0.0.1:8420/?token=…'
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx2
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import TextContent
+
+CONFIG = Path(__file__).parent / "serve" / "holdfast.toml"
+HOLDFAST = [sys.executable, "-m", "holdfast"]
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+# The agent
+
+
+async def call(client: Client, name: str, **arguments: Any) -> Any:
+    """Call a tool as a model would; the JSON of its reply."""
+    say(f"  agent: {name} {json.dumps(arguments)}")
+    result = await client.call_tool(name, arguments)
+    assert isinstance(result.content[0], TextContent)
+    reply = json.loads(result.content[0].text)
+    say(f"    → {json.dumps(reply)}")
+    return reply
+
+
+async def work(http: httpx2.AsyncClient, number: str) -> None:
+    """Build two things at once, then deploy."""
+    app, docs, ship = f"app-{number}", f"docs-{number}", f"ship-{number}"
+    async with Client(streamable_http_client(f"{http.base_url}/mcp", http_client=http)) as client:
+        await call(client, "build", action="spawn", id=app, target="app", steps=1)
+        await call(client, "build", action="spawn", id=docs, target="docs", steps=1)
+        await call(client, "await", all=[app, docs])
+        await call(client, "deploy", action="spawn", id=ship, target="app")
+        await call(client, "await", all=[ship])
+
+
+# The person
+
+
+async def answer(http: httpx2.AsyncClient) -> None:
+    """Look until something needs somebody, and decide it: what a click in the dashboard does."""
+    while not (needs := (await http.get("/api/needs")).json()):  # noqa: ASYNC110 (people look now and then)
+        await asyncio.sleep(0.05)
+    [need] = needs
+    say(f"  person: {need['question']['text']} staging")
+    decided = await http.post(f"/api/needs/{need['id']}", json={"decision": "answer", "value": "staging"})
+    assert decided.json()["status"] == "taken"
+
+
+# The play
+
+
+@contextmanager
+def serving(directory: str) -> Iterator[str]:
+    """A server of our own; the address that it prints."""
+    command = [*HOLDFAST, "serve", "--config", str(CONFIG), "--port", "0", "--store", f"sqlite:///{directory}/b.db"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            yield server.stderr.readline().split()[-1]
+        finally:
+            server.terminate()
+
+
+async def main(address: str, *, alone: bool) -> None:
+    split = urlsplit(address)
+    token = parse_qs(split.query).get("token")
+    if token is None:
+        raise SystemExit("give the whole address that `holdfast serve` has printed, with its token")
+    headers = {"Authorization": f"Bearer {token[0]}"}
+    async with (
+        httpx2.AsyncClient(base_url=f"http://{split.netloc}", headers=headers, timeout=None) as http,
+        asyncio.TaskGroup() as tasks,
+    ):
+        last = (await http.get("/api/stats")).json()["store"]["last_event"]
+        if alone:
+            tasks.create_task(answer(http))
+        else:
+            say("  (answer it in the dashboard)")
+        await work(http, str(last))  # ids that no earlier run has used
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        asyncio.run(main(sys.argv[1], alone=False))
+    else:
+        with tempfile.TemporaryDirectory() as directory, serving(directory) as address:
+            asyncio.run(main(address, alone=True))

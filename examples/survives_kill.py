@@ -1,0 +1,105 @@
+"""A workflow that survives `kill -9`. Run it: `python examples/survives_kill.py`.
+
+A model has written down four steps and handed them to `execute_workflow_async`. The process that runs them is killed in
+the middle of the third. Another one is started on the same store, is given no work, and finishes it: steps that are
+recorded are not run again, the one in the middle of which the process died is.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import holdfast
+
+STORE = "sqlite:///workflow.db"
+STEPS: list[dict[str, Any]] = [
+    {"id": "tag", "type": "tool", "config": {"name": "work", "arguments": {"what": "tag v1"}}},
+    {"id": "build", "type": "tool", "config": {"name": "work", "arguments": {"what": "build v1"}}},
+    {"id": "publish", "type": "tool", "config": {"name": "work", "arguments": {"what": "publish v1", "seconds": 0.5}}},
+    {"id": "sum", "type": "transform", "config": {"expression": "steps.tag + ', ' + steps.build + ', ' + data"}},
+]
+WORKFLOW = {"workflowId": "release", "name": "Release", "steps": STEPS}
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+@holdfast.tool(on_crash="replay")
+async def work(call: holdfast.Call, what: str, seconds: float = 0) -> str:
+    """Do one thing."""
+    say(f"{what}, attempt {call.attempt}")
+    await asyncio.sleep(seconds)
+    return f"{what}: done"
+
+
+# The two processes
+
+
+async def first() -> None:
+    """Start the workflow, as a model's call does, and do whatever it needs until somebody kills us."""
+    async with holdfast.Runtime([work], store=STORE) as rt, rt.turn("main") as turn:
+        await turn.run([holdfast.ToolCall("1", "execute_workflow_async", WORKFLOW)])
+        [handle] = await rt.handles(conversation="main")
+        await rt.wait(all=[handle.id], conversation="main")
+
+
+async def second() -> None:
+    """Open the store, with the same tools. That is all it takes."""
+    async with holdfast.Runtime([work], store=STORE) as rt:
+        [handle] = await rt.handles(conversation="main")
+        say(f"finds the workflow {handle.state}, attempt {handle.attempt}")
+        await rt.wait(all=[handle.id], conversation="main")
+        outcome = (await rt.handle(handle.id, conversation="main")).outcome
+        assert isinstance(outcome, holdfast.Ok)
+        say(f"{outcome.value['status']}: {outcome.value['finalOutput']}")
+
+
+# The play
+
+
+@contextmanager
+def started(role: str) -> "Iterator[subprocess.Popen[str]]":
+    """A process of that role, which is gone when the block is left."""
+    command = [sys.executable, str(Path(__file__).resolve()), role]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # SIGKILL: it cannot prepare for that
+
+
+def follow(name: str, process: "subprocess.Popen[str]", until: str | None = None) -> None:
+    """Show what a process says, up to a line of it or to its end."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(f"  {name}: {line}", end="", flush=True)
+        if line.rstrip() == until:
+            return
+    if process.wait() != 0:
+        raise SystemExit(f"the {name} failed")
+
+
+def main() -> None:
+    print("A workflow whose process is killed:")
+    with tempfile.TemporaryDirectory() as directory:
+        os.chdir(directory)
+        with started("first") as process:
+            follow("first process", process, until="publish v1, attempt 1")
+        print("  (kill -9)")
+        with started("second") as process:
+            follow("second process", process)
+        os.chdir("/")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        main()
+    else:
+        asyncio.run({"first": first, "second": second}[sys.argv[1]]())
