@@ -165,7 +165,7 @@ class Runtime:
             self.limits,
         )
         self.relay.actions, self.relay.recovery = self.actions, self.recovery
-        self._streams = Streams(self.registry, self.actions)
+        self.streams = Streams(self.registry, self.actions)
         self.deadlines = Deadlines(self.registry)
         self.registry.on_cancelled = self.recovery.cancelled
         self.registry.on_held = self.recovery.held
@@ -222,12 +222,12 @@ class Runtime:
         """What dead processes left, and what others may want of us."""
         store = self.registry.store
         try:
-            await self._streams.open()
+            await self.streams.open()
             await self.registry.collect_sometimes()
             await self.recovery.start()
             await self.deadlines.check()
         except BaseException:
-            await self._streams.close()
+            await self.streams.close()
             await store.close()  # or its lock would say that somebody looks after what was claimed
             raise
         self.upkeep.begin()
@@ -457,7 +457,7 @@ class Runtime:
             await end_calls(self.registry, self.admission, self.recovery, self.batches)
         finally:
             self.registry.stop_waiting()
-            await self._streams.close()
+            await self.streams.close()
             if self._servers is not None:
                 await self._servers.close()
             if self._agency is not None:

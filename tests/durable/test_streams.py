@@ -87,7 +87,7 @@ async def test_O5_a_client_that_does_not_read_costs_one_frame_and_holds_nobody_u
         await turn.run([spawn("gush", "g", size=20_000_000)])
         async with wanting(rt, "g", "follow") as slow:
             await rt.wait(all=["g"], timeout=8, conversation="main")
-            (client,) = rt._streams._clients.values()
+            (client,) = rt.streams._clients.values()
             assert client._writer.transport.get_write_buffer_size() <= 2 * CHUNK
             heard = await slow.everything()
         assert heard.size == 20_000_000
@@ -102,7 +102,7 @@ async def test_a_client_that_leaves_leaves_nothing(tmp_path: Path) -> None:
         async with wanting(rt, "t", "follow") as client:
             await client.until(b"hello\n")
             assert handle.run.listeners and handle.watchers
-        await until(lambda: not rt._streams._clients)
+        await until(lambda: not rt.streams._clients)
         assert not handle.run.listeners and not handle.watchers
 
 
@@ -158,7 +158,7 @@ async def test_the_socket_of_a_process_that_died_goes_when_the_next_one_opens_th
 
 async def test_without_a_durable_store_there_is_no_socket() -> None:
     async with Runtime([talk]) as rt:
-        assert rt._streams._server is None
+        assert rt.streams._server is None
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,9 @@ def _age(context: click.Context, parameter: click.Parameter, value: str | None) 
 
 
 @click.command()
-@click.option("--before", metavar="AGE", callback=_age, help="What is older than this: `12h`, `30d`. Default: the retention.")
+@click.option(
+    "--before", metavar="AGE", callback=_age, help="What is older than this: `12h`, `30d`. Default: the retention."
+)
 @click.option("--dry-run", is_flag=True, help="Say what would go, and let nothing go.")
 @click.option(
     "--vacuum", is_flag=True, help="Then make the store's file smaller. Whoever writes to it waits meanwhile."

@@ -65,13 +65,6 @@ def serve(
 
     \b
     Signals: TERM and INT end it in good order (again: at once); HUP reads the configuration again.
-    Exit codes: 130 and 143 after INT and TERM, 2 if it cannot be started.
-
-    \b
-    Examples:
-      holdfast serve
-      holdfast serve --port 9000 --store sqlite:///work.db
-      HOLDFAST_TOKEN=$(openssl rand -hex 32) holdfast serve --host 0.0.0.0 --url https://agents.example.org
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     given = os.environ.pop("HOLDFAST_TOKEN", None)  # or every command would have it, and show it to whoever asks (K5)

@@ -197,6 +197,7 @@ class Looking:
                     "updated": place.updated or None,
                     "title": (place.described or {}).get("title"),
                     "turn_open": turn is not None,
+                    "owner": None if turn is None else self._owner(turn.owner),
                     "parent": parent_of(place.id),
                 }
             )
@@ -222,12 +223,19 @@ class Looking:
                     "began": turn.began_at,
                     "ended": turn.ended_at,
                     "batches": turn.batches,
-                    "owner": None if turn.owner is None else "alive" if self._store.alive(turn.owner) else "gone",
+                    "owner": self._owner(turn.owner),
                 }
                 for turn in turns[:size]
             ],
             "next": turns[size - 1].number if len(turns) > size else None,
         }
+
+    def _owner(self, owner: str | None) -> str | None:
+        return None if owner is None else "alive" if self._store.alive(owner) else "gone"
+
+    async def inquiries(self, conversation: str) -> list[dict[str, Any]]:
+        """What a model was asked beside a conversation, and what it answered (Q6)."""
+        return [msgspec.to_builtins(row) for row in await self._store.inquiries(conversation)]
 
     async def calls(self, conversation: str, turn: str | None = None) -> list[dict[str, Any]]:
         """The calls of a conversation, or of one turn of it, the newest of them, in the order they came."""
@@ -241,6 +249,7 @@ class Looking:
                 "position": record.position,
                 "call_id": record.call_id,
                 "waits_on": waits_on(record.arguments) if record.tool in _WAITING_TOOLS else [],
+                "serial": self.runtime.registry.tool(record.tool).scheduling == "serial",
             }
             for record in reversed(records)
         ]

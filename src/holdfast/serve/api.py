@@ -131,6 +131,7 @@ class Api:
                     _choice("format", ("json", "raw"), "`raw`: the text alone."),
                 ),
                 does=self._output,
+                text=True,
                 returns=ref("Output"),
                 errors=(504,),
             ),

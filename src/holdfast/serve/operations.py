@@ -70,6 +70,8 @@ class Operation:
     body: Schema | None = None
     returns: Schema | None = None
     errors: Sequence[int] = ()
+    text: bool = False
+    """It may also be given as plain text."""
 
 
 class Endpoint:
@@ -197,6 +199,8 @@ def _success(operation: Operation) -> Schema:
         content: Schema = {"text/event-stream": {"schema": {"type": "string"}}}
     else:
         content = {"application/json": {"schema": operation.returns or {}}}
+        if operation.text:
+            content["text/plain"] = {"schema": {"type": "string"}}
     return {"description": operation.summary, "content": content}
 
 

@@ -158,7 +158,7 @@ class Screens:
         """What the terminal of a handle shows now, for a page; None if this process does not run it."""
         try:
             handle = self._runtime.registry.loaded(uid)
-            return None if handle is None else as_json(Here(handle, self._runtime._streams).shown(), handle.driver)
+            return None if handle is None else as_json(Here(handle, self._runtime.streams).shown(), handle.driver)
         except HoldfastError:
             return None
 
@@ -166,7 +166,7 @@ class Screens:
         registry = self._runtime.registry
         handle = registry.loaded(uid)
         if handle is not None and handle.run is not None:
-            return Here(handle, self._runtime._streams)
+            return Here(handle, self._runtime.streams)
         record = await registry.store.handle(uid)
         if record is None:
             raise ToolError(f"there is no handle `{uid}`", code="handle_not_found")

@@ -34,6 +34,7 @@ def bound(host: str, port: int, option: str = "--port") -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.set_inheritable(False)
+        listening.listen(_BACKLOG)  # whoever reads the address and comes at once waits, and is not refused
     except OSError as error:
         if listening is not None:
             listening.close()

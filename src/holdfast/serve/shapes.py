@@ -162,6 +162,7 @@ SCHEMAS: dict[str, Schema] = {
             "updated": _MAYBE_TIME,
             "title": _maybe("string"),
             "turn_open": _YES,
+            "owner": {"enum": ["alive", "gone", None]},
             "parent": _maybe("string"),
         }
     ),

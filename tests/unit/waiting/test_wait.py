@@ -94,7 +94,7 @@ async def test_W5_states_are_read_again_at_the_timeout(clock: VirtualClock) -> N
         waiting = group.create_task(ask.wait_for("h", timeoutMs=1000))
         await clock.advance(0.5)
         registry = ask.rt.registry
-        registry.changed_elsewhere = lambda uid, state: None  # type: ignore[method-assign]
+        registry.changed_elsewhere = lambda uid, state, what=None: None  # type: ignore[method-assign]
         await ask.rt.durability.waits.complete(registry.find("h", "main"), Resolution("ok", "late"))
         assert (await waiting)["result"] == "late"
 

@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -87,9 +86,8 @@ class _Page:
         return {"said": messages(found["lines"]), "earlier": earlier, "later": later}
 
     async def _inquiries(self, id: str) -> list[dict[str, Any]]:
-        """What was asked of the model on the side (Q6), newest first. `Control` has no word for it."""
-        rows = await self._control.runtime.registry.store.inquiries(id)
-        return [msgspec.to_builtins(row) for row in rows[: -_INQUIRIES - 1 : -1]]
+        """What was asked of the model on the side (Q6), newest first."""
+        return (await self._control.inquiries(id))[: -_INQUIRIES - 1 : -1]
 
     async def _below(self, id: str) -> list[dict[str, Any]]:
         """The conversations of the agents that this one started."""

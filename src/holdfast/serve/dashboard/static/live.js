@@ -1,8 +1,8 @@
 // Keeps a page fresh while it is open, and saves its forms a page load. Everything works without it, by hand.
 //
-// The server tells what happens (/api/events); then the same page is fetched again and every element with `data-live` is
-// brought up to date. Elements are changed, not replaced: what has the focus, is opened, marked or typed stays so.
-// `data-still`: the content of this element is somebody else's. `data-key`: by this an element of a list is found again.
+// The server tells what happens (/api/events); then the same page is fetched again and every element with `data-live`
+// is brought up to date. Elements are changed, not replaced: what has the focus, is opened, marked or typed stays so.
+// `data-still`: the content of this element is somebody else's. `data-key`: by this an element is found again.
 
 import { morph } from "./morph.js";
 
@@ -34,11 +34,15 @@ function duration(seconds) {
   return `${whole}s`;
 }
 
+function relative(moment, now) {
+  return moment > now ? `in ${duration(moment - now)}` : `${duration(now - moment)} ago`;
+}
+
 function tick(root) {
   const now = Date.now() / 1000 + ahead;
   for (const time of root.querySelectorAll("time[data-since], time[data-moment]")) {
     const { since, moment } = time.dataset;
-    const told = since ? duration(now - since) : moment > now ? `in ${duration(moment - now)}` : `${duration(now - moment)} ago`;
+    const told = since ? duration(now - since) : relative(moment, now);
     if (time.textContent !== told) time.textContent = told;
   }
 }
@@ -125,16 +129,21 @@ function listen() {
   };
   events.onerror = () => {
     lost.hidden = false;
-    if (events?.readyState === EventSource.CLOSED) setTimeout(() => events?.readyState === EventSource.CLOSED && listen(), RETRY);
+    if (isClosed(events)) setTimeout(() => isClosed(events) && listen(), RETRY); // this browser does not try again
   };
   for (const type of EVENTS) events.addEventListener(type, refreshSoon);
   glance();
 }
 
+function isClosed(stream) {
+  return stream?.readyState === EventSource.CLOSED;
+}
+
 // The last lines of what runs here come by a stream of their own, for those that are on the page.
 function glance() {
-  const uids = [...new Set([...document.querySelectorAll("[data-glance]")].map((each) => each.dataset.glance))].join(",");
-  if (uids === watched && (!uids || (glances && glances.readyState !== EventSource.CLOSED))) return;
+  const lines = [...document.querySelectorAll("[data-glance]")];
+  const uids = [...new Set(lines.map((line) => line.dataset.glance))].join(",");
+  if (uids === watched && (!uids || (glances && !isClosed(glances)))) return;
   glances?.close();
   glances = null;
   watched = uids;
@@ -177,7 +186,8 @@ async function send(form, button) {
       form.reset(); // what was typed has been taken
       form.closest("details")?.removeAttribute("open");
     }
-    take(html, response.ok ? null : location.pathname === "/" ? ["flash", "needs"] : ["flash"]); // refused: a page of its own
+    const refused = location.pathname === "/" ? ["flash", "needs"] : ["flash"]; // what is said then, on a page of its own
+    take(html, response.ok ? null : refused);
     if (!form.isConnected) document.getElementById("main").focus({ preventScroll: true }); // not lost with its button
   } catch {
     say("It could not be sent: the server does not answer. What you typed is still here.");

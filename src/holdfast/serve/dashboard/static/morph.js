@@ -1,5 +1,5 @@
-// Makes one tree of elements like another by changing as little as can be: focus, open details, scrolling, marked text and
-// what is being typed survive.
+// Makes one tree of elements like another by changing as little as can be: focus, open details, scrolling, marked text
+// and what is being typed survive.
 
 // Whether a person has put something into a form that is not sent.
 function isTouched(form) {

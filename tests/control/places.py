@@ -1,0 +1,50 @@
+"""A control that is looked through, and the runtime that runs what it looks at: the same one, or another."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.durable.lives import stored_in
+
+from holdfast import Runtime, Tool
+from holdfast.control.control import Control
+from holdfast.control.needs import Needs
+
+PLACES = ("memory", "sqlite", "elsewhere")
+"""Where the handles are: in a store that does not last, in one that does, and run by another process of that store."""
+
+
+@asynccontextmanager
+async def controlled(place: str, directory: Path, tools: Sequence[Tool]) -> AsyncIterator[tuple[Control, Runtime]]:
+    """The control, and the runtime that has these tools."""
+    store = "memory:" if place == "memory" else stored_in(directory)
+    async with Runtime(tools, store=store) as rt:
+        if place != "elsewhere":
+            yield Control(rt, Needs()), rt
+            return
+        async with Runtime(store=store) as looking:
+            yield Control(looking, Needs()), rt
+
+
+async def uid_of(rt: Runtime, id: str, conversation: str = "main") -> str:
+    return (await rt.handle(id, conversation=conversation)).uid
+
+
+async def until(condition: Callable[[], Awaitable[Any]]) -> Any:
+    """What it says, once that is something; a hang is an error."""
+    async with asyncio.timeout(20):
+        while not (found := await condition()):
+            await asyncio.sleep(0.002)
+        return found
+
+
+async def heard(control: Control, uid: str, offset: int = 0) -> list[dict[str, Any]]:
+    """All that following a handle tells, until it ends."""
+    async with asyncio.timeout(20):
+        return [told async for told in control.follow(uid, offset)]
+
+
+def text_of(told: Sequence[dict[str, Any]]) -> str:
+    return "".join(each["text"] for each in told if each["type"] == "output")
