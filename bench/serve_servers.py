@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -80,7 +79,6 @@ def _started(command: list[str]) -> Iterator[Server]:
                 line = process.stdout.readline()
                 assert line, f"the server did not start: {said}"
                 said += line
-            time.sleep(2)
             yield Server(process, int(found[1]))
         finally:
             process.terminate()

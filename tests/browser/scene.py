@@ -21,7 +21,8 @@ class Agent:
 
     async def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
         """The reply to a call, which must be right."""
-        answered = await self._client.call_tool(tool, arguments)
+        async with asyncio.timeout(PATIENCE):
+            answered = await self._client.call_tool(tool, arguments)
         assert not answered.is_error, texts(answered)
         said: dict[str, Any] = read(answered)
         return said
@@ -39,8 +40,7 @@ class Agent:
 
     async def result(self, id: str) -> Any:
         """What became of a handle, when it has stopped."""
-        async with asyncio.timeout(PATIENCE):
-            waited = await self.call("await", all=[id])
+        waited = await self.call("await", all=[id])
         (ended,) = waited["completed"]
         return ended.get("result", ended)
 

@@ -68,6 +68,7 @@ async def test_a_handle_is_found_and_aborted(workshop: Served) -> None:
         await tab.get_by_role("link", name="app", exact=True).click()
         await tab.get_by_text("Abort…").click()
         await tab.get_by_role("button", name="Abort it").click()
+        await expect(tab.get_by_role("heading", level=1)).to_contain_text("app")
         await expect(tab.get_by_text("Abort…")).to_have_count(0)
         waited = await assistant.call("await", all=["app"])
         assert waited["completed"][0]["state"] == "stopped"

@@ -189,7 +189,9 @@ async def test_P5_what_is_remembered_settles_the_others_that_are_open(
     said: dict[str, Any], first: str, others: list[str], clock: VirtualClock
 ) -> None:
     async with asked(clock) as (needs, _, turn):
-        running = asyncio.create_task(texts(turn, *(call("echo", text=each) for each in "abc"), call("shape", text="d")))
+        running = asyncio.create_task(
+            texts(turn, *(call("echo", text=each) for each in "abc"), call("shape", text="d"))
+        )
         shown = await open_now(needs, 4)
         mine = next(need for need in shown if need["arguments"] == {"text": "a"})
         assert mine["may_remember"]

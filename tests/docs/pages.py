@@ -80,6 +80,11 @@ def links(page: Path) -> list[str]:
     return [target for target in targets if not re.match(r"[a-z]+:", target)]
 
 
+def pictures(page: Path) -> list[str]:
+    """Where its pictures are, by Markdown or by HTML."""
+    return re.findall(r'(?:!\[[^\]]*\]\(|\bsrc(?:set)?=")([^)"\s]+)', page.read_text())
+
+
 def anchors(page: Path) -> set[str]:
     """What may stand behind `#` in a link to the page, by GitHub's rules."""
     found: set[str] = set()

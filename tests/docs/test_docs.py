@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, links, name
+from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, links, name, pictures
 from tests.docs.sessions import Step, matches, run, steps
 from tests.docs.typed import run_typed, typing
 
@@ -101,6 +101,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.is_file(), f"{name(page)}: {link} leads nowhere"
         if anchor:
             assert anchor in anchors(target), f"{name(page)}: there is no heading #{anchor} in {name(target)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_pictures_are_there(page: Path) -> None:
+    """The browser tests make them: `pytest tests/browser --update-pictures`."""
+    assert [each for each in pictures(page) if not (page.parent / each).is_file()] == []
 
 
 def test_every_page_is_linked_from_another() -> None:

@@ -111,6 +111,14 @@ def test_the_readme_shows_what_the_examples_print() -> None:
         assert re.search(pattern, _counted(printed(name))), f"{name} does not print\n{text}"
 
 
+def test_the_quickstart_shows_what_its_example_prints() -> None:
+    _, *shown = [block.text for block in blocks(ROOT / "docs" / "quickstart.md") if block.language == "text"]
+    assert shown
+    for text in shown:
+        pattern = re.escape(_counted(text)).replace("…", ".*")
+        assert re.search(pattern, _counted(printed("parallel_builds.py"))), text
+
+
 def _counted(text: str) -> str:
     """Without white space, which the README breaks lines by, and with every number the same."""
     return re.sub(r"\d+", "1", re.sub(r"\s+", "", text))

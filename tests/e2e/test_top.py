@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,7 @@ async def test_L_it_fits_and_follows_the_size_of_the_terminal(tmp_path: Path) ->
         await here.until(lambda: "xxx" in here.row(here.ids[0])[5] if here.ids else False)
         for width in (80, 200, 80):
             await here.pilot.resize_terminal(width, 24)
-            await here.until(lambda width=width: here.fits(width))
+            await here.until(partial(here.fits, width))
 
 
 async def test_K4_what_tools_say_is_text_and_no_more(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ async def test_L_what_a_server_runs_is_live_and_can_be_ended(tmp_path: Path) -> 
             await here.until(lambda: here.row("north")[0] == "stopped, abort")
 
 
-@pytest.mark.parametrize(("key", "answer"), [("y", "deployed to staging"), ("n", "denied")])
+@pytest.mark.parametrize(("key", "answer"), [("y", "deployed to staging"), ("n", "Tool skipped by user.")])
 async def test_P_a_permission_is_given_or_denied(tmp_path: Path, key: str, answer: str) -> None:
     with served(tmp_path, CONFIG) as server:
         async with connected(server.mcp, token=TOKEN) as client, watching(server) as here:

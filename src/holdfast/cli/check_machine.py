@@ -9,6 +9,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 _LISTENING = "0A"
@@ -82,7 +83,8 @@ def _listener(port: int) -> tuple[str, bool]:
             words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
             line = " ".join(word for word in words if word)
             shown = "".join(each for each in line if each.isprintable())[:_SHOWN]
-            return f" by process {process.name} ({shown})", "holdfast" in line
+            ours = any(Path(word).name == "holdfast" and after in ("serve", "mcp") for word, after in pairwise(words))
+            return f" by process {process.name} ({shown})", ours
     return " by a process of another user", False
 
 

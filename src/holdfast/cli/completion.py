@@ -21,10 +21,13 @@ _LIVE_ONLY = frozenset({"abort", "attach", "send", "wait"})
 """Commands that nothing can be gained from with a handle that has stopped."""
 
 _HANDLES = """
-    SELECT id, tool || ', ' || state_name FROM handles
-    WHERE number > (SELECT max(number) FROM handles) - :recent AND stateful AND substr(id, 1, length(:begun)) = :begun
-      AND (NOT :live OR state_name <> 'stopped')
-    ORDER BY number DESC LIMIT :offered
+    SELECT id, about FROM (
+        SELECT number, id, tool || ', ' || state_name AS about FROM handles WHERE stateful AND stopped_at IS NULL
+        UNION
+        SELECT number, id, tool || ', ' || state_name FROM handles
+        WHERE NOT :live AND stateful AND number > (SELECT max(number) FROM handles) - :recent
+    )
+    WHERE substr(id, 1, length(:begun)) = :begun ORDER BY number DESC LIMIT :offered
 """
 _COLUMN = """
     SELECT DISTINCT {0}, '' FROM handles

@@ -1,6 +1,7 @@
 """`holdfast serve`: one process for everything over HTTP (L1): MCP, completions, the API, metrics, the dashboard."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -164,11 +165,14 @@ def owner_token(store: Path | None) -> str:
     if store is None:
         return secrets.token_urlsafe(32)
     file = store.with_name(f"{store.name}-token")
+    new = store.with_name(f"{file.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
-            made.write(f"{secrets.token_urlsafe(32)}\n")
-    except FileExistsError:
-        pass
+        if not file.exists():  # it appears with the token in it: another server may start at the same time
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
+                made.write(f"{secrets.token_urlsafe(32)}\n")
+            with contextlib.suppress(FileExistsError):
+                os.link(new, file)
+            new.unlink()
     except OSError as error:
         raise ConfigError([f"no token can be kept at {file}: {error.strerror}; set HOLDFAST_TOKEN instead"]) from None
     if stat.S_IMODE(file.stat().st_mode) & 0o077:

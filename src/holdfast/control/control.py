@@ -5,7 +5,8 @@ and a model may not, such as answering an exclusive question, may be done here.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -46,10 +47,11 @@ class Control(Looking):
             self.runtime, record, offset=offset, limit=limit, from_end=from_end, pattern=pattern or None
         )
 
-    async def follow(self, uid: str, offset: int = 0) -> AsyncIterator[dict[str, Any]]:
+    async def follow(self, uid: str, offset: int = 0) -> AsyncGenerator[dict[str, Any], None]:
         """What a handle prints and how it changes, until it has stopped (`printed.follow`)."""
-        async for told in printed.follow(self.runtime, await self.record(uid), offset):
-            yield told
+        async with aclosing(printed.follow(self.runtime, await self.record(uid), offset)) as following:
+            async for told in following:
+                yield told
 
     # Handles
 

@@ -9,7 +9,7 @@ for each event.
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +118,7 @@ class Feed:
 
     async def listen(
         self, after: int | None = None, *, conversation: str | None = None, uid: str | None = None
-    ) -> "AsyncIterator[list[Told | Passing] | None]":
+    ) -> AsyncGenerator[list[Told | Passing] | None, None]:
         """Groups of events after that number; without one, what comes from now on. None wherever some of what was asked
         for is not kept any more: look at everything anew. Ends when the feed is closed."""
         listener = _Listener()

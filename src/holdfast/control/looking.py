@@ -31,7 +31,7 @@ _LANES = 500
 """Calls of one turn that a timeline has."""
 _QUEUED = 200
 _EVENTS = 1000
-"""Events of one handle that its timeline has."""
+"""Events that are looked through: of one handle for its timeline, of news for the conversations that have any."""
 
 
 class Looking:
@@ -90,8 +90,11 @@ class Looking:
         if handle is not None and handle.owner not in (self._store.owner, None):
             handle = None
         fact = live_facts(handle, facts(self._store, record))
-        if handle is None and record.output is not None:
-            fact |= {"output_bytes": record.output.total, "terminal": bool(record.output.times)}
+        tool, output = self.runtime.toolbox.get(record.tool), record.output
+        if (tool is not None and tool.source == "terminal") or (output is not None and output.times):
+            fact["terminal"] = True
+        if output is not None and fact["output_bytes"] is None:
+            fact["output_bytes"] = output.total
         return fact
 
     async def record(self, ref: str, conversation: str | None = None) -> Record:
@@ -280,7 +283,7 @@ class Looking:
     ) -> dict[str, Any]:
         """News that is queued, and what has become of news, newest first; `next` is the `before` of what follows."""
         size = max(1, min(limit, PAGE))
-        names = [conversation] if conversation else [each.id for each in await self._store.places(limit=PAGE)]
+        names = [conversation] if conversation else await self._with_news()
         queued = [_news(news) for name in names for news in await self._store.news(name, _QUEUED)]
         past = await self._store.events(
             news=True, conversation=conversation, newest=True, before=before, limit=size + 1
@@ -290,6 +293,11 @@ class Looking:
             "history": [event_json(event) for event in past[:size]],
             "next": past[size - 1].seq if len(past) > size else None,
         }
+
+    async def _with_news(self) -> list[str]:
+        """Conversations that may have news, those with the newest first: there may be many that never had any."""
+        told = await self._store.events(news=True, newest=True, limit=_EVENTS)
+        return list(dict.fromkeys(event.conversation for event in told))
 
     async def tools(self) -> list[dict[str, Any]]:
         """What can be called."""

@@ -7,7 +7,7 @@ a person may see: a terminal's lines as they were to be seen, anything else with
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -160,7 +160,7 @@ async def _told_by(store: Store, record: Record) -> frames.Told:
                 return msgspec.json.decode(payload, type=frames.Told)
 
 
-async def follow(runtime: Runtime, record: Record, offset: int) -> AsyncIterator[dict[str, Any]]:
+async def follow(runtime: Runtime, record: Record, offset: int) -> AsyncGenerator[dict[str, Any], None]:
     """What a handle prints and how its state changes, from that offset on, until it has stopped."""
     readable: Readable = Plain()
     place = offset

@@ -2,9 +2,8 @@
 them."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, aclosing, suppress
 from importlib.metadata import version
 from typing import Any
 
@@ -26,6 +25,7 @@ from holdfast.serve.sse import EventStream, event
 _GLANCE_SECS = 0.5
 _GLANCES = 200
 """Handles that one page may have an eye on."""
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 _BIG = 2**53
 _FOREVER = 86_400.0 * 30
 
@@ -46,9 +46,17 @@ def routes(control: Control, feed: Feed, counting: Counting) -> list[BaseRoute]:
     async def nothing(request: Request) -> Response:
         return refused("not_found", "there is nothing here; /api/openapi.json lists what there is", 404)
 
+    async def not_so(request: Request) -> Response:
+        takes = [each.method for each in made if each.path == request.scope["route"].path] or ["GET"]
+        response = refused("not_allowed", f"this takes {', '.join(takes)}", 405)
+        response.headers["allow"] = ", ".join(takes)
+        return response
+
     found: list[BaseRoute] = [Route("/api/openapi.json", openapi)]
     found += [Route(each.path, Endpoint(each, limit).__call__, methods=[each.method]) for each in made]
-    return [*found, Route("/api/{rest:path}", nothing), Route("/api", nothing)]
+    paths = dict.fromkeys(["/api/openapi.json", *(each.path for each in made)])
+    found += [Route(path, not_so, methods=_METHODS) for path in paths]
+    return [*found, Route("/api/{rest:path}", nothing, methods=_METHODS), Route("/api", nothing, methods=_METHODS)]
 
 
 def _text(name: str, description: str, *, required: bool = False) -> Parameter:
@@ -158,7 +166,7 @@ class Api:
                 path="/api/glances",
                 summary="The last line and the progress of handles, when they change.",
                 query=(_text("uids", "Uids, with commas between them.", required=True),),
-                streams=lambda given, request: self._stream("glances", self._glances(given["uids"])),
+                streams=self._glancing,
             ),
         ]
 
@@ -220,6 +228,7 @@ class Api:
                     conversation=TEXT,
                 ),
                 does=lambda given: control.wait(**given["body"]),
+                patient=True,
                 returns=ref("Waited"),
                 errors=(404,),
             ),
@@ -391,22 +400,24 @@ class Api:
         found = await self._control.output(given.pop("uid"), **given)
         if not raw or "text" not in found:
             return found
-        headers = {"x-offset": str(found["offset"]), "x-next": str(found["next"]), "x-total": str(found["total"])}
+        headers = {f"x-{name}": str(found[name]) for name in ("offset", "next", "total", "missing")}
         return Response(found["text"], media_type="text/plain; charset=utf-8", headers=headers)
 
-    def _follow(self, given: Given, request: Request) -> EventStream:
+    async def _follow(self, given: Given, request: Request) -> EventStream:
+        await self._control.record(given["uid"])
         last = request.headers.get("last-event-id", "")
         offset = int(last) if last.isascii() and last.isdigit() and len(last) < 16 else given.get("offset", 0)
         return self._stream("output", self._followed(given["uid"], offset))
 
     async def _followed(self, uid: str, offset: int) -> AsyncIterator[bytes]:
         try:
-            async for told in self._control.follow(uid, offset):
-                yield event(told["type"], told, told.get("offset"))
+            async with aclosing(self._control.follow(uid, offset)) as following:
+                async for told in following:
+                    yield event(told["type"], told, told.get("offset"))
         except HoldfastError as error:
             yield event("refused", {"code": error.code, "message": error.message})
 
-    def _events(self, given: Given, request: Request) -> EventStream:
+    async def _events(self, given: Given, request: Request) -> EventStream:
         last = request.headers.get("last-event-id", "")
         after = given.get("after")
         if last.isascii() and last.isdigit() and len(last) < 16:
@@ -415,12 +426,16 @@ class Api:
         return self._stream("events", told)
 
     async def _told(self, after: int | None, conversation: str | None, uid: str | None) -> AsyncIterator[bytes]:
-        with contextlib.suppress(HoldfastError):  # the store cannot be read: the stream ends, and its client comes back
-            async for group in self._feed.listen(after, conversation=conversation, uid=uid):
-                if group is None:  # without a number: older ones may follow
-                    yield event("reset", {"last": self._feed.last})
-                else:
-                    yield b"".join(each.block for each in group)
+        with suppress(HoldfastError):  # the store cannot be read: the stream ends, and its client comes back
+            async with aclosing(self._feed.listen(after, conversation=conversation, uid=uid)) as groups:
+                async for group in groups:
+                    if group is None:  # without a number: older ones may follow
+                        yield event("reset", {"last": self._feed.last})
+                    else:
+                        yield b"".join(each.block for each in group)
+
+    async def _glancing(self, given: Given, request: Request) -> EventStream:
+        return self._stream("glances", self._glances(given["uids"]))
 
     async def _glances(self, uids: str) -> AsyncIterator[bytes]:
         registry, known = self._control.runtime.registry, dict[str, Any]()

@@ -11,15 +11,16 @@ something, only if the browser says that the page is ours; and it is not sent to
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.mcp.completing import PATH, Completing
 from holdfast.mcp.http import Door
+from holdfast.serve.operations import is_more
 from holdfast.serve.refusal import refused
 
 _OPEN = ("/healthz", "/static/")
@@ -33,11 +34,12 @@ HEADERS = {
     "object-src 'none'",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-"""On every response. A referrer could carry a token or a key to whatever a page links to."""
+"""On every response. A referrer could carry a token or a key to whatever a page links to; without any, browsers say that
+our own forms are of no origin."""
 
 
 _RAW = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
@@ -107,7 +109,7 @@ class ServeDoor(Door):
             return wrong
         path, method = scope["path"], scope["method"]
         length = headers.get("content-length", "")
-        if length.isascii() and length.isdigit() and int(length) > self._longest:  # before any of it is read
+        if is_more(length, self._longest):  # before any of it is read
             return refused("limit_exceeded", f"the body is larger than {self._longest} bytes", 413)
         if path == "/login" and method == "POST":
             return await self._login(receive)
@@ -154,12 +156,9 @@ class ServeDoor(Door):
         return scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._owner)
 
     def _by_cookie(self, headers: Heads) -> bool:
-        try:
-            cookies = SimpleCookie(headers.get("cookie", ""))
-        except CookieError:
-            return False
-        ours = cookies.get(self.cookie)
-        return ours is not None and hmac.compare_digest(ours.value.encode(), self._badge.encode())
+        # Not by http.cookies: it stops at what other programs on this host have set, which we are sent as well.
+        ours = cookie_parser(headers.get("cookie", "")).get(self.cookie)
+        return ours is not None and hmac.compare_digest(ours.encode(), self._badge.encode())
 
     # A browser, the first time
 

@@ -1,6 +1,7 @@
 """What an operation of the API is: how it is reached, what it takes, what it gives. Requests are checked against this,
 and the OpenAPI description is made from it, so that neither can be wrong about the other."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +21,7 @@ Given = dict[str, Any]
 """The parameters of a request, by name, and `body`."""
 Handler = Callable[[Given], Awaitable[Any]]
 
+_DIGITS = 18
 _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": False}
 
 
@@ -40,7 +42,7 @@ class Parameter:
                 return _WORDS[text.lower()]
             raise self._wrong("true or false")
         if kind == "integer":
-            if not text.lstrip("-").isascii() or not text.removeprefix("-").isdigit() or len(text) > 18:
+            if not text.lstrip("-").isascii() or not text.removeprefix("-").isdigit() or len(text) > _DIGITS:
                 raise self._wrong("an integer")
             number = int(text)
             least, most = self.schema.get("minimum"), self.schema.get("maximum")
@@ -63,7 +65,9 @@ class Operation:
     path: str
     summary: str
     does: Handler | None = None
-    streams: Callable[[Given, Request], ASGIApp] | None = None
+    streams: Callable[[Given, Request], Awaitable[ASGIApp]] | None = None
+    patient: bool = False
+    """It may take for ever, so it ends when its client goes."""
     method: Literal["GET", "POST"] = "GET"
     tag: str = "handles"
     query: Sequence[Parameter] = ()
@@ -90,9 +94,9 @@ class Endpoint:
             if self._check is not None:
                 given["body"] = await self._body(request)
             if operation.streams is not None:
-                return operation.streams(given, request)  # type: ignore[return-value]  # an ASGI application
+                return await operation.streams(given, request)  # type: ignore[return-value]  # an ASGI application
             assert operation.does is not None
-            result = await operation.does(given)
+            result = await (while_there(request, operation.does(given)) if operation.patient else operation.does(given))
         except HoldfastError as error:
             return refusal(error)
         if isinstance(result, Response):
@@ -131,11 +135,28 @@ class Endpoint:
         return value
 
 
+async def while_there(request: Request, doing: Awaitable[Any]) -> Any:
+    """What is done for a client, as long as it is there."""
+    work, left = asyncio.ensure_future(doing), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else Response(status_code=499)  # nobody takes it
+    finally:
+        work.cancel()
+        left.cancel()
+        await asyncio.gather(work, left, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 async def read_body(request: Request, limit: int) -> bytes:
     """The body of a request. Raises `HoldfastError` for one that is too long, before all of it has come."""
     said = request.headers.get("content-length", "")
     body = bytearray()
-    if not (said.isascii() and said.isdigit() and int(said) > limit):
+    if not is_more(said, limit):
         async for chunk in request.stream():
             body += chunk
             if len(body) > limit:
@@ -143,6 +164,11 @@ async def read_body(request: Request, limit: int) -> bytes:
         else:
             return bytes(body)
     raise HoldfastError(f"the body is larger than {limit} bytes ([limits] arguments_bytes)", code="limit_exceeded")
+
+
+def is_more(length: str, limit: int) -> bool:
+    """Whether a `Content-Length` says so; one of very many digits does, and is no number that Python reads."""
+    return length.isascii() and length.isdigit() and (len(length) > _DIGITS or int(length) > limit)
 
 
 def described(operations: Sequence[Operation], schemas: Mapping[str, Schema], version: str) -> Schema:

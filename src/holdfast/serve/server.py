@@ -54,6 +54,10 @@ async def serve(
 ) -> int:
     """Serve until a signal comes, then `close`; the exit code."""
     allow_many()
+    try:
+        listening.listen(_BACKLOG)  # two that start at the same time can both bind
+    except OSError as error:
+        raise ConfigError([f"cannot listen on {listening.getsockname()[1]}: {error.strerror}"]) from None
     stopped: list[int] = []
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
@@ -87,7 +91,7 @@ async def serve(
     waiting = asyncio.ensure_future(ended.wait())
     try:
         await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
-        for listener in server.servers:
+        for listener in getattr(server, "servers", ()):  # none, if it was stopped before it had started
             listener.close()  # nobody new
         await close()
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it complains of streams that are cut

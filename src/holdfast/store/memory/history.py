@@ -71,9 +71,9 @@ class History:
         self._stored.append(StoredEvent(self._last, at, type, conversation, uid, data))
 
     def forget(self, op: Collected) -> None:
-        """Let go of what is as old as that (S5)."""
+        """Let go of what is as old as that, but not of the newest (S5)."""
         for _ in repeat(None, 10 * op.limit):
-            if not self._stored or self._stored[0].at >= op.before:
+            if len(self._stored) < 2 or self._stored[0].at >= op.before:
                 break
             self._stored.popleft()
 
@@ -94,7 +94,7 @@ class History:
             event
             for event in (since if newest else reversed(list(since)))
             if (before is None or event.seq < before)
-            and (uid is None or event.uid == uid)
+            and (uid is None or (event.uid == uid and event.type != "handle.stepped"))
             and (conversation is None or event.conversation == conversation)
             and (not news or event.type in NEWS_TYPES)
         )

@@ -18,7 +18,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def write_events(tx: Transaction) -> None:
-    """Write what the operations have drafted. Whoever writes an event rings."""
+    """Write what the operations have drafted. Whoever writes an event rings, for steps not each time."""
     drafts = tx.events
     if not drafts:
         return
@@ -31,6 +31,7 @@ def write_events(tx: Transaction) -> None:
     if not tx.touched:
         _, conversation, uid, _ = drafts[0]
         tx.touched.add(uid or conversation or "")
+        tx.urgent = not all(type == "handle.stepped" for type, *_ in drafts)
 
 
 def remove_events(tx: Transaction, op: Collected) -> None:
@@ -52,7 +53,9 @@ def between(
 ) -> Query:
     """The query for these events."""
     conditions, bound = ["seq > ?"], [after]
-    wanted: Sequence[tuple[str, Any]] = (("seq < ?", before), ("uid = ?", uid), ("conversation = ?", conversation))
+    of_handle = "uid = ? AND type <> 'handle.stepped'"
+    place = "conversation = ?" if news else "place = ?"
+    wanted: Sequence[tuple[str, Any]] = (("seq < ?", before), (of_handle, uid), (place, conversation))
     for condition, value in wanted:
         if value is not None:
             conditions.append(condition)

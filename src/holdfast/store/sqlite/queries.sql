@@ -372,16 +372,16 @@ DELETE FROM conversations WHERE id = ?;
 
 -- name: add_event
 -- What happened. Where its conversation is not known, it is that of its handle.
-INSERT INTO events (at, type, conversation, uid, data)
-VALUES (?1, ?2, coalesce(?3, (SELECT conversation FROM handles WHERE uid = ?4), ''), ?4, ?5);
+INSERT INTO events (at, type, conversation, uid, data) VALUES (?, ?, ?, ?, ?);
 
 -- name: kept_events
--- The first event that is kept, and the last that ever was.
-SELECT (SELECT min(seq) FROM events), coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0);
+-- The first event that is kept, and the last that ever was, which is always kept.
+SELECT (SELECT min(seq) FROM events), coalesce((SELECT max(seq) FROM events), 0);
 
 -- name: remove_old_events
--- Events below a number go, up to the first one that is not old.
-DELETE FROM events WHERE seq < min(?1, coalesce((SELECT min(seq) FROM events WHERE seq < ?1 AND at >= ?2), ?1));
+-- Events below a number go, up to the first one that is not old; the last one stays.
+DELETE FROM events WHERE seq < min(?1, coalesce((SELECT min(seq) FROM events WHERE seq < ?1 AND at >= ?2), ?1))
+  AND seq < (SELECT max(seq) FROM events);
 
 -- name: remove_events
 -- Events below a number go.

@@ -136,7 +136,9 @@ WHERE conversation = (SELECT number FROM conversations WHERE id = ?) AND line > 
 
 -- name: events
 -- Events; `events.py` adds WHERE and ORDER BY.
-SELECT seq, at, type, conversation, uid, data FROM events
+SELECT seq, at, type, coalesce(conversation, (SELECT h.conversation FROM handles h WHERE h.uid = events.uid), '') AS place,
+    uid, data
+FROM events
 
 -- name: count
 -- How many spawned handles there are: all of them, those of each state that is not the last one, and the parked ones.

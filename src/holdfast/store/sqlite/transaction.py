@@ -50,7 +50,7 @@ class Transaction:
 
     __slots__ = (
         "changes", "directory", "events", "files", "forgetful", "last_row", "line", "litter",
-        "many", "owner", "run", "total_changes", "touched",
+        "many", "owner", "run", "total_changes", "touched", "urgent",
     )  # fmt: skip
 
     def __init__(self, connection: apsw.Connection, owner: str, directory: Path) -> None:
@@ -69,6 +69,8 @@ class Transaction:
         """Uids, key ids and conversations that other processes may want to hear of."""
         self.events: list[Draft] = []
         """What happened, in order; written at the end of the transaction."""
+        self.urgent = True
+        """Others want to hear of it at once."""
         self.files: set[str] = set()
         """Output files that must be on the disk before the commit."""
         self.litter: list[str] = []

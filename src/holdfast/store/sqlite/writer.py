@@ -41,6 +41,9 @@ LAST_ATTEMPTS = 5.0
 QUICK = 0.001
 """Seconds that a commit may take to be written on the loop's thread, which stands still meanwhile."""
 
+SELDOM = 0.1
+"""Seconds between two rings of what is not urgent. If the last one is left out, the others' sweep finds it."""
+
 WAL_PAGES = 4000
 """16 MiB: pages that change again and again are written back less often."""
 
@@ -94,6 +97,7 @@ class Writer:
         self._wal_pages = 0
         self._took = 0.0
         """How long recent commits took, on average."""
+        self._rung = 0.0
         self._queue: SimpleQueue[list[Commit] | NotNow | None] = SimpleQueue()
         self._waiting: list[Commit] = []
         self._closing = False
@@ -279,7 +283,8 @@ class Writer:
 
     def _ring(self, tx: Transaction) -> None:
         """After our own have been told: what others may want to hear of."""
-        if tx.touched:
+        if tx.touched and (tx.urgent or time.monotonic() > self._rung + SELDOM):
+            self._rung = time.monotonic()
             self._place.bell.ring(tx.touched)
 
     def _evidence(self, tx: Transaction) -> Evidence:

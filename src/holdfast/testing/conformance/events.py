@@ -88,7 +88,7 @@ class Events(Suite):
         over = await self.since(store, await self.ending(store, uid(1), Error("broke", "crashed"), "timeout"))
         assert over == [of(1, "stopped", ok=False, ended_by="timeout", code="crashed")]
         events = await store.events(uid=uid(1))
-        assert types(events)[0] == "handle.created" and types(events)[-1] == "handle.stopped" and len(events) == 8
+        assert types(events)[0] == "handle.created" and types(events)[-1] == "handle.stopped" and len(events) == 7, "but its step"
         assert b"result" not in str(events).encode() and "input" not in str(events), "no value is in an event"
 
     async def check_L1_a_handle_changes_hands(self, store: Store) -> None:
@@ -273,9 +273,9 @@ class Events(Suite):
         assert await store.events_range() == (21, len(events)), "some at a time, the oldest first"
         assert await store.events() == events[20:]
         await self.commit(store, Collected(FAR, FAR))
-        assert await store.events_range() == (len(events) + 1, len(events)) and await store.events() == []
+        assert await store.events_range() == (len(events), len(events)) and await store.events() == events[-1:]
         await self.begin(store, 50, start=False)
-        assert [event.seq for event in await store.events()] == [len(events) + 1]
+        assert [event.seq for event in await store.events()] == [len(events), len(events) + 1]
 
     @shared
     async def check_L1_two_processes_have_one_order(self, store: Store) -> None:
@@ -302,8 +302,6 @@ class Events(Suite):
         await self.word(other, uid(1))
         self.heard[id(other)].clear()
         await self.commit(store, Journaled(uid(1), 1, "step", "a", b"", b"1"))
-        await self.word(other, uid(1))
-        self.heard[id(other)].clear()
         await self.commit(store, TurnBegan("main", "t1", NOON))
         await self.word(other, "main")
         events = await other.events()

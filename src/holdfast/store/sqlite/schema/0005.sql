@@ -1,15 +1,17 @@
 -- What happened, in one order, for whoever looks on; and lists that people page through.
 
--- Written in the transaction that does what they tell of. AUTOINCREMENT: a number is never used again.
+-- Written in the transaction that does what they tell of. The newest one stays whatever its age, so that no number is
+-- used again; AUTOINCREMENT would write a second row for each.
 CREATE TABLE events (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    seq INTEGER PRIMARY KEY,
     at REAL NOT NULL,
     type TEXT NOT NULL,
-    conversation TEXT NOT NULL,
+    conversation TEXT,                  -- NULL: that of the handle
     uid TEXT,
     data BLOB NOT NULL
 );
-CREATE INDEX events_of ON events (uid, seq) WHERE uid IS NOT NULL;
+-- Not of steps, which are many, and in the journal of their call.
+CREATE INDEX events_of ON events (uid, seq) WHERE uid IS NOT NULL AND type <> 'handle.stepped';
 CREATE INDEX events_news ON events (seq) WHERE type IN ('news.queued', 'news.delivered', 'news.removed');
 CREATE INDEX events_news_in ON events (conversation, seq)
     WHERE type IN ('news.queued', 'news.delivered', 'news.removed');

@@ -1,0 +1,265 @@
+"""What a handle has printed, piece by piece, by a pattern, or as it comes: the same from whoever has it (C5, O5)."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.control.places import PLACES, controlled, heard, text_of, uid_of, until
+from tests.turn.calls import TALKING, spawn
+
+import holdfast
+from holdfast import Call, HoldfastError, OutputPolicy
+from holdfast.control import printed
+from holdfast.control.control import Control
+
+Places = pytest.mark.parametrize("place", PLACES)
+Ended = pytest.mark.parametrize("ended", [False, True])
+
+
+@holdfast.tool(actions=TALKING)
+async def says(call: Call) -> str:
+    """Prints what it is told, as it is, until that is null."""
+    while (said := await call.input()) is not None:
+        call.emit(bytes.fromhex(said["hex"]))
+    return "the result"
+
+
+@holdfast.tool(actions=TALKING)
+async def gushes(call: Call, size: int) -> str:
+    """Prints numbered lines of 64 bytes."""
+    for start in range(0, size, 1 << 20):
+        call.emit(b"".join(b"%062d\r\n" % (start // 64 + at) for at in range((1 << 20) // 64)))
+        await asyncio.sleep(0)
+    await call.input()
+    return "the result"
+
+
+async def say(control: Control, uid: str, data: bytes) -> None:
+    await control.apply(uid, {"hex": data.hex()})
+
+
+async def size(control: Control, uid: str, least: int) -> bool:
+    return int((await control.output(uid))["total"]) >= least
+
+
+@Places
+@Ended
+async def test_C5_output_is_read_by_ranges_and_is_what_was_printed(place: str, ended: bool, tmp_path: Path) -> None:
+    async with controlled(place, tmp_path, [says]) as (control, rt), rt.turn("main") as turn:
+        await turn.run([spawn("says", "s")])
+        uid = await uid_of(rt, "s")
+        assert await control.output(uid) == {
+            "uid": uid, "offset": 0, "next": 0, "total": 0, "missing": 0, "text": ""
+        }  # fmt: skip
+        await say(control, uid, "grüße\n".encode())
+        await say(control, uid, b"\x1b[31mred\x1b[0m \x07bell\n<b>\xff</b>\n")
+        if ended:
+            await control.abort(uid)
+        whole = await control.output(uid)
+        assert whole["text"] == "grüße\nred bell\n<b>�</b>\n" and whole["next"] == whole["total"] == 36
+        pieces, place_ = "", 0
+        while place_ < 8:
+            piece = await control.output(uid, offset=place_, limit=5)
+            assert piece["offset"] == place_ < piece["next"] <= place_ + 5
+            pieces, place_ = pieces + piece["text"], piece["next"]
+        assert pieces.startswith("grüße"), "no character is cut in two"
+        assert (await control.output(uid, from_end=9))["text"] == "<b>�</b>\n"
+        assert (await control.output(uid, from_end=10_000))["text"] == whole["text"]
+        beyond = await control.output(uid, offset=1000)
+        assert (beyond["offset"], beyond["next"], beyond["text"]) == (36, 36, "")
+
+
+@Places
+@Ended
+async def test_O5_what_is_not_kept_is_told_and_offsets_stay(place: str, ended: bool, tmp_path: Path) -> None:
+    small = replace(says, output=OutputPolicy(max_output=1000))
+    async with controlled(place, tmp_path, [small]) as (control, rt), rt.turn("main") as turn:
+        await turn.run([spawn("says", "s")])
+        uid = await uid_of(rt, "s")
+        await say(control, uid, b"".join(b"line %04d\n" % number for number in range(500)))
+        if ended:
+            await control.abort(uid)
+        first = await control.output(uid)
+        assert (first["next"], first["total"], first["missing"]) == (500, 5000, 0)
+        gap = await control.output(uid, offset=500)
+        assert (gap["next"], gap["missing"], gap["text"]) == (4500, 4000, "")
+        within = await control.output(uid, offset=2000)
+        assert (within["next"], within["missing"]) == (4500, 2500)
+        last = await control.output(uid, offset=4500)
+        assert last["text"].splitlines() == [f"line {number:04}" for number in range(450, 500)]
+        found = await control.output(uid, pattern="line 0499")
+        assert found["matches"] == [{"offset": 4990, "line": "line 0499"}] and found["missing"] == 4000
+        assert [each["offset"] for each in (await control.output(uid, pattern="line 0049"))["matches"]] == [490]
+        assert (await control.output(uid, pattern="line 0049", offset=4600))["matches"] == []
+        if ended:
+            told = await heard(control, uid)
+            assert [each for each in told if each["type"] == "gap"] == [
+                {"type": "gap", "missing": 4000, "offset": 4500}
+            ]
+            assert text_of(told) == first["text"] + last["text"]
+
+
+@Places
+async def test_O4_a_pattern_is_found_across_pieces_and_searched_on(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.tools.builtin.read_output._SEARCH_STEP", 10)
+    async with controlled(place, tmp_path, [says]) as (control, rt), rt.turn("main") as turn:
+        await turn.run([spawn("says", "s")])
+        uid = await uid_of(rt, "s")
+        await say(control, uid, b"nothing\n" * 5 + b"a needle\n" + b"nothing\n" * 5 + b"\x1b[1mneedle\x1b[0m <i>\n")
+        found = await control.output(uid, pattern="needle")
+        assert [each["line"] for each in found["matches"]] == ["a needle", "needle <i>"] and found["next"] == found[
+            "total"
+        ]
+        first = await control.output(uid, pattern="needle", limit=8)
+        assert [each["line"] for each in first["matches"]] == ["a needle"]
+        second = await control.output(uid, pattern="needle", offset=first["next"])
+        assert [each["line"] for each in second["matches"]] == ["needle <i>"]
+        assert found["matches"][0]["offset"] == 42
+        assert (await control.output(uid, pattern="no such"))["matches"] == []
+
+
+@pytest.mark.parametrize("place", PLACES[1:])
+async def test_O5_a_hundred_megabytes_are_read_without_being_held(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = 24 << 20
+    monkeypatch.setattr(printed, "_COPY", 4 << 20)
+    async with controlled(place, tmp_path, [gushes]) as (control, rt), rt.turn("main") as turn:
+        await turn.run([spawn("gushes", "g", size=whole)])
+        uid = await uid_of(rt, "g")
+        await until(lambda: size(control, uid, whole))
+        asked: list[int] = []
+        if place == "elsewhere":  # how much of it comes over
+            real = printed._Elsewhere._part
+            monkeypatch.setattr(
+                printed._Elsewhere,
+                "_part",
+                lambda self, at: asked.append(at) or real(self, at),  # type: ignore[func-returns-value]
+            )
+        last = await control.output(uid, from_end=64)
+        assert last["text"] == f"{whole // 64 - 1:062}\n" and last["total"] == whole
+        middle = await control.output(uid, offset=64 * 100_000, limit=128)
+        assert middle["text"] == f"{100_000:062}\n{100_001:062}\n"
+        assert len(asked) <= 4, "a piece is asked for, not everything"
+        found = await control.output(uid, pattern=f"{whole // 64 - 5:062}")
+        assert [each["offset"] for each in found["matches"]] == [whole - 5 * 64]
+        await control.abort(uid)
+
+
+@Places
+async def test_C5_following_tells_everything_as_it_comes_to_the_end(place: str, tmp_path: Path) -> None:
+    async with controlled(place, tmp_path, [says]) as (control, rt), rt.turn("main") as turn:
+        await turn.run([spawn("says", "s")])
+        uid = await uid_of(rt, "s")
+        await say(control, uid, b"before\n")
+        following = [asyncio.create_task(heard(control, uid)), asyncio.create_task(heard(control, uid, 3))]
+        for part in (b"\xc3", b"\xbc\n", b"\x1b[", b"31mred\x1b[0m\n", b"end"):
+            await say(control, uid, part)
+        await control.abort(uid)
+        whole, part_of = [await task for task in following]
+        assert text_of(whole) == "before\nü\nred\nend" and text_of(part_of) == "ore\nü\nred\nend"
+        assert whole[0]["type"] == "state" and whole[0]["handle"]["state"] == "running"
+        assert whole[-1]["type"] == "end" and whole[-1]["handle"]["ended_by"] == "abort"
+        assert all("outcome" not in each.get("handle", {}) for each in whole)
+        offsets = [each["offset"] for each in whole if each["type"] == "output"]
+        assert offsets == sorted(offsets) and offsets[-1] == (await control.output(uid))["total"]
+        again = await heard(control, uid)  # of one that has stopped
+        assert text_of(again) == text_of(whole) and again[-1]["type"] == "end"
+        assert text_of(await heard(control, uid, offsets[-1])) == "" == text_of(await heard(control, uid, 10_000))
+
+
+@Places
+async def test_C5_who_follows_on_from_any_offset_that_was_told_misses_nothing(place: str, tmp_path: Path) -> None:
+    """What is held back because it may be half of something is not behind who comes back."""
+    async with controlled(place, tmp_path, [says]) as (control, rt), rt.turn("main") as turn:
+        await turn.run([spawn("says", "s")])
+        uid = await uid_of(rt, "s")
+        seen: list[dict[str, Any]] = []
+
+        async def follow() -> None:
+            async for told in control.follow(uid):
+                seen.append(told)
+
+        following = asyncio.create_task(follow())
+        for part in (b"one \xe2\x82", b"\xac two\x1b", b"[1m three\r", b"\nfour"):
+            before = len(text_of(seen))
+            await say(control, uid, part)
+            await until(lambda before=before: _longer(seen, before))  # type: ignore[misc]
+        following.cancel()
+        await asyncio.wait([following])
+        await control.abort(uid)
+        texts = [each for each in seen if each["type"] == "output"]
+        for number, told in enumerate(texts, 1):
+            rest = text_of(await heard(control, uid, told["offset"]))
+            assert text_of(texts[:number]) + rest == "one € two three\nfour", told
+
+
+async def _longer(seen: list[dict[str, Any]], before: int) -> bool:
+    return len(text_of(seen)) > before
+
+
+@Places
+async def test_K4_a_terminal_is_read_as_lines_that_were_seen(place: str, tmp_path: Path) -> None:
+    shell = holdfast.terminal(
+        ["bash", "--norc", "--noprofile", "--noediting"], name="shell", env={"PS1": "$ "}, rows=10, cols=40
+    )
+    async with controlled(place, tmp_path, [shell]) as (control, rt), rt.turn("main") as turn:
+        await turn.run([spawn("shell", "s")])
+        uid = await uid_of(rt, "s")
+        await control.apply(uid, "printf 'loading 1%%\\rloading 2%%\\n\\033[31mred\\033[0m\\n'\r")
+        read = await until(lambda: _has(control, uid, "red\n"))
+        assert "loading 2%" in read["text"].splitlines() and "red" in read["text"].splitlines()
+        assert "\x1b" not in read["text"] and "\r" not in read["text"]
+        (match,) = [
+            each for each in (await control.output(uid, pattern="loading 2"))["matches"] if "printf" not in each["line"]
+        ]
+        assert match["line"] == "loading 2%"
+        await control.abort(uid)
+        told = text_of(await heard(control, uid))
+        assert "loading 2%\n" in told and "loading 1%" not in told.replace("printf 'loading 1%%", "")
+        fact = await control.handle(uid)
+        assert fact["terminal"] and fact["output_bytes"] == (await control.output(uid))["total"]
+
+
+async def _has(control: Control, uid: str, text: str) -> dict[str, Any] | None:
+    found = await control.output(uid)
+    return found if text in found["text"] else None
+
+
+@Places
+async def test_following_is_let_go_of_at_any_time(place: str, tmp_path: Path) -> None:
+    async with controlled(place, tmp_path, [says]) as (control, rt), rt.turn("main") as turn:
+        await turn.run([spawn("says", "s")])
+        uid = await uid_of(rt, "s")
+        told = control.follow(uid)
+        assert (await anext(told))["type"] == "state"
+        await told.aclose()
+        handle = rt.registry.loaded(uid)
+        assert handle is not None
+        if place == "memory":
+            assert not handle.watchers
+        with pytest.raises(HoldfastError, match="not found"):
+            await anext(control.follow("unknown"))
+
+
+@pytest.mark.parametrize("place", PLACES[1:])
+async def test_R6_who_follows_when_the_runtime_closes_is_told_so(place: str, tmp_path: Path) -> None:
+    from tests.durable.lives import approval
+
+    keys: list[Any] = []
+    async with controlled(place, tmp_path, [approval(keys)]) as (control, rt):
+        async with rt.turn("main") as turn:
+            await turn.run([spawn("approve", "a")])
+        uid = await uid_of(rt, "a")
+        following = asyncio.create_task(heard(control, uid))
+        await asyncio.sleep(0)
+        await rt.close()
+        try:
+            told = await following
+            assert told[-1]["type"] == "end", "it is parked: nobody runs it, so there is nothing to wait for"
+        except HoldfastError as error:
+            assert error.code in ("runtime_closed", "owner_not_answering")

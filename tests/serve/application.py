@@ -1,0 +1,77 @@
+"""The whole application in the test's loop, on a port of its own, so that a test can look into it."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import uvicorn
+from tests.mcp.serving import _end_watcher, until
+
+from holdfast import Runtime
+from holdfast.control.control import Control
+from holdfast.control.needs import Needs
+from holdfast.mcp.server import Server
+from holdfast.serve.app import App
+from holdfast.serve.metrics import Prometheus
+from holdfast.serve.patience import Patient
+from holdfast.tools.base import Tool
+
+TOKEN = "token-of-the-owner-0123456789abcdef"
+
+
+@dataclass
+class Application:
+    """What serves, and who may ask it."""
+
+    runtime: Runtime
+    control: Control
+    needs: Needs
+    app: App
+    metrics: Prometheus
+    port: int
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, token: str | None = TOKEN, **options: Any) -> httpx2.AsyncClient:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return httpx2.AsyncClient(base_url=self.base, headers=headers, timeout=20, **options)
+
+
+@asynccontextmanager
+async def application(
+    tools: Iterable[Tool] = (),
+    store: str = "memory:",
+    *,
+    principals: Mapping[str, str] | None = None,
+    **options: Any,
+) -> AsyncIterator[Application]:
+    """Serve these tools, as `holdfast serve` does."""
+    needs, metrics = Needs(), Prometheus()
+    async with Runtime(tools, store=store, prompter=needs, metrics=metrics) as runtime:
+        runtime.people.beside = needs.beside
+        server = Server(runtime)
+        control = Control(runtime, needs, snapshot=metrics.snapshot)
+        app = App(server, control, metrics)
+        await server.open()
+        await app.open()
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port = listening.getsockname()[1]
+            asgi = app.asgi(TOKEN, principals, options.pop("hosts", ()), port=port, **options)
+            web = uvicorn.Server(
+                uvicorn.Config(asgi, http=Patient, log_level="critical", ws="none", timeout_graceful_shutdown=2)
+            )
+            serving = asyncio.create_task(web.serve(sockets=[listening]))
+            await until(lambda: web.started)
+            try:
+                yield Application(runtime, control, needs, app, metrics, port)
+            finally:
+                await app.close()
+                web.should_exit = True
+                await serving
+                await _end_watcher()
