@@ -96,19 +96,21 @@ async def test_G1_a_forgotten_conversation_leaves_no_rows(tmp_path: Path) -> Non
 
 
 async def test_G1_what_is_said_is_heard_and_a_description_is_not(tmp_path: Path) -> None:
-    heard: list[frozenset[str] | None] = []
-    woken = asyncio.Event()
+    heard: asyncio.Queue[frozenset[str] | None] = asyncio.Queue()
 
-    def hear(changed: frozenset[str] | None) -> None:
-        heard.append(changed)
-        woken.set()
-
-    async with opened(tmp_path / "store.db", heard=hear), opened(tmp_path / "store.db") as store:
-        for op in (SAID, Described("main", NOON, {"a": 1}), Forgotten("main")):
-            await commit(store, op)
-        await commit(store, registered(1))  # of this it is told, and word comes in order
+    async def until(name: str) -> set[str]:
+        """All that is heard, until this is: rings that come together are heard as one."""
+        names: set[str] = set()
         async with asyncio.timeout(10):
-            while frozenset({uid(1)}) not in heard:
-                woken.clear()
-                await woken.wait()
-    assert heard == [frozenset({"main"}), frozenset({"main"}), frozenset({uid(1)})]
+            while name not in names:
+                names |= await heard.get() or set()
+        return names
+
+    async with opened(tmp_path / "store.db", heard=heard.put_nowait), opened(tmp_path / "store.db") as store:
+        await commit(store, SAID)
+        assert await until("main") == {"main"}
+        await commit(store, Described("main", NOON, {"a": 1}))
+        await commit(store, registered(1))  # of this it is told, and word comes in order
+        assert await until(uid(1)) == {uid(1)}
+        await commit(store, Forgotten("main"))
+        assert await until("main") == {"main"}

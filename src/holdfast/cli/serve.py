@@ -139,7 +139,7 @@ async def _serve(
                 [host] if url is None else [host, urlsplit(url).hostname or host],
                 port=number,
                 secure=place.startswith("https:"),
-                loopback=is_loopback(host),
+                loopback=is_loopback(host) and url is None,  # an address of others leads here through a proxy
             )
             click.echo(f"holdfast at {place}/" + ("" if quiet else f"?token={owner}"), err=True)
 

@@ -430,7 +430,7 @@ class Api:
             async with aclosing(self._feed.listen(after, conversation=conversation, uid=uid)) as groups:
                 async for group in groups:
                     if group is None:  # without a number: older ones may follow
-                        yield event("reset", {"last": self._feed.last})
+                        yield event("reset", {})
                     else:
                         yield b"".join(each.block for each in group)
 

@@ -306,11 +306,11 @@ class Store(Protocol):
         newest: bool = False,
         before: int | None = None,
     ) -> list[StoredEvent]:
-        """What happened, in order, or newest first, between these two numbers: of a handle (but for its steps, which are
-        in its journal), of a conversation, or only what happened to news."""
+        """What happened, in order, or newest first, between these two numbers: of a handle (its steps aside, which are in
+        its journal), of a conversation, or only what happened to news."""
 
     async def events_range(self) -> tuple[int, int]:
-        """The numbers of the first and of the last event that is kept, which the newest always is; (1, 0): there never was
+        """The numbers of the first and of the last event that is kept, as the newest always is; (1, 0): there never was
         one."""
 
     async def news(self, conversation: str, limit: int = NEWS_LIMIT + 1) -> list[News]:

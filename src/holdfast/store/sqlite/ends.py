@@ -1,8 +1,8 @@
 """How the end of a call settles what it waited for, and what the end of a parked one does besides."""
 
 from holdfast.handles.state import Stopped
-from holdfast.store.base import Notice, status_of
 from holdfast.store import events
+from holdfast.store.base import Notice, status_of
 from holdfast.store.sqlite.codec import encode
 from holdfast.store.sqlite.news import tell_of
 from holdfast.store.sqlite.sql import SQL

@@ -63,6 +63,9 @@ def listing(
         parts = _anywhere(conversation, states, stateful, timers, narrowed=bool(parked))
         common += _equal({"h.kind": kind, "h.status": status})
     order, beyond = ("DESC", "<") if newest else ("ASC", ">")
+    if sort == "stopped" and stateful and states == ("stopped",):
+        place = _equal({"h.conversation": conversation, "h.kind": kind, "h.status": status})
+        return _ended(place, common, after, limit, order, beyond)
     if sort != "created":
         return _sorted(parts, common, _KEYS[sort], after, limit, order, beyond)
     if after:
@@ -126,6 +129,21 @@ def _anywhere(
         else:
             parts.append((f"h.state_name = ? AND h.stopped_at IS NULL{spawned}{within[0]}", (state, *within[1])))
     return parts or [("0", ())]
+
+
+def _ended(place: list[Query], common: list[Query], after: str | None, limit: int, order: str, beyond: str) -> Query:
+    """What was spawned and has stopped, by when it did: that is in order in an index."""
+    wanted = [("h.stateful AND h.stopped_at IS NOT NULL", ()), *place, *common]
+    if after:
+        last = "(SELECT x.stopped_at FROM handles x WHERE x.uid = ?)"
+        wanted.append((f"(h.stopped_at, h.uid) {beyond} ({last}, ?)", (after, after)))
+    where, bound = _all(wanted)
+    ordered = f"ORDER BY h.stopped_at {order}, h.uid {order} LIMIT ?"
+    chosen = f"SELECT h.number FROM handles h WHERE {where} {ordered}"
+    return f"{SQL['records']} WHERE h.number IN ({chosen}) ORDER BY h.stopped_at {order}, h.uid {order}", (
+        *bound,
+        limit,
+    )
 
 
 def _sorted(

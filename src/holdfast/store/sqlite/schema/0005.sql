@@ -26,6 +26,8 @@ CREATE INDEX turns_in ON turns (conversation, number);
 DROP INDEX handles_state;
 CREATE INDEX handles_live ON handles (state_name, uid, stateful) WHERE stopped_at IS NULL;
 CREATE INDEX handles_over ON handles (uid) WHERE stateful AND stopped_at IS NOT NULL;
+-- What has just happened.
+CREATE INDEX handles_ended ON handles (stopped_at, uid) WHERE stateful AND stopped_at IS NOT NULL;
 -- With `stateful` in it, so that spawned ones can be counted.
 DROP INDEX handles_parked;
 CREATE INDEX handles_parked ON handles (uid, stateful)
