@@ -38,8 +38,8 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-"""On every response. A referrer could carry a token or a key to whatever a page links to; without any, browsers say that
-our own forms are of no origin."""
+"""On every response. A referrer could carry a token or a key to whatever a page links to; without any at all, browsers
+say of our own forms that they have no origin."""
 
 
 _RAW = [(name.encode(), value.encode()) for name, value in HEADERS.items()]

@@ -306,7 +306,7 @@ class Store(Protocol):
         newest: bool = False,
         before: int | None = None,
     ) -> list[StoredEvent]:
-        """What happened, in order, or newest first, between these two numbers: of a handle (its steps aside, which are in
+        """What happened, in order, or newest first, between these two numbers: of a handle, its steps aside (see
         its journal), of a conversation, or only what happened to news."""
 
     async def events_range(self) -> tuple[int, int]:

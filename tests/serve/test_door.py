@@ -1,0 +1,382 @@
+"""The door, rule by rule and both ways: names, pages, tokens, the cookie, and what every response says (K1, K2)."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.types import Message
+from tests.durable.lives import approval, ok, until
+from tests.mcp.clients import connected
+from tests.serve.application import TOKEN, Application, application
+from tests.turn.calls import STATEFUL, spawn
+
+import holdfast
+from holdfast import Key
+from holdfast.serve.door import HEADERS, ServeDoor
+
+ANN, BOB = "token-of-ann-0123456789abcdef", "token-of-bob-0123456789abcdef"
+PRINCIPALS = {"ann": ANN, "bob": BOB}
+OWNER = {"Authorization": f"Bearer {TOKEN}"}
+BODY = {"json": {"conversation": "none"}}
+REVOKE = "/api/keys/revoke"
+"""Something that changes something, and is harmless."""
+
+
+@holdfast.tool(actions=STATEFUL)
+async def idle() -> str:
+    return "done"
+
+
+@asynccontextmanager
+async def door(**options: Any) -> AsyncIterator[tuple[Application, httpx2.AsyncClient]]:
+    """An application, and somebody who has nothing."""
+    async with application([idle], principals=PRINCIPALS, **options) as served, served.client(None) as http:
+        yield served, http
+
+
+async def test_K1_the_owners_token_opens_everything_and_nothing_else_does() -> None:
+    async with door() as (_, http):
+        for path in ("/", "/handles", "/stats", "/api/handles", "/api/openapi.json", "/mcp"):
+            for headers in (
+                {},
+                {"Authorization": "Bearer "},
+                {"Authorization": TOKEN},
+                {"Authorization": f"Basic {TOKEN}"},
+                {"Authorization": f"Bearer {TOKEN}x"},
+                {"Authorization": f"Bearer {TOKEN[:-1]}"},
+                {"Authorization": "Bearer \u00fc".encode("latin-1").decode("latin-1")},
+            ):
+                refused = await http.get(path, headers={key: value.encode("latin-1") for key, value in headers.items()})  # type: ignore[misc]
+                assert refused.status_code == 401, (path, headers)
+                assert refused.headers["www-authenticate"] == "Bearer" and TOKEN not in refused.text
+                assert refused.json()["error"]["code"] == "unauthorized"
+            if path != "/mcp":
+                for scheme in ("Bearer", "bearer", "BEARER"):
+                    answered = await http.get(path, headers={"Authorization": f"{scheme}  {TOKEN} "})
+                    assert answered.status_code == 200, path
+        assert (await http.post(REVOKE, **BODY)).status_code == 401
+        assert (await http.post(REVOKE, headers=OWNER, **BODY)).status_code == 200
+
+
+async def test_K1_tokens_of_principals_open_MCP_alone_each_with_handles_of_its_own() -> None:
+    async with door() as (served, http):
+        for path in ("/", "/api/handles", "/api/events"):
+            assert (await http.get(path, headers={"Authorization": f"Bearer {ANN}"})).status_code == 401, path
+        assert (await http.post(REVOKE, headers={"Authorization": f"Bearer {ANN}"}, **BODY)).status_code == 401
+        for token, id in ((ANN, "a"), (BOB, "b"), (TOKEN, "o")):
+            async with connected(f"{served.base}/mcp", token=token) as client:
+                made = await client.call_tool("idle", {"action": "spawn", "id": id})
+                assert not made.is_error
+                for other in {"a", "b", "o"} - {id}:
+                    assert (await client.call_tool("idle", {"action": "fetch", "id": other})).is_error
+        found = (await served.control.handles())["handles"]
+        assert {(each["conversation"], each["id"]) for each in found} == {
+            ("mcp:ann", "a"),
+            ("mcp:bob", "b"),
+            ("mcp", "o"),
+        }
+
+
+async def test_K1_the_session_of_one_is_nobody_elses() -> None:
+    async with door() as (_, http):
+        hello = {
+            "jsonrpc": "2.0", "id": 1, "method": "initialize",
+            "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "0"}},
+        }  # fmt: skip
+        accept = {"Accept": "application/json, text/event-stream"}
+        sessions = {}
+        for token in (TOKEN, ANN, BOB):
+            begun = await http.post("/mcp", json=hello, headers={"Authorization": f"Bearer {token}", **accept})
+            assert begun.status_code == 200
+            sessions[token] = begun.headers["mcp-session-id"]
+        for whose, session in sessions.items():
+            for token in sessions:
+                headers = {"Authorization": f"Bearer {token}", "Mcp-Session-Id": session, **accept}
+                listed = await http.post(
+                    "/mcp", json={"jsonrpc": "2.0", "id": 2, "method": "tools/list"}, headers=headers
+                )
+                assert (listed.status_code == 200) is (token == whose), (whose, token, listed.text)
+
+
+async def test_K1_some_places_are_open_and_tell_nothing() -> None:
+    async with door() as (served, http):
+        assert (await http.get("/healthz")).json() == {"ok": True}
+        assert (await http.get("/metrics")).status_code == 200
+        assert (await http.get("/static/style.css")).status_code == 200
+        for path in ("/healthz/x", "/healthzz", "/static/", "/static/none", "/complete/", "/complete/key", "/metricsx"):
+            answered = await http.get(path, headers={"Accept": "text/html"})
+            assert answered.status_code in (401, 404, 405), path
+            assert "/handles" not in answered.text and "Needs you" not in answered.text, path
+    async with door(loopback=False) as (_, http):
+        assert (await http.get("/metrics")).status_code == 401
+        assert (await http.get("/metrics", headers=OWNER)).status_code == 200
+
+
+async def test_K2_a_key_is_the_authority_for_its_one_wait() -> None:
+    keys: list[Key] = []
+    async with application([approval(keys)]) as served, served.client(None) as http:
+        async with served.runtime.turn("main") as turn:
+            await turn.run([spawn("approve", "a")])
+        await until(lambda: bool(keys))
+        assert (await http.post(f"/complete/{keys[0]}x", json=ok(1))).status_code == 404
+        assert (await http.post(f"/complete/{keys[0]}", json=ok(1))).json() == {"status": "accepted"}
+        assert (await http.post(f"/complete/{keys[0]}", json=ok(1))).status_code == 409
+        evil = await http.post(f"/complete/{keys[0]}", json=ok(1), headers={"Origin": "http://evil.example"})
+        assert evil.status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "let_in"),
+    [
+        ({"Host": "127.0.0.1"}, True),
+        ({"Host": "LOCALHOST:1"}, True),
+        ({"Host": "[::1]:1234"}, True),
+        ({"Host": "mine.example"}, True),
+        ({"Host": "evil.example"}, False),
+        ({"Host": "127.0.0.1.evil.example"}, False),
+        ({"Host": "localhost:1:2"}, False),
+        ({"Host": "user@localhost"}, False),
+        ({"Host": "localhost", "Origin": "http://localhost"}, True),
+        ({"Host": "localhost", "Origin": "HTTPS://Localhost"}, True),
+        ({"Host": "localhost:1", "Origin": "http://localhost:2"}, False),
+        ({"Host": "localhost", "Origin": "null"}, False),
+        ({"Host": "localhost", "Origin": ""}, False),
+        ({"Host": "localhost", "Origin": "ftp://localhost"}, False),
+        ({"Host": "localhost", "Origin": "http://localhost/"}, False),
+        ({"Host": "localhost", "Sec-Fetch-Site": "same-origin"}, True),
+        ({"Host": "localhost", "Sec-Fetch-Site": "none"}, True),
+        ({"Host": "localhost", "Sec-Fetch-Site": "same-site"}, False),
+        ({"Host": "localhost", "Sec-Fetch-Site": "cross-site"}, False),
+        ({"Host": "localhost", "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, True),
+    ],
+)
+async def test_K1_names_and_pages(headers: dict[str, str], let_in: bool) -> None:
+    """By a link one may come from anywhere; what only a page of another site would ask for is refused."""
+    for token in (True, False):
+        given = {**headers, **(OWNER if token else {})}
+        answered = await asked(ServeDoor(there, TOKEN, PRINCIPALS, ["mine.example"]), "/handles", given)
+        assert answered.status_code == (403 if not let_in else 200 if token else 401)
+    if headers.get("Sec-Fetch-Mode"):
+        posted = await asked(ServeDoor(there, TOKEN), "/x", {**headers, **OWNER}, method="POST")
+        assert posted.status_code == 403
+    if headers.get("Host") == "evil.example":
+        anywhere = ServeDoor(there, TOKEN, PRINCIPALS, ["0.0.0.0"])
+        assert (await asked(anywhere, "/handles", {**headers, **OWNER})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/healthz", "/complete/key", "/static/x", "/metrics", "/login", "/mcp", "/?token=" + TOKEN]
+)
+async def test_K1_a_strange_name_is_refused_wherever_it_asks(path: str) -> None:
+    for method in ("GET", "POST"):
+        guarded = ServeDoor(there, TOKEN)
+        assert (await asked(guarded, path, {"Host": "evil.example"}, method=method)).status_code == 403
+        evil = {"Host": "localhost", "Origin": "http://evil.example"}
+        assert (await asked(guarded, path, evil, method=method)).status_code == 403
+
+
+async def there(scope: Any, receive: Any, send: Any) -> None:
+    """What is behind the door."""
+    await PlainTextResponse("inside")(scope, receive, send)
+
+
+async def asked(
+    app: Any, path: str, headers: dict[str, str] | None = None, *, method: str = "GET", content: bytes = b""
+) -> httpx2.Response:
+    """One request, straight to an application; its headers are these and no others but a Host."""
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        http.headers.clear()
+        return await http.request(method, path, headers=headers or {}, content=content)
+
+
+# The cookie
+
+
+def cookie_of(answered: httpx2.Response) -> str:
+    return answered.headers["set-cookie"].partition(";")[0]
+
+
+async def test_K1_the_address_with_the_token_gives_a_cookie_and_leads_on() -> None:
+    guarded = ServeDoor(there, TOKEN, port=8420)
+    answered = await asked(guarded, f"/?token={TOKEN}")
+    assert (answered.status_code, answered.headers["location"]) == (303, "/")
+    cookie = answered.headers["set-cookie"]
+    assert cookie.startswith("holdfast_8420=") and TOKEN not in cookie
+    assert {"httponly", "samesite=strict", "path=/"} <= {part.strip().lower() for part in cookie.split(";")}
+    assert "secure" not in cookie.lower()
+    secure = await asked(ServeDoor(there, TOKEN, secure=True), f"/?token={TOKEN}")
+    assert "secure" in secure.headers["set-cookie"].lower()
+    inside = await asked(guarded, "/", {"Cookie": cookie_of(answered)})
+    assert inside.text == "inside"
+    wrong = await asked(guarded, "/?token=nonsense")
+    assert wrong.status_code == 401 and "set-cookie" not in wrong.headers and "not the token" in wrong.text
+    for path in (f"/api/handles?token={TOKEN}", f"/mcp?token={TOKEN}"):  # not for programs: addresses are logged
+        assert (await asked(guarded, path)).status_code == 401
+    assert (await asked(guarded, f"/?token={TOKEN}", method="POST")).status_code == 401
+    assert (await asked(guarded, "/?token=%FF%00ü")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("/handles/x?token=T", "/handles/x"),
+        ("/handles?a=1&token=T&b=%26", "/handles?a=1&b=%26"),
+        ("//evil.example?token=T", "/evil.example"),
+        ("/%2F/evil.example?token=T", "/evil.example"),
+        ("/\\evil.example?token=T", "/%5Cevil.example"),
+        ("/%0d%0aX-Evil:%201?token=T", "/%0D%0AX-Evil:%201"),
+        ("/%09/evil.example?token=T", "/%09/evil.example"),
+        ("/x%3Fy?token=T", None),
+    ],
+)
+async def test_K1_the_redirect_never_leaves_the_site(path: str, place: str | None) -> None:
+    answered = await asked(ServeDoor(there, TOKEN), path.replace("=T", f"={TOKEN}"))
+    assert answered.status_code == 303
+    location = answered.headers["location"]
+    assert re.match(r"/(?![/\\\\])", location) and "\n" not in location and TOKEN not in location
+    assert place is None or location == place
+    assert httpx2.URL("http://localhost/").join(location).host == "localhost"
+    assert "x-evil" not in answered.headers
+
+
+@pytest.mark.parametrize(
+    ("cookie", "let_in"),
+    [
+        ("GOOD", True),
+        ('other={"a": 1}; GOOD', True),  # what other programs of this host have set
+        ("a b=c; =; ;; GOOD; $x=1", True),
+        ("GOODx", False),
+        ("holdfast_1=wrong", False),
+        (f"holdfast_1={TOKEN}", False),
+        ("holdfast_2=VALUE", False),
+        ("", False),
+        ("holdfast_1", False),
+        ("holdfast_1=\xfc", False),
+    ],
+)
+async def test_K1_the_cookie_is_known_among_others(cookie: str, let_in: bool) -> None:
+    guarded = ServeDoor(there, TOKEN, port=1)
+    good = cookie_of(await asked(guarded, f"/?token={TOKEN}"))
+    given = cookie.replace("GOOD", good).replace("VALUE", good.partition("=")[2])
+    answered = await asked(guarded, "/handles", {"Cookie": given.encode("latin-1")})  # type: ignore[dict-item]
+    assert answered.status_code == (200 if let_in else 401)
+
+
+@pytest.mark.parametrize(
+    ("headers", "let_in"),
+    [
+        ({"Origin": "http://localhost"}, True),
+        ({"Sec-Fetch-Site": "same-origin"}, True),
+        ({}, False),
+        ({"Sec-Fetch-Site": "none"}, False),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Origin": "http://evil.example"}, False),
+        ({"Referer": "http://localhost/"}, False),
+    ],
+)
+async def test_K1_the_cookie_changes_something_only_from_a_page_of_ours(headers: dict[str, str], let_in: bool) -> None:
+    guarded = ServeDoor(there, TOKEN)
+    cookie = {"Cookie": cookie_of(await asked(guarded, f"/?token={TOKEN}"))}
+    for method in ("POST", "PUT", "DELETE"):
+        for path in ("/do/x", "/api/x", "/mcp"):
+            answered = await asked(guarded, path, {**cookie, **headers}, method=method)
+            assert answered.status_code == (200 if let_in else 403), (method, path)
+            # with the token itself no page is asked about: whoever has it may
+            if not headers:
+                assert (await asked(guarded, path, {**OWNER}, method=method)).status_code == 200
+
+
+async def test_K1_another_token_makes_the_cookie_worthless() -> None:
+    cookie = cookie_of(await asked(ServeDoor(there, TOKEN), f"/?token={TOKEN}"))
+    answered = await asked(ServeDoor(there, f"{TOKEN}2"), "/", {"Cookie": cookie})
+    assert answered.status_code == 401
+
+
+# The form
+
+
+async def test_K1_a_browser_without_a_token_is_asked_for_it() -> None:
+    guarded = ServeDoor(there, TOKEN)
+    page = await asked(guarded, "/handles", {"Accept": "text/html,*/*"})
+    assert page.status_code == 401 and '<form method="post" action="/login">' in page.text
+    assert page.headers["cache-control"] == "no-store" and "<script" not in page.text and "style=" not in page.text
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    right = await asked(guarded, "/login", form, method="POST", content=f"token={TOKEN}".encode())
+    assert (right.status_code, right.headers["location"]) == (303, "/")
+    assert (await asked(guarded, "/", {"Cookie": cookie_of(right)})).text == "inside"
+    spaces = await asked(guarded, "/login", form, method="POST", content=f"token=+{TOKEN}%0D%0A".encode())
+    assert spaces.status_code == 303, "as it is pasted"
+    for wrong in (
+        b"",
+        b"token=",
+        b"token=no",
+        b"nonsense",
+        b"\xff\xfe",
+        b"token=" + b"x" * 5000,
+        b"Token=" + TOKEN.encode(),
+    ):
+        answered = await asked(guarded, "/login", form, method="POST", content=wrong)
+        assert answered.status_code == 401 and "set-cookie" not in answered.headers, wrong
+    assert (await asked(guarded, "/login", {"Accept": "text/html"})).status_code == 401
+
+
+# What every response says
+
+
+async def test_K4_every_response_says_what_browsers_may_do_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def breaks(request: Request) -> PlainTextResponse:
+        raise RuntimeError("broken")
+
+    routes = Application and __import__("holdfast.serve.app", fromlist=["App"]).App._routes
+    monkeypatch.setattr("holdfast.serve.app.App._routes", lambda self: [Route("/breaks", breaks), *routes(self)])
+    async with door() as (served, http):
+        for path, status in (
+            ("/", 200), ("/api/stats", 200), ("/api/none", 404), ("/none", 404), ("/handles/none", 404),
+            ("/static/style.css", 200), ("/static/none", 404), ("/healthz", 200), ("/metrics", 200), ("/breaks", 500),
+            ("/complete/x", 405), (f"/?token={TOKEN}", 303), ("/api/keys/revoke", 405),
+        ):  # fmt: skip
+            for headers in (OWNER, {**OWNER, "Host": "evil.example"}, {}):
+                answered = await http.get(path, headers=headers)
+                if headers is OWNER:
+                    assert answered.status_code == status, path
+                for name, value in HEADERS.items():
+                    assert answered.headers[name] == value, (path, headers, name)
+        policy = HEADERS["content-security-policy"]
+        assert "default-src 'self'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+
+
+async def test_K6_a_long_body_is_refused_before_any_of_it_has_come() -> None:
+    async def never() -> Message:
+        raise AssertionError("nobody reads it")
+
+    for length, status in (("101", 413), ("9" * 5000, 413), ("100", 200), ("-1", 200), ("\u0661", 200)):
+        sent: list[Message] = []
+
+        async def send(message: Message, sent: list[Message] = sent) -> None:
+            sent.append(message)
+
+        headers = [(b"host", b"localhost"), (b"authorization", OWNER["Authorization"].encode())]
+        headers.append((b"content-length", length.encode()))
+        scope = {"type": "http", "path": "/api/x", "method": "POST", "query_string": b"", "headers": headers}
+        await ServeDoor(there, TOKEN, longest=100)(scope, never, send)
+        assert sent[0]["status"] == status, length
+
+
+async def test_nothing_but_HTTP_is_spoken() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    await ServeDoor(there, TOKEN)({"type": "websocket", "path": "/", "headers": []}, receive, send)
+    assert sent == [{"type": "websocket.close", "code": 1008}]
