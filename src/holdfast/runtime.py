@@ -94,7 +94,7 @@ class Runtime:
         servers: "Iterable[McpServer]" = (),
         metrics: Metrics | None = None,
     ) -> None:
-        loaded = self._config = _load(config)
+        loaded = self._config = self._made_with = _load(config)
         self.limits = loaded.limits.policy() if loaded else Limits()
         self.batches: set[Batch] = set()
         """Those that are not answered yet."""
@@ -319,13 +319,15 @@ class Runtime:
         `ConfigError`, and then nothing has changed. Returns the tables that need a new runtime to be changed."""
         agents = Agents()
         self.toolbox.become(self._assemble(config=config, agents=agents))
-        self._agents.become(agents)
-        before, self._config = self._config, config
+        self._agents.become(agents, instead_of=self._config.agents if self._config is not None else ())
+        self._config = config
         if self._agency is not None:
             self._agency.config = config
+        if config.has_model:
+            self.inquiries.use(self._inquire)
         for told in tuple(self.on_tools):
             told()
-        return config.fixed_tables(before)
+        return config.fixed_tables(self._made_with)
 
     def tools(self, dialect: Dialect = "generic") -> list[dict[str, Any]]:
         """The tools as a model sees them, in stable order (G3)."""

@@ -35,7 +35,7 @@ async def uid_of(rt: Runtime, id: str, conversation: str = "main") -> str:
 async def until(condition: Callable[[], Awaitable[Any]]) -> Any:
     """What it says, once that is something; a hang is an error."""
     async with asyncio.timeout(20):
-        while not (found := await condition()):
+        while not (found := await condition()):  # noqa: ASYNC110 (another process may make it so)
             await asyncio.sleep(0.002)
         return found
 

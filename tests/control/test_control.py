@@ -240,7 +240,7 @@ async def test_D3_keys_are_named_and_never_shown_whatever_is_asked(place: str, t
 
 
 async def parked(control: Control, count: int) -> bool:
-    return (await control.stats())["handles"]["parked"] == count
+    return bool((await control.stats())["handles"]["parked"] == count)
 
 
 async def everything(control: Control, conversation: str) -> str:
@@ -292,7 +292,7 @@ async def test_a_handle_is_found_by_uid_or_by_id_and_conversation(place: str, tm
         assert await control.handle(uid) == await control.handle("b", "main")
         assert await refused(control.handle("b")) == await refused(control.handle("b", "other")) == "handle_not_found"
         timeline = await control.timeline(uid)
-        assert [each["type"] for each in timeline][0] == "handle.created" and timeline[-1]["seq"] > timeline[0]["seq"]
+        assert next(each["type"] for each in timeline) == "handle.created" and timeline[-1]["seq"] > timeline[0]["seq"]
         if place == "sqlite":
             (entry,) = await control.journal(await uid_of(rt, "s"))
             assert entry == {"kind": "step", "name": "double", "ok": True, "input": {"n": 21}, "value": {"twice": 42}}

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.mcp.clients import connected
 from tests.mcp.serving import serving
-from tests.turn.calls import STATEFUL, abort, call, settings, spawn, texts
+from tests.turn.calls import STATEFUL, abort, call, spawn, texts
 from tests.turn.people import Person, few
 
 import holdfast
@@ -112,7 +112,7 @@ async def test_P1_Q1_every_prompt_takes_its_decisions(
         assert need["edit"] is (one.name == "shape") and need["problem"] is None
         assert (need["question"] is not None) is (kind in ("question", "secret"))
         assert need["arguments"] == (one.arguments if kind == "permission" else None)
-        assert need["is_error"] is (bool(one.arguments.get("fails")) if kind == "result" else None)
+        assert need["is_error"] is (("fails" in one.arguments) if kind == "result" else None)
         assert await control.decide(need["id"], said) == {"status": "taken", "problem": None}
         assert (await control.decide(need["id"], said))["status"] == "gone"
         assert await control.needs() == [], "what is decided is open no more, whoever looks however soon"
@@ -204,7 +204,8 @@ async def test_P5_what_is_remembered_settles_the_others_that_are_open(
 
 async def test_Q5_a_remembered_answer_settles_the_same_question_of_others(clock: VirtualClock) -> None:
     async with asked(clock) as (needs, _, turn):
-        running = asyncio.create_task(texts(turn, *(call("asks", answer_type="Boolean") for _ in range(3))))
+        calls = [call("asks", answer_type="Boolean") for each in range(3)]
+        running = asyncio.create_task(texts(turn, *calls))
         shown = await open_now(needs, 3)
         assert all(need["may_remember"] for need in shown)
         needs.decide(shown[1]["id"], say("answer", value="yes", remember=True))
@@ -262,7 +263,7 @@ async def test_the_ids_of_another_process_name_nothing() -> None:
     assert Needs().decide("00000000-1", say("approve"))["status"] == "gone"
     one, other = Needs(), Needs()
     prompt = RunTool(tool="t", action=None, id=None, arguments={}, conversation="c")
-    tasks = [asyncio.create_task(one(prompt)), asyncio.create_task(other(prompt))]  # type: ignore[arg-type]
+    tasks = [asyncio.create_task(one(prompt)), asyncio.create_task(other(prompt))]
     await few()
     assert other.decide(one.listed()[0]["id"], say("approve"))["status"] == "gone"
     for task in tasks:
@@ -393,7 +394,6 @@ async def test_M4_a_client_over_MCP_and_the_dashboard_are_asked_beside_each_othe
                 calling.cancel()  # a modern client is asked by an answer: it is at its own form now
                 await asyncio.wait([calling])
             else:
-                answered = await calling
-                text = answered.content[0].text
-                assert text == ("echo hi" if first == "client" else "Tool skipped by user: no")
+                said: Any = (await calling).content[0]
+                assert said.text == ("echo hi" if first == "client" else "Tool skipped by user: no")
             await open_now(needs, 0)

@@ -88,6 +88,7 @@ class Served:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         with self.said.open("ab") as said:
+            before = said.tell()
             process = subprocess.Popen(
                 serve(self.store, "--port", str(self.port), *self._words, talkative=self._talkative),
                 cwd=self.directory,
@@ -98,9 +99,8 @@ class Served:
             )
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and process.poll() is None:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return process
+            if b"holdfast at http" in self.said.read_bytes()[before:]:
+                return process
             time.sleep(0.01)
         process.kill()
         process.wait()

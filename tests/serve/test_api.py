@@ -49,10 +49,13 @@ TOOLS = [talk, asks, echo]
 @asynccontextmanager
 async def working(tmp_path: Path, *more: Any) -> AsyncIterator[tuple[Application, httpx2.AsyncClient, str]]:
     """An application with a handle that talks, a client of it, and the handle's uid."""
-    async with application([*TOOLS, *more], stored_in(tmp_path)) as served:
-        async with served.runtime.turn("main") as turn, served.client() as http:
-            await turn.run([spawn("talk", "t")])
-            yield served, http, (await served.runtime.handle("t", conversation="main")).uid
+    async with (
+        application([*TOOLS, *more], stored_in(tmp_path)) as served,
+        served.runtime.turn("main") as turn,
+        served.client() as http,
+    ):
+        await turn.run([spawn("talk", "t")])
+        yield served, http, (await served.runtime.handle("t", conversation="main")).uid
 
 
 def operations(served: Application) -> dict[str, Operation]:
@@ -302,32 +305,31 @@ async def test_L1_without_a_number_a_stream_begins_now_and_filters(tmp_path: Pat
 
 
 async def test_S5_a_stream_from_what_is_gone_or_was_never_there_begins_with_a_reset(tmp_path: Path) -> None:
-    async with working(tmp_path) as (served, http, uid):
-        async with streaming(http, "/api/events", **{"Last-Event-ID": "999999"}) as stream:
-            event = await stream.next()
-            last = (await http.get("/api/stats")).json()["store"]["last_event"]
-            assert (event.type, event.data) == ("reset", {})
-            await http.post(f"/api/handles/{uid}/apply", json={"input": "bye"})
-            assert (await stream.next()).id == last + 1
+    future = {"Last-Event-ID": "999999"}
+    async with working(tmp_path) as (_, http, uid), streaming(http, "/api/events", **future) as stream:
+        event = await stream.next()
+        last = (await http.get("/api/stats")).json()["store"]["last_event"]
+        assert (event.type, event.data) == ("reset", {})
+        await http.post(f"/api/handles/{uid}/apply", json={"input": "bye"})
+        assert (await stream.next()).id == last + 1
 
 
 async def test_what_needs_a_person_is_told_when_it_changes(tmp_path: Path) -> None:
-    async with working(tmp_path) as (served, http, uid):
-        async with streaming(http, "/api/events") as stream:
-            await until(lambda: streams(served) == 1)
-            turn = next(iter(served.runtime.turns))
-            batch = asyncio.create_task(turn.run([call("echo", text="hi")]))
-            assert (await stream.next("needs")).data == {"open": 1}
-            (need,) = (await http.get("/api/needs")).json()
-            taken = await http.post(f"/api/needs/{need['id']}", json={"decision": "approve"})
-            assert taken.json() == {"status": "taken", "problem": None}
-            assert (await stream.next("needs")).data == {"open": 0}
-            assert [response.result for response in await batch] == ["hi"]
+    async with working(tmp_path) as (served, http, _uid), streaming(http, "/api/events") as stream:
+        await until(lambda: streams(served) == 1)
+        turn = next(iter(served.runtime.turns))
+        batch = asyncio.create_task(turn.run([call("echo", text="hi")]))
+        assert (await stream.next("needs")).data == {"open": 1}
+        (need,) = (await http.get("/api/needs")).json()
+        taken = await http.post(f"/api/needs/{need['id']}", json={"decision": "approve"})
+        assert taken.json() == {"status": "taken", "problem": None}
+        assert (await stream.next("needs")).data == {"open": 0}
+        assert [response.result for response in await batch] == ["hi"]
 
 
 async def test_a_sign_of_life_comes_while_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "BEAT_SECS", 0.02)
-    async with working(tmp_path) as (served, http, uid), http.stream("GET", "/api/events") as answered:
+    async with working(tmp_path) as (_served, http, _uid), http.stream("GET", "/api/events") as answered:
         heard = b""
         async for piece in answered.aiter_raw():
             heard += piece
@@ -337,7 +339,7 @@ async def test_a_sign_of_life_comes_while_nothing_happens(tmp_path: Path, monkey
 
 
 async def test_C5_a_handle_is_followed_to_its_end_and_resumed(tmp_path: Path) -> None:
-    async with working(tmp_path) as (served, http, uid):
+    async with working(tmp_path) as (_served, http, uid):
         async with streaming(http, f"/api/handles/{uid}/follow") as stream:
             assert (await stream.next()).type == "state"
             said = await stream.next("output")
@@ -357,7 +359,7 @@ async def test_glances_tell_what_changes_of_those_that_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.serve.api._GLANCE_SECS", 0.01)
-    async with working(tmp_path) as (served, http, uid), streaming(http, f"/api/glances?uids=x,{uid},{uid}") as stream:
+    async with working(tmp_path) as (_served, http, uid), streaming(http, f"/api/glances?uids=x,{uid},{uid}") as stream:
         first = await stream.next()
         assert first.type == "glance" and (first.data["uid"], first.data["last_line"]) == (uid, "hello")
         await http.post(f"/api/handles/{uid}/apply", json={"input": "one"})
@@ -379,7 +381,7 @@ async def test_streams_are_counted_and_end_with_the_feed(tmp_path: Path) -> None
 async def test_a_store_that_cannot_be_read_ends_a_stream_in_good_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with working(tmp_path) as (served, http, uid):
+    async with working(tmp_path) as (served, http, _uid):
 
         async def broken(*_: Any, **__: Any) -> Any:
             raise HoldfastError("the disk is away", code="store_unavailable")

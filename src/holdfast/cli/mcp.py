@@ -5,9 +5,7 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -16,15 +14,15 @@ import click
 
 from holdfast.cli.store import store_of, store_option
 from holdfast.config import Config, load_config, the_config
+from holdfast.control.serving import connect, pass_on
 from holdfast.errors import ConfigError
 from holdfast.runtime import Runtime
+from holdfast.store.urls import open_store
 
 if TYPE_CHECKING:
     from holdfast.mcp.server import Server
 
 TOKEN = "HOLDFAST_TOKEN"
-_GRACE_SECS = 2
-"""How long closing waits for connections to end by themselves."""
 
 
 @click.command()
@@ -56,23 +54,30 @@ def mcp(
     On standard input and output, as clients start it:
       {"mcpServers": {"holdfast": {"command": "holdfast", "args": ["mcp"]}}}
 
+    If a `holdfast serve` runs on the same store with the same configuration, it serves the client, and what was spawned
+    goes on when the client goes.
+
     With --http, streamable HTTP at http://HOST:PORT/mcp; completions of what waits outside at /complete/KEY.
 
     Handles outlive a connection: a client that comes back finds them by their ids, unless --store is `memory:`.
     """
-    from holdfast.mcp.http import check_bind, http_app
-    from holdfast.mcp.server import Server
-
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     known = {**_own_token(), **tokens_of(tokens)}
     if port is None and (tokens is not None or url is not None or host != "127.0.0.1"):
         raise click.UsageError("--host, --url and --tokens go with --http PORT")
-    loaded = load_config(the_config(config))
+    file = the_config(config)
+    loaded = load_config(file)
+    place = store or store_of(loaded)
+    if port is None and _passed_on(place, file, conversation):
+        return
+    from holdfast.mcp.http import check_bind
+    from holdfast.mcp.server import Server
+
     if url is not None and not urlsplit(url).scheme.startswith("http"):
         raise click.UsageError("--url must begin with http:// or https://")
     if port is not None:
         check_bind(host, known)
-    runtime = Runtime(store=store or store_of(loaded), config=loaded)
+    runtime = Runtime(store=place, config=loaded)
 
     server = Server(runtime, conversation=conversation, **settings_of(loaded))
 
@@ -80,10 +85,8 @@ def mcp(
         async with runtime:
             await server.open()
             if port is None:
-                return await _until_stopped(server, _stdio(server), leave=True)
-            hosts = [host] if url is None else [host, urlsplit(url).hostname or host]
-            app = http_app(server, tokens=known, hosts=hosts)
-            return await _until_stopped(server, _http(app, runtime, host, port, url))
+                return await _over_stdio(server)
+            return await _over_http(server, host, port, url, known)
 
     sys.exit(asyncio.run(serve()))
 
@@ -113,6 +116,16 @@ def tokens_of(file: Path | None) -> dict[str, str]:
     return known
 
 
+def _passed_on(store: str, config: Path, conversation: str) -> bool:
+    """Let a `holdfast serve` on the same store serve the client, if there is one (M3); whether it did."""
+    path = getattr(open_store(store), "path", None)
+    connection = connect(path, config, conversation) if path is not None else None
+    if connection is not None:
+        with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, ConnectionError):
+            pass_on(connection)
+    return connection is not None
+
+
 async def _stdio(server: "Server") -> None:
     """Serve the client that has started us. One that closes what it reads is gone as well."""
     try:
@@ -129,71 +142,38 @@ async def _leave(runtime: Runtime, code: int) -> None:
     os._exit(code)
 
 
-async def _until_stopped(server: "Server", serving: Coroutine[Any, Any, None], *, leave: bool = False) -> int:
+async def _over_stdio(server: "Server") -> int:
     """Serve until the client goes, or a signal comes. The runtime is closed in good order after that (R6)."""
-    stopped: list[int] = []
     leaving: list[asyncio.Task[None]] = []
-    task = asyncio.ensure_future(serving)
 
     def stop(number: int) -> None:
-        if stopped:
+        if leaving:
             os._exit(128 + number)  # asked twice: the guard ends what is left
-        stopped.append(number)
         server.listeners.close()
-        if leave:
-            leaving.append(asyncio.create_task(_leave(server.runtime, 128 + number)))
-        else:
-            task.cancel()
+        leaving.append(asyncio.create_task(_leave(server.runtime, 128 + number)))
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-    return 128 + stopped[0] if stopped else 0
+    await _stdio(server)
+    return 0
 
 
-async def _http(app: Any, runtime: Runtime, host: str, port: int, url: str | None) -> None:
-    """Serve HTTP until this is cancelled; whoever waits is answered then."""
-    import uvicorn
-    from sse_starlette.sse import AppStatus
+async def _over_http(server: "Server", host: str, port: int, url: str | None, tokens: dict[str, str]) -> int:
+    """Serve HTTP until a signal comes; whoever waits is answered then."""
+    from holdfast.mcp.http import ANY, http_app
+    from holdfast.serve.server import bound, serve
 
-    from holdfast.mcp.http import ANY
-
-    # No access log: the path of a completion is its key (K5). Signals are ours.
-    config = uvicorn.Config(
-        app, access_log=False, log_level="warning", timeout_keep_alive=75, timeout_graceful_shutdown=_GRACE_SECS
-    )
-    server = uvicorn.Server(config)
-    config.load()
-    server.lifespan = config.lifespan_class(config)
-    with _bound(host, port) as listening:
-        bound = listening.getsockname()[1]
+    runtime = server.runtime
+    app = http_app(server, tokens=tokens, hosts=[host] if url is None else [host, urlsplit(url).hostname or host])
+    with bound(host, port, "--http") as listening:
+        number = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         if url is not None or host not in ANY:  # of all addresses it has none that others could use
-            runtime.durability.complete_url = f"{(url or f'http://{shown}:{bound}').rstrip('/')}/complete"
-        click.echo(f"MCP at http://{shown}:{bound}/mcp", err=True)
-        serving = asyncio.create_task(server._serve([listening]))
-        try:
-            await asyncio.shield(serving)
-        except asyncio.CancelledError:
+            runtime.durability.complete_url = f"{(url or f'http://{shown}:{number}').rstrip('/')}/complete"
+        click.echo(f"MCP at http://{shown}:{number}/mcp", err=True)
+
+        async def close() -> None:
+            server.listeners.close()
             await runtime.close()  # calls that wait are answered
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it complains of streams that are cut
-            AppStatus.should_exit = True  # streams of 2025 clients end
-            server.should_exit = True
-            await serving
-            raise
 
-
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket that says that it is of TCP: only then does asyncio send replies at once, 40 ms sooner."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, socket.IPPROTO_TCP)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.set_inheritable(False)
-    except OSError as error:
-        raise ConfigError(
-            [f"cannot listen on {host}:{port}: {error.strerror}; choose another with --http PORT"]
-        ) from None
-    return listening
+        return await serve(app, listening, close=close)

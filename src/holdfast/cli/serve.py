@@ -20,7 +20,10 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.store.urls import open_store
 
 if TYPE_CHECKING:
+    from holdfast.mcp.server import Server
+    from holdfast.mcp.socket import Listening
     from holdfast.runtime import Runtime
+    from holdfast.store.base import Store
 
 _log = logging.getLogger("holdfast.serve")
 
@@ -141,13 +144,29 @@ async def _serve(
                 secure=place.startswith("https:"),
                 loopback=is_loopback(host) and url is None,  # an address of others leads here through a proxy
             )
+            mcp = await _socket(server, store, file, conversation)
             click.echo(f"holdfast at {place}/" + ("" if quiet else f"?token={owner}"), err=True)
 
             async def close() -> None:
+                if mcp is not None:
+                    await mcp.close()
                 await app.close()
                 await runtime.close()
 
             return await serve(asgi, listening, close=close, reload=lambda: _reload(runtime, file))
+
+
+async def _socket(server: "Server", store: "Store", file: Path, conversation: str) -> "Listening | None":
+    """Where `holdfast mcp` reaches this server, on a store that others can open."""
+    from holdfast.mcp.socket import Listening
+
+    stream = getattr(store, "stream", None)  # SupportsStreams
+    path, at = getattr(store, "path", None), None if stream is None else stream(store.owner)
+    if path is None or at is None:
+        return None
+    listening = Listening(server, f"{at.removesuffix('.s')}.m")
+    await listening.open(path, file, conversation)
+    return listening
 
 
 def _reload(runtime: "Runtime", file: Path) -> None:

@@ -449,8 +449,8 @@ class Config(Table):
         was = other or Config()
         names = ("store", "limits", "wait_handles", "workflows", "mcp", "acp", "serve")
         differ = [name for name in names if getattr(self, name) != getattr(was, name)]
-        ours, theirs = self.conversation, was.conversation
-        return differ + (["conversation.detached"] if ours.detached != theirs.detached else [])
+        ours, theirs, within = self.conversation, was.conversation, ("detached", "inquiry")
+        return differ + [f"conversation.{name}" for name in within if getattr(ours, name) != getattr(theirs, name)]
 
     def mcp_servers(self) -> "list[McpServer]":
         """The MCP servers whose tools are used."""

@@ -120,9 +120,13 @@ class Gate:
         """Queue. The ticket's `start` runs before this returns, or when a `leave` makes room."""
         self._arrivals += 1
         ticket.rank = (-ticket.priority, self._arrivals)
+        grown = False
         for name, capacity in ticket.names.items():
-            insort(self.lines.setdefault(name, Line(name, capacity)).queue, ticket)
-        if ticket.ready:
+            line = self.lines.setdefault(name, Line(name, capacity))
+            grown = grown or capacity > line.capacity
+            line.capacity = capacity  # a configuration that was read again may say another one
+            insort(line.queue, ticket)
+        if grown or ticket.ready:
             self._serve(ticket.names)
 
     def take(self, ticket: Ticket) -> None:

@@ -122,7 +122,8 @@ class Server(MCPServer[Any]):
 
     async def list_tools(self) -> list[DescribedTool]:
         """What is registered here, then what the runtime has."""
-        await self.runtime.connected(_CONNECT_SECS)  # who asks but once is to see the tools of other servers
+        if not self.runtime.closing:
+            await self.runtime.connected(_CONNECT_SECS)  # who asks but once is to see the tools of other servers
         served = [tool for tool in self.runtime.toolbox.served() if tool.name != AGENTS or self.runtime.has_agents]
         return [*await super().list_tools(), *described(served, self._schema)]
 

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from holdfast.control.control import Control
 from holdfast.control.feed import Feed
+from holdfast.errors import HoldfastError
 from holdfast.mcp.completing import Completing
 from holdfast.mcp.http import mcp_app
 from holdfast.mcp.server import Server
@@ -16,6 +17,7 @@ from holdfast.serve import api, attaching
 from holdfast.serve.dashboard import pages
 from holdfast.serve.door import ServeDoor
 from holdfast.serve.metrics import Prometheus
+from holdfast.serve.refusal import refusal
 from holdfast.serve.requests import Requests
 from holdfast.serve.screens import Screens
 from holdfast.serve.tracing import traced
@@ -61,6 +63,7 @@ class App:
         """The application behind its door (`ServeDoor`)."""
         inner = mcp_app(self._server)
         inner.router.routes += self._routes()
+        inner.add_exception_handler(HoldfastError, _unable)
         guarded = ServeDoor(
             inner,
             Completing(self.runtime),
@@ -90,3 +93,9 @@ class App:
         if self.runtime.closing:
             trouble = "closing"
         return JSONResponse({"ok": trouble is None}, 200 if trouble is None else 503, {"cache-control": "no-store"})
+
+
+async def _unable(request: Request, error: Exception) -> Response:
+    """What a page could not do: the store cannot be read, or is closed already. A page that says so would read it."""
+    assert isinstance(error, HoldfastError)
+    return refusal(error)

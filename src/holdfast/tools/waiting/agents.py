@@ -5,7 +5,7 @@ whether it is run again with its journal after a crash.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,9 +77,10 @@ class Agents:
     def __init__(self) -> None:
         self._agents: dict[str, Agent] = {}
 
-    def become(self, other: "Agents") -> None:
-        """Know the agents of another one from now on, besides those that are here and not there."""
-        self._agents |= other._agents
+    def become(self, other: "Agents", instead_of: Iterable[str]) -> None:
+        """Know the agents of another one from now on, instead of those of these ids."""
+        gone = frozenset(instead_of)
+        self._agents = {id: agent for id, agent in self._agents.items() if id not in gone} | other._agents
 
     def registering(
         self, id: str, on_crash: OnCrash, max_running: int | None
