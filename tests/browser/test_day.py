@@ -115,6 +115,36 @@ async def test_a_denial_has_its_reason_and_a_bad_answer_can_be_mended(workshop: 
         assert "not on a Friday" in str(await denied)
 
 
+async def test_a_card_that_was_answered_here_is_gone_with_all_that_was_typed_into_it(workshop: Served) -> None:
+    async with agent(workshop) as assistant, browser() as chromium, page(chromium, WIDE, entry=workshop.entry) as tab:
+        asked = assistant.spawning("deploy", "deploy", host="web-1")
+        card = tab.get_by_role("article")
+        await card.get_by_text("Deny with a reason").click()
+        await card.get_by_role("textbox", name="Why not").fill("hm")
+        await card.get_by_text("Edit the arguments").click()
+        await card.get_by_role("textbox", name="Arguments, as JSON").fill("{")
+        await card.get_by_role("button", name="Allow with these").click()
+        await expect(card.get_by_role("alert")).to_be_visible()
+        await assistant.spawn("shout", "noise", text="x")  # the page is brought up to date
+        await expect(tab.get_by_role("link", name="noise", exact=True)).to_be_visible()
+        await expect(card.get_by_text("Edit the arguments")).to_have_count(1)
+        await card.get_by_role("button", name="Allow", exact=True).click()
+        await asked
+        await expect(card).to_have_count(0)
+        await expect(tab.get_by_text("Nothing needs you.")).to_be_visible()
+
+
+async def test_what_was_typed_for_a_card_that_went_elsewhere_stays_until_it_is_taken_away(workshop: Served) -> None:
+    async with agent(workshop) as assistant, browser() as chromium, page(chromium, WIDE, entry=workshop.entry) as tab:
+        await assistant.spawn("name_release", "name")
+        await tab.get_by_role("textbox").fill("half a na")
+        await assistant.call("name_release", action="abort", id="name")
+        await expect(tab.get_by_text("Nothing needs you.")).to_be_visible()
+        await expect(tab.get_by_role("textbox")).to_have_value("half a na")
+        await tab.get_by_role("button", name="Take it away").click()
+        await expect(tab.get_by_role("article")).to_have_count(0)
+
+
 async def test_what_a_person_types_is_not_lost_when_something_happens(workshop: Served) -> None:
     async with agent(workshop) as assistant, browser() as chromium, page(chromium, WIDE, entry=workshop.entry) as tab:
         await assistant.spawn("name_release", "name")

@@ -14,6 +14,9 @@ import holdfast
 from holdfast import Call, HoldfastError, Key, Question, Runtime
 from holdfast.control.control import Control
 from holdfast.control.looking import PAGE
+from holdfast.handles.state import Running
+from holdfast.store.base import Inquired, Journaled, Registered
+from holdfast.testing.conformance.suite import record, uid
 from holdfast.tools.base import QuestionPolicy
 
 Places = pytest.mark.parametrize("place", PLACES)
@@ -218,11 +221,11 @@ async def test_D3_keys_are_named_and_never_shown_whatever_is_asked(place: str, t
         async with rt.turn("other") as turn:
             await turn.run([spawn("approve", "c")])
         await until(lambda: parked(control, 3))
-        open_keys = await control.keys()
+        open_keys = (await control.keys())["keys"]
         assert {(key["id"], key["conversation"], key["kind"]) for key in open_keys} == {
             ("a", "main", "completion"), ("b", "main", "completion"), ("c", "other", "completion")
         }  # fmt: skip
-        assert [key["id"] for key in await control.keys("other")] == ["c"]
+        assert [key["id"] for key in (await control.keys("other"))["keys"]] == ["c"]
         said = [await everything(control, each) for each in ("main", "other")]
         assert await control.complete(str(keys[0]), ok("yes")) == {
             "status": "accepted", "terminal": None
@@ -236,7 +239,60 @@ async def test_D3_keys_are_named_and_never_shown_whatever_is_asked(place: str, t
         assert await refused(control.complete(str(keys[1]), {"status": "fine"})) == "invalid_resolution"
         assert await control.revoke("main") == {"revoked": 1} and await control.revoke("main") == {"revoked": 0}
         assert (await control.complete(str(keys[1]), ok("no")))["status"] == "unknown_or_revoked"
-        assert [key["id"] for key in await control.keys()] == ["c"]
+        assert [key["id"] for key in (await control.keys())["keys"]] == ["c"]
+
+
+@Stores
+async def test_D3_keys_are_listed_by_the_page_and_counted(place: str, tmp_path: Path) -> None:
+    async with controlled(place, tmp_path, [approval([])]) as (control, rt):
+        for name in ("main", "other"):
+            async with rt.turn(name) as turn:
+                await turn.run([spawn("approve", f"{name}-{number}") for number in range(5)])
+        await until(lambda: parked(control, 10))
+        found: list[str] = []
+        after, sizes = None, []
+        while True:
+            page = await control.keys(after=after, limit=4)
+            found += [key["id"] for key in page["keys"]]
+            sizes.append(len(page["keys"]))
+            after = page["next"]
+            if after is None:
+                break
+        assert sizes == [4, 4, 2] and sorted(found) == sorted(
+            f"{name}-{number}" for name in ("main", "other") for number in range(5)
+        )
+        assert await control.count_keys(["main", "nowhere"]) == {"main": 5, "nowhere": 0}
+        assert await control.revoke("main") == {"revoked": 5}
+        assert await control.count_keys(["main", "other"]) == {"main": 0, "other": 5}
+
+
+@Stores
+async def test_E3_a_long_journal_is_read_from_its_end(place: str, tmp_path: Path) -> None:
+    async with controlled(place, tmp_path, []) as (control, rt):
+        ops = [Journaled(uid(1), 1, "step", f"s{number}", b"", b"%d" % number) for number in range(PAGE + 5)]
+        await rt.registry.write((Registered(record(1, state=Running(1.0, 1.0))), *ops))
+        shown = await control.handle(uid(1))
+        assert shown["journal_entries"] == PAGE + 5 and len(shown["journal"]) == PAGE
+        assert (shown["journal"][0]["value"], shown["journal"][-1]["value"]) == (5, PAGE + 4), "in the order they came"
+        newest = await control.journal(uid(1), limit=3)
+        assert [entry["value"] for entry in newest["entries"]] == [PAGE + 4, PAGE + 3, PAGE + 2]
+        assert newest["count"] == PAGE + 5
+        found, page = list(newest["entries"]), newest
+        while page["next"] is not None:
+            page = await control.journal(uid(1), before=page["next"])
+            found += page["entries"]
+        assert [entry["value"] for entry in reversed(found)] == list(range(PAGE + 5))
+
+
+@Stores
+async def test_Q6_the_newest_inquiries_are_shown(place: str, tmp_path: Path) -> None:
+    async with controlled(place, tmp_path, []) as (control, rt):
+        asked = [
+            Inquired(id=f"q{number}", conversation="main", turn="t", uid=None, at=1.0, request={})
+            for number in range(30)
+        ]
+        await rt.registry.write(tuple(asked))
+        assert [each["id"] for each in await control.inquiries("main", 3)] == ["q29", "q28", "q27"]
 
 
 async def parked(control: Control, count: int) -> bool:
@@ -294,7 +350,7 @@ async def test_a_handle_is_found_by_uid_or_by_id_and_conversation(place: str, tm
         timeline = await control.timeline(uid)
         assert next(each["type"] for each in timeline) == "handle.created" and timeline[-1]["seq"] > timeline[0]["seq"]
         if place == "sqlite":
-            (entry,) = await control.journal(await uid_of(rt, "s"))
+            (entry,) = (await control.journal(await uid_of(rt, "s")))["entries"]
             assert entry == {"kind": "step", "name": "double", "ok": True, "input": {"n": 21}, "value": {"twice": 42}}
         assert await refused(control.workflow(uid)) == "invalid_arguments"
 

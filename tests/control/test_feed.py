@@ -346,3 +346,38 @@ async def test_a_store_that_cannot_be_read_for_a_moment_costs_no_event(monkeypat
         await heard.until(log.last)
         assert heard.numbers == list(range(before + 1, log.last + 1))
         await heard.leave()
+
+
+@Stores
+@pytest.mark.parametrize("only", [{}, {"conversation": "other"}, {"uid": uid(2)}])
+async def test_K6_who_comes_back_after_long_lets_others_go_on(
+    kind: str, only: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what they do not want is not encoded for them."""
+    async with fed(kind, tmp_path) as (feed, log):
+        for _ in range(10):
+            await log.write(20)
+        await log.write(process=2)
+        passes, reads, encoded, real = 0, list[int](), list[StoredEvent](), feeding._told
+        store = log.runtime.registry.store
+        events = store.events
+
+        async def noted(*given: Any, **asked: Any) -> list[StoredEvent]:
+            reads.append(passes)
+            return await events(*given, **asked)
+
+        def told(event: StoredEvent) -> Told:
+            encoded.append(event)
+            return real(event)
+
+        monkeypatch.setattr(store, "events", noted)
+        monkeypatch.setattr(feeding, "_told", told)
+        heard = Heard(feed, 0, **only)
+        while not heard.numbers or heard.numbers[-1] < log.last:
+            passes += 1
+            await asyncio.sleep(0)
+        assert heard.numbers == expected(log, heard, 0)
+        assert max(reads.count(each) for each in reads) <= 3, "the feed's own reader and the listener, once or twice"
+        behind = [event for event in encoded if event.seq <= log.last - 7]
+        assert all(map(heard.wants, behind)), "of what is not in the ring only what is wanted is encoded"
+        await heard.leave()

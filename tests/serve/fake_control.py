@@ -158,8 +158,14 @@ class FakeControl:
         self.problem: str | None = None
         self.refusal: Exception | None = None
 
-    async def needs(self) -> list[dict[str, Any]]:
-        return self.open
+    async def needs(self, *, handle: str | None = None, limit: int = 200) -> list[dict[str, Any]]:
+        return [need for need in self.open if handle in (None, need["handle"])][:limit]
+
+    async def need(self, id: str) -> dict[str, Any] | None:
+        return next((need for need in self.open if need["id"] == id), None)
+
+    async def count_needs(self) -> int:
+        return len(self.open)
 
     async def decide(self, id: str, decision: dict[str, Any]) -> dict[str, Any]:
         self.done.append(("decide", id, decision))
@@ -207,9 +213,9 @@ class FakeControl:
         names = ("id", "handles", "live", "updated", "title", "turn_open", "parent")
         return {"conversations": [dict(zip(names, row, strict=True)) for row in rows if self.listed], "next": None}
 
-    async def keys(self, conversation: str | None = None) -> list[dict[str, Any]]:
+    async def keys(self, conversation: str | None = None, after: str | None = None, limit: int = 50) -> dict[str, Any]:
         if not self.listed:
-            return []
+            return {"keys": [], "next": None}
         rows: list[dict[str, Any]] = [
             {
                 "key_id": "k_7f3a9c",
@@ -239,7 +245,10 @@ class FakeControl:
                 "deadline": None,
             },
         ]
-        return [row for row in rows if conversation in (None, row["conversation"])]
+        return {"keys": [row for row in rows if conversation in (None, row["conversation"])], "next": None}
+
+    async def count_keys(self, conversations: list[str]) -> dict[str, int]:
+        return {"billing": 1200, "main": 1}
 
     async def notifications(self, **asked: Any) -> dict[str, Any]:
         now = time.time()
@@ -315,6 +324,7 @@ class FakeControl:
             {
                 "name": "build",
                 "source": "command",
+                "builtin": False,
                 "description": "Build a target of the workspace.",
                 "actions": spawns,
                 "parameters": {"type": "object", "oneOf": [build]},
@@ -323,6 +333,7 @@ class FakeControl:
             {
                 "name": "bash",
                 "source": "terminal",
+                "builtin": False,
                 "description": "A shell in a terminal.",
                 "actions": spawns,
                 "parameters": {"type": "object", "oneOf": [{"properties": {"action": {}, "id": {}}}]},
@@ -331,6 +342,7 @@ class FakeControl:
             {
                 "name": "await",
                 "source": "builtin",
+                "builtin": True,
                 "description": "Wait until handles have stopped, or need something.",
                 "actions": [],
                 "parameters": {"properties": {"all": {}, "any": True, "timeout": {"type": "number"}}},

@@ -394,6 +394,15 @@ async def test_a_store_that_cannot_be_read_ends_a_stream_in_good_order(
         monkeypatch.undo()
 
 
+async def test_a_stream_that_is_only_asked_about_is_none(tmp_path: Path) -> None:
+    async with working(tmp_path) as (served, http, uid):
+        for path in ("/api/events", f"/api/handles/{uid}/follow", f"/api/glances?uids={uid}"):
+            answered = await http.head(path)
+            assert answered.status_code == 200 and answered.headers["content-type"].startswith("text/event-stream")
+        assert (await http.get("/api/stats")).status_code == 200, "on the same connection"
+        assert streams(served) == 0
+
+
 def test_an_event_is_one_block_whatever_is_in_it() -> None:
     block = sse.event("output", {"text": "a\nb\r\n\ndata: x"}, 7)
     assert block == b'id: 7\nevent: output\ndata: {"text":"a\\nb\\r\\n\\ndata: x"}\n\n'

@@ -152,6 +152,17 @@ def test_K1_the_network_is_not_let_in_without_a_token(tmp_path: Path, host: str)
     assert b"HOLDFAST_TOKEN" in done.stderr and b"--tokens" in done.stderr and b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("variable", ["", "short"])
+def test_K1_a_principal_cannot_take_the_owners_name(tmp_path: Path, variable: str) -> None:
+    (tmp_path / "holdfast.toml").touch()
+    (tmp_path / "tokens").write_text("owner token-of-a-principal-0123456789\n")
+    command = serve(tmp_path / "store.db", "--port", "0", "--tokens", str(tmp_path / "tokens"))
+    env = environment(tmp_path) | ({"HOLDFAST_TOKEN": variable} if variable else {})
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=PATIENCE)
+    assert done.returncode == 2
+    assert b"`owner`" in done.stderr and b"another name" in done.stderr and b"Traceback" not in done.stderr
+
+
 async def test_K1_its_own_page_and_its_own_names_are_let_in(server: Served) -> None:
     async with httpx2.AsyncClient() as http:
         for host in ("127.0.0.1", "localhost", "LocalHost", "[::1]"):

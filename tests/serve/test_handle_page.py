@@ -179,6 +179,17 @@ async def test_what_is_not_there_is_said_so_on_a_page(path: str) -> None:
         assert Page(answer.text).all("main")
 
 
+async def test_an_id_leads_to_the_newest_handle_that_has_it() -> None:
+    async with dashboard([prints]) as seen:
+        for _ in range(2):
+            await started(seen, "prints", "twice", text="x")
+            await ended(seen, "twice")
+        newest = (await seen.control.handles(sort="newest"))["handles"][0]
+        answer = await seen.http.get("/handles/twice")
+        assert (answer.status_code, answer.headers["location"]) == (303, f"/handles/{newest['uid']}")
+        assert (await seen.http.get("/handles/twic")).status_code == 404
+
+
 # Terminals as HTML
 
 

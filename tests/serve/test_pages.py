@@ -12,6 +12,7 @@ from tests.turn.calls import STATEFUL, replies, spawn
 
 import holdfast
 from holdfast import Key
+from holdfast.serve.dashboard import pages
 
 PAGES = ("/", "/handles", "/conversations", "/notifications", "/keys", "/stats", "/tools")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -116,6 +117,13 @@ async def test_each_need_has_the_field_that_fits_it() -> None:
     assert "the answer must be a string" in cards["need-n-4"].text
 
 
+async def test_home_says_of_what_runs_that_it_waits_for_the_person() -> None:
+    control = FakeControl()
+    control.open = [need("n-1", "permission", "deploy", handle=control.listed[5]["uid"])]
+    (running,) = (await read(control, "/")).all("section", data_live="running")
+    assert running.text.count("Waits for you, above") == 1
+
+
 async def test_home_shows_what_runs_and_what_happened() -> None:
     async with dashboard([quick, fails]) as seen:
         page = await seen.page("/")
@@ -131,7 +139,7 @@ def ids_on(page: Page) -> list[str]:
     return [link.text for link in page.all("a") if link.attributes["href"].startswith("/handles/")]
 
 
-async def test_handles_are_filtered_searched_sorted_and_grouped() -> None:
+async def test_handles_are_filtered_searched_sorted_and_grouped(monkeypatch: pytest.MonkeyPatch) -> None:
     async with dashboard([quick, fails]) as seen:
         await replies(seen.turn, spawn("quick", "alpha"), spawn("fails", "beta"), spawn("quick", "gamma"))
 
@@ -148,6 +156,10 @@ async def test_handles_are_filtered_searched_sorted_and_grouped() -> None:
         assert await ids("state=nonsense&sort=nonsense&group=nonsense&kind=nonsense") == ["gamma", "beta", "alpha"]
         page = await seen.page("/handles?group=state")
         assert page.texts("th", scope="rowgroup") == ["done 2", "failed 1"]
+        assert page.texts("p", data_key="of-this-page") == []
+        monkeypatch.setattr(pages, "PAGE", 2)
+        page = await seen.page("/handles?group=state")
+        assert page.texts("p", data_key="of-this-page") == ["Grouped and counted on this page only; the list goes on."]
         assert page.all("option", value="state", selected="")
 
 
@@ -173,6 +185,20 @@ async def test_conversations_of_sub_agents_stand_below_their_callers() -> None:
     depths = [re.search(r"depth-(\d)", row.inside[0].attributes["class"]) for row in rows]
     assert [depth and depth[1] for depth in depths] == ["0", "1", "2", "0", "0"]
     assert page.texts("a", title=AGENT) == ["reviewer"]
+
+
+async def test_D3_keys_are_a_page_at_a_time_and_what_is_revoked_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_KEYS", 3)
+    async with dashboard([approval([], actions=STATEFUL)]) as seen:
+        await seen.run(*(spawn("approve", f"a{number}") for number in range(5)))
+        first = await seen.page("/keys?conversation=main")
+        rows = [row for row in first.all("tr") if "data-row" in row.attributes]
+        assert len(rows) == 3 and "Revoke all 5 open keys" in " ".join(first.texts("p"))
+        (following,) = [link.attributes["href"] for link in first.all("a", rel="next")]
+        last = await seen.page(following)
+        rows += [row for row in last.all("tr") if "data-row" in row.attributes]
+        assert len({row.attributes["data-key"] for row in rows}) == 5 and not last.all("a", rel="next")
+        assert "/keys?conversation=main" in [link.attributes["href"] for link in last.all("a", class_="button")]
 
 
 async def test_D3_a_key_is_named_by_its_id_and_the_key_is_on_no_page() -> None:
@@ -203,7 +229,8 @@ async def test_stats_and_tools_are_those_of_the_runtime() -> None:
         await replies(seen.turn, spawn("quick", "q"))
         assert "Tools produced" in (await seen.page("/stats")).texts("p", class_="statement")[0]
         page = await seen.page("/tools")
-        assert {"quick", "fails", "await"} <= set(page.texts("h2"))
+        assert page.texts("h3")[:3] == ["fails", "quick", "ask_user"], "one's own first"
+        assert {tool.name for tool in seen.runtime.toolbox.served()} - set(page.texts("h3")) == {"execute_agent_async"}
         assert "Be done at once." in page.texts("p", class_="tool-text")
     page = await read(FakeControl(), "/tools")
     told = {"target string, required", 'profile one of "debug", "release"', "features array of string", "any anything"}

@@ -18,6 +18,8 @@ from tests.turn.calls import apply, reply, spawn
 import holdfast
 from holdfast import Runtime, Tool
 from holdfast.serve.screens import Screens
+from holdfast.serve.watched import There
+from holdfast.turn.frames import Size
 
 PATIENCE = 20.0
 _SPAN = re.compile("<[^>]*>")
@@ -256,6 +258,38 @@ async def test_a_terminal_of_another_process_is_seen_and_driven_the_same(tmp_pat
             await stream.until(lambda screen: "12 60" in screen["html"] and 'class="f2">green' in screen["html"])
             await post(client, f"{uid}/back", driver=driver)
             await stream.until(lambda screen: screen["driver"] is None and screen["cols"] == 40)
+
+
+async def test_who_has_gone_before_another_process_has_answered_does_not_drive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, go_on = asyncio.Event(), asyncio.Event()
+    drive = There.drive
+
+    async def slowly(self: There, size: Size) -> None:
+        await drive(self, size)
+        taken.set()
+        await go_on.wait()
+
+    monkeypatch.setattr(There, "drive", slowly)
+    async with (
+        Runtime([shell()], store=stored_in(tmp_path)) as runs,
+        Runtime([], store=stored_in(tmp_path)) as rt,
+        runs.turn("main") as turn,
+        browsing(rt) as (client, screens),
+    ):
+        await reply(turn, spawn("shell", "s"))
+        uid = uid_of(runs)
+        async with looking(client, uid) as stream:
+            driving = asyncio.create_task(refused(client, f"{uid}/drive", stream=stream.id))
+            await taken.wait()
+            assert runs.live()[0].driver == "person"
+        await until(lambda: not screens._views)
+        go_on.set()
+        status, told = await driving
+        assert (status, told["code"]) == (409, "not_running")
+        await until(lambda: runs.live()[0].driver is None)
+        await reply(turn, apply("shell", "s", "exit\r"))
 
 
 async def test_what_does_not_run_or_is_no_terminal_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -216,7 +216,9 @@ async def test_Q7_an_inquiry_that_is_cancelled_from_elsewhere_has_failed(clock: 
 
 async def test_Q7_a_store_that_cannot_be_read_fails_the_inquiry_and_not_the_loop(clock: VirtualClock) -> None:
     class Unreadable(MemoryStore):
-        async def inquiries(self, conversation: str, turn: str | None = None, limit: int = 1000) -> list[InquiryRow]:
+        async def inquiries(
+            self, conversation: str, turn: str | None = None, limit: int = 1000, *, newest: bool = False
+        ) -> list[InquiryRow]:
             raise HoldfastError("the disk is gone", code="store_unavailable")
 
     async with attended(clock, [asks], model=Model(True), store=Unreadable()) as (_, turn):

@@ -45,6 +45,7 @@ GROUPS = {
     "Set up": {
         "init": ("holdfast.cli.init:init", "Write a configuration to begin with, and tell clients of it."),
         "check": ("holdfast.cli.check:check", "Check the configuration and what it needs on this machine."),
+        "bench": ("holdfast.cli.bench:bench", "Measure what this machine and the disk of the store can do."),
         "tools": ("holdfast.cli.tools:tools", "List the tools of a configuration, as a model sees them."),
         "acp-check": ("holdfast.cli.acp_check:acp_check", "Check any ACP agent against the protocol."),
         "completion": ("holdfast.cli.completion:completion", "Print the completion script of a shell."),

@@ -188,6 +188,16 @@ PAGES = {
         ("init", "tools", "serve"),
         ((0, "all is well"), (1, "there are problems"), (2, "wrong usage")),
     ),
+    "bench": Page(
+        (
+            ("On the disk of the store that is configured here:", "holdfast bench"),
+            ("On another disk:", "holdfast bench --store sqlite:////mnt/fast/work.db"),
+            ("How long a durable step takes, for a script:",
+             "holdfast bench --json | jq '.figures[] | select(.name == \"step\").holdfast'"),
+        ),
+        ("check", "top"),
+        (_REFUSED, _SIGNALLED),
+    ),
     "tools": Page(
         (
             ("What a model may call:", "holdfast tools"),

@@ -5,8 +5,10 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import stat
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -77,36 +79,42 @@ def serve(
     settings = loaded.serve
     if url is not None and not urlsplit(url).scheme.startswith("http"):
         raise click.UsageError("--url must begin with http:// or https://")
-    sys.exit(
-        asyncio.run(
-            _serve(
-                file,
-                loaded,
-                store or store_of(loaded),
-                host or settings.host,
-                settings.port if port is None else port,
-                url or settings.url,
-                given,
-                tokens_of(tokens),
-                conversation,
-                quiet,
-            )
-        )
+    asked = _Asked(
+        file=file,
+        config=loaded,
+        store=store or store_of(loaded),
+        host=host or settings.host,
+        port=settings.port if port is None else port,
+        url=url or settings.url,
+        token=given,
+        principals=tokens_of(tokens),
+        conversation=conversation,
+        quiet=quiet,
     )
+    try:
+        sys.exit(asyncio.run(_serve(asked)))
+    except asyncio.CancelledError:  # ended before it served
+        sys.exit(128 + signal.SIGTERM)
 
 
-async def _serve(
-    file: Path,
-    config: Config,
-    store_url: str,
-    host: str,
-    port: int,
-    url: str | None,
-    given: str | None,
-    principals: dict[str, str],
-    conversation: str,
-    quiet: bool,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What is to be served, and where."""
+
+    file: Path
+    config: Config
+    store: str
+    host: str
+    port: int
+    url: str | None
+    token: str | None
+    principals: dict[str, str]
+    conversation: str
+    quiet: bool
+
+
+async def _serve(asked: _Asked) -> int:
+    _mind_signals()
     from holdfast.control.control import Control
     from holdfast.control.needs import Needs
     from holdfast.mcp.http import ANY, check_bind, is_loopback
@@ -116,21 +124,24 @@ async def _serve(
     from holdfast.serve.metrics import Prometheus
     from holdfast.serve.server import bound, serve
 
-    check_bind(host, principals if given is None else {**principals, "owner": given})
-    store = open_store(store_url)
-    needs = Needs() if config.serve.person else None
+    host, url, principals = asked.host, asked.url, asked.principals
+    if "owner" in principals:
+        raise ConfigError(["`owner` is whoever has the owner's token; give the principal of --tokens another name"])
+    check_bind(host, principals if asked.token is None else {**principals, "owner": asked.token})
+    store = open_store(asked.store)
+    needs = Needs() if asked.config.serve.person else None
     metrics = Prometheus()
-    runtime = Runtime(store=store, config=config, prompter=needs, metrics=metrics)
+    runtime = Runtime(store=store, config=asked.config, prompter=needs, metrics=metrics)
     if needs is not None:
         runtime.people.beside = needs.beside
-    server = Server(runtime, conversation=conversation, **settings_of(config))
+    server = Server(runtime, conversation=asked.conversation, **settings_of(asked.config))
     control = Control(runtime, needs, snapshot=metrics.snapshot)
     app = App(server, control, metrics)
-    with bound(host, port) as listening:
+    with bound(host, asked.port) as listening:
         number = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         place = (url or f"http://{shown}:{number}").rstrip("/")
-        owner = given or owner_token(getattr(store, "path", None))
+        owner = asked.token or owner_token(getattr(store, "path", None))
         async with runtime:
             await server.open()
             await app.open()
@@ -144,8 +155,8 @@ async def _serve(
                 secure=place.startswith("https:"),
                 loopback=is_loopback(host) and url is None,  # an address of others leads here through a proxy
             )
-            mcp = await _socket(server, store, file, conversation)
-            click.echo(f"holdfast at {place}/" + ("" if quiet else f"?token={owner}"), err=True)
+            mcp = await _socket(server, store, asked.file, asked.conversation)
+            click.echo(f"holdfast at {place}/" + ("" if asked.quiet else f"?token={owner}"), err=True)
 
             async def close() -> None:
                 if mcp is not None:
@@ -153,7 +164,16 @@ async def _serve(
                 await app.close()
                 await runtime.close()
 
-            return await serve(asgi, listening, close=close, reload=lambda: _reload(runtime, file))
+            return await serve(asgi, listening, close=close, reload=lambda: _reload(runtime, asked.file))
+
+
+def _mind_signals() -> None:
+    """Until it serves: TERM undoes what was opened, as INT does, and HUP has nothing to read again."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(RuntimeError):  # signals are the main thread's
+        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)
 
 
 async def _socket(server: "Server", store: "Store", file: Path, conversation: str) -> "Listening | None":
@@ -172,10 +192,13 @@ async def _socket(server: "Server", store: "Store", file: Path, conversation: st
 def _reload(runtime: "Runtime", file: Path) -> None:
     """Use the configuration as it is now; a wrong one changes nothing."""
     try:
-        left = runtime.reload(load_config(file))
+        config = load_config(file)
+        left = runtime.reload(config)
     except HoldfastError as error:
         _log.error("%s was not read again, nothing changed: %s", file, error.message)
         return
+    if any(tool.source == "python" for tool in config.conversation.tools.values()):
+        left.append("the code of Python tools, if that has changed")
     click.echo(f"{file} was read again" + (f"; a restart is needed for {', '.join(left)}" if left else ""), err=True)
 
 

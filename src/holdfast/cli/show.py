@@ -51,7 +51,9 @@ def _lines(found: dict[str, Any], now: float) -> Iterator[str]:
         yield "keys"
         for name, key in found["keys"].items():
             yield f"  {one_line(name)}  {key}"  # whole, however wide the terminal is: it is there to be copied
-    yield from _section("journal", [_entry_cells(entry) for entry in found["journal"]])
+    entries, count = found["journal"], found["journal_entries"]
+    title = "journal" if len(entries) == count else f"journal, the last {len(entries)} of {count}"
+    yield from _section(title, [_entry_cells(entry) for entry in entries])
     if found["output"] is not None:
         yield from _tail(found["output"])
 

@@ -88,11 +88,17 @@ def store_of(config: "Config") -> str:
     return config.store_url or default_store(make=True)
 
 
+def place_of(url: str | None, *, make: bool = False) -> str:
+    """The store that is named, else that of the configuration found here, else the user's own, whose directory is made
+    if asked for."""
+    return url or _of_this_directory() or default_store(make=make)
+
+
 def _existing(url: str | None) -> "Store":
     """The store that a command is to look at: the one named, else the one that `holdfast turn` would use here."""
     from holdfast.store.urls import open_store
 
-    store = open_store(url or _of_this_directory() or default_store())
+    store = open_store(place_of(url))
     if not store.durable:
         raise HoldfastError(
             "a `memory:` store is seen by no process but its own; name a file by --store", code="unsupported_store"

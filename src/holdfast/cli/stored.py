@@ -82,13 +82,14 @@ class Stored:
 
     async def handle(self, uid: str, *, keys: bool = False) -> dict[str, Any]:
         store, record = self._store, await self._record(uid)
-        journal, waits = await store.journal(uid), await store.waits(uid)
+        (journal, count), waits = await store.journal_end(uid), await store.waits(uid)
         return {
             **facts(store, record),
             **details(record),
             "waits": [wait_json(row) for row in waits],
             **({"keys": await _keys(store, record)} if keys else {}),
-            "journal": [entry_json(entry) for entry in journal],
+            "journal": [entry_json(entry) for entry in reversed(journal)],
+            "journal_entries": count,
             "output": _output(store, record),
         }
 

@@ -110,7 +110,8 @@ class Source:
 
     async def answer(self, fact: Fact, value: str, *, secret: bool) -> None:
         """Answer the question of a handle, as a person. Raises `HoldfastError` if it was not taken."""
-        want = frames.Want(uid=fact["uid"], want="send", input=value, secret=secret)
+        answers = (fact.get("question") or {}).get("key") or ""
+        want = frames.Want(uid=fact["uid"], want="send", input=value, secret=secret, answers=answers)
         async with self._controls.talk(fact, want) as talk:
             while (await talk.receive())[0] != frames.REPLY:
                 pass

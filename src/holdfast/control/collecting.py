@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.errors import HoldfastError
 from holdfast.handles.registry import Registry
-from holdfast.store.base import WAIT_KINDS, Collected, Store
+from holdfast.store.base import EVENTS_LIMIT, WAIT_KINDS, Collected, Store
 
 _MANY = 100_000
 """So many handles a dry run counts."""
@@ -32,6 +34,8 @@ async def collect(registry: Registry, *, older_than: float | None, dry_run: bool
     ops = _ops(registry, older_than, now)
     size, (first, _) = _size(store), await store.events_range()
     gone = [record for op in ops for record in await _go(registry, op, dry_run=dry_run)]
+    if not dry_run:
+        await _go_on(registry, ops[-1])
     last = await _first_after(store, ops[-1].before) if dry_run else (await store.events_range())[0]
     orphans = await _orphans(store)
     bytes_of = sum(_size_of(file) for file in orphans)
@@ -74,10 +78,19 @@ async def _go(registry: Registry, op: Collected, *, dry_run: bool) -> Any:
     return await registry.store.expiring(Collected(op.before, op.at, _MANY, kinds=op.kinds, statuses=op.statuses))
 
 
+async def _go_on(registry: Registry, op: Collected) -> None:
+    """A pass lets go of some events; go on until none goes."""
+    first, before = (await registry.store.events_range())[0], -1
+    while first != before:
+        await registry.write((replace(op, only=()),), keep=False)
+        first, before = (await registry.store.events_range())[0], first
+
+
 async def _first_after(store: Store, before: float) -> int:
-    """The number of the first event that is not older than that. Their times grow with their numbers."""
+    """The number of the first event that stays: not older than that, and not too many before the newest, which always
+    stays. Their times grow with their numbers."""
     low, high = await store.events_range()
-    high += 1
+    low = max(low, high - EVENTS_LIMIT + 1)
     while low < high:
         middle = (low + high) // 2
         found = await store.events(after=middle - 1, limit=1)

@@ -16,6 +16,7 @@ from holdfast.control.kept import talking
 from holdfast.control.looking import Looking
 from holdfast.errors import HoldfastError
 from holdfast.handles.handle import Handle
+from holdfast.handles.question import question_key
 from holdfast.handles.state import Reply, Waiting
 from holdfast.handles.view import Handles
 from holdfast.handles.waits import all_of, any_of
@@ -56,15 +57,22 @@ class Control(Looking):
     # Handles
 
     async def apply(
-        self, uid: str, input: Any = None, keys: Sequence[str] = (), *, secret: bool = False
+        self,
+        uid: str,
+        input: Any = None,
+        keys: Sequence[str] = (),
+        *,
+        secret: bool = False,
+        answers: str | None = None,
     ) -> dict[str, Any]:
-        """Send a handle input or keys, or answer its open question, as a person (C6); the reply of C3."""
+        """Send a handle input or keys, or answer its open question, as a person (C6); the reply of C3.
+
+        With `answers` it is the answer to that question (`turn/slot.py`), or nothing is sent."""
         handle, record = await self._known(uid)
         if self.runtime.relay.elsewhere(handle):  # not by way of the store: it may be a password
-            return await self._send(
-                record, frames.Want(uid=uid, want="send", input=input, keys=tuple(keys), secret=secret)
-            )
-        reply = await person.send(self.runtime.actions, handle, input, keys, secret=secret)
+            want = frames.Want(uid=uid, want="send", input=input, keys=tuple(keys), secret=secret, answers=answers)
+            return await self._send(record, want)
+        reply = await person.send(self.runtime.actions, handle, input, keys, secret=secret, answers=answers)
         return _decoded(reply)
 
     async def _send(self, record: Record, want: frames.Want) -> dict[str, Any]:
@@ -128,28 +136,39 @@ class Control(Looking):
     async def decide(self, id: str, said: Mapping[str, Any]) -> dict[str, Any]:
         """Decide what a person is asked: `{"status": "taken" | "again" | "gone", "problem"}`."""
         if id.startswith(_ELSEWHERE):
-            return await self._answer_elsewhere(id.removeprefix(_ELSEWHERE), said)
+            return await self._answer_elsewhere(*id.removeprefix(_ELSEWHERE).split("-", 1), said=said)
         if self.prompts is None:
             return {"status": "gone", "problem": "nothing is asked here"}
-        return self.prompts.decide(id, said)
+        answer = self.prompts.decide(id, said)
+        if answer["status"] == "taken":  # it is, when it is written (R4)
+            await self.prompts.passed_on(id)
+            written = asyncio.Event()
+            self.runtime.registry.when_visible(written.set)
+            await written.wait()
+        return answer
 
     async def answer(self, uid: str, value: Any, *, question: str | None = None) -> dict[str, Any]:
-        """Answer the open question of a handle; with `question`, only if it is that one. The reply of C3."""
+        """Answer the open question of a handle; with `question`, its id or key, only if it is that one. It is never
+        input. The reply of C3."""
         record = await self.record(uid)
-        state = record.state
-        if not isinstance(state, Waiting) or question not in (None, state.question.id):
-            which = "no question" if question is None else f"no question `{question}`"
-            raise HoldfastError(f"Handle `{record.id}` asks {which} now", code="not_running")
-        return await self.apply(uid, value, secret=state.question.secret)
+        handle = self.runtime.registry.loaded(uid)
+        state = record.state if handle is None or self.runtime.relay.elsewhere(handle) else handle.state
+        if not isinstance(state, Waiting):
+            raise HoldfastError(f"Handle `{record.id}` asks no question now; nothing was sent", code="not_running")
+        return await self.apply(uid, value, secret=state.question.secret, answers=question or "")
 
-    async def _answer_elsewhere(self, uid: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    async def _answer_elsewhere(self, uid: str, number: str = "", *, said: Mapping[str, Any]) -> dict[str, Any]:
+        record = await self._store.handle(uid)
+        state = None if record is None else record.state
+        if not isinstance(state, Waiting) or str(state.number) != number:
+            return {"status": "gone", "problem": "that question is not open any more"}
         if said.get("decision") not in ("answer", "cancel"):
             return {"status": "again", "problem": "`decision` must be one of answer, cancel here"}
         try:
             if said["decision"] == "cancel":
                 await self.abort(uid)
             else:
-                await self.answer(uid, said.get("value"))
+                await self.answer(uid, said.get("value"), question=question_key(state.question, state.number))
         except HoldfastError as error:
             again = error.code in ("bad_answer", "invalid_arguments")
             return {"status": "again" if again else "gone", "problem": error.message}

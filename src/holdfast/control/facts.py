@@ -1,17 +1,19 @@
 """A handle as JSON, for whoever looks from outside: `ps`, `show`, `/api` and the dashboard say the same words.
 
-`facts` is what one wants to know at a glance, `details` everything else that its row has. Neither holds a key (K5).
+`facts` is what one wants to know at a glance, `details` everything else that its row has. What tools, models and people
+wrote may hold keys; whatever is from here has their ids instead (K5).
 """
 
 from typing import Any
 
 import msgspec
 
+from holdfast.durable.keys import masked
 from holdfast.handles.handle import Handle
 from holdfast.handles.output import Output
-from holdfast.handles.question import Question
-from holdfast.handles.state import Error, Outcome, Pending, Running, State, Stopped, Waiting, name
-from holdfast.handles.text import strip_controls
+from holdfast.handles.question import Question, question_key
+from holdfast.handles.state import Error, Outcome, Pending, Running, Stopped, Waiting, name
+from holdfast.handles.text import as_text, strip_controls
 from holdfast.store.base import Entry, Record, Store, WaitRow
 
 _MESSAGE = 200
@@ -61,9 +63,9 @@ def facts(store: Store, record: Record) -> dict[str, Any]:
         "ok": error is None if stopped else None,
         "ended_by": stopped.ended_by if stopped else None,
         "code": error.code if error else None,
-        "message": _short(error.message) if error else None,
+        "message": _short(masked(error.message)) if error else None,
         "progress": None if record.progress is None else _progress(record.progress),
-        "question": question_json(state.question) if isinstance(state, Waiting) else None,
+        "question": question_json(state.question, state.number) if isinstance(state, Waiting) else None,
     }
 
 
@@ -95,9 +97,9 @@ def details(record: Record) -> dict[str, Any]:
         "call_id": record.call_id,
         "batch": record.batch,
         "position": record.position,
-        "resources": list(record.resources),
-        "metadata": record.metadata or {},
-        "arguments": record.arguments,
+        "resources": masked(record.resources),
+        "metadata": masked(record.metadata or {}),
+        "arguments": masked(record.arguments),
         "asked": state.asked if isinstance(state, Waiting) else None,
         "outcome": outcome_json(stopped.outcome) if stopped is not None else None,
         "exit_code": stopped.exit_code if stopped is not None else None,
@@ -107,21 +109,23 @@ def details(record: Record) -> dict[str, Any]:
     }
 
 
-def question_json(question: Question) -> dict[str, Any]:
-    """A question, every field of it."""
+def question_json(question: Question, number: int | None = None) -> dict[str, Any]:
+    """A question, every field of it. `key` says which question of its call it is; None: that is not known here."""
     return {
         "id": question.id,
-        "text": question.text,
-        "pre_amble": question.pre_amble,
-        "answer_type": msgspec.to_builtins(question.answer_type),
-        "default": question.default,
+        "key": None if number is None else question_key(question, number),
+        "text": masked(question.text),
+        "pre_amble": masked(question.pre_amble),
+        "answer_type": masked(msgspec.to_builtins(question.answer_type)),
+        "default": masked(question.default),
         "secret": question.secret,
     }
 
 
 def outcome_json(outcome: Outcome) -> dict[str, Any]:
     """How a handle ended."""
-    return {"type": outcome.__struct_config__.tag, **msgspec.structs.asdict(outcome)}
+    told = {name: msgspec.to_builtins(getattr(outcome, name), enc_hook=as_text) for name in outcome.__struct_fields__}
+    return {"type": outcome.__struct_config__.tag, **masked(told)}
 
 
 def wait_json(row: WaitRow) -> dict[str, Any]:
@@ -132,7 +136,7 @@ def wait_json(row: WaitRow) -> dict[str, Any]:
         "kind": row.kind,
         "name": row.name,
         "key_id": row.key_id,
-        "resolution": None if row.resolution is None else resolution_json(row.resolution),
+        "resolution": None if row.resolution is None else masked(resolution_json(row.resolution)),
         "revoked": row.revoked,
     }
 
@@ -144,8 +148,8 @@ def entry_json(entry: Entry) -> dict[str, Any]:
         "kind": entry.kind,
         "name": entry.name,
         "ok": entry.ok,
-        "input": msgspec.json.decode(given) if given else None,
-        "value": msgspec.json.decode(entry.value),
+        "input": masked(msgspec.json.decode(given)) if given else None,
+        "value": masked(msgspec.json.decode(entry.value)),
     }
 
 
@@ -154,17 +158,12 @@ def last_line(output: Output) -> str | None:
     text = strip_controls(output.before(output.total, _LINE_BYTES).decode("utf-8", "replace"))
     for line in reversed(text.splitlines()):
         if line.strip():
-            return line.strip()[:_LINE]
+            return str(masked(line.strip()))[:_LINE]
     return None
 
 
-def state_name(state: State) -> str:
-    """The name of a state."""
-    return name(state)
-
-
 def _progress(progress: Any) -> dict[str, Any]:
-    return {"done": progress.done, "total": progress.total, "message": progress.message}
+    return {"done": progress.done, "total": progress.total, "message": masked(progress.message)}
 
 
 def _short(message: str) -> str:

@@ -1,9 +1,9 @@
 """The store's events, live, for any number of listeners: each gets every one that it asked for, once, in order.
 
 One reader looks when something was committed, here or by another process, and keeps the newest events in a ring; a
-listener that is further behind than the ring reaches is served from the store. Events are encoded once, for all. While
-much happens they are passed on in groups, `PAUSE` apart: two hundred listeners cost two hundred sends for a group, not
-for each event.
+listener that is further behind than the ring reaches is served from the store, which gives what is wanted and nothing
+else. Events in the ring are encoded once, for all. While much happens they are passed on in groups, `PAUSE` apart: two
+hundred listeners cost two hundred sends for a group, not for each event.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.durable.keys import masked
 from holdfast.errors import HoldfastError
 from holdfast.runtime import Runtime
 from holdfast.store.base import StoredEvent
@@ -106,6 +107,10 @@ class Feed:
 
     async def _read(self) -> None:
         with contextlib.suppress(HoldfastError):  # the store cannot be read now; the sweep looks again
+            _, newest = await self._store.events_range()
+            if newest - self._last > _RING:  # nobody has listened for long: what the ring cannot hold is not read here
+                self._last = newest - _RING
+                self._ring.clear()
             while events := await self._store.events(self._last, _PAGE):
                 if events[0].seq != self._last + 1:  # what was between went unread: the ring has no gap
                     self._ring.clear()
@@ -115,12 +120,14 @@ class Feed:
                     listener.wake.set()
                 if len(events) < _PAGE:
                     return
+                await asyncio.sleep(0)  # reading does not wait for anything
 
     async def listen(
         self, after: int | None = None, *, conversation: str | None = None, uid: str | None = None
     ) -> AsyncGenerator[list[Told | Passing] | None, None]:
         """Groups of events after that number; without one, what comes from now on. None wherever some of what was asked
-        for is not kept any more: look at everything anew. Ends when the feed is closed."""
+        for is not kept any more: look at everything anew. Steps of one handle are told as they happen; who comes back
+        later finds them in its journal. Ends when the feed is closed."""
         listener = _Listener()
         self._listeners.add(listener)
         try:
@@ -133,13 +140,12 @@ class Feed:
                 place = max(first - 1, 0) if place + 1 < first else newest
             while not self.closed:
                 listener.wake.clear()
-                while told := await self._after(place):
-                    if told[0].event.seq != place + 1:
+                while place < self._last and not self.closed:
+                    told, place, whole = await self._after(place, conversation, uid)
+                    if not whole:
                         yield None
-                    place = told[-1].event.seq
-                    wanted = [each for each in told if _is_wanted(each.event, conversation, uid)]
-                    if wanted:
-                        yield list(wanted)
+                    if told:
+                        yield told
                 if listener.passing:
                     passing, listener.passing = listener.passing, {}
                     yield list(passing.values())
@@ -148,21 +154,33 @@ class Feed:
         finally:
             self._listeners.discard(listener)
 
-    async def _after(self, place: int) -> list[Told]:
-        """Some of what follows that place, in order."""
-        if place >= self._last:
-            return []
+    async def _after(
+        self, place: int, conversation: str | None, uid: str | None
+    ) -> tuple[list[Told | Passing], int, bool]:
+        """Some of what follows that place and is wanted, in order; up to where that is; and whether it is all there."""
         if self._ring and self._ring[0].event.seq <= place + 1:
             ring, skipped = self._ring, place + 1 - self._ring[0].event.seq  # numbers in it have no gap
-            return [ring[at] for at in range(skipped, len(ring))]  # near its end mostly, where indexing is quick
-        events = await self._store.events(place, _PAGE)
-        return list(map(_told, events)) or list(self._ring)
+            told = [ring[at] for at in range(skipped, len(ring))]  # near its end mostly, where indexing is quick
+            return [each for each in told if _is_wanted(each.event, conversation, uid)], told[-1].event.seq, True
+        # Of a handle they are in an index. Of a conversation they are looked for, some at a time.
+        end = self._last if uid is not None else min(place + _PAGE, self._last)
+        events = await self._store.events(place, _PAGE, uid=uid, conversation=conversation, before=end + 1)
+        if len(events) == _PAGE:
+            end = events[-1].seq
+        first, _ = await self._store.events_range()
+        whole = first <= place + 1
+        if not whole:  # the ring may have what the store has let go of
+            kept = min(first, self._ring[0].event.seq) if self._ring else first
+            end = max(end, kept - 1)
+        await asyncio.sleep(0)  # reading does not wait for anything: others may have been waiting
+        return list(map(_told, events)), end, whole
 
 
 def _told(event: StoredEvent) -> Told:
-    return Told(
-        event, b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.type.encode(), msgspec.json.encode(event))
-    )
+    data = msgspec.json.encode(event)
+    if b"hf1." in data:  # news may say what a tool asks, which may be about a key (K5)
+        data = masked(data.decode()).encode()
+    return Told(event, b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.type.encode(), data))
 
 
 class _Listener:

@@ -1,11 +1,12 @@
 """What is to be seen of a system that runs: handles, conversations, keys, news, numbers. Nothing here changes anything.
+No key leaves it: where one was written, its id is shown (K5).
 
 Pages are cut by the store; what this runtime runs is described as it is in memory, which is ahead of the store.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,17 +14,20 @@ import msgspec
 
 from holdfast.control.facts import details, entry_json, facts, live_facts, question_json, wait_json
 from holdfast.control.needs import Needs
+from holdfast.durable.keys import masked
 from holdfast.errors import HoldfastError
 from holdfast.handles.handle import Handle
 from holdfast.handles.state import Stopped, Waiting
 from holdfast.runtime import Runtime
 from holdfast.schema.canonical import canonical
 from holdfast.store.base import Expired, Kind, News, Record, StoredEvent, WaitRow
+from holdfast.tools.waiting.execute_agent import NAME as EXECUTE_AGENT
 from holdfast.turn.lineage import parent_of
+from holdfast.turn.prompts import Prompt
 
 PAGE = 200
 """The most handles, conversations or lines of one page."""
-STATES = ("pending", "running", "waiting", "stopped", "parked", "live")
+STATES = ("live", "pending", "running", "waiting", "parked", "stopped")
 SORTS = ("newest", "oldest", "stopped", "tool", "id")
 KINDS: tuple[str, ...] = get_args(Kind)
 _WAITING_TOOLS = ("await", "wait_for", "wait_for_multiple")
@@ -43,6 +47,8 @@ class Looking:
         """`needs` is what waits for a person; `snapshot` tells the numbers of this process."""
         self.runtime = runtime
         self.prompts = needs
+        if needs is not None:
+            runtime.people.passed_on = needs.passed
         self._snapshot = snapshot
         self._store = runtime.registry.store
         self._began = time.time()
@@ -112,21 +118,36 @@ class Looking:
         return record
 
     async def handle(self, ref: str, conversation: str | None = None) -> dict[str, Any]:
-        """Everything of a handle but its keys and what it printed."""
+        """Everything of a handle but its keys and what it printed; of its journal the end."""
         record = await self.record(ref, conversation)
         fact = self.fact(record)
         output = fact["output_bytes"]
+        entries, count = await self._store.journal_end(record.uid, limit=PAGE)
         return {
             **fact,
             **details(record),
             "waits": [wait_json(row) for row in await self._store.waits(record.uid)],
-            "journal": await self.journal(record.uid),
+            "journal": [entry_json(entry) for entry in reversed(entries)],
+            "journal_entries": count,
             "output": None if output is None else {"bytes": output},
         }
 
-    async def journal(self, uid: str) -> list[dict[str, Any]]:
-        """What a replay of the call would find again: steps with what went in and what came out."""
-        return [entry_json(entry) for entry in await self._store.journal(uid) if entry.kind != "trace"]
+    async def journal(self, uid: str, *, before: int | None = None, limit: int = PAGE) -> dict[str, Any]:
+        """What a replay of the call would find again: steps with what went in and what came out, newest first. `next`
+        is the `before` of earlier ones."""
+        size = max(1, min(limit, PAGE))
+        entries, count = await self._store.journal_end(uid, before=before, limit=size)
+        left = max(0, (count if before is None else min(before, count)) - size)
+        return {"entries": [entry_json(entry) for entry in entries], "count": count, "next": left or None}
+
+    async def _whole_journal(self, uid: str) -> list[dict[str, Any]]:
+        found = []
+        for number, entry in enumerate(await self._store.journal(uid), 1):
+            if entry.kind != "trace":
+                found.append(entry_json(entry))
+            if not number % PAGE:
+                await asyncio.sleep(0)  # a long one takes a while
+        return found
 
     async def timeline(self, uid: str) -> list[dict[str, Any]]:
         """What has happened to a handle, oldest first, as far as it is kept; of very much, the end."""
@@ -161,22 +182,49 @@ class Looking:
             raise HoldfastError(f"Handle `{record.id}` is no workflow but a {record.kind}", code="invalid_arguments")
         active = not isinstance(record.state, Stopped)
         found: dict[str, Any] = workflow_json(
-            record.arguments, await self.journal(record.uid), active=active, now=time.time()
+            masked(record.arguments), await self._whole_journal(record.uid), active=active, now=time.time()
         )
         return found
 
     # What waits for a person
 
-    async def needs(self) -> list[dict[str, Any]]:
-        """Whatever a person has to decide: what is asked here, and open questions of handles that others run."""
-        listed = self.prompts.listed() if self.prompts is not None else []
-        for need in listed:
-            if need["handle"] is None and need["handle_id"] is not None:
-                need["handle"] = self._uid(need["conversation"], need["handle_id"])
-        return listed + [_question_need(record) for record in await self._asking_elsewhere()]
+    async def needs(self, *, handle: str | None = None, limit: int = PAGE) -> list[dict[str, Any]]:
+        """Whatever a person has to decide: what is asked here, and open questions of handles that others run; the first
+        of it. With `handle`, what is asked of that uid."""
+        size, listed = max(1, min(limit, PAGE)), []
+        if self.prompts is not None:
+            listed = self.prompts.listed(size) if handle is None else self.prompts.listed(size, self._is_about(handle))
+            self._name_handles(listed)
+        asking = [each for each in await self._asking_elsewhere() if handle in (None, each.uid)]
+        return (listed + [_question_need(record) for record in asking])[:size]
 
-    def _uid(self, conversation: str, id: str) -> str | None:
-        return next((each.uid for each in self.runtime.registry.live(conversation) if each.id == id), None)
+    async def need(self, id: str) -> dict[str, Any] | None:
+        """One of it; None if it is not open any more."""
+        found = self.prompts.described(id) if self.prompts is not None else None
+        if found is not None:
+            return found
+        asking = map(_question_need, await self._asking_elsewhere())
+        return next((need for need in asking if need["id"] == id), None)
+
+    async def count_needs(self) -> int:
+        """How much there is of it."""
+        here = len(self.prompts) if self.prompts is not None else 0
+        return here + len(await self._asking_elsewhere())
+
+    def _is_about(self, uid: str) -> Callable[[Prompt], bool]:
+        handle = self.runtime.registry.loaded(uid)
+        named = None if handle is None else (handle.conversation, handle.id)
+        return lambda prompt: prompt.uid == uid or (prompt.uid is None and (prompt.conversation, prompt.id) == named)
+
+    def _name_handles(self, needs: list[dict[str, Any]]) -> None:
+        """A permission to send something to a handle knows it by its id alone."""
+        known: dict[str, dict[str, str]] = {}
+        for need in needs:
+            if need["handle"] is None and need["handle_id"] is not None:
+                place = need["conversation"]
+                if place not in known:
+                    known[place] = {handle.id: handle.uid for handle in self.runtime.registry.live(place)}
+                need["handle"] = known[place].get(need["handle_id"])
 
     async def _asking_elsewhere(self) -> list[Record]:
         store = self._store
@@ -198,7 +246,7 @@ class Looking:
                     "handles": place.handles,
                     "live": place.live,
                     "updated": place.updated or None,
-                    "title": (place.described or {}).get("title"),
+                    "title": masked((place.described or {}).get("title")),
                     "turn_open": turn is not None,
                     "owner": None if turn is None else self._owner(turn.owner),
                     "parent": parent_of(place.id),
@@ -214,7 +262,7 @@ class Looking:
             raise HoldfastError(f"there is no conversation `{id}`", code="conversation_not_found")
         return {
             "id": id,
-            "title": described.metadata.get("title") if described else None,
+            "title": masked(described.metadata.get("title")) if described else None,
             "created": described.created if described else None,
             "updated": described.updated if described else None,
             "lines": described.lines if described else 0,
@@ -236,9 +284,10 @@ class Looking:
     def _owner(self, owner: str | None) -> str | None:
         return None if owner is None else "alive" if self._store.alive(owner) else "gone"
 
-    async def inquiries(self, conversation: str) -> list[dict[str, Any]]:
-        """What a model was asked beside a conversation, and what it answered (Q6)."""
-        return [msgspec.to_builtins(row) for row in await self._store.inquiries(conversation)]
+    async def inquiries(self, conversation: str, limit: int = 20) -> list[dict[str, Any]]:
+        """What a model was asked beside a conversation, and what it answered (Q6), newest first."""
+        rows = await self._store.inquiries(conversation, newest=True, limit=max(1, min(limit, PAGE)))
+        return [masked(msgspec.to_builtins(row)) for row in rows]
 
     async def calls(self, conversation: str, turn: str | None = None) -> list[dict[str, Any]]:
         """The calls of a conversation, or of one turn of it, the newest of them, in the order they came."""
@@ -251,7 +300,7 @@ class Looking:
                 "batch": record.batch,
                 "position": record.position,
                 "call_id": record.call_id,
-                "waits_on": waits_on(record.arguments) if record.tool in _WAITING_TOOLS else [],
+                "waits_on": masked(waits_on(record.arguments)) if record.tool in _WAITING_TOOLS else [],
                 "serial": self.runtime.registry.tool(record.tool).scheduling == "serial",
             }
             for record in reversed(records)
@@ -269,14 +318,17 @@ class Looking:
 
     # Keys, news, tools, numbers
 
-    async def keys(self, conversation: str | None = None) -> list[dict[str, Any]]:
-        """Keys that are open, by their ids: a key itself is nowhere shown (D3)."""
-        found = []
-        for record in await self._store.handles(conversation=conversation, live=True, stateful=None, limit=1000):
-            for row in await self._store.waits(record.uid):
-                if row.resolution is None and not row.revoked:
-                    found.append(_key(row, record))
-        return found
+    async def keys(self, conversation: str | None = None, after: str | None = None, limit: int = 50) -> dict[str, Any]:
+        """A page of the keys that are open, by their ids, those of a conversation together: a key itself is nowhere
+        shown (D3)."""
+        size = max(1, min(limit, PAGE))
+        found = await self._store.open_waits(conversation=conversation, after=after or None, limit=size + 1)
+        listed = [_key(row, record) for row, record in found[:size]]
+        return {"keys": listed, "next": listed[-1]["key_id"] if len(found) > size else None}
+
+    async def count_keys(self, conversations: Sequence[str]) -> dict[str, int]:
+        """How many keys are open in each of these conversations."""
+        return await self._store.count_open_waits(conversations)
 
     async def notifications(
         self, conversation: str | None = None, before: int | None = None, limit: int = 50
@@ -300,17 +352,19 @@ class Looking:
         return list(dict.fromkeys(event.conversation for event in told))
 
     async def tools(self) -> list[dict[str, Any]]:
-        """What can be called."""
+        """What can be called: what MCP clients are given."""
         return [
             {
                 "name": tool.name,
                 "source": tool.source,
+                "builtin": tool.source == "builtin" or tool.launching is not None,
                 "description": tool.description or tool.summary or "",
                 "actions": list(tool.actions),
                 "run": tool.run,
                 "parameters": canonical(tool),
             }
-            for tool in self.runtime.toolbox
+            for tool in self.runtime.toolbox.served()
+            if tool.name != EXECUTE_AGENT or self.runtime.has_agents
         ]
 
     async def stats(self) -> dict[str, Any]:
@@ -319,7 +373,7 @@ class Looking:
         path = getattr(self._store, "path", None)
         return {
             "handles": await self._store.count(),
-            "needs": len(await self.needs()),
+            "needs": await self.count_needs(),
             "server": {"started": self._began, **(self._snapshot() if self._snapshot is not None else {})},
             "store": {
                 "path": None if path is None else str(path),
@@ -331,8 +385,8 @@ class Looking:
 
 
 def event_json(event: StoredEvent) -> dict[str, Any]:
-    """A stored event."""
-    found: dict[str, Any] = msgspec.to_builtins(event)
+    """A stored event. News may say what a tool asks, which may be about a key (K5)."""
+    found: dict[str, Any] = masked(msgspec.to_builtins(event))
     return found
 
 
@@ -365,7 +419,7 @@ def _question_need(record: Record) -> dict[str, Any]:
     state = record.state
     assert isinstance(state, Waiting)
     return {
-        "id": f"handle-{record.uid}",
+        "id": f"handle-{record.uid}-{state.number}",
         "kind": "secret" if state.question.secret else "question",
         "conversation": record.conversation,
         "tool": record.tool,
@@ -376,7 +430,7 @@ def _question_need(record: Record) -> dict[str, Any]:
         "arguments": None,
         "result": None,
         "is_error": None,
-        "question": question_json(state.question),
+        "question": question_json(state.question, state.number),
         "may_remember": False,
         "edit": False,
         "problem": None,
@@ -402,7 +456,7 @@ def _news(news: News) -> dict[str, Any]:
         "conversation": news.conversation,
         "kind": news.kind,
         "level": news.level,
-        "message": news.message,
+        "message": masked(news.message),
         "at": news.at,
         "uid": news.uid,
         "carriers": list(news.carriers),
@@ -410,7 +464,7 @@ def _news(news: News) -> dict[str, Any]:
 
 
 def _body(body: bytes) -> Any:
-    return msgspec.json.decode(body)
+    return masked(msgspec.json.decode(body))
 
 
 def _size(path: Path) -> int:

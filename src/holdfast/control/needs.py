@@ -10,11 +10,13 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from holdfast.control.facts import question_json
+from holdfast.durable.keys import masked, unmasked
 from holdfast.errors import HoldfastError
 from holdfast.handles.question import answer_fits, expected
 from holdfast.turn.people import LeftOpen
@@ -48,6 +50,8 @@ class _Open:
     prompt: Prompt
     since: float
     decided: "asyncio.Future[Decision]"
+    passed: "asyncio.Future[None]"
+    """Done when the decision has reached whoever asked."""
 
 
 class Needs:
@@ -60,20 +64,23 @@ class Needs:
         self._ids = secrets.token_hex(4)
         """Of this process: an id of the one before names nothing here."""
         self._count = 0
+        self._passing: dict[str, _Open] = {}
+        """What is decided and has not reached whoever asked."""
         self.changed: Callable[[], None] = lambda: None
         """Called when something was opened or is open no more."""
 
     async def __call__(self, prompt: Prompt) -> Decision:
         self._count += 1
         id = f"{self._ids}-{self._count}"
-        decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-        self._open[id] = _Open(prompt, time.time(), decided)
+        loop = asyncio.get_running_loop()
+        decided: asyncio.Future[Decision] = loop.create_future()
+        self._open[id] = _Open(prompt, time.time(), decided, loop.create_future())
         self.changed()
         try:
             return await decided
         finally:
-            del self._open[id]
-            self.changed()
+            if self._open.pop(id, None) is not None:  # withdrawn, not decided
+                self.changed()
 
     def beside(self, other: Prompter) -> Prompter:
         """Ask here and there; whoever answers first has answered. Secrets are asked for here alone."""
@@ -94,27 +101,44 @@ class Needs:
         return both
 
     def __len__(self) -> int:
-        return len(self.listed())
+        return len(self._open)
 
-    def listed(self) -> list[dict[str, Any]]:
-        """What is open, in the order it came."""
-        return [_described(id, opened) for id, opened in self._open.items() if not opened.decided.done()]
+    def listed(
+        self, limit: int | None = None, wanted: Callable[[Prompt], bool] = lambda prompt: True
+    ) -> list[dict[str, Any]]:
+        """What is open and wanted, in the order it came; the first `limit` of it."""
+        chosen = (id for id, opened in self._open.items() if not opened.decided.done() and wanted(opened.prompt))
+        return [_described(id, self._open[id]) for id in islice(chosen, limit)]
 
-    def asks(self, uid: str) -> bool:
-        """Whether a question of that handle is among it."""
-        return any(getattr(opened.prompt, "uid", None) == uid for opened in self._open.values())
+    def described(self, id: str) -> dict[str, Any] | None:
+        """What is open under that id, if anything is."""
+        opened = self._open.get(id)
+        return None if opened is None else _described(id, opened)
 
     def decide(self, id: str, said: Mapping[str, Any]) -> dict[str, Any]:
         """Decide what is open under that id: `taken`; `again` if what was said does not fit, and why; `gone`."""
         opened = self._open.get(id)
-        if opened is None or opened.decided.done():
+        if opened is None or opened.decided.done():  # nobody waits who was cancelled this moment
             return {"status": "gone", "problem": "nobody waits for this any more: it was decided, or ended"}
         try:
             decision = _decision(opened.prompt, said)
         except HoldfastError as error:
             return {"status": "again", "problem": error.message}
         opened.decided.set_result(decision)
+        self._passing[id] = self._open.pop(id)
+        self.changed()
         return {"status": "taken", "problem": None}
+
+    async def passed_on(self, id: str) -> None:
+        """Until what was decided under that id has reached whoever asked; after that it can be written (R4)."""
+        opened = self._passing.get(id)
+        if opened is not None:
+            await asyncio.shield(opened.passed)
+
+    def passed(self, prompt: Prompt) -> None:
+        """What was said to a prompt has reached whoever asked; `People` tells."""
+        for id in [id for id, opened in self._passing.items() if opened.prompt is prompt]:
+            self._passing.pop(id).passed.set_result(None)
 
 
 async def _unless_gone(prompter: Prompter, prompt: Prompt) -> Decision | None:
@@ -136,7 +160,7 @@ def _described(id: str, opened: _Open) -> dict[str, Any]:
         "kind": "question",
         "conversation": prompt.conversation,
         "tool": prompt.tool,
-        "handle": getattr(prompt, "uid", None),
+        "handle": prompt.uid,
         "handle_id": prompt.id,
         "since": opened.since,
         "action": None,
@@ -153,7 +177,7 @@ def _described(id: str, opened: _Open) -> dict[str, Any]:
             return need | {
                 "kind": "permission",
                 "action": prompt.action,
-                "arguments": prompt.arguments,
+                "arguments": masked(prompt.arguments),
                 "edit": prompt.edit,
                 "may_remember": True,
                 "problem": prompt.problem,
@@ -161,7 +185,7 @@ def _described(id: str, opened: _Open) -> dict[str, Any]:
         case DeliverResult():
             return need | {
                 "kind": "result",
-                "result": prompt.result,
+                "result": masked(prompt.result),
                 "is_error": prompt.is_error,
                 "edit": prompt.edit,
             }
@@ -198,7 +222,7 @@ def _edited(prompt: Prompt, value: Any) -> Any:
     if isinstance(prompt, DeliverResult):
         if not isinstance(value, str):
             raise _wrong("`value` must be the text that the assistant is to see")
-        return value
+        return unmasked(value, prompt.result)
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
@@ -206,7 +230,7 @@ def _edited(prompt: Prompt, value: Any) -> Any:
             raise _wrong(f"the arguments are not JSON: {error}") from None
     if not isinstance(value, dict):
         raise _wrong("the arguments must be a JSON object")
-    return value
+    return unmasked(value, prompt.arguments) if isinstance(prompt, RunTool) else value
 
 
 def _answer(prompt: AskQuestion, value: Any) -> Any:

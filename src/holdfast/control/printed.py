@@ -1,7 +1,8 @@
 """What a handle has printed, as text: a piece by its offset, lines that hold a pattern, or whatever comes as it comes.
 
 Whoever runs the handle is asked: this process, another one over its socket, or the store when nobody does. Text is what
-a person may see: a terminal's lines as they were to be seen, anything else without control sequences (K4).
+a person may see: a terminal's lines as they were to be seen, anything else without control sequences (K4), and of a key
+its id (K5).
 """
 
 import asyncio
@@ -16,7 +17,8 @@ import msgspec
 from holdfast.control.base import Talk
 from holdfast.control.kept import stored_output, talking
 from holdfast.control.link import running
-from holdfast.control.readable import Plain, Readable, Rendered
+from holdfast.control.readable import Keyless, Plain, Readable, Rendered
+from holdfast.durable.keys import LONGEST, masked, masked_part
 from holdfast.errors import HoldfastError
 from holdfast.handles.handle import Handle
 from holdfast.handles.output import Output, Piece
@@ -55,13 +57,23 @@ async def output(
         if pattern is not None:
             await source.fetch(max(0, start - size), total)  # lines may begin before
             found = await matches_in(source, pattern.encode(errors="replace"), start, size)
-            shown: dict[str, Any] = {"matches": [each | {"line": printable(each["line"])} for each in found["matches"]]}
+            shown: dict[str, Any] = {
+                "matches": [each | {"line": masked(printable(each["line"]))} for each in found["matches"]]
+            }
         else:
-            await source.fetch(start, min(start + size, total))
+            await source.fetch(max(0, start - LONGEST), min(start + size + LONGEST, total))
             found = piece_of(source, start, size, None, last=False)
-            shown = {"text": "" if "missing" in found else printable(found["content"])}
+            shown = {"text": "" if "missing" in found else _keyless(source, found)}
     missing = found.get("missing", 0)
     return {"uid": record.uid, "offset": start, "next": found["end"], "total": total, "missing": missing} | shown
+
+
+def _keyless(source: "_Printed", found: dict[str, Any]) -> str:
+    """A piece without its keys, even one that begins before it, or goes on behind."""
+    start, end = found["offset"], found["end"]
+    before = source.read(max(0, start - LONGEST), start).data.decode("ascii", "replace")
+    after = source.read(end, min(end + LONGEST, source.total)).data.decode("ascii", "replace")
+    return masked_part(before, printable(found["content"]), after)
 
 
 class _Printed(Kept):
@@ -162,7 +174,7 @@ async def _told_by(store: Store, record: Record) -> frames.Told:
 
 async def follow(runtime: Runtime, record: Record, offset: int) -> AsyncGenerator[dict[str, Any], None]:
     """What a handle prints and how its state changes, from that offset on, until it has stopped."""
-    readable: Readable = Plain()
+    readable: Readable = Keyless(Plain())
     place = offset
     async with _frames(runtime, record, frames.Want(uid=record.uid, want="follow", since=offset)) as talk:
         while True:
@@ -181,10 +193,10 @@ async def follow(runtime: Runtime, record: Record, offset: int) -> AsyncGenerato
             elif kind in (frames.STATE, frames.END):
                 told = msgspec.json.decode(payload, type=dict[str, Any])
                 if place == offset and told.get("cols"):
-                    readable = Rendered(told["cols"])
+                    readable = Keyless(Rendered(told["cols"]))
                 if kind == frames.END and (rest := readable.end()):
                     yield {"type": "output", "offset": place, "text": rest.decode("utf-8", "replace")}
-                yield {"type": "state" if kind == frames.STATE else "end", "handle": _told(told["handle"])}
+                yield {"type": "state" if kind == frames.STATE else "end", "handle": masked(_told(told["handle"]))}
                 if kind == frames.END:
                     return
 

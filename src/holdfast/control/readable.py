@@ -5,6 +5,7 @@ import codecs
 import re
 from typing import Protocol
 
+from holdfast.durable.keys import masked, unfinished_key
 from holdfast.handles.rendering import on_alternate, render
 from holdfast.handles.text import SEQUENCE, SEQUENCE_SIZE, has_controls, printable, strip_controls
 
@@ -92,6 +93,32 @@ class Rendered:
         alternate = on_alternate(before + lines)
         self._before = (_ALTERNATE if alternate else b"") + (before + lines)[-SEQUENCE_SIZE:]
         return printable(render(lines, before, self._cols)).encode(errors="replace")
+
+
+class Keyless:
+    """What another gives, with the ids of keys where there were keys (K5)."""
+
+    def __init__(self, readable: Readable) -> None:
+        self._readable = readable
+        self._held = ""
+
+    def feed(self, data: bytes) -> bytes:
+        text = self._held + self._readable.feed(data).decode()
+        place = unfinished_key(text)
+        self._held = text[place:]
+        return _encoded(text[:place])
+
+    def end(self) -> bytes:
+        text, self._held = self._held + self._readable.end().decode(), ""
+        return _encoded(text)
+
+    @property
+    def held(self) -> int:
+        return len(self._held) + self._readable.held
+
+
+def _encoded(text: str) -> bytes:
+    return str(masked(text)).encode()
 
 
 def _shown(text: str) -> bytes:

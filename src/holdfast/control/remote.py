@@ -106,8 +106,8 @@ class RemoteControl(Requests):
     async def waiters(self, uid: str) -> Any:
         return await self.get(f"/api/handles/{_part(uid)}/waiters")
 
-    async def journal(self, uid: str) -> Any:
-        return await self.get(f"/api/handles/{_part(uid)}/journal")
+    async def journal(self, uid: str, *, before: int | None = None, limit: int = _PAGE) -> Any:
+        return await self.get(f"/api/handles/{_part(uid)}/journal", before=before, limit=limit)
 
     async def output(
         self, uid: str, *, offset: int = 0, limit: int = 65536, from_end: int | None = None, pattern: str | None = None
@@ -204,8 +204,8 @@ class RemoteControl(Requests):
 
     # Keys, news, and the rest
 
-    async def keys(self, conversation: str | None = None) -> Any:
-        return await self.get("/api/keys", conversation=conversation)
+    async def keys(self, conversation: str | None = None, after: str | None = None, limit: int = 50) -> Any:
+        return await self.get("/api/keys", conversation=conversation, after=after, limit=limit)
 
     async def revoke(self, conversation: str) -> dict[str, Any]:
         revoked: dict[str, Any] = await self.post("/api/keys/revoke", {"conversation": conversation})

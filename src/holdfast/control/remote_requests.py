@@ -2,6 +2,7 @@
 refusal. Each is a `HoldfastError` that says what to do.
 """
 
+import ipaddress
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -111,7 +112,10 @@ class Requests:
 def is_local(url: str) -> bool:
     """Whether the server is on this machine: a proxy does not lead there, and a token of this machine is for it."""
     host = (urlsplit(url).hostname or "").lower()
-    return host in ("localhost", "::1") or host.startswith("127.")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _given(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.durable.keys import masked
 from holdfast.errors import HoldfastError, ToolError
 from holdfast.handles.observing import NOTHING
 from holdfast.handles.registry import Registry
@@ -85,7 +86,7 @@ class Journal:
 
     def op(self, kind: EntryKind, name: str, value: Any, digest: bytes = b"", *, given: Any = None) -> Journaled:
         """The operation that records a value, for whoever has others to write with it. `given`: what it answers."""
-        asked = b"" if given is None else _encode(given)
+        asked = b"" if given is None else _shown(_encode(given))
         return Journaled(self._uid, self._fence, kind, name, digest, _encode(value), input=asked)
 
     async def record(
@@ -100,7 +101,7 @@ class Journal:
         also: Sequence[Op] = (),
     ) -> Sequence[Any]:
         """Write an entry, and other operations with it, as one commit; their results."""
-        entry = Journaled(self._uid, self._fence, kind, name, digest, value, ok, given)
+        entry = Journaled(self._uid, self._fence, kind, name, digest, value, ok, _shown(given))
         return await self._registry.write((entry, *also, *self._printed()))
 
     def _printed(self) -> tuple[Wrote, ...]:
@@ -154,9 +155,15 @@ class Journal:
             await self.record("step", step_id, _encode(error_of(raised)), digest, ok=False, given=given)
             raise raised from (None if raised is error else error)
         value = to_bytes(result, f"the result of step `{step_id}`")
-        op = Journaled(self._uid, self._fence, "step", step_id, digest, value, True, given)
+        op = Journaled(self._uid, self._fence, "step", step_id, digest, value, True, _shown(given))
         await self._registry.write((op, *self._printed()))
         return _decode(value)
+
+
+def _shown(given: bytes) -> bytes:
+    """An input as it is written: for whoever looks, and so without keys (K5). A replay compares the digest, which is of
+    the input itself."""
+    return masked(given.decode()).encode() if b"hf1." in given else given
 
 
 def _replayed(step_id: str, entry: Entry, digest: bytes) -> Any:

@@ -2,19 +2,33 @@
 
 A key is `hf1.<secret id>.<payload>.<signature>`, safe in a URL. The payload names conversation, call and wait; the
 signature is an HMAC-SHA256 of everything before it. `key_id` is a hash of the payload: it names the wait and carries no
-authority, so it may be shown where the key may not.
+authority, so it may be shown where the key may not: `masked` puts `key:<key_id>` where a key was.
 """
 
 import base64
 import hashlib
 import hmac
+import re
 import secrets
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 _FORM = "hf1"
 _NO_SECRET = b"\0" * 32
+_START = f"{_FORM}."
+_CHARS = "[A-Za-z0-9_-]"
+_KEY = re.compile(rf"{_FORM}\.[0-9a-f]{{8}}\.({_CHARS}+)(\.{_CHARS}+)?")
+"""A key wherever it is in a text, one that was cut off in its payload as well."""
+_UNFINISHED = re.compile(
+    rf"((?<!{_CHARS})hf?|{_FORM}|{_FORM}\.[0-9a-f]{{0,8}}|{_FORM}\.[0-9a-f]{{8}}\.({_CHARS}+(\.{_CHARS}{{0,42}})?)?)\Z"
+)
+"""What may become a key with what follows; the signature of a whole one has 43 characters."""
+_MASK = re.compile("key:[0-9a-f]{32}")
+_WORD = re.compile(r"[A-Za-z0-9_.-]*")
+
+LONGEST = 4096
+"""Characters of a key that are looked for around a cut: more than any key has whose conversation has a usual name."""
 
 
 class Key(str):
@@ -72,9 +86,57 @@ def genuine(presented: Presented, secret: bytes | None) -> bool:
     return hmac.compare_digest(expected, presented.signature) and secret is not None
 
 
+def masked(value: Any) -> Any:
+    """JSON as it may be shown (K5): wherever a string of it holds a key, `key:<key_id>` is there instead."""
+    if isinstance(value, str):
+        return masked_part("", value, "") if _START in value else value
+    if isinstance(value, dict):
+        return {masked(name): masked(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(item) for item in value]
+    return value
+
+
+def masked_part(before: str, text: str, after: str) -> str:
+    """The same of a text that was cut out of a longer one: half a key, whose rest is before or after it, is no secret
+    to whoever looks at both."""
+    lead, rest = _word(before[: -LONGEST - 1 : -1])[::-1], _word(after[:LONGEST])
+    whole, start, stop = f"{lead}{text}{rest}", len(lead), len(lead) + len(text)
+    shown, place = "", start
+    for found in _KEY.finditer(whole) if _START in whole else ():
+        if found.end() > start and found.start() < stop:
+            shown += whole[place : max(place, found.start())]
+            shown += f"key:{_hash(found[1])}" if found[2] else "key:…"  # of half a payload there is no id
+            place = min(found.end(), stop)
+    return shown + whole[place:stop]
+
+
+def unmasked(value: Any, given: Any) -> Any:
+    """What somebody made of `masked(given)`, with the keys of `given` where their ids are."""
+    whole = msgspec.json.encode(given, enc_hook=str).decode()
+    keys = {f"key:{_hash(found[1])}": found[0] for found in _KEY.finditer(whole)}
+    if not keys:
+        return value
+    made = msgspec.json.encode(value, enc_hook=str).decode()
+    return msgspec.json.decode(_MASK.sub(lambda found: keys.get(found[0], found[0]), made))
+
+
+def unfinished_key(text: str) -> int:
+    """Where a key begins at the end of a text that may go on in the next piece of it; else the text's length."""
+    found = _UNFINISHED.search(text, max(0, len(text) - LONGEST))
+    return len(text) if found is None else found.start()
+
+
 def new_secret() -> tuple[str, bytes]:
     """A secret and its id."""
     return secrets.token_hex(4), secrets.token_bytes(32)
+
+
+def _word(text: str) -> str:
+    """What a text begins with that may be part of a key."""
+    found = _WORD.match(text)
+    assert found is not None, "it matches anything"
+    return found[0]
 
 
 def _payload(conversation: str, uid: str, wait: str) -> str:

@@ -41,6 +41,11 @@ class Open(NamedTuple):
     """By an inquiry: at once, or, if the caller may answer too, as soon as an `await` watches."""
 
 
+def question_key(question: Question, number: int) -> str:
+    """Which question of a call it is, the same for everyone who reads the store: an id may be asked twice."""
+    return f"{question.id}.{number}"
+
+
 def select_options(question: Question) -> list[str] | None:
     """The options of a Select question, None for any other."""
     kind = question.answer_type

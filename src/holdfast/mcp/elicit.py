@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from holdfast.handles.handle import Handle
-from holdfast.handles.question import Question, select_options
+from holdfast.handles.question import Question, question_key, select_options
 from holdfast.handles.state import Waiting
 from holdfast.handles.text import to_json
 from holdfast.turn.prompts import (
@@ -161,11 +161,6 @@ def elicitation(form: Form) -> dict[str, Any]:
         "method": "elicitation/create",
         "params": {"mode": "form", "message": message, "requestedSchema": schema},
     }
-
-
-def question_key(question: Question, number: int) -> str:
-    """The key of a question of a call, the same for everyone who reads the store."""
-    return f"{question.id}.{number}"
 
 
 def form(prompt: Prompt) -> Form:

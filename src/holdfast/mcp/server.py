@@ -11,10 +11,12 @@ from importlib.metadata import version
 from typing import Any
 
 from mcp.server import MCPServer
+from mcp.server.context import CallNext, HandlerResult
 from mcp.server.request_state import AESGCMRequestStateCodec, RequestStateSecurity
 from mcp.server.subscriptions import InMemorySubscriptionBus
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     ListResourcesResult,
     PaginatedRequestParams,
@@ -71,6 +73,14 @@ class _Sealed:
         return self._codec.unseal(token)
 
 
+async def _refusing(ctx: Context, call_next: CallNext) -> HandlerResult:
+    """What cannot be done is an answer and no traceback: the runtime is closed, or its store cannot be read."""
+    try:
+        return await call_next(ctx)
+    except HoldfastError as error:
+        raise MCPError(INTERNAL_ERROR, error.message) from None
+
+
 class Server(MCPServer[Any]):
     """An MCP server over a runtime."""
 
@@ -96,7 +106,7 @@ class Server(MCPServer[Any]):
         options.setdefault("version", version("holdfast"))
         options.setdefault("log_level", "WARNING")
         extensions = [self.tasks, *options.pop("extensions", ())]
-        middleware = [Tasks2025(self.calls, self.tasks, self.listeners), *options.pop("middleware", ())]
+        middleware = [_refusing, Tasks2025(self.calls, self.tasks, self.listeners), *options.pop("middleware", ())]
         self._sealed = _Sealed()
         options.setdefault("request_state_security", RequestStateSecurity(codec=self._sealed, ttl=_STATE_SECS))
         super().__init__(
@@ -122,8 +132,7 @@ class Server(MCPServer[Any]):
 
     async def list_tools(self) -> list[DescribedTool]:
         """What is registered here, then what the runtime has."""
-        if not self.runtime.closing:
-            await self.runtime.connected(_CONNECT_SECS)  # who asks but once is to see the tools of other servers
+        await self.runtime.connected(_CONNECT_SECS)  # who asks but once is to see the tools of other servers
         served = [tool for tool in self.runtime.toolbox.served() if tool.name != AGENTS or self.runtime.has_agents]
         return [*await super().list_tools(), *described(served, self._schema)]
 

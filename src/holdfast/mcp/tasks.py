@@ -20,9 +20,10 @@ from pydantic import Field
 
 from holdfast.errors import HoldfastError
 from holdfast.handles.handle import Handle, OnStop
+from holdfast.handles.question import question_key
 from holdfast.handles.state import Error, Outcome, Reply, Running, State, Stopped, Waiting
 from holdfast.mcp.calls import Calls, Context, Served, elicits, plain, unknown
-from holdfast.mcp.elicit import Asker, Elicit, elicitation, question_form, question_key
+from holdfast.mcp.elicit import Asker, Elicit, elicitation, question_form
 from holdfast.mcp.results import may_be_task, result
 from holdfast.store.base import Annotated, TakenBack
 from holdfast.turn.people import People

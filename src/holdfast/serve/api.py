@@ -122,7 +122,7 @@ class Api:
             Operation(
                 id="handle",
                 path=one,
-                summary="Everything of a handle, but its output.",
+                summary="Everything of a handle, but its output; of its journal the end.",
                 query=(_text("conversation", "If the path has an id instead of a uid: where to look for it."),),
                 does=lambda given: control.handle(given["uid"], given.get("conversation")),
                 returns=ref("Handle"),
@@ -151,7 +151,14 @@ class Api:
                 streams=self._follow,
                 errors=(504,),
             ),
-            self._of_one("journal", "The journal of a handle: steps, with what went in and what came out.", "Entry"),
+            Operation(
+                id="journal",
+                path=f"{one}/journal",
+                summary="A page of the journal of a handle: steps, with what went in and what came out, newest first.",
+                query=(_number("before", "`next` of the page before."), _LIMIT),
+                does=self._journal,
+                returns=ref("Journal"),
+            ),
             self._of_one("timeline", "What has happened to a handle.", "Event"),
             self._of_one("waiters", "Calls that wait for a handle now.", "Waiter"),
             Operation(
@@ -236,8 +243,9 @@ class Api:
                 id="needs",
                 path="/api/needs",
                 tag="people",
-                summary="Whatever waits for a person.",
-                does=lambda given: control.needs(),
+                summary="Whatever waits for a person, the first of it; `stats` has how much that is.",
+                query=(_LIMIT,),
+                does=lambda given: control.needs(**given),
                 returns=list_of(ref("Need")),
             ),
             Operation(
@@ -332,10 +340,10 @@ class Api:
                 id="keys",
                 path="/api/keys",
                 tag="keys",
-                summary="Keys that are open, by their ids; the keys themselves are shown nowhere.",
-                query=(_IN,),
-                does=lambda given: control.keys(given.get("conversation")),
-                returns=list_of(ref("Key")),
+                summary="A page of the keys that are open, by their ids; the keys themselves are shown nowhere.",
+                query=(_IN, _AFTER, _LIMIT),
+                does=lambda given: control.keys(**given),
+                returns=page("keys", ref("Key")),
             ),
             Operation(
                 id="revoke",
@@ -394,6 +402,10 @@ class Api:
 
     def _stream(self, kind: str, chunks: AsyncIterator[bytes]) -> EventStream:
         return EventStream(chunks, self._counting(kind))
+
+    async def _journal(self, given: Given) -> Any:
+        await self._control.record(given["uid"])
+        return await self._control.journal(**given)
 
     async def _output(self, given: Given) -> Any:
         raw = given.pop("format", "json") == "raw"

@@ -1,5 +1,6 @@
 """The one application: MCP, completions, the API, terminals, metrics and the dashboard, behind one door."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from starlette.requests import Request
@@ -33,6 +34,7 @@ class App:
         self._metrics = metrics
         self.feed = Feed(self.runtime)
         self.screens = Screens(self.runtime)
+        self._telling = False
 
     async def open(self) -> None:
         """Listen to what happens."""
@@ -41,7 +43,14 @@ class App:
             self._control.prompts.changed = self._needs_changed
 
     def _needs_changed(self) -> None:
+        """A batch may ask a thousand things at once, which is one change to whoever looks."""
+        if not self._telling:
+            self._telling = True
+            asyncio.get_running_loop().call_soon(self._tell_needs)
+
+    def _tell_needs(self) -> None:
         assert self._control.prompts is not None
+        self._telling = False
         self.feed.tell("needs", {"open": len(self._control.prompts)})
 
     async def close(self) -> None:

@@ -21,6 +21,7 @@ from holdfast.control.base import Talk
 from holdfast.control.kept import talking
 from holdfast.control.remote_talk import HEAD, TALK, framed
 from holdfast.errors import HoldfastError
+from holdfast.serve.operations import read_body
 from holdfast.serve.refusal import refusal
 from holdfast.store.base import Record
 from holdfast.turn import frames
@@ -50,7 +51,7 @@ def routes(control: "Control") -> list[BaseRoute]:
         if found is None:
             return refusal(HoldfastError("that talk is over", code="handle_not_found"))
         try:
-            _pass_on(found, await _body(request))
+            _pass_on(found, await read_body(request, _LONGEST))
         except HoldfastError as error:
             return refusal(error)
         return Response(status_code=204)
@@ -66,21 +67,12 @@ async def _wanted(runtime: "Runtime", request: Request) -> tuple[Record, frames.
     record = await runtime.registry.store.handle(uid)
     if record is None:
         raise HoldfastError(f"Handle `{uid}` not found", code="handle_not_found")
-    body = await _body(request)
+    body = await read_body(request, _LONGEST)
     try:
         given = msgspec.json.decode(body, type=dict[str, object])
         return record, msgspec.convert({**given, "uid": uid}, frames.Want)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise HoldfastError(f"the body does not say what is wanted: {error}", code="invalid_arguments") from None
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _LONGEST:
-            raise HoldfastError(f"a body of more than {_LONGEST} bytes; send less at once", code="limit_exceeded")
-    return bytes(body)
 
 
 def _pass_on(talk: Talk, body: bytes) -> None:

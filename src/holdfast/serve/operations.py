@@ -120,7 +120,7 @@ class Endpoint:
 
     async def _body(self, request: Request) -> Any:
         assert self._check is not None
-        body = await read_body(request, self._limit)
+        body = await read_body(request, self._limit, "arguments_bytes")
         try:
             value = msgspec.json.decode(body or b"{}")
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -152,8 +152,9 @@ async def _left(request: Request) -> None:
         pass
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The body of a request. Raises `HoldfastError` for one that is too long, before all of it has come."""
+async def read_body(request: Request, limit: int, setting: str = "") -> bytes:
+    """The body of a request. Raises `HoldfastError` for one that is too long, before all of it has come; `setting` is
+    what allows more."""
     said = request.headers.get("content-length", "")
     body = bytearray()
     if not is_more(said, limit):
@@ -163,7 +164,8 @@ async def read_body(request: Request, limit: int) -> bytes:
                 break
         else:
             return bytes(body)
-    raise HoldfastError(f"the body is larger than {limit} bytes ([limits] arguments_bytes)", code="limit_exceeded")
+    right = f"[limits] {setting} allows more" if setting else "send less at once"
+    raise HoldfastError(f"the body is larger than {limit} bytes; {right}", code="limit_exceeded")
 
 
 def is_more(length: str, limit: int) -> bool:

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from holdfast.control.link import running
 from holdfast.errors import HoldfastError, ToolError
 from holdfast.serve.dashboard.painting import screen_html
+from holdfast.serve.operations import read_body
 from holdfast.serve.refusal import refusal
 from holdfast.serve.sse import EventStream, event
 from holdfast.serve.watched import Here, Shown, There, Watched
@@ -243,7 +244,7 @@ class Screens:
     def _answer(self, act: Callable[[str, bytes], Any]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             try:
-                return JSONResponse(await act(request.path_params["uid"], await _body(request)))
+                return JSONResponse(await act(request.path_params["uid"], await read_body(request, _LONGEST)))
             except HoldfastError as error:
                 return refusal(error)
 
@@ -256,6 +257,9 @@ class Screens:
             if want.stream is not None and want.stream not in view.changed:
                 raise ToolError("there is no such stream of this terminal; open it first", code="invalid_arguments")
             await view.watched.drive(Size(want.rows, want.cols))
+            if not self._is_there(uid, view, want.stream):
+                await view.watched.hand_back()
+                raise ToolError("whoever wanted to drive this terminal has gone, or it has", code="not_running")
         except HoldfastError:
             self._left(uid)
             raise
@@ -265,6 +269,10 @@ class Screens:
             view.alone = asyncio.get_running_loop().call_later(ALONE, self._end, uid, driver)
         view.tell()
         return {"driver": driver.id, "taken": view.taken}
+
+    def _is_there(self, uid: str, view: _View, stream: str | None) -> bool:
+        """Whether the terminal is still looked at, by the one who drives it: another process took a while to answer."""
+        return self._views.get(uid) is view and not view.over and (stream is None or stream in view.changed)
 
     def _end(self, uid: str, driver: _Driver) -> None:
         view = self._views.get(uid)
@@ -340,15 +348,6 @@ def _pasted(text: str, *, bracketed: bool) -> bytes:
     plain = "".join(each for each in text.replace("\r\n", "\n") if each in "\n\t" or each.isprintable())
     data = plain.replace("\n", "\r").encode(errors="replace")
     return b"\x1b[200~" + data + b"\x1b[201~" if bracketed else data
-
-
-async def _body(request: Request) -> bytes:
-    data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > _LONGEST:
-            raise ToolError(f"the request is over {_LONGEST:,} bytes; send less at once", code="limit_exceeded")
-    return bytes(data)
 
 
 def _read(body: bytes, kind: type[T]) -> T:

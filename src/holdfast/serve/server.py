@@ -1,6 +1,6 @@
 """Running the application: a socket, uvicorn in our own loop, signals, and an end in good order (R6).
 
-SIGINT and SIGTERM: nobody new is let in, streams end, calls that wait are answered, the runtime is closed. A second one
+SIGINT and SIGTERM: streams end, calls that wait are answered, the runtime is closed. A second one
 exits at once and leaves the rest to the guard. SIGHUP: the configuration is read again.
 """
 
@@ -91,9 +91,7 @@ async def serve(
     waiting = asyncio.ensure_future(ended.wait())
     try:
         await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
-        for listener in getattr(server, "servers", ()):  # none, if it was stopped before it had started
-            listener.close()  # nobody new
-        await close()
+        await close()  # whoever comes meanwhile is told so; refused connections would be an error to clients
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it complains of streams that are cut
         AppStatus.should_exit = True  # streams of 2025 clients end
         server.should_exit = True

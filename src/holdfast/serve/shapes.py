@@ -37,6 +37,7 @@ _ANY: Schema = {}
 _QUESTION = _object(
     {
         "id": TEXT,
+        "key": _maybe("string"),
         "text": TEXT,
         "pre_amble": _maybe("string"),
         "answer_type": _ANY,
@@ -133,12 +134,14 @@ SCHEMAS: dict[str, Schema] = {
                     "on_cancel": _maybe("string"),
                     "waits": list_of({"type": "object"}),
                     "journal": list_of(ref("Entry")),
+                    "journal_entries": _COUNT,
                     "output": _maybe("object"),
                 }
             ),
         ]
     },
     "Entry": _ENTRY,
+    "Journal": _object({"entries": list_of(ref("Entry")), "count": _COUNT, "next": _maybe("integer")}),
     "Event": _EVENT,
     "Need": _NEED,
     "Reply": {"type": "object", "description": "A handle's state, as a reply shows it (C3)."},
@@ -209,6 +212,7 @@ SCHEMAS: dict[str, Schema] = {
         {
             "name": TEXT,
             "source": TEXT,
+            "builtin": _YES,
             "description": TEXT,
             "actions": list_of(TEXT),
             "run": TEXT,

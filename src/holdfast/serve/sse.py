@@ -37,6 +37,10 @@ class EventStream:
         self._counted = counted or contextlib.nullcontext()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "HEAD":  # its answer has no body, so it would never be seen to end
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
         with self._counted:
             await self._go_on(receive, send)
 

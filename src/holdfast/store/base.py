@@ -269,7 +269,20 @@ class Store(Protocol):
 
     async def journal(self, uid: str) -> list[Entry]: ...
 
+    async def journal_end(self, uid: str, *, before: int | None = None, limit: int = 200) -> tuple[list[Entry], int]:
+        """The last lines of a journal, traces aside, or the last of its first `before`, newest first; and how many it
+        has."""
+
     async def waits(self, uid: str) -> list[WaitRow]: ...
+
+    async def open_waits(
+        self, *, conversation: str | None = None, after: str | None = None, limit: int = 1000
+    ) -> list[tuple[WaitRow, Record]]:
+        """Waits that are open, of calls that have not stopped, each with its handle: by conversation, the oldest first,
+        after the one of key id `after`, which may have been resolved since."""
+
+    async def count_open_waits(self, conversations: Sequence[str]) -> dict[str, int]:
+        """How many of those each of these conversations has."""
 
     async def wait(self, key_id: str) -> WaitRow | None: ...
 
@@ -316,8 +329,11 @@ class Store(Protocol):
     async def news(self, conversation: str, limit: int = NEWS_LIMIT + 1) -> list[News]:
         """What is queued, oldest first, after the line that says how much was dropped."""
 
-    async def inquiries(self, conversation: str, turn: str | None = None, limit: int = 1000) -> list[InquiryRow]:
-        """What was asked and answered, of one turn or all, oldest first. It goes when its turn's batches go (Q6)."""
+    async def inquiries(
+        self, conversation: str, turn: str | None = None, limit: int = 1000, *, newest: bool = False
+    ) -> list[InquiryRow]:
+        """What was asked and answered, of one turn or all, oldest or newest first. It goes when its turn's batches go
+        (Q6)."""
 
     async def transcript(self, conversation: str, after: int = 0, limit: int = 10_000) -> list[Line]:
         """What was said in a conversation, oldest first, after the line of that number."""

@@ -3,6 +3,7 @@
 `start` begins a call and sees to it that its `answer` is called, once or more; the first counts.
 """
 
+import asyncio
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
@@ -10,9 +11,9 @@ from holdfast.durable.calls import Durability
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle, OnStop, Watcher
 from holdfast.handles.observing import answered
-from holdfast.handles.question import answer_fits, expected
+from holdfast.handles.question import answer_fits, expected, question_key
 from holdfast.handles.registry import Registry
-from holdfast.handles.state import Error, Outcome, Pending, Reply, Running, Stopped, Waiting, name
+from holdfast.handles.state import Error, Outcome, Pending, Reply, Running, State, Stopped, Waiting, name
 from holdfast.handles.view import Handles
 from holdfast.limits import Limits
 from holdfast.schema.arguments import decode_input
@@ -177,6 +178,14 @@ class Actions:
 
         self._ask(slot, slot.tool, handle.conversation, said)
         handle.watch(ended)
+        if slot.patience is not None and handle.stateful:
+            loop = asyncio.get_running_loop()
+            loop.call_later(slot.patience, self._still_asked, slot, handle, answer)
+
+    def _still_asked(self, slot: Slot, handle: Handle, answer: Answer) -> None:
+        """Whoever spawned it is not to wait for a person any longer: the handle is pending, and goes on by itself."""
+        if slot.asking is not None:
+            answer(self._replies.handle(handle))
 
     def _ended_unstarted(self, slot: Slot, handle: Handle, answer: Answer) -> None:
         if slot.asking is not None:  # P5: a prompt is withdrawn when its handle ends
@@ -341,6 +350,9 @@ class Actions:
                 "until it is handed back.",
                 code="driven_by_person",
             )
+        if slot.answers is not None and not _asks(state, slot.answers):
+            which = "no question" if not slot.answers else f"no question `{slot.answers}`"
+            raise ToolError(f"Handle `{handle.id}` asks {which} now; nothing was sent", code="not_running")
         if slot.secret and not (isinstance(state, Waiting) and state.question.secret):
             raise ToolError(f"Handle `{handle.id}` asks for no secret now; nothing was sent", code="not_running")
         if isinstance(state, Waiting) and not _backs_out(slot):
@@ -394,6 +406,13 @@ def _check_takes_input(handle: Handle) -> None:
         raise ToolError(
             f"Handle `{handle.id}` is {what}; only a running or waiting one takes input", code="not_running"
         )
+
+
+def _asks(state: State, answers: str) -> bool:
+    """Whether that question is open: by its id or its key; empty: any."""
+    if not isinstance(state, Waiting):
+        return False
+    return answers in ("", state.question.id, question_key(state.question, state.number))
 
 
 def _backs_out(slot: Slot) -> bool:

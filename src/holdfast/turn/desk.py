@@ -119,6 +119,7 @@ class Desk:
                 resumable=False,
             )
             slot.people = people
+            slot.patience = park_after if people is None else None  # a person elsewhere may take their time
             runtime.batches.add(batch)
             trouble = runtime.registry.store.trouble
             if trouble is not None:

@@ -85,7 +85,9 @@ class People:
         self._closed = False
         self._joined: WeakSet[People] = WeakSet()
         """Those for whom somebody here is asked as well."""
-        self._settles: Callable[[], None] = self._settle_shown
+        self.passed_on: Callable[[Prompt], None] = lambda prompt: None
+        """Called when what was said to a prompt has reached whoever asked, or it was withdrawn."""
+        self._settles: Callable[[Prompt], None] = self._settle_shown
         """Called when something was said here."""
 
     @property
@@ -183,6 +185,7 @@ class People:
     def _said(self, asking: Asking, task: "asyncio.Task[Decision | None]") -> None:
         self._shown.remove(asking)
         said = Cancelled() if task.cancelled() else task.result()
+        prompt = asking.prompt
         try:
             if asking.then is not None and said is None:
                 self._left.append(asking)
@@ -191,11 +194,12 @@ class People:
                 then(said)
         finally:
             if self._at_once:
-                self._settles()
+                self._settles(prompt)
             self._next()
 
-    def _settle_shown(self) -> None:
+    def _settle_shown(self, prompt: Prompt) -> None:
         """What was said just now may settle others that are shown beside it."""
+        self.passed_on(prompt)
         shown = [*self._shown, *(asking for people in self._joined for asking in people._shown)]
         for asking in shown:
             if asking.then is not None and asking.settled():

@@ -20,11 +20,17 @@ _WORDS = {"yes": True, "y": True, "true": True, "no": False, "n": False, "false"
 
 
 async def send(
-    actions: "Actions", handle: Handle, given: Any, keys: Sequence[str] = (), *, secret: bool = False
+    actions: "Actions",
+    handle: Handle,
+    given: Any,
+    keys: Sequence[str] = (),
+    *,
+    secret: bool = False,
+    answers: str | None = None,
 ) -> Reply:
     """Send it; the handle's state when it has settled. Raises `ToolError` if it is refused.
 
-    A `secret` is the answer to a question for one, or is not sent at all.
+    A `secret` is the answer to a question for one, or is not sent at all; so is what `answers` a question (`Slot`).
     """
     if given is None and not keys:
         raise ToolError("there is nothing to send: give a text or keys", code="invalid_arguments")
@@ -36,7 +42,7 @@ async def send(
         given = read_answer(handle.state.question, given)
     slot = Slot(ToolCall(handle.call_id, handle.tool.name), 0)
     slot.tool, slot.action, slot.handle_id, slot.by = handle.tool, "apply", handle.id, "person"
-    slot.secret = secret
+    slot.secret, slot.answers = secret, answers
     slot.arguments = ({} if given is None else {"input": given}) | ({"keys": list(keys)} if keys else {})
     answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
     actions.act(slot, handle, lambda reply: None if answered.done() else answered.set_result(reply))

@@ -38,6 +38,7 @@ class Slot:
 
     __slots__ = (
         "action",
+        "answers",
         "arguments",
         "asking",
         "by",
@@ -50,6 +51,7 @@ class Slot:
         "handle_id",
         "launch",
         "named",
+        "patience",
         "people",
         "position",
         "secret",
@@ -82,8 +84,14 @@ class Slot:
         """Who sends it: a person may do what the assistant may not (C2, Q4)."""
         self.declines = False
         """The person does not want to answer the open question (Q7)."""
+        self.answers: str | None = None
+        """It is the answer to the question of that id, or of that key (`question_key`); empty: to whichever is open.
+        Never input."""
         self.secret = False
         """It is the answer to a question for a secret, and nothing else."""
+        self.patience: float | None = None
+        """Of a spawn: so many seconds after which it answers `pending` if its permission is still asked for; None: it
+        waits for that."""
         self.people: People | None = None
         """Who is asked about this call, if not those of the runtime."""
         self.asking: Asking | None = None

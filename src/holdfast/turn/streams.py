@@ -157,7 +157,8 @@ class _Client:
                 code="bad_answer",
             )
         self._say(frames.STATE, told(handle, printed(handle)))  # it may take its time to settle
-        reply = await person.send(self._streams.actions, handle, want.input, want.keys, secret=want.secret)
+        actions = self._streams.actions
+        reply = await person.send(actions, handle, want.input, want.keys, secret=want.secret, answers=want.answers)
         self._say(frames.REPLY, to_utf8(reply.result))
 
     async def _attach(self, handle: Handle, size: Size) -> None:

@@ -87,7 +87,7 @@ class _Page:
 
     async def _inquiries(self, id: str) -> list[dict[str, Any]]:
         """What was asked of the model on the side (Q6), newest first."""
-        return (await self._control.inquiries(id))[: -_INQUIRIES - 1 : -1]
+        return await self._control.inquiries(id, _INQUIRIES)
 
     async def _below(self, id: str) -> list[dict[str, Any]]:
         """The conversations of the agents that this one started."""

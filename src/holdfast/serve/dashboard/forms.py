@@ -14,13 +14,20 @@ from starlette.routing import BaseRoute, Route
 
 from holdfast.errors import HoldfastError
 from holdfast.serve.dashboard.look import Look
+from holdfast.serve.operations import read_body
 
 if TYPE_CHECKING:
     from holdfast.control.control import Control
 
 _BYTES = 4 * 1024 * 1024
 """Of a form: the largest arguments ([limits] arguments_bytes), with every character escaped."""
-_STATUS = {"handle_not_found": 404, "handle_expired": 410, "already_stopped": 409, "not_running": 409}
+_STATUS = {
+    "handle_not_found": 404,
+    "handle_expired": 410,
+    "already_stopped": 409,
+    "not_running": 409,
+    "limit_exceeded": 413,
+}
 _DONE = {
     ("permission", "approve"): "allowed",
     ("permission", "edit"): "allowed",
@@ -67,7 +74,7 @@ class Forms:
     async def decide(self, request: Request, fields: Fields) -> Response:
         """Decide what waits for a person."""
         id = request.path_params["id"]
-        need = next((need for need in await self._control.needs() if need["id"] == id), None)
+        need = await self._control.need(id)
         if need is None:
             return _back(fields, "gone")
         decision: dict[str, Any] = {name: fields[name] for name in ("decision", "reason", "value") if name in fields}
@@ -94,7 +101,11 @@ class Forms:
         """Send a text to a handle, or the answer to its question."""
         if "value" not in fields:
             raise _Refused("there is nothing to send: choose or type an answer", 422)
-        await self._control.apply(request.path_params["uid"], fields["value"])
+        uid, question = request.path_params["uid"], fields.get("question")
+        if question is None:
+            await self._control.apply(uid, fields["value"])
+        else:  # of the form of a question: it is answered, and no other
+            await self._control.answer(uid, fields["value"], question=question)
         return _back(fields, "sent")
 
     async def revoke(self, request: Request, fields: Fields) -> Response:
@@ -127,13 +138,9 @@ async def _fields(request: Request) -> Fields:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise _Refused("forms are sent as application/x-www-form-urlencoded", 415)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _BYTES:
-            raise _Refused(f"the form is larger than {_BYTES} bytes; such a call cannot run either", 413)
+    body = await read_body(request, _BYTES)
     try:
-        pairs = parse_qsl(bytes(body).decode(), keep_blank_values=True, max_num_fields=20, errors="strict")
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=20, errors="strict")
     except ValueError:
         raise _Refused("the form cannot be read: too many fields, or text that is not UTF-8", 400) from None
     return {name: value.replace("\r\n", "\n") for name, value in pairs}  # browsers send line ends of their own

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from markupsafe import Markup
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from holdfast.errors import HoldfastError
@@ -29,8 +29,8 @@ LINES = ("100", "1000", "all")
 """How many of the last lines may be chosen; `all` is the whole piece."""
 _AROUND = 300
 """Characters of a line that are shown before and after what was found in it."""
-_STEPS = 200
-"""Entries of a journal on the page, the newest."""
+_FOUND = 200
+"""Handles that are looked through for one of an id."""
 WHOLE, PART = 1 << 16, 1 << 12
 """Characters of a value that are shown: of arguments and results, of one side of a journal's entry."""
 _GONE = {"handle_not_found": 404, "expired": 410, "handle_expired": 410}
@@ -48,29 +48,30 @@ class _Page:
         self._screens = screens
 
     async def show(self, request: Request) -> Response:
-        """A handle, by its uid."""
+        """A handle, by its uid; of an id, the newest that has it."""
         uid, control, now = request.path_params["uid"], self._control, time.time()
         try:
             fact = await control.handle(uid)
             printed = await self._printed(request, fact)
         except HoldfastError as error:
+            meant = await self._of_id(uid) if error.code == "handle_not_found" else None
+            if meant is not None:
+                return RedirectResponse(f"/handles/{meant}", 303)
             return await self._look.problem(request, error.message, _GONE.get(error.code, 400), "/handles")
-        events, needs = await control.timeline(uid), await control.needs()
+        events = await control.timeline(uid)
         workflow = await control.workflow(uid) if fact["kind"] == "workflow" else None
-        journal = fact["journal"]
         return await self._look.page(
             request,
             "handle.html",
             fact=fact,
-            needs=needs,
-            mine=[need for need in needs if need["handle"] == uid],
+            mine=await control.needs(handle=uid),
             moments=moments(events, fact),
             stretches=_scaled(stretches(events, fact, now)),
             waiters=await control.waiters(uid),
             printed=printed,
             terminal=await self._terminal(fact),
-            journal=journal[-_STEPS:],
-            earlier_steps=max(0, len(journal) - _STEPS),
+            journal=fact["journal"],
+            earlier_steps=max(0, fact["journal_entries"] - len(fact["journal"])),
             workflow=workflow and workflow | {"steps": numbered(workflow["steps"])},
             graph=workflow and draw(workflow["steps"]),
             agent=await self._agent(fact),
@@ -78,6 +79,10 @@ class _Page:
             WHOLE=WHOLE,
             PART=PART,
         )
+
+    async def _of_id(self, id: str) -> str | None:
+        found = await self._control.handles(search=id, oneshot=True, limit=_FOUND)
+        return next((fact["uid"] for fact in found["handles"] if fact["id"] == id), None)
 
     async def _printed(self, request: Request, fact: dict[str, Any]) -> dict[str, Any]:
         """The piece of output that is asked for, and the ways to others."""

@@ -60,14 +60,14 @@ class Look:
     async def page(self, request: Request, template: str, *, status: int = 200, **what: Any) -> Response:
         """A page in the frame that all have: the navigation, how much needs the person, what was just done.
 
-        Templates see `what`, and `path`, `here` (the address with its query), `needs`, `now`, `said` and `wrong`: what
-        was just done, and what was wrong with it.
+        Templates see `what`, and `path`, `here` (the address with its query), `open_needs` (a count), `now`, and `said`
+        and `wrong`: what was just done, and what was wrong with it.
         """
         query = request.url.query
         frame = {
             "path": request.url.path,
             "here": f"{request.url.path}?{query}" if query else request.url.path,
-            "needs": what["needs"] if "needs" in what else await self._control.needs(),
+            "open_needs": await self._control.count_needs(),
             "now": time.time(),
             "said": SAID.get(request.query_params.get("said", "")),
             "wrong": None,
@@ -77,7 +77,8 @@ class Look:
 
     async def problem(self, request: Request, message: str, status: int = 404, back: str = "/") -> Response:
         """A page that says what was wrong, and the way back."""
-        return await self.page(request, "problem.html", status=status, wrong=message, back=back)
+        missing = status in (404, 410)
+        return await self.page(request, "problem.html", status=status, wrong=message, missing=missing, back=back)
 
 
 def _environment() -> "Environment":

@@ -1,7 +1,6 @@
 """The pages that list: what needs a person, handles, conversations, notifications, keys, numbers, tools.
 
-Each view asks `Control` and fills a template; none reads the store. What a page costs does not depend on how much is
-stored: lists are read a page at a time, from a cursor on.
+Each view asks `Control` and fills a template; none reads the store. Lists are read a page at a time, from a cursor on.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -13,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from holdfast.control.looking import KINDS, SORTS, STATES
 from holdfast.serve.dashboard import conversation, forms, handle
 from holdfast.serve.dashboard.look import HERE, Look, mark, short_name
 
@@ -23,20 +23,17 @@ if TYPE_CHECKING:
 PAGE = 50
 _RUNNING, _HAPPENED = 30, 12
 """How many the first page shows; the rest is on the page of handles."""
+_NEEDS = 50
+"""What needs the person, of the first page: the rest comes when these are answered."""
 _PLACES = 200
 """Conversations a page."""
 _NEWS = 100
 """Lines of notifications' history a page."""
+_KEYS = 100
+"""Keys a page."""
 
-STATES = ("live", "pending", "running", "waiting", "parked", "stopped")
-KINDS = ("tool", "agent", "workflow", "timer", "hook", "custom")
-SORTS = {
-    "newest": "Newest first",
-    "oldest": "Oldest first",
-    "stopped": "Last stopped first",
-    "tool": "By tool",
-    "id": "By id",
-}
+_ORDERS = {"newest": "Newest first", "oldest": "Oldest first", "stopped": "Last stopped first"}
+"""The words for orders; of others: by what."""
 GROUPS: dict[str, Callable[[dict[str, Any]], str]] = {
     "conversation": lambda fact: short_name(fact["conversation"]),
     "kind": lambda fact: str(fact["kind"]),
@@ -86,12 +83,15 @@ class Pages:
     ) -> Response:
         """What needs the person, what runs, what has just happened. `drafts`: what was typed and could not be taken,
         by need."""
+        needs = await self._control.needs(limit=_NEEDS)
         running = await self._control.handles(state="live", oneshot=True, limit=_RUNNING)
         happened = await self._control.handles(state="stopped", sort="stopped", limit=_HAPPENED)
         return await self._look.page(
             request,
             "home.html",
             status=status,
+            needs=needs,
+            asked={need["handle"] for need in needs},
             running=running["handles"],
             more=running["next"] is not None,
             happened=happened["handles"],
@@ -132,7 +132,12 @@ class Pages:
             groups=_grouped(found["handles"], chosen["group"]),
             chosen=chosen,
             filtered=bool(set(query) - {"sort", "group"}),
-            options={"state": STATES, "kind": KINDS, "sort": SORTS, "group": tuple(GROUPS)},
+            options={
+                "state": STATES,
+                "kind": KINDS,
+                "sort": {sort: _ORDERS.get(sort, f"By {sort}") for sort in SORTS},
+                "group": tuple(GROUPS),
+            },
             tools=sorted(tool["name"] for tool in await self._control.tools()),
             first=_address("/handles", query) if asked.get("after") else None,
             following=_address("/handles", query | {"after": found["next"]}) if found["next"] else None,
@@ -170,11 +175,20 @@ class Pages:
 
     async def keys(self, request: Request) -> Response:
         """What waits for the outside, by the ids of its keys: the keys themselves are on no page (K5)."""
-        place = request.query_params.get("conversation", "").strip()
+        place, after = request.query_params.get("conversation", "").strip(), request.query_params.get("after")
+        found = await self._control.keys(place or None, after or None, _KEYS)
         by_place: dict[str, list[dict[str, Any]]] = {}
-        for key in await self._control.keys(place or None):
+        for key in found["keys"]:
             by_place.setdefault(key["conversation"], []).append(key)
-        return await self._look.page(request, "keys.html", places=by_place)
+        query = {"conversation": place} if place else {}
+        return await self._look.page(
+            request,
+            "keys.html",
+            places=by_place,
+            counts=await self._control.count_keys(list(by_place)),
+            first=_address("/keys", query) if after else None,
+            following=_address("/keys", query | {"after": found["next"]}) if found["next"] else None,
+        )
 
     async def stats(self, request: Request) -> Response:
         """Numbers since the server started, and how much is stored."""
@@ -183,7 +197,10 @@ class Pages:
     async def tools(self, request: Request) -> Response:
         """What can be called."""
         tools = sorted(await self._control.tools(), key=lambda tool: str(tool["name"]))
-        return await self._look.page(request, "tools.html", tools=tools)
+        own = [tool for tool in tools if not tool["builtin"]]
+        return await self._look.page(
+            request, "tools.html", own=own, builtin=[tool for tool in tools if tool["builtin"]]
+        )
 
 
 def _one_of(known: Iterable[str], given: str | None) -> str:

@@ -1,7 +1,7 @@
 """Every way to read the memory store. These are coroutines because other stores' reads have to be; none waits."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import dropwhile, islice, takewhile
 from typing import Any
@@ -226,6 +226,37 @@ class Reads(Tables):
     async def journal(self, uid: str) -> list[Entry]:
         return list(self._journals.get(uid, {}).values())
 
+    async def journal_end(self, uid: str, *, before: int | None = None, limit: int = 200) -> tuple[list[Entry], int]:
+        entries = [entry for entry in self._journals.get(uid, {}).values() if entry.kind != "trace"]
+        end = len(entries) if before is None else max(0, min(before, len(entries)))
+        return entries[max(0, end - limit) : end][::-1], len(entries)
+
+    async def open_waits(
+        self, *, conversation: str | None = None, after: str | None = None, limit: int = 1000
+    ) -> list[tuple[WaitRow, Record]]:
+        last = None if after is None else self._waits.get(after)
+        if last is not None and conversation not in (None, last.conversation):
+            last = None
+        places = {key_id: number for number, key_id in enumerate(self._waits)}
+        found = [
+            row
+            for row in self._open_waits()
+            if conversation in (None, row.conversation)
+            and (last is None or (row.conversation, places[row.key_id]) > (last.conversation, places[last.key_id]))
+        ]
+        found.sort(key=lambda row: (row.conversation, places[row.key_id]))
+        return [(row, self._records[row.uid]) for row in found[:limit]]
+
+    async def count_open_waits(self, conversations: Sequence[str]) -> dict[str, int]:
+        counts = Counter(row.conversation for row in self._open_waits())
+        return {conversation: counts[conversation] for conversation in conversations}
+
+    def _open_waits(self) -> Iterator[WaitRow]:
+        for row in self._waits.values():
+            record = self._records.get(row.uid) if row.resolution is None and not row.revoked else None
+            if record is not None and type(record.state) is not Stopped:
+                yield row
+
     async def waits(self, uid: str) -> list[WaitRow]:
         return [self._waits[key_id] for key_id in self._keys.get(uid, ())]
 
@@ -288,9 +319,12 @@ class Reads(Tables):
             return []
         return known.news.all()[:limit]
 
-    async def inquiries(self, conversation: str, turn: str | None = None, limit: int = 1000) -> list[InquiryRow]:
-        rows = self._inquiries.get(conversation, ())
-        return list(islice((row for row in rows if turn is None or row.turn == turn), limit))
+    async def inquiries(
+        self, conversation: str, turn: str | None = None, limit: int = 1000, *, newest: bool = False
+    ) -> list[InquiryRow]:
+        rows: Sequence[InquiryRow] = self._inquiries.get(conversation, ())
+        in_order = reversed(rows) if newest else rows
+        return list(islice((row for row in in_order if turn is None or row.turn == turn), limit))
 
     async def requests(self) -> list[Request]:
         return [

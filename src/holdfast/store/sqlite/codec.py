@@ -12,6 +12,7 @@ from holdfast.store.base import (
     BatchRow,
     Carrier,
     ConversationRow,
+    Entry,
     Given,
     InquiryRow,
     Kept,
@@ -124,6 +125,12 @@ def wait_row(row: Row) -> WaitRow:
     key_id, uid, conversation, kind, name, secret_id, resolution, revoked = row
     resolved = None if resolution is None else decode_resolution(resolution)
     return WaitRow(key_id, uid, conversation, kind, name, secret_id, resolved, bool(revoked))
+
+
+def entry_row(row: Row) -> Entry:
+    """A row of the queries `journal` and `journal_end`."""
+    kind, name, digest, value, ok, input = row
+    return Entry(kind, name, digest, value, bool(ok), input)
 
 
 def news_row(row: Row) -> News:

@@ -78,6 +78,27 @@ def listing(
     return f"{SQL['records']} WHERE h.number IN ({chosen}) ORDER BY h.uid {order}", (*bound, limit)
 
 
+def scans(
+    *,
+    conversation: str | None,
+    state: str | None,
+    live: bool,
+    stateful: bool | None,
+    kind: Kind | None,
+    status: Status | None,
+    tool: str | None,
+    metadata: Mapping[str, Any] | None,
+    search: str | None,
+    sort: Sort,
+) -> bool:
+    """Whether no index has these handles in order, so that all there are may have to be looked at."""
+    if search is not None or tool is not None:
+        return True
+    if sort != "created" and not (sort == "stopped" and stateful and _states(state, live, status) == ("stopped",)):
+        return True
+    return conversation is None and (kind is not None or status is not None or metadata is not None)
+
+
 def _states(state: str | None, live: bool, status: Status | None) -> tuple[str, ...]:
     """The states that a handle may be in."""
     wanted = (*LIVE, "stopped") if state is None else (state,)

@@ -1,7 +1,8 @@
-"""Reading what has been committed, by any process: point queries on a connection of the loop's own."""
+"""Reading what has been committed, by any process: point queries on a connection of the loop's own, and in a thread
+what looks at very much."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import apsw
@@ -41,6 +42,8 @@ from holdfast.store.sqlite.codec import (
     decode,
     decode_calls,
     dropped_row,
+    encode,
+    entry_row,
     inquiry_row,
     news_row,
     place_row,
@@ -48,9 +51,10 @@ from holdfast.store.sqlite.codec import (
     wait_row,
 )
 from holdfast.store.sqlite.events import between, event_row
-from holdfast.store.sqlite.listing import listing
+from holdfast.store.sqlite.listing import listing, scans
 from holdfast.store.sqlite.retention import expired
 from holdfast.store.sqlite.sql import RECORDS, SQL
+from holdfast.store.sqlite.threads import Scanner
 from holdfast.store.sqlite.transcripts import newest as newest_conversations
 
 
@@ -59,16 +63,24 @@ class Reads:
 
     owner: str
     _reading: apsw.Connection | None = None
+    _scanner: Scanner
 
     def _rows(self, query: str, bindings: Iterable[Any]) -> list[Row]:
         if self._reading is None:
-            raise HoldfastError("the store is not open", code="store_unavailable")
+            raise _not_open()
         try:
             return self._reading.execute(query, tuple(bindings)).fetchall()
         except apsw.Error as error:
-            raise HoldfastError(
-                f"the store cannot be read: {error}; see that its file and its disk are there", code="store_unavailable"
-            ) from error
+            raise _unreadable(error) from error
+
+    async def _scanned(self, query: str, bindings: Iterable[Any]) -> list[Row]:
+        """Rows for which very many are looked at: the loop goes on meanwhile."""
+        if self._reading is None:
+            raise _not_open()
+        try:
+            return await self._scanner.rows(query, bindings)
+        except apsw.Error as error:
+            raise _unreadable(error) from error
 
     def _row(self, query: str, *bindings: Any) -> Row | None:
         rows = self._rows(query, bindings)
@@ -132,6 +144,11 @@ class Reads:
             limit=limit,
             newest=newest,
         )
+        if scans(
+            conversation=conversation, state=state, live=live, stateful=stateful, kind=kind, status=status, tool=tool,
+            metadata=metadata, search=search, sort=sort,
+        ):  # fmt: skip
+            return [record(row) for row in await self._scanned(query, bound)]
         return self._records(query, *bound)
 
     async def tally(self, conversation: str, *, timers: bool = True) -> dict[tuple[Kind, Status], int]:
@@ -166,13 +183,34 @@ class Reads:
         return self._records(RECORDS["holding"])
 
     async def journal(self, uid: str) -> list[Entry]:
-        return [
-            Entry(kind, name, digest, value, bool(ok), input)
-            for kind, name, digest, value, ok, input in self._rows(SQL["journal"], (uid,))
-        ]
+        return [entry_row(row) for row in self._rows(SQL["journal"], (uid,))]
+
+    async def journal_end(self, uid: str, *, before: int | None = None, limit: int = 200) -> tuple[list[Entry], int]:
+        ((count,),) = self._rows(SQL["journal_count"], (uid,))
+        end = count if before is None else max(0, min(before, count))
+        rows = self._rows(SQL["journal_end"], (uid, min(end, limit), count - end))
+        return [entry_row(row) for row in rows], count
 
     async def waits(self, uid: str) -> list[WaitRow]:
         return [wait_row(row) for row in self._rows(SQL["waits"], (uid,))]
+
+    async def open_waits(
+        self, *, conversation: str | None = None, after: str | None = None, limit: int = 1000
+    ) -> list[tuple[WaitRow, Record]]:
+        place, number = ("", 0) if after is None else self._row(SQL["place_of_wait"], after) or ("", 0)
+        if conversation is not None and conversation != place:
+            place, number = conversation, 0
+        rows = self._rows(SQL["open_waits_in"], (place, number, limit))
+        if conversation is None and len(rows) < limit:
+            rows += self._rows(SQL["open_waits_beyond"], (place, limit - len(rows)))
+        found = [wait_row(row) for row in rows]
+        named = encode(list({row.uid for row in found})).decode()
+        records = {each.uid: each for each in self._records(RECORDS["among"], named)}
+        return [(row, records[row.uid]) for row in found if row.uid in records]
+
+    async def count_open_waits(self, conversations: Sequence[str]) -> dict[str, int]:
+        rows = await self._scanned(SQL["count_open_waits"], (encode(list(conversations)).decode(),))
+        return {**dict.fromkeys(conversations, 0), **dict(rows)}
 
     async def wait(self, key_id: str) -> WaitRow | None:
         row = self._row(SQL["wait"], key_id)
@@ -245,8 +283,11 @@ class Reads:
         rows = self._rows(SQL["news"], (conversation, limit))
         return [news_row(row) if row[0] else dropped_row(row) for row in rows]
 
-    async def inquiries(self, conversation: str, turn: str | None = None, limit: int = 1000) -> list[InquiryRow]:
-        return [inquiry_row(row) for row in self._rows(SQL["inquiries"], (conversation, turn, limit))]
+    async def inquiries(
+        self, conversation: str, turn: str | None = None, limit: int = 1000, *, newest: bool = False
+    ) -> list[InquiryRow]:
+        query = SQL["newest_inquiries" if newest else "inquiries"]
+        return [inquiry_row(row) for row in self._rows(query, (conversation, turn, limit))]
 
     async def transcript(self, conversation: str, after: int = 0, limit: int = 10_000) -> list[Line]:
         return [Line(*row) for row in self._rows(SQL["transcript"], (conversation, after, limit))]
@@ -270,3 +311,13 @@ class Reads:
     async def reply(self, id: str) -> bytes | None:
         row = self._row(SQL["reply_to"], id)
         return None if row is None else row[0]
+
+
+def _not_open() -> HoldfastError:
+    return HoldfastError("the store is not open", code="store_unavailable")
+
+
+def _unreadable(error: apsw.Error) -> HoldfastError:
+    return HoldfastError(
+        f"the store cannot be read: {error}; see that its file and its disk are there", code="store_unavailable"
+    )

@@ -42,6 +42,10 @@ WHERE h.owner IS NULL AND h.parking IS NOT NULL AND h.stopped_at IS NULL AND NOT
   AND h.deadline <= ?
 ORDER BY h.deadline LIMIT ?;
 
+-- name: where_among
+-- The handles of these uids.
+WHERE h.uid IN (SELECT value FROM json_each(?) AS found);
+
 -- name: next_due
 -- When the next deadline will come.
 SELECT min(deadline) FROM handles
@@ -76,9 +80,46 @@ SELECT uid, at FROM tombstones WHERE conversation = ? AND id = ? AND id IS NOT N
 SELECT kind, name, digest, value, ok, coalesce(input, x'') FROM journal WHERE handle = (SELECT number FROM handles WHERE uid = ?)
 ORDER BY number;
 
+-- name: journal_count
+-- How many lines a call's journal has, traces aside.
+SELECT count(*) FROM journal WHERE handle = (SELECT number FROM handles WHERE uid = ?) AND kind <> 'trace';
+
+-- name: journal_end
+-- So many lines of a journal before the last so many, newest first, traces aside. They are chosen in the index.
+SELECT kind, name, digest, value, ok, coalesce(input, x'') FROM journal WHERE number IN (
+    SELECT number FROM journal WHERE handle = (SELECT number FROM handles WHERE uid = ?) AND kind <> 'trace'
+    ORDER BY number DESC LIMIT ? OFFSET ?
+) ORDER BY number DESC;
+
 -- name: waits
 -- What a call waits for.
 SELECT key_id, uid, conversation, kind, name, secret_id, resolution, revoked FROM waits WHERE uid = ? ORDER BY number;
+
+-- name: open_waits_beyond
+-- Waits that are open, of calls that have not stopped, of conversations after that one.
+SELECT w.key_id, w.uid, w.conversation, w.kind, w.name, w.secret_id, w.resolution, w.revoked
+FROM waits w INDEXED BY waits_open CROSS JOIN handles h ON h.uid = w.uid
+WHERE w.resolution IS NULL AND NOT w.revoked AND h.stopped_at IS NULL AND w.conversation > ?
+ORDER BY w.conversation, w.number LIMIT ?;
+
+-- name: open_waits_in
+-- The same of one conversation, after the one of a number.
+SELECT w.key_id, w.uid, w.conversation, w.kind, w.name, w.secret_id, w.resolution, w.revoked
+FROM waits w INDEXED BY waits_open CROSS JOIN handles h ON h.uid = w.uid
+WHERE w.resolution IS NULL AND NOT w.revoked AND h.stopped_at IS NULL AND w.conversation = ?
+  AND w.number > ?
+ORDER BY w.number LIMIT ?;
+
+-- name: place_of_wait
+-- Where a wait is in the order of open ones.
+SELECT conversation, number FROM waits WHERE key_id = ?;
+
+-- name: count_open_waits
+-- How many open waits conversations have.
+SELECT w.conversation, count(*) FROM json_each(?) AS found
+CROSS JOIN waits w INDEXED BY waits_open ON w.conversation = found.value
+CROSS JOIN handles h ON h.uid = w.uid
+WHERE w.resolution IS NULL AND NOT w.revoked AND h.stopped_at IS NULL GROUP BY w.conversation;
 
 -- name: wait
 -- One wait.
@@ -112,6 +153,13 @@ ORDER BY 1 LIMIT ?2;
 -- The inquiries of a conversation, or of one turn of it.
 SELECT id, conversation, turn, uid, at, request, answer, error FROM inquiries
 WHERE conversation = ?1 AND (?2 IS NULL OR turn = ?2) ORDER BY number LIMIT ?3;
+
+-- name: newest_inquiries
+-- The same, newest first. They are chosen in the index.
+SELECT id, conversation, turn, uid, at, request, answer, error FROM inquiries WHERE number IN (
+    SELECT number FROM inquiries INDEXED BY inquiries_in WHERE conversation = ?1 AND (?2 IS NULL OR turn = ?2)
+    ORDER BY number DESC LIMIT ?3
+) ORDER BY number DESC;
 
 -- name: requests
 -- What others want of us.

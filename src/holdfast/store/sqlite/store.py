@@ -5,26 +5,24 @@
     <db>-owners/    a locked file for each process that has the store open
     <db>-gate, <db>-turn    where writers queue
 
-Commits are gathered while the loop makes its pass and handed to the writer thread at once; reads run on the loop.
+Commits are gathered while the loop makes its pass and handed to the writer thread at once; reads run on the loop, but
+for those that look at very much, which have a thread.
 """
 
 import asyncio
-import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from holdfast.errors import HoldfastError
 from holdfast.store.base import Done, Failed, Heard, Op
 from holdfast.store.sqlite.bell import STREAM
 from holdfast.store.sqlite.place import Place
 from holdfast.store.sqlite.reads import Reads
+from holdfast.store.sqlite.threads import Scanner, in_thread
 from holdfast.store.sqlite.writer import Commit, Fault, Writer
 
-T = TypeVar("T")
 _NOTICE, _SELDOM, _PAUSE = 0.001, 0.05, 0.0001
 """Seconds after which a busy loop makes a pause for the writer; the same if it is not busy; how long the pause is."""
 
@@ -60,15 +58,16 @@ class SqliteStore(Reads):
     async def open(self, heard: Heard) -> None:
         assert self.directory is not None
         loop, directory = asyncio.get_running_loop(), self.directory
-        opening = _in_thread(loop, lambda: Place(self.path, directory))
+        opening = in_thread(loop, lambda: Place(self.path, directory))
         try:
             place = await asyncio.shield(opening)
         except asyncio.CancelledError:
             opening.add_done_callback(_let_go)
             raise
         self._loop, self._place, self.owner, self._reading = loop, place, place.owners.me, place.reading
+        self._scanner = Scanner(loop, self.path)
         self._writer = Writer(place, directory, self._deliver, self._fault)
-        self._written = _in_thread(loop, self._writer.run)
+        self._written = in_thread(loop, self._writer.run)
         self._written.add_done_callback(self._no_more)
         place.bell.listen(loop, heard)
 
@@ -85,8 +84,9 @@ class SqliteStore(Reads):
         await asyncio.wait([self._written])
         place.bell.deafen()
         self._reading = None
+        await self._scanner.close()
         # The last connection of all writes the WAL back into the database, which takes its time.
-        await _in_thread(self._loop, place.close)
+        await in_thread(self._loop, place.close)
 
     def commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
         if self._place is None or self._closed is not None:
@@ -166,26 +166,6 @@ class SqliteStore(Reads):
         """Where the runtime of an owner listens for people; None if that is not known."""
         bell = "" if self._place is None else self._place.owners.bell(owner)
         return bell + STREAM if bell else None
-
-
-def _in_thread(loop: asyncio.AbstractEventLoop, work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run the work in a thread of its own. A thread of the loop's pool would stay when the work is done."""
-    future: asyncio.Future[T] = loop.create_future()
-
-    def run() -> None:
-        try:
-            result = work()
-        except BaseException as error:
-            tell(future.set_exception, error)
-        else:
-            tell(future.set_result, result)
-
-    def tell(settle: Callable[..., None], value: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
-            loop.call_soon_threadsafe(lambda: None if future.cancelled() else settle(value))
-
-    threading.Thread(target=run, name="holdfast-sqlite", daemon=True).start()
-    return future
 
 
 def _let_go(opened: asyncio.Future[Place]) -> None:

@@ -16,10 +16,12 @@ from holdfast.store.base import (
     Place,
     Registered,
     Responded,
+    Revoked,
     Said,
     Store,
     TurnBegan,
     TurnEnded,
+    WaitOpened,
 )
 from holdfast.testing.conformance.suite import DAY, NOON, Suite, record, uid, uids
 
@@ -190,3 +192,49 @@ class Paged(Suite):
         assert [(entry.name, entry.ok, entry.input) for entry in entries] == [
             ("a", True, b'{"env":"production"}'), ("b", False, b""),
         ]  # fmt: skip
+
+    async def check_E3_the_end_of_a_journal_is_read_by_the_page(self, store: Store) -> None:
+        await self.commit(store, *(Registered(record(each, state=Running(NOON, NOON))) for each in (1, 2)))
+        for number in range(9):
+            await self.commit(store, Journaled(uid(1), 1, "step", f"s{number}", b"d", b"%d" % number))
+            if number % 3 == 0:
+                await self.commit(store, Journaled(uid(1), 1, "trace", f"t{number}", b"d", b"1"))
+            await self.commit(store, Journaled(uid(2), 1, "step", f"s{number}", b"d", b"0"))
+        names = [f"s{number}" for number in range(9)]
+        for before in (None, 9, 20, 5, 1, 0, -1):
+            for limit in (1, 4, 100):
+                entries, count = await store.journal_end(uid(1), before=before, limit=limit)
+                wanted = names[: 9 if before is None else max(0, before)][-limit:][::-1]
+                assert [entry.name for entry in entries] == wanted and count == 9, (before, limit, entries)
+        assert entries == [] and (await store.journal_end(uid(1), limit=1))[0][0] in await store.journal(uid(1))
+        assert await store.journal_end(uid(3)) == ([], 0)
+
+    async def check_D3_open_waits_are_listed_by_the_page(self, store: Store) -> None:
+        for number in range(8):
+            await self.park(store, number, conversation=("main", "other")[number % 2])
+        await self.begin(store, 9, conversation="a third")
+        for name in ("x", "y"):
+            await self.commit(store, WaitOpened(uid(9), 1, f"key-{name}", "event", name, "secret-1"))
+        await self.begin(store, 10)
+        await self.commit(store, WaitOpened(uid(10), 1, "of one that stops", "event", "e", "secret-1"))
+        await self.end(store, uid(10))
+        await self.resolve(store, f"key-{uid(2)}")
+        order = ["key-x", "key-y", *(f"key-{uid(number)}" for number in (0, 4, 6, 1, 3, 5, 7))]
+        for conversation, wanted in ((None, order), ("main", order[2:5]), ("other", order[5:]), ("nowhere", [])):
+            found: list[str] = []
+            while page := await store.open_waits(
+                conversation=conversation, after=found[-1] if found else None, limit=2
+            ):
+                for row, its in page:
+                    assert row == await store.wait(row.key_id) and its == await store.handle(row.uid)
+                    found.append(row.key_id)
+            assert found == wanted, (conversation, found)
+        places = ["main", "other", "a third", "nowhere"]
+        assert await store.count_open_waits(places) == dict(zip(places, (3, 4, 2, 0), strict=True))
+        assert await store.count_open_waits([]) == {}
+        await self.resolve(store, f"key-{uid(4)}")
+        after = await store.open_waits(after=f"key-{uid(4)}", limit=2)
+        assert [row.key_id for row, _ in after] == order[4:6], "also after one that is resolved by now"
+        await self.commit(store, Revoked("main", NOON + 40))
+        assert await store.open_waits(conversation="main") == []
+        assert (await store.count_open_waits(["main"])) == {"main": 0}

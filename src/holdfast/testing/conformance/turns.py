@@ -143,6 +143,9 @@ class Inquiries(Suite):
         assert await store.inquiries("main", "t1") == [rows[0], rows[2]]
         assert await store.inquiries("main", "t1", limit=1) == rows[:1]
         assert await store.inquiries("main", limit=2) == rows[:2]
+        assert await store.inquiries("main", newest=True) == rows[::-1]
+        assert await store.inquiries("main", newest=True, limit=2) == [rows[2], rows[1]]
+        assert await store.inquiries("main", "t1", newest=True, limit=5) == [rows[2], rows[0]]
         assert await store.inquiries("main", "t3") == [] == await store.inquiries("unheard of")
 
     async def check_Q6_inquiries_go_with_their_turn(self, store: Store) -> None:

@@ -31,7 +31,7 @@ function search() {
 function toNeeds() {
   const need = document.querySelector(".need h3");
   if (need) need.focus();
-  else if (location.pathname !== "/") location.assign("/");
+  else if (location.pathname !== "/") location.assign("/#needs-title");
 }
 
 const KEYS = { j: () => move(1), k: () => move(-1), "/": search, n: toNeeds, "?": () => dialog.showModal() };
@@ -48,6 +48,7 @@ on.checked = kept("keys") !== "off";
 on.addEventListener("change", () => kept("keys", on.checked ? "on" : "off"));
 document.querySelector("[data-keys-open]").addEventListener("click", () => dialog.showModal());
 if (location.hash === "#q") search();
+if (location.hash === "#needs-title") toNeeds();
 
 // On a phone the navigation is wider than the screen. (`scrollIntoView` would also tell Tab where to begin.)
 const nav = document.querySelector(".nav");

@@ -182,17 +182,23 @@ async function send(form, button) {
     const response = await fetch(form.action, { method: "POST", body: fields });
     const html = await response.text();
     sent += 1;
-    if (response.ok) {
-      form.reset(); // what was typed has been taken
-      form.closest("details")?.removeAttribute("open");
-    }
-    const refused = location.pathname === "/" ? ["flash", "needs"] : ["flash"]; // what is said then, on a page of its own
-    take(html, response.ok ? null : refused);
+    const card = form.closest(".need");
+    if (response.ok) settle(card ?? form);
+    // What is said then is on a page of its own; of a card on the first page, it is in the card.
+    take(html, response.ok ? null : [card && location.pathname === "/" ? "needs" : "flash"]);
     if (!form.isConnected) document.getElementById("main").focus({ preventScroll: true }); // not lost with its button
   } catch {
     say("It could not be sent: the server does not answer. What you typed is still here.");
   }
   buttons.forEach((each) => { each.disabled = false; });
+}
+
+// What was typed has been taken, or is not wanted any more: of a card, all of it.
+function settle(part) {
+  for (const form of part.matches("form") ? [part] : part.querySelectorAll("form")) {
+    form.reset();
+    form.closest("details")?.removeAttribute("open");
+  }
 }
 
 function say(text) {
@@ -206,6 +212,12 @@ document.addEventListener("submit", (event) => {
   if (!event.target.matches("form[data-send]")) return;
   event.preventDefault();
   send(event.target, event.submitter);
+});
+
+document.addEventListener("click", ({ target }) => {
+  if (!target.matches("[data-dismiss]")) return;
+  target.closest("[data-gone]").remove();
+  document.getElementById("main").focus({ preventScroll: true });
 });
 
 document.addEventListener("change", ({ target }) => {

@@ -63,13 +63,24 @@ function children(old, fresh) {
   while (place) place = drop(place);
 }
 
-// Take a node away, unless a person has typed something into it: then it only says that it is not needed any more.
+// Take a node away, unless a person has typed something into it: then it only says that it is not needed any more, and
+// they take it away.
 function drop(node) {
   const next = node.nextSibling;
   if (node.nodeType === Node.ELEMENT_NODE && [node, ...node.querySelectorAll("form")].some(isTouchedForm)) {
+    if (!node.hasAttribute("data-gone")) node.append(dismissal());
     node.setAttribute("data-gone", "");
   } else {
     node.remove();
   }
   return next;
+}
+
+function dismissal() {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "button";
+  button.textContent = "Take it away";
+  button.setAttribute("data-dismiss", "");
+  return button;
 }

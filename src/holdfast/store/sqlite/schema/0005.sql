@@ -20,6 +20,8 @@ CREATE INDEX events_news_in ON events (conversation, seq)
 ALTER TABLE journal ADD COLUMN input BLOB;
 
 CREATE INDEX turns_in ON turns (conversation, number);
+-- Those that can be resolved; most have been.
+CREATE INDEX waits_open ON waits (conversation, number) WHERE resolution IS NULL AND NOT revoked;
 
 -- Pages of long lists are merged from these: what lives by its state, what was spawned and has stopped. A one-shot call
 -- that has stopped is in neither, so its end costs less than it did.

@@ -1,0 +1,91 @@
+"""Very much waits for a person at once (K6): it is counted unseen, told of once, and shown a page at a time."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.durable.lives import until
+from tests.serve.application import Application, application
+from tests.serve.pages import Page
+from tests.turn.calls import call
+
+import holdfast
+from holdfast.control import needs as needs_module
+from holdfast.turn.prompts import RunTool
+
+MANY = 300
+
+
+@holdfast.tool(run="ask")
+async def careful() -> str:
+    return "done"
+
+
+@asynccontextmanager
+async def crowded(served: Application) -> AsyncIterator[None]:
+    """So many permissions are asked for, all at once."""
+    prompts = [
+        RunTool(tool="t", action="spawn", id=f"x{number}", arguments={}, conversation="c", uid=f"uid-{number}")
+        for number in range(MANY)
+    ]
+    asking = [asyncio.ensure_future(served.needs(prompt)) for prompt in prompts]
+    try:
+        await asyncio.sleep(0)
+        yield
+    finally:
+        for each in asking:
+            each.cancel()
+        await asyncio.wait(asking)
+
+
+async def test_K6_a_crowd_of_prompts_is_one_change_and_none_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    described: list[str] = []
+    describe = needs_module._described
+
+    def noted(id: str, opened: Any) -> dict[str, Any]:
+        described.append(id)
+        return describe(id, opened)
+
+    monkeypatch.setattr(needs_module, "_described", noted)
+    async with application() as served:
+        told: list[Any] = []
+        monkeypatch.setattr(served.app.feed, "tell", lambda type, data: told.append((type, data)))
+        async with crowded(served):
+            await asyncio.sleep(0)
+            assert told == [("needs", {"open": MANY})] and len(served.needs) == MANY
+            assert described == []
+        await asyncio.sleep(0)
+        assert told[1:] == [("needs", {"open": 0})]
+
+
+async def test_K6_needs_are_shown_a_page_at_a_time_and_counted_in_full() -> None:
+    async with application() as served, served.client() as http, crowded(served):
+        listed = (await http.get("/api/needs")).json()
+        assert [need["handle"] for need in listed] == [f"uid-{number}" for number in range(200)]
+        assert (await http.get("/api/needs?limit=3")).json() == listed[:3]
+        assert (await http.get("/api/needs?limit=201")).status_code == 400
+        assert (await http.get("/api/stats")).json()["needs"] == MANY
+        page = Page((await http.get("/")).text)
+        assert len(page.all("article")) == 50 and page.title.startswith(f"({MANY}) ")
+        assert f"{MANY - 50} more" in page.texts("p", id="needs-more")[0]
+
+
+async def test_a_need_that_is_on_no_page_is_found_and_decided() -> None:
+    async with (
+        application([careful]) as served,
+        served.client() as http,
+        served.runtime.turn("main") as turn,
+    ):
+        batch = asyncio.ensure_future(turn.run([call("careful") for _ in range(60)]))
+        await until(lambda: len(served.needs) == 60)
+        last = served.needs.listed()[-1]
+        assert f"need-{last['id']}" not in (await http.get("/")).text
+        assert await served.control.needs(handle=last["handle"]) == [last]
+        answer = await http.post(f"/do/needs/{last['id']}", data={"decision": "deny"})
+        assert answer.status_code == 303 and answer.headers["location"] == "/?said=denied"
+        assert await served.control.need(last["id"]) is None and len(served.needs) == 59
+        for need in served.needs.listed():
+            await served.control.decide(need["id"], {"decision": "approve"})
+        assert [response.result for response in await batch][-2:] == ["done", "Tool skipped by user."]
