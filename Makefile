@@ -24,6 +24,7 @@ $(READY): requirements/dev.txt pyproject.toml
 		echo "holdfast needs Python 3.11 or newer; $(PYTHON) is older. Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' || { \
 		echo "$(PYTHON) cannot make virtual environments; on Debian: apt install python3-venv" >&2; exit 1; }
+	@echo "Making .venv: this takes some minutes, once." >&2
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
@@ -51,9 +52,14 @@ browser: ## have the browser that the dashboard is tested with
 		apt $$browser || { apt update && apt $$browser; } || { \
 			echo "the tests need a browser and may not install it; on Debian: apt install chromium" >&2; exit 1; }; }
 
-run: setup ## start the server, with the tools of examples/serve, and print its address
+# Ended by Ctrl-C or `kill` it has done what it should. The shell waits again when a signal has woken it, and passes on
+# what make alone was sent; Ctrl-C reaches the server by itself.
+run: setup ## start the server, with the tools of examples/serve, and print its address; PORT=9000: on that port
 	@mkdir -p build/serve
-	$(BIN)/holdfast serve --config examples/serve/holdfast.toml --store sqlite:///build/serve/holdfast.db
+	@$(BIN)/holdfast serve --config examples/serve/holdfast.toml --store sqlite:///build/serve/holdfast.db \
+		$(if $(PORT),--port $(PORT)) & server=$$!; trap : INT; trap "kill $$server" TERM; \
+	wait $$server; code=$$?; while kill -0 $$server 2>/dev/null; do wait $$server; code=$$?; done; \
+	case $$code in 130|143) ;; *) exit $$code ;; esac
 
 demo: setup ## run a first turn: examples/first_turn.py
 	$(BIN)/python examples/first_turn.py

@@ -1,8 +1,9 @@
 """A person at the dashboard while an agent works: what they see on every page, at every width and in both schemes."""
 
-import pytest
-from playwright.async_api import Page, expect
-from tests.browser.browsing import LOOKS, WIDE, Camera, Look, axe, browser, overflows, page
+from contextlib import AsyncExitStack
+
+from playwright.async_api import Locator, Page, expect
+from tests.browser.browsing import LOOKS, WIDE, Camera, axe, browser, overflows, page
 from tests.browser.scene import agent, busy
 from tests.serve.serving import Served
 
@@ -28,23 +29,23 @@ def places(uids: dict[str, str]) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.name)
-async def test_every_page_is_for_everyone(workshop: Served, camera: Camera, look: Look) -> None:
+async def test_every_page_is_for_everyone(workshop: Served, camera: Camera) -> None:
     """axe finds nothing, nothing is cut off at the side, and there is a picture of it."""
     problems: list[str] = []
     async with agent(workshop) as assistant, browser() as chromium:
         uids = await busy(assistant, workshop)
         asked = assistant.spawning("deploy", "deploy", host="web-1")
-        async with page(chromium, look, entry=workshop.entry) as tab:
-            await expect(tab.get_by_role("heading", name="May deploy start?")).to_be_visible()
-            for name, place in places(uids).items():
-                await tab.goto(workshop.base + place)
-                await expect(tab.get_by_role("heading", level=1)).to_have_count(1)
-                await settled(tab, name)
-                problems += await axe(tab)
-                if await overflows(tab):
-                    problems.append(f"{tab.url} at {look.name}: is wider than its window")
-                await camera.take(tab, name, look)
+        for look in LOOKS:
+            async with page(chromium, look, entry=workshop.entry) as tab:
+                await expect(tab.get_by_role("heading", name="May deploy start?")).to_be_visible()
+                for name, place in places(uids).items():
+                    await tab.goto(workshop.base + place)
+                    await expect(tab.get_by_role("heading", level=1)).to_have_count(1)
+                    await settled(tab, name)
+                    problems += await axe(tab)
+                    if await overflows(tab):
+                        problems.append(f"{tab.url} at {look.name}: is wider than its window")
+                    await camera.take(tab, name, look)
         asked.cancel()
     assert not problems, "\n".join(problems)
 
@@ -57,43 +58,67 @@ async def settled(tab: Page, name: str) -> None:
         await expect(tab.get_by_text("compiling app: part").first).to_be_visible()
 
 
-@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.name)
-async def test_a_person_answers_what_an_agent_asks(workshop: Served, camera: Camera, look: Look) -> None:
-    """Two builds and a terminal go on meanwhile; the page shows all of it without being loaded again."""
-    async with agent(workshop) as assistant, browser() as chromium, page(chromium, look, entry=workshop.entry) as tab:
-        await expect(tab.get_by_text("Nothing needs you.")).to_be_visible()
+async def test_people_answer_what_an_agent_asks(workshop: Served, camera: Camera) -> None:
+    """Two builds and a terminal go on meanwhile. Four look on, each answers something, and the page of everyone, at
+    every width, shows all of it without being loaded again."""
+    async with agent(workshop) as assistant, browser() as chromium, AsyncExitStack() as stack:
+        tabs = {look: await stack.enter_async_context(page(chromium, look, entry=workshop.entry)) for look in LOOKS}
+        wide, wide_dark, phone, phone_dark = tabs.values()
+        for tab in tabs.values():
+            await expect(tab.get_by_text("Nothing needs you.")).to_be_visible()
         uids = await busy(assistant, workshop)
         asked = assistant.spawning("deploy", "deploy", host="web-1")
-        needs = tab.locator("section", has=tab.get_by_role("heading", name="Needs you"))
-        await expect(needs.get_by_role("article")).to_have_count(3)
-        await expect(tab).to_have_title("(3) Home · holdfast")
-        await camera.take(tab, "needs", look)
+        for look, tab in tabs.items():
+            await expect(needs(tab).get_by_role("article")).to_have_count(3)
+            await expect(tab).to_have_title("(3) Home · holdfast")
+            await camera.take(tab, "needs", look)
 
-        publish = needs.get_by_role("article").filter(has_text="Where should 1.0 go?")
+        publish = card(phone_dark, "Where should 1.0 go?")
         await publish.get_by_text("staging").click()
         await publish.get_by_role("button", name="Answer").click()
-        await expect(publish).to_have_count(0)
+        for tab in tabs.values():
+            await expect(card(tab, "Where should 1.0 go?")).to_have_count(0)
         assert await assistant.result("publish") == "1.0 is on staging"
 
-        name = needs.get_by_role("article").filter(has_text="What shall it be called?")
+        name = card(wide, "What shall it be called?")
         await name.get_by_role("textbox").fill("Otter <i>&")
         await name.get_by_role("button", name="Answer").click()
-        await expect(name).to_have_count(0)
+        for tab in tabs.values():
+            await expect(card(tab, "What shall it be called?")).to_have_count(0)
         assert await assistant.result("name") == "called Otter <i>&"
 
-        await needs.get_by_role("button", name="Allow").click()
-        await expect(tab.get_by_text("Nothing needs you.")).to_be_visible()
+        await needs(phone).get_by_role("button", name="Allow").click()
+        for tab in tabs.values():
+            await expect(tab.get_by_text("Nothing needs you.")).to_be_visible()
         await asked
         assert await assistant.result("deploy") == "deployed to web-1\n"
-        await expect(tab).to_have_title("Home · holdfast")
 
+        again = assistant.spawning("deploy", "again", host="web-2")
+        await needs(wide_dark).get_by_role("button", name="Allow").click()
+        await again
         workshop.open("app.built")
-        happened = tab.locator("section", has=tab.get_by_role("heading", name="Just happened"))
-        await expect(happened.get_by_role("link", name="app", exact=True)).to_be_visible()
-        running = tab.locator("section", has=tab.get_by_role("heading", name="Running"))
-        await expect(running.get_by_role("link", name="docs", exact=True)).to_be_visible()
-        await expect(running.get_by_text("compiling docs: part").first).to_be_visible()
+        for tab in tabs.values():
+            await shows_the_rest(tab)
         assert len(uids) == 8
+
+
+def needs(tab: Page) -> Locator:
+    return tab.locator("section", has=tab.get_by_role("heading", name="Needs you"))
+
+
+def card(tab: Page, text: str) -> Locator:
+    """Of a question."""
+    return needs(tab).get_by_role("article").filter(has_text=text)
+
+
+async def shows_the_rest(tab: Page) -> None:
+    """Nothing asks any more, one build has ended and the other goes on."""
+    await expect(tab).to_have_title("Home · holdfast")
+    happened = tab.locator("section", has=tab.get_by_role("heading", name="Just happened"))
+    await expect(happened.get_by_role("link", name="app", exact=True)).to_be_visible()
+    running = tab.locator("section", has=tab.get_by_role("heading", name="Running"))
+    await expect(running.get_by_role("link", name="docs", exact=True)).to_be_visible()
+    await expect(running.get_by_text("compiling docs: part").first).to_be_visible()
 
 
 async def test_a_denial_has_its_reason_and_a_bad_answer_can_be_mended(workshop: Served) -> None:

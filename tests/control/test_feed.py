@@ -351,7 +351,7 @@ async def test_a_store_that_cannot_be_read_for_a_moment_costs_no_event(monkeypat
 @Stores
 @pytest.mark.parametrize("only", [{}, {"conversation": "other"}, {"uid": uid(2)}])
 async def test_K6_who_comes_back_after_long_lets_others_go_on(
-    kind: str, only: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, only: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what they do not want is not encoded for them."""
     async with fed(kind, tmp_path) as (feed, log):

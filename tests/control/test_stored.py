@@ -13,7 +13,7 @@ from holdfast.store.ops import Journaled
 async def test_L1_the_journal_has_what_the_tool_did_and_neither_traces_nor_keys() -> None:
     done = asyncio.Event()
 
-    @holdfast.tool(actions=STATEFUL)
+    @holdfast.tool(actions=STATEFUL, on_crash="replay")
     async def wait(call: Call) -> Pending:
         async def same(given: object) -> object:
             return given
@@ -24,7 +24,8 @@ async def test_L1_the_journal_has_what_the_tool_did_and_neither_traces_nor_keys(
 
     async with Runtime([wait]) as rt, rt.turn("main") as turn:
         await turn.run([spawn("wait", "w")])
-        await done.wait()
+        async with asyncio.timeout(8):
+            await done.wait()
         uid = (await rt.handle("w", conversation="main")).uid
         await rt.registry.write((Journaled(uid, 1, "trace", "call", b"", b"{}"),))
         shown = await Stored(rt.registry.store).handle(uid, keys=True)

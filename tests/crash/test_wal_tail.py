@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import apsw
 import pytest
+from tests.soak import SOAK
 from tests.unit.sqlite_stores import NOON, commit, end, line, opened, registered, uid
 
 from holdfast.store.base import (
@@ -31,8 +32,8 @@ from holdfast.store.base import (
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.reads import Reads
 
-SOAK = bool(os.environ.get("HOLDFAST_SOAK"))
-"""Cut at every byte of the last transactions, not at some: minutes."""
+HEADER, FRAME, PAGE = 32, 24, 4096
+"""Bytes of what a WAL begins with, of what each of its frames begins with, and of the page in it."""
 CALLS = (("c", "deploy", {"env": "production"}, uid(4)),)
 COMMITS: tuple[tuple[Op, ...], ...] = (
     (TurnBegan("main", "t1", NOON), registered(1), Emitted(uid(1), "began", 1, NOON)),
@@ -117,9 +118,16 @@ async def look(path: Path) -> dict[str, Any]:
 
 def lengths(written: Written) -> Iterator[int]:
     """Where to cut, from the end on."""
-    whole, last, first = written.sizes[-1], written.sizes[-2], written.sizes[-1 - LAST]
-    yield from range(whole, last - 1, -1 if SOAK else -5)
-    yield from range(last - 1, first - 1, -1 if SOAK else -64)
+    whole, first = written.sizes[-1], written.sizes[-1 - LAST]
+    some = set(range(whole, first - 1, -1 if SOAK else -203))  # with SOAK at every byte, which takes minutes
+    yield from sorted(some | set(edges(first, whole)), reverse=True)
+
+
+def edges(first: int, whole: int) -> Iterator[int]:
+    """Where a frame's header begins or its page does, and a byte to either side."""
+    assert (whole - HEADER) % (FRAME + PAGE) == 0, "it is of whole frames"
+    for frame in range(HEADER, whole + 1, FRAME + PAGE):
+        yield from (at for edge in (frame, frame + FRAME) for at in range(edge - 1, edge + 2) if first <= at <= whole)
 
 
 async def test_R4_whatever_is_left_of_the_wal_holds_the_commits_before_it(tmp_path: Path) -> None:
@@ -135,7 +143,7 @@ async def test_R4_whatever_is_left_of_the_wal_holds_the_commits_before_it(tmp_pa
 async def test_R4_a_wal_whose_end_was_never_filled(tmp_path: Path, filled: bytes) -> None:
     written = await write(tmp_path)
     whole = written.sizes[-1]
-    for length in range(whole - 1, written.sizes[-1 - LAST] - 1, -7 if SOAK else -97):
+    for length in range(whole - 1, written.sizes[-1 - LAST] - 1, -7 if SOAK else -203):
         with written.wal.open("r+b") as wal:
             wal.seek(length)
             wal.write(filled * (whole - length))

@@ -21,6 +21,7 @@ from tests.crash.test_disk import Disk, disk, full, trouble
 from tests.durable.lives import approval, news, ok, stored_in, until
 from tests.mcp.clients import post_modern
 from tests.mcp.serving import ROOT, environment, serving
+from tests.soak import tries
 from tests.turn.calls import STATEFUL
 
 import holdfast
@@ -308,7 +309,7 @@ async def happens(plans: list[tuple[str, int, Fate, int]], directory: Path) -> N
     assert orphans(store) == []
 
 
-@settings(max_examples=25)
+@settings(max_examples=tries(15, soak=25))
 @given(st.lists(visits, min_size=1, max_size=8))
 def test_R4_calls_that_are_taken_left_and_cancelled_at_any_moment(plans: list[tuple[str, int, Fate, int]]) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from mcp.client import Client
 from tests.mcp.clients import ERAS, MODERN
 from tests.mcp.serving import serving
+from tests.soak import tries
 
 import holdfast
 from holdfast import AgentRequest, Call, Runtime
@@ -290,7 +291,7 @@ async def session(era: str, sent: Calls) -> None:
         )
 
 
-@settings(max_examples=80)
+@settings(max_examples=tries(40, soak=80))
 @given(st.sampled_from(ERAS), calls())
 def test_C9_any_arguments_get_an_answer_that_helps(era: str, sent: Calls) -> None:
     with quiet_log():
@@ -311,7 +312,7 @@ async def run(steps: Any) -> None:
             helps("wait_for", ended, True)
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(30, soak=60))
 @given(STEPS)
 def test_W10_any_workflow_ends_in_words(steps: Any) -> None:
     """It is refused, or comes to an end that says what was wrong."""

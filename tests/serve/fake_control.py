@@ -187,6 +187,9 @@ class FakeControl:
     async def handle(self, ref: str, conversation: str | None = None) -> dict[str, Any]:
         return next(fact for fact in self.listed if fact["uid"] == ref)
 
+    async def output(self, uid: str, **asked: Any) -> dict[str, Any]:
+        return {"text": "all of it\nthe last line\n\n"}
+
     async def apply(self, uid: str, input: Any = None, keys: Any = ()) -> dict[str, Any]:
         if self.refusal is not None:
             raise self.refusal

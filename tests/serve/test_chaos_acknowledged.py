@@ -58,6 +58,6 @@ async def test_R6_a_client_of_a_server_that_is_closed_is_told_so(
     ):
         await served.runtime.close()
         for method in ("tools/list", "resources/read"):
-            with pytest.raises(MCPError, match="is closed|not open"):
+            with pytest.raises(MCPError, match=r"is closed|not open"):
                 await ask(client, method, uri="holdfast://handles")
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []

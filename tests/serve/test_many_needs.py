@@ -78,14 +78,15 @@ async def test_a_need_that_is_on_no_page_is_found_and_decided() -> None:
         served.client() as http,
         served.runtime.turn("main") as turn,
     ):
-        batch = asyncio.ensure_future(turn.run([call("careful") for _ in range(60)]))
+        running = asyncio.create_task(turn.run([call("careful")] * 60))
         await until(lambda: len(served.needs) == 60)
         last = served.needs.listed()[-1]
         assert f"need-{last['id']}" not in (await http.get("/")).text
         assert await served.control.needs(handle=last["handle"]) == [last]
         answer = await http.post(f"/do/needs/{last['id']}", data={"decision": "deny"})
-        assert answer.status_code == 303 and answer.headers["location"] == "/?said=denied"
+        assert answer.status_code == 303 and "said=denied" in answer.headers["location"]
         assert await served.control.need(last["id"]) is None and len(served.needs) == 59
         for need in served.needs.listed():
             await served.control.decide(need["id"], {"decision": "approve"})
-        assert [response.result for response in await batch][-2:] == ["done", "Tool skipped by user."]
+        responses = await running
+        assert [response.result for response in responses][-2:] == ["done", "Tool skipped by user."]

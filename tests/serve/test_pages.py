@@ -121,7 +121,7 @@ async def test_home_says_of_what_runs_that_it_waits_for_the_person() -> None:
     control = FakeControl()
     control.open = [need("n-1", "permission", "deploy", handle=control.listed[5]["uid"])]
     (running,) = (await read(control, "/")).all("section", data_live="running")
-    assert running.text.count("Waits for you, above") == 1
+    assert running.text.count("waits for your permission") == 1
 
 
 async def test_home_shows_what_runs_and_what_happened() -> None:
@@ -190,7 +190,7 @@ async def test_conversations_of_sub_agents_stand_below_their_callers() -> None:
 async def test_D3_keys_are_a_page_at_a_time_and_what_is_revoked_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "_KEYS", 3)
     async with dashboard([approval([], actions=STATEFUL)]) as seen:
-        await seen.run(*(spawn("approve", f"a{number}") for number in range(5)))
+        await seen.turn.run([spawn("approve", f"a{number}") for number in range(5)])
         first = await seen.page("/keys?conversation=main")
         rows = [row for row in first.all("tr") if "data-row" in row.attributes]
         assert len(rows) == 3 and "Revoke all 5 open keys" in " ".join(first.texts("p"))

@@ -61,11 +61,10 @@ async def test_P1_a_call_is_allowed_denied_or_edited(fields: dict[str, str], sai
     async with dashboard(TOOLS) as seen:
         running = asyncio.ensure_future(texts(seen.turn, call("echo", text="hi")))
         need = await seen.need()
-        assert (
-            place(await seen.answer(need, next="/handles?state=live", **fields)) == f"/handles?state=live&said={said}"
-        )
+        led = place(await seen.answer(need, next="/handles?state=live&said=gone&of=x", **fields))
+        assert led == f"/handles?state=live&said={said}&of=echo"
         assert await running == [result]
-        assert Page((await seen.http.get(f"/?said={said}")).text).all("p", class_="flash")
+        assert "echo" in (await seen.page(led)).texts("p", class_="flash")[0]
 
 
 async def test_P5_what_is_remembered_is_not_asked_again() -> None:
@@ -84,13 +83,11 @@ async def test_what_cannot_be_taken_is_shown_again_with_the_reason_and_nothing_i
         answer = await seen.answer(need, decision="edit", value=typed)
         assert answer.status_code == 422
         page = Page(answer.text)
-        (area,) = page.all("textarea", id=f"edit-{need['id']}")
+        (area,) = page.all("textarea", id=f"edit-{card_key(need)}")
         assert area.text.strip() == typed.strip()
         assert {field.attributes["value"] for field in page.all("input", name="next")} == {"/"}
-        assert (
-            "not JSON" in page.texts("p", class_="problem")[0]
-            and "not JSON" in page.texts("p", class_="flash flash-wrong")[0]
-        )
+        assert "not JSON" in page.texts("p", class_="problem")[0]
+        assert not page.all("p", class_="flash flash-wrong")  # it is said once, in the card
         await seen.answer(need, decision="edit", value='{"text": 7}')  # JSON, but not what the tool takes
         need = await seen.need(after=need)
         assert "text" in (await seen.page("/")).texts("p", class_="problem")[0]
@@ -106,14 +103,14 @@ async def test_Q1_a_question_is_answered(answer_type: Any, value: str, result: A
     async with dashboard(TOOLS) as seen:
         running = asyncio.ensure_future(texts(seen.turn, call("asks", answer_type=answer_type)))
         answer = await seen.answer(await seen.need(), decision="answer", value=value)
-        assert place(answer) == "/?said=answered"
+        assert place(answer) == "/?said=answered&of=call%3A1"
         assert json.loads((await running)[0].removeprefix("answer ")) == result
 
 
 async def test_Q7_a_question_that_is_not_answered_ends_the_call() -> None:
     async with dashboard(TOOLS) as seen:
         running = asyncio.ensure_future(seen.turn.run([call("asks")]))
-        assert place(await seen.answer(await seen.need(), decision="cancel")) == "/?said=cancelled"
+        assert place(await seen.answer(await seen.need(), decision="cancel")) == "/?said=cancelled&of=call%3A1"
         (response,) = await running
         assert response.is_error and response.code == "input_cancelled"
 
@@ -135,7 +132,7 @@ async def test_P5_a_result_is_let_through_edited_as_it_was_typed() -> None:
     async with dashboard(TOOLS) as seen:
         running = asyncio.ensure_future(texts(seen.turn, call("private")))
         answer = await seen.answer(await seen.need(), decision="edit", value="one\r\ntwo")
-        assert place(answer) == "/?said=delivered"
+        assert place(answer) == "/?said=delivered&of=private"
         assert await running == ["one\ntwo"]
 
 
@@ -156,7 +153,7 @@ async def test_an_answer_that_nobody_needs_any_more_is_told_so() -> None:
 async def test_K1_a_form_leads_to_a_page_of_ours_and_nowhere_else(target: str) -> None:
     async with browser(FakeControl(), NoScreens()) as http:
         answer = await http.post("/do/needs/n-1", data={"decision": "approve", "next": target})
-    assert place(answer) == "/?said=allowed"
+    assert place(answer) == "/?said=allowed&of=" + FakeControl().open[0]["tool"]
     assert "set-cookie" not in answer.headers
 
 
@@ -164,15 +161,18 @@ async def test_the_word_in_the_address_says_only_what_we_say() -> None:
     async with browser(FakeControl(), NoScreens()) as http:
         for said in ("<b>call 555</b>", "nonsense", ""):
             assert not Page((await http.get("/", params={"said": said})).text).all("p", class_="flash")
+        for of in ("it. Call 555 now", "x" * 81, "<b>"):
+            page = Page((await http.get("/", params={"said": "allowed", "of": of})).text)
+            assert page.texts("p", class_="flash") == ["Allowed: it runs."]
 
 
 async def test_C7_a_handle_is_aborted_once() -> None:
     async with dashboard(TOOLS) as seen:
         await replies(seen.turn, spawn("listens", "l"))
         uid = (await seen.control.handles())["handles"][0]["uid"]
-        assert place(await seen.http.post(f"/do/handles/{uid}/abort", data={"next": "/"})) == "/?said=aborted"
+        assert place(await seen.http.post(f"/do/handles/{uid}/abort", data={"next": "/"})) == "/?said=aborted&of=l"
         assert (await seen.control.handle(uid))["ended_by"] == "abort"
-        assert place(await seen.http.post(f"/do/handles/{uid}/abort", data={"next": "/"})) == "/?said=stopped"
+        assert place(await seen.http.post(f"/do/handles/{uid}/abort", data={"next": "/"})) == "/?said=stopped&of=l"
 
 
 async def test_C6_something_is_sent_to_a_handle_and_a_refusal_says_why() -> None:
@@ -204,7 +204,7 @@ async def test_D5_keys_are_revoked_by_conversation() -> None:
         await replies(seen.turn, spawn("approve", "a"))
         assert (await seen.http.post("/do/keys/revoke", data={"next": "/"})).status_code == 422
         answer = await seen.http.post("/do/keys/revoke", data={"conversation": "main", "next": "/keys"})
-        assert place(answer) == "/keys?said=revoked"
+        assert place(answer) == "/keys?said=revoked&of=main"
         assert (await seen.runtime.resolve(keys[0], {"status": "ok", "payload": 1})).status == "unknown_or_revoked"
 
 

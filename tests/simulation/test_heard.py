@@ -13,6 +13,7 @@ from typing import Any, Literal
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from tests.soak import tries
 from tests.turn.calls import TALKING, call, fetch, wait_all
 from tests.turn.puppets import STORES, Puppets, in_state, lines, nothing, over, start, store_url
 
@@ -176,14 +177,14 @@ async def tell(steps: list[Step], url: str, clock: VirtualClock | None = None) -
         await Story(rt, puppets).play(steps)
 
 
-@settings(max_examples=150)
+@settings(max_examples=tries(75, soak=150))
 @given(steps)
 def test_N3_in_memory_the_assistant_hears_what_the_model_says(steps: list[Step]) -> None:
     clock = VirtualClock()
     clock.run(tell(steps, "memory:", clock))
 
 
-@settings(max_examples=15)
+@settings(max_examples=tries(10, soak=15))
 @given(steps)
 def test_N3_on_sqlite_the_assistant_hears_what_the_model_says(steps: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as directory:

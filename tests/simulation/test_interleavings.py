@@ -1,5 +1,6 @@
-"""10,000 random interleavings in virtual time: no difference from the model, over a store that commits at once and over
-one that does not. `HOLDFAST_SEED=…` tries others; a failure prints the seed and the shortest script that shows it."""
+"""Random interleavings in virtual time: no difference from the model, over a store that commits at once and over one
+that does not. `make soak` tries 10,000 and `HOLDFAST_SEED=…` others; a failure prints the seed and the shortest script
+that shows it."""
 
 import os
 import random
@@ -10,16 +11,17 @@ from tests.simulation import ops
 from tests.simulation.interleavings import run, shorten
 from tests.simulation.scripts import generate
 from tests.simulation.stores import NextPassStore
+from tests.soak import tries
 
 from holdfast.store.base import Changed, Done, Failed, Op
 from holdfast.store.memory import MemoryStore
 
 SEED = int(os.environ.get("HOLDFAST_SEED", "20260101"))
-CHUNK = 2_500
+CHUNK = tries(700, soak=2_500)
 
 
 @pytest.mark.parametrize("chunk", range(4))
-def test_A7_ten_thousand_interleavings_are_as_the_model_says(chunk: int) -> None:
+def test_A7_interleavings_are_as_the_model_says(chunk: int) -> None:
     report = run(CHUNK, SEED, first=chunk * CHUNK)
     print(report)
     assert report.count == CHUNK and report.answers > 3 * CHUNK
@@ -27,7 +29,7 @@ def test_A7_ten_thousand_interleavings_are_as_the_model_says(chunk: int) -> None
 
 
 def test_A7_and_so_they_are_when_commits_take_a_while() -> None:
-    report = run(1_000, SEED, store=NextPassStore, late=True)
+    report = run(tries(400, soak=1_000), SEED, store=NextPassStore, late=True)
     print(report)
     assert not report.differences, str(report)
 

@@ -30,6 +30,7 @@ from tests.simulation.journal_draws import (
 )
 from tests.simulation.journal_model import Call, Model
 from tests.simulation.news_model import LIMIT
+from tests.soak import tries
 from tests.unit.sqlite_stores import NOON, give, record, uid
 
 from holdfast.errors import HoldfastError
@@ -472,7 +473,7 @@ def _revoked(result: Any) -> bool:
 
 
 JournalMachine.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=tries(30, soak=60),
     stateful_step_count=50,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 from tests.simulation.journal_draws import carries, conversations, notices, shows
 from tests.simulation.news_model import LIMIT, NewsModel
+from tests.soak import tries
 from tests.unit.sqlite_stores import NOON, registered
 
 from holdfast.store.base import CARRIERS, Delivered, Notified, Op, Responded, Store, TakenBack
@@ -42,7 +43,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "NEWS_LIMIT", LIMIT)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=tries(120, soak=300))
 @given(commits, st.booleans())
 def test_N6_the_queue_is_what_the_model_says(commits: list[tuple[list[Op], bool]], look: bool) -> None:
     asyncio.run(_compare(commits, look))

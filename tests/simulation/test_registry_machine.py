@@ -19,6 +19,7 @@ from tests.simulation.ops import KINDS, Abort, Apply, Await, Call, Fetch, Once, 
 from tests.simulation.play import Player
 from tests.simulation.rehearsal import Rehearsal
 from tests.simulation.world import Crew, Stage, World
+from tests.soak import tries
 
 from holdfast.handles.handle import HandleInfo
 from holdfast.testing import VirtualClock
@@ -184,7 +185,7 @@ class RegistryMachine(RuleBasedStateMachine):
 
 
 RegistryMachine.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=tries(30, soak=60),
     stateful_step_count=50,
     deadline=None,
     # Without `explain`, which traces every line of the runtime.

@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.simulation.stores import HeldStore, NextPassStore
+from tests.soak import tries
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, reply, spawn, wait_all
 from tests.turn.people import Model, Person, exactly, few
 
@@ -271,7 +272,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=tries(80, soak=200))
 @given(STEPS, st.sampled_from(["answer", "cancel", "turn end", "close"]), st.sampled_from([MemoryStore, NextPassStore]))
 def test_Q5_P5_whatever_happens_to_prompts_in_whatever_order(
     steps: list[Step], end: str, store: Callable[[], Store]

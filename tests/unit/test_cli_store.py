@@ -103,7 +103,7 @@ def test_a_mistake_elsewhere_in_the_configuration_hides_no_handles() -> None:
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("sqlite:///typo.db", "there is no store `{here}/typo.db`; `holdfast turn` makes one, or name another"),
+        ("sqlite:///typo.db", "there is no store `{here}/typo.db`; `holdfast serve` makes one, or name another"),
         ("memory:", "seen by no process but its own"),
         ("postgresql://user:hunter2@host/db", "PostgreSQL"),
         ("nonsense", "not the URL of a store"),

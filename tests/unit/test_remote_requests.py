@@ -6,7 +6,8 @@ from holdfast.control.remote_requests import is_local
 
 
 @pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:8420", "http://127.3.2.1", "http://localhost:1/", "https://LOCALHOST", "http://[::1]:8420"]
+    "url",
+    ["http://127.0.0.1:8420", "http://127.3.2.1", "http://localhost:1/", "https://LOCALHOST", "http://[::1]:8420"],
 )
 def test_K5_a_loopback_address_is_this_machine(url: str) -> None:
     assert is_local(url)

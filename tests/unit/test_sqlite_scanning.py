@@ -49,7 +49,7 @@ async def test_L3_the_loop_goes_on_while_a_list_is_looked_for(tmp_path: Path) ->
         await filled(store)
         long = asyncio.create_task(store._scanner.rows(LONG, ()))
         await asyncio.sleep(0)
-        lists = [asyncio.create_task(store.handles(**each)) for each in ({"search": "H7"}, {"sort": "tool"})]
+        lists = [asyncio.create_task(store.handles(search="H7")), asyncio.create_task(store.handles(sort="tool"))]
         await asyncio.sleep(0)
         assert len(await store.handles()) == 10 and await store.handle(uid(3)) is not None
         await commit(store, registered(10, id="h70"))

@@ -13,15 +13,14 @@ from typing import Literal
 
 import click
 
+from holdfast.cli.configured import config_option, the_config
 from holdfast.cli.store import store_of, store_option
-from holdfast.config import Config, load_config, the_config
+from holdfast.config import Config, load_config
 from holdfast.runtime import Runtime
 
 
 @click.command()
-@click.option(
-    "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The holdfast.toml to use."
-)
+@config_option
 @store_option
 @click.option("--model", metavar="M", help="The model, as provider:name. Default: what holdfast.toml says.")
 @click.option(

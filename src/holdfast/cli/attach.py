@@ -40,19 +40,19 @@ def attach(
 ) -> None:
     """Take over the terminal of the handle of an ID, or a uid. Ctrl-] detaches, and the program goes on."""
     terminal = RawTerminal()
-    ended, stopped_by = run(_attach(terminal, where, id, conversation, detach_key, read_only=read_only))
+    name, ended, stopped_by = run(_attach(terminal, where, id, conversation, detach_key, read_only=read_only))
     if ended is not None:
         failed = isinstance(ended.outcome, Error)
         click.echo(_how(ended), err=True)
         context.exit(int(failed))
-    click.echo(f"detached from {one_line(id)}, which goes on", err=True)
+    click.echo(f"detached from {one_line(name)}, which goes on", err=True)
     context.exit(128 + stopped_by if stopped_by else 0)
 
 
 async def _attach(
     terminal: RawTerminal, where: Where, id: str, conversation: str | None, key: Key, *, read_only: bool
-) -> tuple[HandleInfo | None, int]:
-    """How the handle ended, if it did, and the number of the signal that ended this, if one did."""
+) -> tuple[str, HandleInfo | None, int]:
+    """The handle's id, how it ended, if it did, and the number of the signal that ended this, if one did."""
     rows, cols = terminal.size()
     async with opened(where) as controls:
         (fact,) = await controls.find((id,), conversation)
@@ -61,7 +61,7 @@ async def _attach(
         async with controls.talk(fact, watching if read_only else driving) as talk:
             first = await talk.receive()  # refused while the terminal is still as it was
             session = _Session(terminal, talk, key, read_only=read_only)
-            return await session.run(first)
+            return fact["id"], *await session.run(first)
 
 
 class _Session:

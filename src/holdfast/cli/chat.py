@@ -20,6 +20,7 @@ import click
 from holdfast.cli.chat_commands import continuing
 from holdfast.cli.chat_lines import Piece
 from holdfast.cli.chat_past import last_exchange
+from holdfast.cli.configured import config_option
 from holdfast.cli.keyboard import Tty, open_tty
 from holdfast.cli.printing import one_line
 from holdfast.cli.prompter import TerminalPrompter, open_prompter
@@ -72,9 +73,7 @@ class _Left(NamedTuple):
 @click.argument("PROMPT", required=False)
 @click.option("--model", metavar="M", help="The model to talk to, `provider:name`. Default: what holdfast.toml says.")
 @click.option("--conversation", metavar="ID", help="Go on with this conversation, or begin it. Default: a new one.")
-@click.option(
-    "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The holdfast.toml to use."
-)
+@config_option
 @store_option
 @click.option("--detached", is_flag=True, help="Ask nobody, also if a terminal is there; `detached` decides instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print what happens as one JSON object a line.")

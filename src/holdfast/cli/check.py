@@ -10,18 +10,20 @@ from typing import Any
 
 import click
 
+from holdfast.cli.configured import the_config
+
 
 @click.command()
-@click.option("--config", "config_path", metavar="F", type=click.Path(path_type=Path), help="The file to check.")
+@click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="The file to check.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def check(context: click.Context, config_path: Path | None, as_json: bool) -> None:
+def check(context: click.Context, config: Path | None, as_json: bool) -> None:
     """Check the configuration, and that what it needs is there.
 
     That is the programs, directories and functions it names, the parts of holdfast that are installed separately, who
     may read the store and the token, and the port of `holdfast serve`. Each finding says how to get it right.
     """
-    report = examine(config_path)
+    report = examine(config)
     if as_json:
         click.echo(json.dumps(report, ensure_ascii=False))
     else:
@@ -35,7 +37,6 @@ def examine(path: Path | None) -> dict[str, Any]:
     A mistake in the file does not keep the rest from being looked at, but only what has none is listed.
     """
     from holdfast.cli.check_config import Examination, models, refused, without_screen
-    from holdfast.config import the_config
     from holdfast.config.load import inspect_config
     from holdfast.errors import ConfigError
 

@@ -44,16 +44,19 @@ class Examination:
                 self.problem(("store", "url"), sentence)
 
     def port(self) -> list[str]:
-        """What is wrong with the port of `[serve]`, if the file has one; that it serves already is only a note."""
+        """What is wrong with the port that `holdfast serve` would use. It is only a note that it serves already, and
+        where the file says nothing of `[serve]`: it may be there for something else."""
         from holdfast.cli.check_machine import port_trouble
 
         serve = self._config.serve
-        if not serve.model_fields_set or not self._sound(("serve",)):
+        if not self._sound(("serve",)):
             return []
         trouble = port_trouble(serve.host, serve.port)
         if trouble is None:
             return []
         sentence, ours = trouble
+        if not serve.model_fields_set:
+            return [f"`holdfast serve` could not start: {sentence} as `[serve] port`"]
         if ours:
             return [f"{self._source.at(('serve', 'port'))}: {sentence}"]
         self.problem(("serve", "port"), sentence)

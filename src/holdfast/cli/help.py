@@ -1,10 +1,17 @@
 """`holdfast help`: what `--help` prints, of all commands or of one."""
 
 import click
+from click.shell_completion import CompletionItem
+
+
+def _commands(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from holdfast.cli import COMMANDS
+
+    return [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
 
 
 @click.command()
-@click.argument("COMMAND", required=False)
+@click.argument("COMMAND", required=False, shell_complete=_commands)
 @click.pass_context
 def help(context: click.Context, command: str | None) -> None:
     """Explain a COMMAND, or list them all: the same as `holdfast COMMAND --help`."""

@@ -4,6 +4,7 @@ The file works as it is. Nothing is ever overwritten: a file that is there stays
 code 0 when it was written or only the snippets were wanted, 2 when it could not be.
 """
 
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ def init(dir: Path | None, force: bool, only_snippets: bool, as_json: bool) -> N
     """Write a holdfast.toml to begin with into DIR, by default the working directory.
 
     It has a command and a terminal as examples, and every other setting commented out with its default. Then it prints
-    what MCP clients and ACP editors are told to find it.
+    what MCP clients and ACP editors are told to find it, and the next steps.
     """
     file = (dir or Path()).absolute() / NAME
     kept = None if only_snippets else _write(file, force=force)
@@ -51,8 +52,10 @@ def init(dir: Path | None, force: bool, only_snippets: bool, as_json: bool) -> N
         click.echo(f"wrote {file}")
         if kept is not None:
             click.echo(f"the one that was there is {kept}")
-        click.echo("`holdfast check` looks at it, `holdfast tools` lists its tools, `holdfast serve` runs them.\n")
+        click.echo()
     _show(listed)
+    if not only_snippets:
+        _show_steps(file.parent)
 
 
 def _write(file: Path, *, force: bool) -> Path | None:
@@ -90,6 +93,17 @@ def _program() -> list[str]:
     if found is None and beside.exists():  # of an environment that is not activated
         found = str(beside)
     return [sys.executable, "-m", "holdfast"] if found is None else [found]
+
+
+def _show_steps(directory: Path) -> None:
+    """Last, where they are still to be seen."""
+    steps = [("holdfast check", "whether it is right"), ("holdfast serve", "the dashboard, and MCP over HTTP")]
+    steps += [("holdfast init --snippets", "the above once more")]
+    if not directory.samefile(Path.cwd()):
+        steps.insert(0, (f"cd {shlex.quote(str(directory))}", ""))
+    click.echo(click.style("Next:\n", bold=True))
+    for line, meaning in steps:
+        click.echo(f"    {line:<26}{meaning}".rstrip())
 
 
 def _show(listed: list[Snippet]) -> None:

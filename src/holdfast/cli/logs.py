@@ -1,7 +1,7 @@
 """`holdfast logs`: what a handle has printed: from the process that runs it, or from the store.
 
 For people it is text: a terminal's lines as they were to be seen, anything else without control sequences. `--raw`
-gives the bytes. What was not kept is told on stderr.
+gives the bytes, `--json` the text with its place. What was not kept is told on stderr.
 """
 
 import sys
@@ -11,6 +11,7 @@ from typing import BinaryIO, Self
 import click
 import msgspec
 
+from holdfast.cli.printing import print_json
 from holdfast.cli.store import Where, opened, run, where_options
 from holdfast.control.link import gone
 from holdfast.control.readable import Plain, Raw, Readable, Rendered
@@ -26,6 +27,7 @@ from holdfast.turn import frames
               help="Write a terminal's session as an asciicast (version 2) instead; `-` is stdout.")  # fmt: skip
 @click.option("--conversation", metavar="C", help="The conversation it is in, if several have one of that id.")
 @where_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line, of a piece and its offset.")
 @click.pass_context
 def logs(
     context: click.Context,
@@ -36,12 +38,16 @@ def logs(
     cast: Path | None,
     conversation: str | None,
     where: Where,
+    as_json: bool,
 ) -> None:
     """Print what the handle of an ID, or a uid, has printed, as far as it is kept."""
-    if cast is not None and (follow or raw or since):
-        raise click.UsageError("--cast takes the whole session; leave --follow, --raw and --since out", context)
+    if cast is not None and (follow or raw or since or as_json):
+        raise click.UsageError("--cast takes the whole session; leave --follow, --raw, --since and --json out", context)
+    if raw and as_json:
+        raise click.UsageError("--raw gives bytes, which JSON cannot; leave one of --raw and --json out", context)
     if cast is None:
-        run(_print(where, id, conversation, _Printer(raw=raw), follow=follow, since=since))
+        printer = _Printer(raw=raw, as_json=as_json)
+        run(_print(where, id, conversation, printer, follow=follow, since=since))
     else:
         with _File(cast) as file:
             run(_record(where, id, conversation, file))
@@ -50,27 +56,43 @@ def logs(
 class _Printer:
     """Prints what comes, from wherever it comes."""
 
-    def __init__(self, *, raw: bool) -> None:
+    def __init__(self, *, raw: bool, as_json: bool) -> None:
         self._readable: Readable = Raw() if raw else Plain()
         self._raw = raw
+        self._as_json = as_json
+        self._offset: int | None = None
+        """Where what comes next was printed."""
 
-    def terminal(self, cols: int) -> None:
-        """It comes from a terminal of that width; 0: it does not."""
-        if cols and not self._raw and not isinstance(self._readable, Rendered):
-            self._readable = Rendered(cols)
+    def told(self, told: frames.Told) -> None:
+        """How it is. The first time also where the output begins, and whether it comes from a terminal."""
+        if self._offset is None:
+            self._offset = told.offset
+        if told.cols and not self._raw and not isinstance(self._readable, Rendered):
+            self._readable = Rendered(told.cols)
 
     def data(self, data: bytes) -> None:
-        self._write(self._readable.feed(data))
+        begins = self._begins
+        self._offset = (self._offset or 0) + len(data)
+        self._write(self._readable.feed(data), begins)
 
-    def gap(self, missing: int) -> None:
-        self._write(self._readable.end())
-        click.echo(f"[{missing} bytes are gone]", err=True)
+    def gap(self, gap: frames.Gap) -> None:
+        self.end()
+        self._offset = gap.offset
+        click.echo(f"[{gap.missing} bytes are gone]", err=True)
 
     def end(self) -> None:
-        self._write(self._readable.end())
+        begins = self._begins
+        self._write(self._readable.end(), begins)
 
-    def _write(self, data: bytes) -> None:
-        if data:
+    @property
+    def _begins(self) -> int:
+        """Where what is written next was printed: it was held back, or comes."""
+        return (self._offset or 0) - self._readable.held
+
+    def _write(self, data: bytes, offset: int) -> None:
+        if data and self._as_json:
+            print_json({"offset": offset, "text": data.decode(errors="replace")})
+        elif data:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
 
@@ -89,9 +111,9 @@ async def _print(
                 if kind == frames.OUTPUT:
                     printer.data(payload)
                 elif kind == frames.GAP:
-                    printer.gap(msgspec.json.decode(payload, type=frames.Gap).missing)
+                    printer.gap(msgspec.json.decode(payload, type=frames.Gap))
                 elif kind == frames.STATE:
-                    printer.terminal(msgspec.json.decode(payload, type=frames.Told).cols)
+                    printer.told(msgspec.json.decode(payload, type=frames.Told))
                 elif kind == frames.END:
                     printer.end()
                     return

@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 
 import click
 
+from holdfast.cli.configured import config_option, the_config
 from holdfast.cli.store import store_of, store_option
-from holdfast.config import Config, load_config, the_config
+from holdfast.config import Config, load_config
 from holdfast.control.serving import connect, pass_on
 from holdfast.errors import ConfigError
 from holdfast.runtime import Runtime
@@ -23,12 +24,11 @@ if TYPE_CHECKING:
     from holdfast.mcp.server import Server
 
 TOKEN = "HOLDFAST_TOKEN"
+_TOKEN_LEAST = 16
 
 
 @click.command()
-@click.option(
-    "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The holdfast.toml to use."
-)
+@config_option
 @store_option
 @click.option("--conversation", default="mcp", show_default=True, help="The conversation that handles live in.")
 @click.option("--http", "port", type=click.IntRange(0, 65535), help="Serve HTTP on this port instead; 0: any.")
@@ -62,7 +62,8 @@ def mcp(
     Handles outlive a connection: a client that comes back finds them by their ids, unless --store is `memory:`.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    known = {**_own_token(), **tokens_of(tokens)}
+    own = _own_token()
+    known = {**own, **tokens_of(tokens)}
     if port is None and (tokens is not None or url is not None or host != "127.0.0.1"):
         raise click.UsageError("--host, --url and --tokens go with --http PORT")
     file = the_config(config)
@@ -76,6 +77,7 @@ def mcp(
     if url is not None and not urlsplit(url).scheme.startswith("http"):
         raise click.UsageError("--url must begin with http:// or https://")
     if port is not None:
+        check_own_token(own.get("default"))
         check_bind(host, known)
     runtime = Runtime(store=place, config=loaded)
 
@@ -100,6 +102,12 @@ def settings_of(config: Config) -> dict[str, Any]:
 def _own_token() -> dict[str, str]:
     token = os.environ.pop(TOKEN, None)  # or every command would have it, and show it to whoever asks (K5)
     return {"default": token} if token else {}
+
+
+def check_own_token(token: str | None) -> None:
+    """Raise `ConfigError` if it can be guessed."""
+    if token is not None and len(token) < _TOKEN_LEAST:
+        raise ConfigError([f"{TOKEN} has fewer than {_TOKEN_LEAST} characters; put a long random one there"])
 
 
 def tokens_of(file: Path | None) -> dict[str, str]:

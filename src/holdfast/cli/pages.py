@@ -25,8 +25,8 @@ PAGES = {
         (
             ("Serve the tools of the holdfast.toml found here, with the dashboard:", "holdfast serve"),
             ("On another port, with a store of its own:", "holdfast serve --port 9000 --store sqlite:///work.db"),
-            ("Let the network in, behind something that does TLS:",
-             "holdfast serve --host 0.0.0.0 --url https://agents.example.org"),
+            ("Behind a proxy on this machine that does TLS, with a token of your own:",
+             "HOLDFAST_TOKEN=$(cat token) holdfast serve --quiet --url https://agents.example.org"),
         ),
         ("mcp", "top", "init", "check"),
         ((2, "it cannot be started"), _SIGNALLED),
@@ -95,6 +95,7 @@ PAGES = {
         (
             ("What it has printed:", "holdfast logs build"),
             ("And what it goes on to print, until it stops:", "holdfast logs -f build"),
+            ("What it has printed since, for a script:", "holdfast logs build --since 4096 --json | jq -r .text"),
             ("A terminal's session as a recording:", "holdfast logs shell --cast shell.cast"),
         ),
         ("show", "attach", "top"),

@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 
 import click
 
-from holdfast.cli.mcp import settings_of, tokens_of
+from holdfast.cli.configured import config_option, the_config
+from holdfast.cli.mcp import check_own_token, settings_of, tokens_of
 from holdfast.cli.store import store_of, store_option
-from holdfast.config import Config, load_config, the_config
+from holdfast.config import Config, load_config
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.store.urls import open_store
 
@@ -31,9 +32,7 @@ _log = logging.getLogger("holdfast.serve")
 
 
 @click.command()
-@click.option(
-    "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The holdfast.toml to use."
-)
+@config_option
 @store_option
 @click.option("--host", help="The address to bind. Default: [serve] host, else 127.0.0.1.")
 @click.option("--port", type=click.IntRange(0, 65535), help="The port; 0: any. Default: [serve] port, else 8420.")
@@ -66,10 +65,11 @@ def serve(
     /healthz     200 while it can do its work
 
     The address that is printed has the owner's token in it, which opens everything. It is kept beside the store, so
-    that it stays the same; $HOLDFAST_TOKEN is used instead if it is set. Binding another address than loopback lets the
-    network in: put TLS in front of it, and name the address by --url.
+    that it stays the same; $HOLDFAST_TOKEN is used instead if it is set.
 
-    \b
+    To let the network in, put a proxy with TLS in front of it, on this machine, and name the proxy's address by --url.
+    To bind another address than loopback itself takes a token that you have chosen, in $HOLDFAST_TOKEN or --tokens.
+
     Signals: TERM and INT end it in good order (again: at once); HUP reads the configuration again.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -125,6 +125,7 @@ async def _serve(asked: _Asked) -> int:
     from holdfast.serve.server import bound, serve
 
     host, url, principals = asked.host, asked.url, asked.principals
+    check_own_token(asked.token)
     if "owner" in principals:
         raise ConfigError(["`owner` is whoever has the owner's token; give the principal of --tokens another name"])
     check_bind(host, principals if asked.token is None else {**principals, "owner": asked.token})
@@ -134,6 +135,7 @@ async def _serve(asked: _Asked) -> int:
     runtime = Runtime(store=store, config=asked.config, prompter=needs, metrics=metrics)
     if needs is not None:
         runtime.people.beside = needs.beside
+        metrics.needs = needs.__len__
     server = Server(runtime, conversation=asked.conversation, **settings_of(asked.config))
     control = Control(runtime, needs, snapshot=metrics.snapshot)
     app = App(server, control, metrics)

@@ -91,9 +91,24 @@ def _facts(found: dict[str, Any], now: float) -> Iterator[tuple[str, Any]]:
             yield title, found[title]
     yield "arguments", found["arguments"]
     if found["question"] is not None:
-        yield "question", f"{found['question']['text']} ({found['question']['id']})"
+        yield from _question(found["question"])
     if found["outcome"] is not None:
         yield from _end(found)
+
+
+def _question(question: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What is asked, and what may be answered: all that `holdfast send` has to be told."""
+    yield "question", f"{question['text']} ({question['id']})"
+    kind = question["answer_type"]
+    if question["secret"]:
+        yield "answer", "a secret: holdfast send --password"
+    elif kind == "Boolean":
+        yield "answer", "yes or no"
+    elif isinstance(kind, dict) and "Select" in kind:
+        for number, option in enumerate(kind["Select"]["options"], 1):
+            yield "answer" if number == 1 else "", f"{number}: {option}"
+    if question["default"] is not None:
+        yield "default", question["default"]
 
 
 def _ownership(found: dict[str, Any]) -> Iterator[tuple[str, str]]:

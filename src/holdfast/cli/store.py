@@ -38,8 +38,23 @@ def store_option(command: F) -> F:
         "--store",
         metavar="URL",
         envvar="HOLDFAST_STORE",
+        callback=_store_url,
         help="Where handles are kept: sqlite:///FILE. Default: what holdfast.toml says, else a file of yours.",
     )(command)
+
+
+def _store_url(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The URL, if it is one of a store: what was wrong is said of the option, or the variable, that it came by."""
+    if not value or context.resilient_parsing:
+        return value
+    from holdfast.store.urls import open_store
+
+    try:
+        open_store(value)
+    except HoldfastError as error:
+        said = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.ENVIRONMENT
+        raise HoldfastError(f"{'HOLDFAST_STORE' if said else '--store'}: {error.message}", code=error.code) from None
+    return value
 
 
 class Where(NamedTuple):
@@ -106,7 +121,7 @@ def _existing(url: str | None) -> "Store":
     path = getattr(store, "path", None)  # of a file
     if isinstance(path, Path) and not path.exists():
         raise HoldfastError(
-            f"there is no store `{path}`; `holdfast turn` makes one, or name another by --store", code="store_unusable"
+            f"there is no store `{path}`; `holdfast serve` makes one, or name another by --store", code="store_unusable"
         )
     return store
 

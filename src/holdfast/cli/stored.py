@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.control.facts import details, entry_json, facts, wait_json
 from holdfast.control.finding import find, place_of
+from holdfast.durable.keys import LONGEST, masked_part
 from holdfast.errors import HoldfastError
 from holdfast.handles.state import Pending, Stopped
 from holdfast.store.base import Place, Record, Store
@@ -181,6 +182,7 @@ def _output(store: Store, record: Record) -> dict[str, Any] | None:
 
     output = stored_output(store, record)
     assert output is not None
-    tail = output.before(output.total, _TAIL_BYTES)
+    end = output.before(output.total, _TAIL_BYTES + LONGEST)
     output.close()
-    return {"bytes": output.total, "tail": tail.decode(errors="replace")}
+    before, tail = (part.decode(errors="replace") for part in (end[:-_TAIL_BYTES], end[-_TAIL_BYTES:]))
+    return {"bytes": output.total, "tail": masked_part(before, tail, "")}

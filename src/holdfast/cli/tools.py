@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.configured import config_option, the_config
 from holdfast.schema.dialects import DIALECTS, Dialect
 from holdfast.tools.base import ACTIONS
 
@@ -16,13 +17,13 @@ CONNECT_SECS = 30.0
 
 
 @click.command()
-@click.option("--config", type=click.Path(path_type=Path), help="The configuration; default: found upwards from here.")
+@config_option
 @click.option("--dialect", type=click.Choice(DIALECTS), help="Print JSON, with schemas in the form of this provider.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def tools(config: Path | None, dialect: Dialect | None, as_json: bool) -> None:
     """List the tools of a configuration, as a model sees them. MCP servers are started to ask for theirs."""
     from holdfast import Runtime
-    from holdfast.config import load_config, the_config
+    from holdfast.config import load_config
 
     loaded = load_config(the_config(config))
     runtime = Runtime(config=loaded, store="memory:")

@@ -8,13 +8,24 @@ from textual import work
 from textual.app import App
 
 from holdfast.cli.printing import one_line, printable
-from holdfast.cli.top_ask import Sure, Typed, answer_text, need_screen, question_screen
+from holdfast.cli.top_ask import Keys, Sure, Typed, answer_text, need_screen, question_screen
 from holdfast.cli.top_model import Model
 from holdfast.cli.top_rows import Fact
 from holdfast.cli.top_source import Source
 from holdfast.errors import HoldfastError
 
 _ASK_AGAIN = ("bad_answer",)
+_KEYS = (
+    ("Enter", "open the handle: its facts, and what it prints"),
+    ("r", "answer what it asks: a question, a permission"),
+    ("a", "abort it"),
+    ("t", "take its terminal over; Ctrl-] gives it back"),
+    ("/", "show only handles with a text in their id, tool or uid"),
+    ("s", "sort: urgent first, newest, oldest, by tool, by id"),
+    ("g", "group by conversation"),
+    ("e", "show also what has ended"),
+    ("q", "quit"),
+)
 
 
 class Acting(App[None]):
@@ -45,10 +56,14 @@ class Acting(App[None]):
     @work(exclusive=True, group="acting")
     async def action_filter(self) -> None:
         asked = "Show only handles whose id, tool or uid has this in it. Nothing: all."
-        said = await self.push_screen_wait(Typed(asked, value=self.model.search))
+        said = await self.push_screen_wait(Typed(asked, value=self.model.search, does="show these"))
         if said is not None:
             self.model.search = said.strip()
             self.look_again()
+
+    @work(exclusive=True, group="acting")
+    async def action_keys(self) -> None:
+        await self.push_screen_wait(Keys(_KEYS))
 
     @work(exclusive=True, group="acting")
     async def action_abort(self) -> None:

@@ -31,13 +31,14 @@ _PAUSE = 0.2
 """Seconds between two drawings."""
 _AGAIN_SECS = 1.0
 """A server that is gone is tried again after this time."""
-_OF_TABLE = ("filter", "sort", "group", "over", "quit")
+_OF_TABLE = ("filter", "sort", "group", "over", "keys", "quit")
 
 
 class Table(DataTable[Text]):
     """A table of rows: Home and End are about rows, not about columns."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "select_cursor", "Open", key_display="⏎"),
         Binding("home", "scroll_top", show=False),
         Binding("end", "scroll_bottom", show=False),
     ]
@@ -54,7 +55,7 @@ class Top(Acting, App[None]):
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit"),
-        Binding("enter", "open", "Open", show=False),
+        Binding("question_mark", "keys", "Keys", key_display="?"),
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("s", "sort", "Sort"),
         Binding("g", "group", "Group"),
@@ -84,7 +85,7 @@ class Top(Acting, App[None]):
     def compose(self) -> ComposeResult:
         yield Static(id="status")
         yield Table(cursor_type="row")
-        yield Footer()
+        yield Footer(compact=True)
 
     @property
     def table(self) -> Table:

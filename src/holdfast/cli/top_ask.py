@@ -4,6 +4,7 @@ Each is a screen that is dismissed with what was said, or None if the person wou
 are shown without what a terminal would act on (K4), and never as markup.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -56,6 +57,16 @@ class Asked(ModalScreen[Any]):
         self.dismiss(None)
 
 
+class Keys(Asked):
+    """Which keys there are, and what they do."""
+
+    def __init__(self, keys: Sequence[tuple[str, str]]) -> None:
+        super().__init__("\n".join(f"{key:<8}{meaning}" for key, meaning in keys))
+
+    def hint(self) -> str:
+        return "Escape: back"
+
+
 class Sure(Asked):
     """Yes or no, by a key; a question's own answer is True or False."""
 
@@ -91,16 +102,20 @@ class Chosen(Asked):
 class Typed(Asked):
     """A line of text; a secret is not shown."""
 
-    def __init__(self, asked: str, problem: str = "", *, value: str = "", secret: bool = False) -> None:
+    def __init__(
+        self, asked: str, problem: str = "", *, value: str = "", secret: bool = False, does: str = "send"
+    ) -> None:
+        """`does` is what Enter does."""
         super().__init__(asked, problem)
         self._value = value
         self._secret = secret
+        self._does = does
 
     def answers(self) -> ComposeResult:
         yield Input(self._value, password=self._secret)
 
     def hint(self) -> str:
-        return "Enter: send   Escape: leave it as it is"
+        return f"Enter: {self._does}   Escape: leave it as it is"
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value)

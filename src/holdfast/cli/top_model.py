@@ -93,8 +93,18 @@ class Model:
             faded = [uid for uid, fact in self._facts.items() if (fact["stopped"] or now) < now - FADES_SECS]
             for uid in faded:
                 del self._facts[uid]
-        facts = ordered([*self._needs, *self._facts.values()], self.sort, grouped=self.grouped)
+        facts = ordered(self._lines(), self.sort, grouped=self.grouped)
         return rows(facts, self.lines, now, grouped=self.grouped)
+
+    def _lines(self) -> list[Fact]:
+        """Needs and handles. A call that waits for a permission is both, and has one line."""
+        needs, held = [], set()
+        for fact in self._needs:
+            handle = self._facts.get(fact["need"]["handle"] or "")
+            if handle is not None and handle["state"] == "pending":
+                held.add(handle["uid"])
+            needs.append(fact if handle is None else {**fact, "id": handle["id"]})
+        return [*needs, *(fact for uid, fact in self._facts.items() if uid not in held)]
 
     def snapshot(self) -> dict[str, object]:
         """What `--json` prints."""

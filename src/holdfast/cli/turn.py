@@ -12,9 +12,10 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
+from holdfast.cli.configured import config_option, the_config
 from holdfast.cli.prompter import TerminalPrompter, open_prompter
 from holdfast.cli.store import store_of, store_option
-from holdfast.config import load_config, the_config
+from holdfast.config import load_config
 from holdfast.runtime import Runtime
 from holdfast.turn.ending import Ending
 from holdfast.turn.slot import ToolCall
@@ -39,9 +40,7 @@ class _Batch(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @click.command()
-@click.option(
-    "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The holdfast.toml to use."
-)
+@config_option
 @store_option
 @click.option("--conversation", help="The conversation to run the turn in. Default: a new one.")
 @click.option("--resume", is_flag=True, help="Go on with the conversation's turn that its process did not end.")

@@ -4,15 +4,20 @@ Exit code 0 when they have, 1 when one of them failed or was aborted, 124 when t
 """
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.printing import one_line, print_json
+from holdfast.cli.printing import one_line, print_json, terminal_width
 from holdfast.cli.progress import going_on
 from holdfast.cli.store import Where, opened, run, where_options
 
+if TYPE_CHECKING:
+    from holdfast.control.base import Controls
+
 _TIMED_OUT = 124
+_WIDTH = 200
+"""Columns of a line where there is no terminal to fit."""
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -38,8 +43,12 @@ def wait(
     where: Where,
     as_json: bool,
 ) -> None:
-    """Wait until the handles of these IDs, or uids, have stopped."""
-    waited = run(_wait(where, id, any_of_them, timeout, conversation))
+    """Wait until the handles of these IDs, or uids, have stopped.
+
+    Of each a line is printed: how it ended, and the last line of its result, or of what it printed. --json has all of
+    the result.
+    """
+    waited = run(_wait(where, id, any_of_them, timeout, conversation, whole=as_json))
     if as_json:
         print_json(waited)
     else:
@@ -50,7 +59,13 @@ def wait(
 
 
 async def _wait(
-    where: Where, ids: tuple[str, ...], any_of_them: bool, timeout: float | None, conversation: str | None
+    where: Where,
+    ids: tuple[str, ...],
+    any_of_them: bool,
+    timeout: float | None,
+    conversation: str | None,
+    *,
+    whole: bool,
 ) -> dict[str, Any]:
     async with opened(where, acting=True) as controls:
         facts = await controls.find(ids, conversation)
@@ -60,7 +75,19 @@ async def _wait(
                 click.echo(f"{one_line(fact['id'])}: {said}", err=True)
         open_ones = [fact for fact in facts if fact["state"] != "stopped"]
         with going_on(f"waiting for {_named(open_ones)}"):
-            return await controls.wait_for(facts, any=any_of_them, timeout=timeout)
+            waited = await controls.wait_for(facts, any=any_of_them, timeout=timeout)
+        if not whole:
+            await _look_up(controls, facts, waited["completed"])
+        return waited
+
+
+async def _look_up(controls: "Controls", facts: list[dict[str, Any]], completed: list[dict[str, Any]]) -> None:
+    """What the assistant has read already is no part of a result any more, and is still the end of what was printed."""
+    for entry in completed:
+        bearing = [fact["uid"] for fact in facts if fact["id"] == entry["id"]]
+        if not entry["result"] and len(bearing) == 1:
+            output = (await controls.handle(bearing[0]))["output"]
+            entry["result"] = "" if output is None else output["tail"]
 
 
 def _named(facts: list[dict[str, Any]]) -> str:
@@ -71,5 +98,11 @@ def _line(entry: dict[str, Any]) -> str:
     id = one_line(entry["id"])
     if entry["state"] != "stopped":
         return f"{id}: {entry['state']}{', parked' if 'parked' in entry else ''}"
-    how, result = "error" if entry["is_error"] else entry.get("ended_by", "ok"), one_line(entry["result"])
-    return f"{id}: {how}: {result}" if result else f"{id}: {how}"
+    how, result = "error" if entry["is_error"] else entry.get("ended_by", "ok"), _last_line(entry["result"])
+    return one_line(f"{id}: {how}: {result}" if result else f"{id}: {how}", terminal_width() or _WIDTH)
+
+
+def _last_line(result: Any) -> str:
+    """The last line that says something; a value that is no text is one line."""
+    lines = result.splitlines() if isinstance(result, str) else [one_line(result)]
+    return next((line for line in reversed(lines) if any(each.isalnum() for each in line)), "")

@@ -23,7 +23,8 @@ from holdfast.store.base import StoredEvent
 PAUSE = 0.02
 """Seconds between two groups."""
 _RING = 5000
-_PAGE = 1000
+_PAGE = 250
+"""Events that are read at once, which nothing else can happen beside."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,17 @@
-"""The handle that somebody means: the one of a uid, or the newest of an id, wherever it is.
+"""The handle that somebody means: the one of a uid, or the one of an id, wherever it is.
 
-Of several conversations that have a handle of one id the one whose handle is live is meant, if there is one such; else
-it is an error that lists them.
+Whoever names a handle means one that is live, if one of that id is; else the newest. It is an error that lists them if
+several are live, or if none is and several conversations have had one: a wrong one is never taken.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from holdfast.errors import HoldfastError
 from holdfast.handles.state import Stopped
 from holdfast.store.base import Expired, Record, Store
 
-T = TypeVar("T")
+T = TypeVar("T", Record, dict[str, Any])
 
 _PAGE = 1000
 
@@ -22,16 +22,15 @@ def place_of(store: Store) -> str:
 
 
 async def find(store: Store, ids: Iterable[str], conversation: str | None) -> list[Record]:
-    """The newest handle of each id or uid, in a conversation or in whichever has it."""
+    """The handle of each id or uid, in a conversation or in whichever has it."""
     wanted = list(dict.fromkeys(ids))
     found: dict[str, list[Record]] = {}
     for id in wanted:
         record = await store.handle(id)
         if record is not None and conversation in (None, record.conversation):
             found[id] = [record]
-    unknown = [id for id in wanted if id not in found]
-    if unknown:
-        found |= await (_everywhere(store, unknown) if conversation is None else _in(store, conversation, unknown))
+        else:
+            found[id] = await _bearing(store, id, conversation)
     return choose(wanted, found, place_of(store), lambda each: (each.conversation, not isinstance(each.state, Stopped)))
 
 
@@ -45,15 +44,9 @@ def choose(
     meant: dict[str, T] = {}
     for id in wanted:
         candidates = found.get(id, [])
-        live = [each for each in candidates if known(each)[1]]
-        if len(live) == 1:  # whoever names it means the one that runs
-            candidates = live
+        candidates = [each for each in candidates if known(each)[1]] or candidates
         if len(candidates) > 1:
-            where = ", ".join(f"`{known(each)[0]}`" for each in candidates)
-            raise HoldfastError(
-                f"Handle `{id}` is in {len(candidates)} conversations: {where}; name one by --conversation",
-                code="handle_not_found",
-            )
+            raise _uncertain(id, candidates, [known(each)[0] for each in candidates])
         if candidates:
             meant[id] = candidates[0]
     missing = [f"Handle `{id}` not found in {place}" for id in wanted if id not in meant]
@@ -62,30 +55,46 @@ def choose(
     return [meant[id] for id in wanted]
 
 
-async def _in(store: Store, conversation: str, ids: list[str]) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = {}
-    for id in ids:
-        record: Record | Expired | None = await store.named(conversation, id)
-        if record is None and id.startswith("call:"):
-            record = await store.called(conversation, id.removeprefix("call:"))
-        if isinstance(record, Expired):
-            raise HoldfastError(
-                f"Handle `{id}` expired: it stopped long ago and its result is gone", code="handle_expired"
-            )
-        if record is not None:
-            found[id] = [record]
-    return found
+def _uncertain(id: str, candidates: Sequence[Record | dict[str, Any]], conversations: Sequence[str]) -> HoldfastError:
+    if len(set(conversations)) == len(conversations):
+        where = ", ".join(f"`{conversation}`" for conversation in conversations)
+        text = f"Handle `{id}` is in {len(candidates)} conversations: {where}; name one by --conversation"
+    else:  # a client numbers its calls, and so does another
+        uids = ", ".join(
+            f"{each['uid']} ({each['tool']})" if isinstance(each, dict) else f"{each.uid} ({each.tool})"
+            for each in candidates
+        )
+        text = f"{len(candidates)} live handles are called `{id}`: {uids}; name one by its uid"
+    return HoldfastError(text, code="handle_not_found")
 
 
-async def _everywhere(store: Store, ids: list[str]) -> dict[str, list[Record]]:
-    """By id: the newest handle that bears it of each conversation that has one."""
-    found: dict[str, list[Record]] = {}
-    for id in ids:
-        newest: dict[str, Record] = {}
-        after = None
-        while page := await store.handles(search=id, stateful=None, after=after, limit=_PAGE):
-            newest |= {record.conversation: record for record in page if record.id == id}  # the oldest come first
-            after = page[-1].uid
-        if newest:
-            found[id] = list(newest.values())
-    return found
+async def _bearing(store: Store, id: str, conversation: str | None) -> list[Record]:
+    """The live handles that bear the id; if there is none, the newest of each conversation that has one."""
+    live = [record async for record in _pages(store, id, conversation, live=True)]
+    if live:
+        return live
+    if conversation is not None:
+        return await _newest(store, id, conversation)
+    newest = {record.conversation: record async for record in _pages(store, id, None, live=False)}
+    return list(newest.values())
+
+
+async def _pages(store: Store, id: str, conversation: str | None, *, live: bool) -> AsyncIterator[Record]:
+    """The handles that bear the id, the oldest first."""
+    after = None
+    while page := await store.handles(
+        conversation=conversation, live=live, search=id, stateful=None, after=after, limit=_PAGE
+    ):
+        for record in page:
+            if record.id == id:
+                yield record
+        after = page[-1].uid
+
+
+async def _newest(store: Store, id: str, conversation: str) -> list[Record]:
+    record: Record | Expired | None = await store.named(conversation, id)
+    if record is None and id.startswith("call:"):
+        record = await store.called(conversation, id.removeprefix("call:"))
+    if isinstance(record, Expired):
+        raise HoldfastError(f"Handle `{id}` expired: it stopped long ago and its result is gone", code="handle_expired")
+    return [] if record is None else [record]

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from holdfast.errors import ConfigError
 from holdfast.mcp.calls import GONE, PRINCIPAL
 from holdfast.mcp.completing import PATH, Completing
+from holdfast.mcp.leaving import AnsweredOnce, quiet
 from holdfast.mcp.server import Server
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -86,6 +87,8 @@ def mcp_app(server: Server, *, path: str = "/mcp", **transport: Any) -> Starlett
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Door` does it
         **transport,
     )
+    app.add_middleware(AnsweredOnce)
+    quiet()
     app.router.routes.append(Route(Completing.path, Completing(server.runtime)))
     return app
 

@@ -73,6 +73,7 @@ class App:
         inner = mcp_app(self._server)
         inner.router.routes += self._routes()
         inner.add_exception_handler(HoldfastError, _unable)
+        inner.add_exception_handler(404, pages.nowhere(self._control))
         guarded = ServeDoor(
             inner,
             Completing(self.runtime),

@@ -7,7 +7,7 @@ What was told last is kept for `snapshot`, which the dashboard shows: percentile
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,6 +46,8 @@ class Prometheus:
         registry.register(Numbers(families))
         ProcessCollector(registry=registry)
         self._of: Registry | None = None
+        self.needs: Callable[[], int] = lambda: 0
+        """How much waits for a person here."""
         self._open = 0
         self._calls = self._produced = self._shown = self._waits = 0
         self._waited: deque[float] = deque(maxlen=_RECENT)
@@ -150,6 +152,7 @@ class Prometheus:
         if store is None or self._of is None or (store.durable and self._of.closing):
             return
         self.child("holdfast_store_transactions").value = getattr(store, "commits", 0)
+        self.child("holdfast_needs").value = self.needs()
         try:
             counts = await store.count()
             for state in _STATES:
@@ -197,6 +200,7 @@ GAUGES: dict[str, tuple[str, ...]] = {
         "Spawned handles in the store; `waiting`: a question is open, `parked`: for the outside",
         "state",
     ),
+    "holdfast_needs": ("What waits for a person at the dashboard: permissions, questions, results, passwords",),
     "holdfast_event_streams": ("Streams of events and of output that are open", "kind"),
     "holdfast_store_last_event": ("Number of the newest event in the store",),
     "holdfast_store_transactions": ("Transactions of this process; commits per transaction is the size of a group",),

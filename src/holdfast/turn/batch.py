@@ -27,6 +27,8 @@ Claim = Callable[[Record], Awaitable[Record | None]]
 
 CANCEL_GRACE_SECS = 0.05
 """How long a cancelled call may take to return its own result."""
+_NAMES = 16
+"""How often an id that is ours to choose may be somebody else's by the time it is written."""
 
 
 class Batch:
@@ -68,6 +70,8 @@ class Batch:
         self._begun: set[int] = set()
         """Positions of calls that had begun before the batch was taken up again (B9)."""
         self.resumable = resumable
+        self._names_left = _NAMES
+        self._renaming: asyncio.Task[None] | None = None
         self.opened = False
         """Whether the store has it."""
         self.failed: Error | None = None
@@ -137,6 +141,10 @@ class Batch:
     def _not_begun(self, error: Exception) -> None:
         """The store did not take the batch: nothing of it ran."""
         code = error.code if isinstance(error, HoldfastError) else "store_unavailable"
+        if code == "batch_rejected" and self._names_left and any(map(_numbered, self._slots)):
+            self._names_left -= 1
+            self._renaming = asyncio.get_running_loop().create_task(self._begin_again())
+            return
         refusal = ToolError(f"{self._nothing_ran}: {error}", code=code)
         once = next((_once(slot) for slot in self._slots if _once(slot)), None)
         if code == "batch_rejected" and once is not None and len(self._slots) == 1:
@@ -144,6 +152,14 @@ class Batch:
         self._replies = [error_reply(refusal, slot.tool) for slot in self._slots]
         if not self._answered.done():
             self._answered.set_result(None)
+
+    async def _begin_again(self) -> None:
+        """W12: another call, or another process, was quicker with an id that is ours to choose."""
+        try:
+            await self.begin()
+        except HoldfastError as error:  # the store cannot be read, or is closed
+            self._names_left = 0
+            self._not_begun(error)
 
     @property
     def _nothing_ran(self) -> str:
@@ -166,7 +182,8 @@ class Batch:
         names = self._registry.conversation(self._conversation).names
         taken = {slot.handle_id for slot in self._slots if slot.action == "spawn" and not _numbered(slot)}
         for slot in filter(_numbered, self._slots):
-            base, count = slot.handle_id, 1
+            assert slot.launch is not None
+            base, count = slot.launch.id, 1
             while slot.handle_id in names or slot.handle_id in taken:
                 count += 1
                 slot.handle_id = f"{base}_{count}"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.soak import tries
 from tests.unit.terminal.noise import noise
 from tests.unit.terminal.recorded import LESS, LS, VIM, VIM_QUITS
 
@@ -218,7 +219,7 @@ def test_neither_titles_nor_the_clipboard_can_be_asked_for() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=noise, size=st.tuples(st.integers(1, 30), st.integers(1, 90)), cut=st.integers(0, 400))
-@settings(max_examples=300)
+@settings(max_examples=tries(150, soak=300))
 def test_nothing_a_program_prints_makes_it_raise(kind: Kind, data: bytes, size: tuple[int, int], cut: int) -> None:
     with emulator(*size, kind=kind) as terminal:
         terminal.feed(data[:cut])

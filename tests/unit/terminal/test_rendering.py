@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.soak import tries
 from tests.unit.terminal.noise import noise
 from tests.unit.terminal.recorded import BASH_EDITS, BASH_UNDO, BASH_WIDE, CAT_ECHO, LESS, LS, VIM, VIM_QUITS
 
@@ -154,7 +155,7 @@ def test_plain_text_is_what_it_is(text: str) -> None:
 
 
 @given(data=noise, before=noise, cols=st.integers(1, 100))
-@settings(max_examples=400)
+@settings(max_examples=tries(200, soak=400))
 def test_nothing_makes_it_raise_or_show_controls_or_more_than_there_was(data: bytes, before: bytes, cols: int) -> None:
     for text in (render(data, b"", cols), render(data, before, cols)):
         assert not any(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.soak import tries
 from tests.unit.workflow.world import (
     Around,
     Effects,
@@ -182,7 +183,7 @@ def workflows(draw: st.DrawFn) -> list[dict[str, Any]]:
     return steps(0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(30, soak=60))
 @given(workflows())
 def test_W10_any_workflow_that_is_killed_at_any_commit_gives_the_same(steps: list[dict[str, Any]]) -> None:
     check(workflow(*steps, input={}, timeoutMs=4200))

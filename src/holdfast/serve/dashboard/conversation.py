@@ -69,7 +69,7 @@ class _Page:
         shown = calls[-MOST:]
         went: dict[str, list[Stretch]] = {}
         for fact in shown:
-            if fact["stateful"]:  # a one-shot call's facts tell all of it
+            if fact["stateful"] or fact["tool"] == "ask_user":  # another one-shot call's facts tell all of it
                 went[fact["uid"]] = stretches(await self._control.timeline(fact["uid"]), fact, now)
         return {
             "turn": turn,

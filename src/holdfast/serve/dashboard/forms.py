@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from holdfast.errors import HoldfastError
-from holdfast.serve.dashboard.look import Look
+from holdfast.serve.dashboard.look import Look, short_name
 from holdfast.serve.operations import read_body
 
 if TYPE_CHECKING:
@@ -77,25 +77,27 @@ class Forms:
         need = await self._control.need(id)
         if need is None:
             return _back(fields, "gone")
+        of = need["tool"] if need["kind"] in ("permission", "result") else need["handle_id"] or need["tool"]
         decision: dict[str, Any] = {name: fields[name] for name in ("decision", "reason", "value") if name in fields}
         decision["remember"] = "remember" in fields
         answer = await self._control.decide(id, decision)
         if answer["status"] == "again":
             typed = None if need["kind"] == "secret" else fields.get("value")
             draft = {"problem": answer["problem"], "text": typed, "field": fields.get("decision")}
-            return await self._home(request, status=422, drafts={id: draft}, wrong=f"Not taken: {answer['problem']}")
+            return await self._home(request, status=422, drafts={id: draft})
         if answer["status"] == "gone":
-            return _back(fields, "gone")
+            return _back(fields, "gone", of)
         word = fields["decision"]
-        return _back(fields, "cancelled" if word == "cancel" else _DONE.get((need["kind"], word), "answered"))
+        return _back(fields, "cancelled" if word == "cancel" else _DONE.get((need["kind"], word), "answered"), of)
 
     async def abort(self, request: Request, fields: Fields) -> Response:
         """End a handle."""
         uid = request.path_params["uid"]
-        if (await self._control.handle(uid))["state"] == "stopped":
-            return _back(fields, "stopped")
+        fact = await self._control.handle(uid)
+        if fact["state"] == "stopped":
+            return _back(fields, "stopped", fact["id"])
         await self._control.abort(uid)
-        return _back(fields, "aborted")
+        return _back(fields, "aborted", fact["id"])
 
     async def apply(self, request: Request, fields: Fields) -> Response:
         """Send a text to a handle, or the answer to its question."""
@@ -113,7 +115,7 @@ class Forms:
         if not fields.get("conversation"):
             raise _Refused("no conversation was named whose keys are to be revoked", 422)
         await self._control.revoke(fields["conversation"])
-        return _back(fields, "revoked")
+        return _back(fields, "revoked", short_name(fields["conversation"]))
 
 
 def _taken(look: Look, act: Acts) -> Callable[[Request], Awaitable[Response]]:
@@ -146,11 +148,12 @@ async def _fields(request: Request) -> Fields:
     return {name: value.replace("\r\n", "\n") for name, value in pairs}  # browsers send line ends of their own
 
 
-def _back(fields: Fields, said: str) -> Response:
-    """See other: the page that the form was on, and what was done."""
+def _back(fields: Fields, said: str, of: str | None = None) -> Response:
+    """See other: the page that the form was on, what was done, and what with."""
     path, _, query = _place(fields).partition("?")
-    kept = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] != "said"]
-    return RedirectResponse(f"{path}?{urlencode([*kept, ('said', said)])}", 303)
+    kept = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] not in ("said", "of")]
+    told = [("said", said), *([("of", of)] if of else [])]
+    return RedirectResponse(f"{path}?{urlencode([*kept, *told])}", 303)
 
 
 def _place(fields: Fields) -> str:

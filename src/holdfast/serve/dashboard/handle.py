@@ -15,8 +15,9 @@ from starlette.routing import BaseRoute, Route
 from holdfast.errors import HoldfastError
 from holdfast.handles.text import to_json
 from holdfast.serve.dashboard.graph import draw, numbered
-from holdfast.serve.dashboard.look import Look, pretty
+from holdfast.serve.dashboard.look import Look, is_turnless, pretty
 from holdfast.serve.dashboard.timeline import moments, stretches
+from holdfast.serve.refusal import STATUS
 from holdfast.turn.lineage import conversation_of
 
 if TYPE_CHECKING:
@@ -54,10 +55,10 @@ class _Page:
             fact = await control.handle(uid)
             printed = await self._printed(request, fact)
         except HoldfastError as error:
-            meant = await self._of_id(uid) if error.code == "handle_not_found" else None
-            if meant is not None:
-                return RedirectResponse(f"/handles/{meant}", 303)
-            return await self._look.problem(request, error.message, _GONE.get(error.code, 400), "/handles")
+            if error.code == "handle_not_found":
+                return await self._named(request, uid)
+            title = "No such handle any more" if error.code in _GONE else None
+            return await self._look.problem(request, error.message, (STATUS | _GONE).get(error.code, 400), "/handles", title)
         events = await control.timeline(uid)
         workflow = await control.workflow(uid) if fact["kind"] == "workflow" else None
         return await self._look.page(
@@ -75,14 +76,26 @@ class _Page:
             workflow=workflow and workflow | {"steps": numbered(workflow["steps"])},
             graph=workflow and draw(workflow["steps"]),
             agent=await self._agent(fact),
+            turnless={uid} if is_turnless(fact) else set(),
             clipped=clipped,
             WHOLE=WHOLE,
             PART=PART,
         )
 
-    async def _of_id(self, id: str) -> str | None:
+    async def _named(self, request: Request, id: str) -> Response:
+        """To the newest handle of an id. Of several conversations that have one: a page with the newest of each."""
         found = await self._control.handles(search=id, oneshot=True, limit=_FOUND)
-        return next((fact["uid"] for fact in found["handles"] if fact["id"] == id), None)
+        newest: dict[str, dict[str, Any]] = {}
+        for fact in found["handles"]:
+            if fact["id"] == id:
+                newest.setdefault(fact["conversation"], fact)
+        if not newest:
+            message = f"There is no handle with the id or uid `{id}`."
+            return await self._look.problem(request, message, 404, "/handles", "No such handle")
+        if len(newest) > 1:
+            return await self._look.page(request, "namesakes.html", id=id, facts=list(newest.values()))
+        (fact,) = newest.values()
+        return RedirectResponse(f"/handles/{fact['uid']}", 303)
 
     async def _printed(self, request: Request, fact: dict[str, Any]) -> dict[str, Any]:
         """The piece of output that is asked for, and the ways to others."""

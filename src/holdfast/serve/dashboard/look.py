@@ -7,6 +7,7 @@ the template's author thought of it or not. HTML is escaped. Nothing is marked a
 import json
 import re
 import time
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,19 +26,25 @@ _AGENT = re.compile(r"/([^/]+)@[0-9a-f]{32}(?=/|\Z)")
 HERE = Path(__file__).parent
 
 SAID = {
-    "answered": "Answered.",
-    "allowed": "Allowed: it runs.",
-    "denied": "Denied: it does not run.",
-    "delivered": "The assistant gets the result.",
-    "withheld": "The assistant does not get the result.",
-    "cancelled": "Not answered: the call ends.",
-    "gone": "Nobody needs an answer to that any more.",
-    "aborted": "Aborted.",
-    "stopped": "It had stopped before.",
-    "sent": "Sent.",
-    "revoked": "Revoked: these keys resolve nothing any more.",
+    "answered": ("Answered.", "{} has its answer."),
+    "allowed": ("Allowed: it runs.", "{} may run."),
+    "denied": ("Denied: it does not run.", "{} does not run."),
+    "delivered": ("The assistant gets the result.", "The assistant gets the result of {}."),
+    "withheld": ("The assistant does not get the result.", "The assistant does not get the result of {}."),
+    "cancelled": ("Not answered: the call ends.", "{} gets no answer: the call ends."),
+    "gone": ("Nobody needs an answer to that any more.", "{} does not need an answer any more."),
+    "aborted": ("Aborted.", "{} is aborted."),
+    "stopped": ("It had stopped before.", "{} had stopped before."),
+    "sent": ("Sent.", "Sent to {}."),
+    "revoked": (
+        "Revoked: these keys resolve nothing any more.",
+        "The keys of {} are revoked: they resolve nothing any more.",
+    ),
 }
-"""What was done by the form that led here, by the word in the address (`?said=`)."""
+"""What was done by the form that led here, by the word in the address (`?said=`), and the same of something that has a
+name (`&of=`)."""
+_NAME = re.compile(r"[\w.:/@-]{1,80}")
+"""What an address may say that it was: no sentence of somebody else's."""
 
 ENDS = {
     "abort": "aborted",
@@ -61,7 +68,7 @@ class Look:
         """A page in the frame that all have: the navigation, how much needs the person, what was just done.
 
         Templates see `what`, and `path`, `here` (the address with its query), `open_needs` (a count), `now`, and `said`
-        and `wrong`: what was just done, and what was wrong with it.
+        and `wrong`: what was just done, and what was wrong with it. `turnless`: uids of handles that belong to no turn.
         """
         query = request.url.query
         frame = {
@@ -69,16 +76,19 @@ class Look:
             "here": f"{request.url.path}?{query}" if query else request.url.path,
             "open_needs": await self._control.count_needs(),
             "now": time.time(),
-            "said": SAID.get(request.query_params.get("said", "")),
+            "said": said(request.query_params.get("said", ""), request.query_params.get("of", "")),
             "wrong": None,
+            "turnless": frozenset(),
         }
         html = self._templates.get_template(template).render(frame | what)
         return HTMLResponse(html, status, {"cache-control": "no-store"})
 
-    async def problem(self, request: Request, message: str, status: int = 404, back: str = "/") -> Response:
+    async def problem(
+        self, request: Request, message: str, status: int = 404, back: str = "/", title: str | None = None
+    ) -> Response:
         """A page that says what was wrong, and the way back."""
-        missing = status in (404, 410)
-        return await self.page(request, "problem.html", status=status, wrong=message, missing=missing, back=back)
+        title = title or ("Not found" if status in (404, 410) else "That did not work")
+        return await self.page(request, "problem.html", status=status, wrong=message, heading=title, back=back)
 
 
 def _environment() -> "Environment":
@@ -101,12 +111,25 @@ def _environment() -> "Environment":
         "size": size,
         "number": number,
         "mark": mark,
+        "at": lambda moment, form: time.strftime(form, time.localtime(moment)),
+        "card_key": card_key,
         "first_line": first_line,
         "short_name": short_name,
         "agent_name": agent_name,
         "parameters": parameters,
     }
     return environment
+
+
+def said(word: str, of: str) -> str | None:
+    """What was just done, in words."""
+    plain, named = SAID.get(word, (None, ""))
+    return named.format(of) if plain is not None and _NAME.fullmatch(of) else plain
+
+
+def is_turnless(fact: dict[str, Any]) -> bool:
+    """Whether a handle belongs to a desk (`turn/desk.py`), as those of MCP clients do, and not to a turn."""
+    return str(fact["turn"]).startswith("d-")
 
 
 def _shown(value: Any) -> Any:
@@ -180,6 +203,15 @@ def _type(schema: Any) -> str:
 
 def _of(schema: Any, key: str) -> Any:
     return schema.get(key) if isinstance(schema, dict) else None  # `true` is a schema, too
+
+
+def card_key(need: dict[str, Any]) -> str:
+    """What is the same of a need for whoever is asked: after a restart it has another id, and asks the same."""
+    if need["handle"] is None or need["action"] in ("apply", "fetch", "abort") or need["kind"] == "result":
+        return str(need["id"])  # one handle may have several of them at once
+    question = need["question"]
+    asked = need["arguments"] if question is None else [question["id"], question["text"], question["answer_type"]]
+    return f"{need['handle']}-{zlib.crc32(json.dumps(asked, sort_keys=True).encode()):08x}"
 
 
 def mark(fact: dict[str, Any]) -> tuple[str, str]:

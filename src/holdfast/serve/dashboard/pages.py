@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from holdfast.control.looking import KINDS, SORTS, STATES
 from holdfast.serve.dashboard import conversation, forms, handle
-from holdfast.serve.dashboard.look import HERE, Look, mark, short_name
+from holdfast.serve.dashboard.look import HERE, Look, is_turnless, mark, short_name
 
 if TYPE_CHECKING:
     from holdfast.control.control import Control
@@ -25,6 +25,8 @@ _RUNNING, _HAPPENED = 30, 12
 """How many the first page shows; the rest is on the page of handles."""
 _NEEDS = 50
 """What needs the person, of the first page: the rest comes when these are answered."""
+_END = 400
+"""Bytes in which the last line of an output is looked for."""
 _PLACES = 200
 """Conversations a page."""
 _NEWS = 100
@@ -62,6 +64,18 @@ def routes(control: "Control", screens: "Screens") -> list[BaseRoute]:
     ]
 
 
+def nowhere(control: "Control") -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Says that there is no such page, as a page if a browser asks."""
+    look = Look(control)
+
+    async def view(request: Request, error: Exception) -> Response:
+        if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+            return await look.problem(request, "There is nothing at this address.", 404, "/", "No such page")
+        return PlainTextResponse("Not Found", 404)
+
+    return view
+
+
 class Files(StaticFiles):
     """The styles and scripts. Browsers keep them, and ask each time whether they are still the same."""
 
@@ -78,12 +92,13 @@ class Pages:
         self._control = control
         self._look = look
 
-    async def home(
-        self, request: Request, *, status: int = 200, drafts: dict[str, Any] | None = None, wrong: str | None = None
-    ) -> Response:
+    async def home(self, request: Request, *, status: int = 200, drafts: dict[str, Any] | None = None) -> Response:
         """What needs the person, what runs, what has just happened. `drafts`: what was typed and could not be taken,
         by need."""
         needs = await self._control.needs(limit=_NEEDS)
+        listed = {need["id"] for need in needs}
+        for id in set(drafts or ()) - listed:  # of one that would not be on the page yet
+            needs = [need for need in [await self._control.need(id)] if need is not None] + needs
         running = await self._control.handles(state="live", oneshot=True, limit=_RUNNING)
         happened = await self._control.handles(state="stopped", sort="stopped", limit=_HAPPENED)
         return await self._look.page(
@@ -91,12 +106,13 @@ class Pages:
             "home.html",
             status=status,
             needs=needs,
-            asked={need["handle"] for need in needs},
+            asked={need["handle"]: need["kind"] for need in needs},
+            turnless={fact["uid"] for fact in running["handles"] if is_turnless(fact)},
+            mcp=f"{request.base_url}mcp",
             running=running["handles"],
             more=running["next"] is not None,
             happened=happened["handles"],
             drafts=drafts or {},
-            wrong=wrong,
             path="/",  # also when it answers a form
             here="/",
         )
@@ -125,6 +141,7 @@ class Pages:
             limit=PAGE,
             oneshot=bool(chosen["oneshot"]),
         )
+        await self._tell_ends(found["handles"])
         query = {name: value for name, value in chosen.items() if value and (name, value) != ("sort", "newest")}
         return await self._look.page(
             request,
@@ -142,6 +159,15 @@ class Pages:
             first=_address("/handles", query) if asked.get("after") else None,
             following=_address("/handles", query | {"after": found["next"]}) if found["next"] else None,
         )
+
+    async def _tell_ends(self, facts: list[dict[str, Any]]) -> None:
+        """Add the last lines of what has stopped and was not told to anybody since."""
+        for fact in facts:
+            if fact["state"] != "stopped" or fact["last_line"] or fact["message"] or not fact["output_bytes"]:
+                continue
+            printed = await self._control.output(fact["uid"], from_end=_END, limit=_END)
+            lines = [line.strip() for line in str(printed["text"]).splitlines() if line.strip()]
+            fact["last_line"] = lines[-1] if lines else None
 
     async def conversations(self, request: Request) -> Response:
         """Conversations, each sub-agent's below its caller's."""

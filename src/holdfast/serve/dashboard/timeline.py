@@ -208,6 +208,9 @@ class Lanes:
     left_out: int
     serial: float | None
     """Where the serial lane begins, if there is one."""
+    start: float
+    end: float
+    """When."""
 
 
 def lanes(calls: Sequence[Fact], went: Mapping[str, Sequence[Stretch]], now: float) -> Lanes | None:
@@ -245,7 +248,7 @@ def lanes(calls: Sequence[Fact], went: Mapping[str, Sequence[Stretch]], now: flo
     serial = next((row.y for row in rows if row.fact.get("serial")), None)
     ticks = tuple((x(start + at), label) for at, label in _ticks(end - start))
     height = _HEAD + ROW * len(rows) + 8
-    return Lanes(NAMES + CHART + 16, height, tuple(rows), blocked, ticks, len(calls) - len(shown), serial)
+    return Lanes(NAMES + CHART + 16, height, tuple(rows), blocked, ticks, len(calls) - len(shown), serial, start, end)
 
 
 def _end(fact: Fact, now: float) -> float:

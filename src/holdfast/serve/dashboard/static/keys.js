@@ -50,6 +50,17 @@ document.querySelector("[data-keys-open]").addEventListener("click", () => dialo
 if (location.hash === "#q") search();
 if (location.hash === "#needs-title") toNeeds();
 
+// Where there is little room, filters are folded away, unless one of them is in use.
+const fold = document.querySelector("[data-fold]");
+const narrow = matchMedia("(width < 48rem)");
+function foldAway() {
+  fold.open = !narrow.matches || fold.dataset.fold === "used";
+}
+if (fold) {
+  foldAway();
+  narrow.addEventListener("change", foldAway);
+}
+
 // On a phone the navigation is wider than the screen. (`scrollIntoView` would also tell Tab where to begin.)
 const nav = document.querySelector(".nav");
 const current = nav.querySelector("[aria-current]");

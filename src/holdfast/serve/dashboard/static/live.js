@@ -53,6 +53,7 @@ let fetching = false;
 let again = false;
 let fetched = 0;
 let sent = 0; // forms: a page that was asked for before one was sent shows what was before it
+let sending = 0; // forms: what has become of one is told by its answer, and not by a page before it
 let timer = null;
 
 function refreshSoon() {
@@ -68,7 +69,7 @@ async function refresh() {
   try {
     const response = await fetch(address(), { headers: { accept: "text/html" } });
     const html = await response.text();
-    if (before !== sent) again = true;
+    if (before !== sent || sending) again = true;
     else if (response.ok) take(html);
   } catch {
     // The server is away; the stream says so, and when it is back there is another fetch.
@@ -81,7 +82,7 @@ async function refresh() {
 function address() {
   const here = new URL(location.href);
   here.hash = "";
-  here.searchParams.delete("said"); // told once
+  for (const name of ["said", "of"]) here.searchParams.delete(name); // told once
   return here;
 }
 
@@ -178,19 +179,32 @@ async function send(form, button) {
   const fields = new URLSearchParams(new FormData(form, button));
   const buttons = [...form.querySelectorAll("button")];
   buttons.forEach((each) => { each.disabled = true; });
+  sending += 1;
   try {
     const response = await fetch(form.action, { method: "POST", body: fields });
     const html = await response.text();
     sent += 1;
     const card = form.closest(".need");
     if (response.ok) settle(card ?? form);
-    // What is said then is on a page of its own; of a card on the first page, it is in the card.
-    take(html, response.ok ? null : [card && location.pathname === "/" ? "needs" : "flash"]);
+    if (response.ok) take(html);
+    else if (!card || !takeCard(card, html)) take(html, ["flash"]); // what is said then is on a page of its own
     if (!form.isConnected) document.getElementById("main").focus({ preventScroll: true }); // not lost with its button
   } catch {
     say("It could not be sent: the server does not answer. What you typed is still here.");
   }
+  sending -= 1;
   buttons.forEach((each) => { each.disabled = false; });
+}
+
+// What was wrong with an answer is told in its card, which is on the page that came, too.
+function takeCard(card, html) {
+  const page = new DOMParser().parseFromString(html, "text/html");
+  const fresh = page.querySelector(`.need[data-key="${CSS.escape(card.dataset.key)}"]`);
+  if (!fresh) return false;
+  tick(page);
+  morph(card, fresh);
+  document.querySelector('[data-live="flash"]').replaceChildren();
+  return true;
 }
 
 // What was typed has been taken, or is not wanted any more: of a card, all of it.
@@ -204,7 +218,10 @@ function settle(part) {
 function say(text) {
   const told = document.createElement("p");
   told.className = "flash flash-wrong";
-  told.textContent = text;
+  const close = document.createElement("button");
+  Object.assign(close, { type: "button", className: "flash-close", textContent: "×", ariaLabel: "Close" });
+  close.setAttribute("data-flash-close", "");
+  told.append(text, close);
   document.querySelector('[data-live="flash"]').replaceChildren(told);
 }
 
@@ -215,10 +232,25 @@ document.addEventListener("submit", (event) => {
 });
 
 document.addEventListener("click", ({ target }) => {
-  if (!target.matches("[data-dismiss]")) return;
-  target.closest("[data-gone]").remove();
-  document.getElementById("main").focus({ preventScroll: true });
+  if (target.matches("[data-dismiss]")) {
+    target.closest("[data-gone]").remove();
+    document.getElementById("main").focus({ preventScroll: true });
+  } else if (target.matches("[data-cancel]")) {
+    fold(target.closest("details"));
+  } else if (target.closest("[data-flash-close]")) {
+    document.querySelector('[data-live="flash"]').replaceChildren();
+  }
 });
+
+document.addEventListener("keydown", ({ key, target }) => {
+  const confirm = key === "Escape" && target.closest("details.confirm[open]");
+  if (confirm) fold(confirm);
+});
+
+function fold(details) {
+  details.removeAttribute("open");
+  details.querySelector("summary").focus();
+}
 
 document.addEventListener("change", ({ target }) => {
   if (target.matches("form[data-auto] select, form[data-auto] input[type=checkbox]")) target.form.requestSubmit();

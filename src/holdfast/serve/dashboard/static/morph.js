@@ -20,8 +20,9 @@ export function morph(old, fresh) {
     if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
     return;
   }
-  if (old.hasAttribute("data-still") || isTouchedForm(old)) return;
-  attributes(old, fresh);
+  if (old.hasAttribute("data-still")) return;
+  attributes(old, fresh); // also of a form that is being filled: where it is sent to may have changed
+  if (isTouchedForm(old)) return;
   children(old, fresh);
 }
 
@@ -35,7 +36,7 @@ function attributes(old, fresh) {
 }
 
 function keyOf(node) {
-  return node.nodeType === Node.ELEMENT_NODE ? node.id || node.dataset.key || "" : "";
+  return node.nodeType === Node.ELEMENT_NODE ? node.dataset.key || node.id || "" : "";
 }
 
 function isAlike(old, fresh) {
@@ -68,7 +69,7 @@ function children(old, fresh) {
 function drop(node) {
   const next = node.nextSibling;
   if (node.nodeType === Node.ELEMENT_NODE && [node, ...node.querySelectorAll("form")].some(isTouchedForm)) {
-    if (!node.hasAttribute("data-gone")) node.append(dismissal());
+    if (!node.hasAttribute("data-gone")) node.append(farewell());
     node.setAttribute("data-gone", "");
   } else {
     node.remove();
@@ -76,11 +77,16 @@ function drop(node) {
   return next;
 }
 
-function dismissal() {
+function farewell() {
+  const part = document.createElement("div");
+  part.className = "farewell";
+  const told = document.createElement("p");
+  told.textContent = "This is not asked any more: it was answered elsewhere, or its call has ended. What you put in was not sent.";
   const button = document.createElement("button");
   button.type = "button";
   button.className = "button";
   button.textContent = "Take it away";
   button.setAttribute("data-dismiss", "");
-  return button;
+  part.append(told, button);
+  return part;
 }
