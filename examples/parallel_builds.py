@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx2
-from mcp import Client
+from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import TextContent
 
@@ -100,9 +100,22 @@ async def main(address: str, *, alone: bool) -> None:
         await work(http, str(last))  # ids that no earlier run has used
 
 
+def at(address: str) -> None:
+    """Work on a server that somebody else has started, and may end."""
+    lost: BaseException | None = None
+    try:
+        asyncio.run(main(address, alone=False))
+    except* (MCPError, httpx2.TransportError) as errors:
+        lost = errors
+    while isinstance(lost, BaseExceptionGroup):
+        lost = lost.exceptions[0]
+    if lost is not None:
+        raise SystemExit(f"the server does not answer ({lost}); what was started is kept: start it again, and look")
+
+
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        asyncio.run(main(sys.argv[1], alone=False))
+        at(sys.argv[1])
     else:
         with tempfile.TemporaryDirectory() as directory, serving(directory) as address:
             asyncio.run(main(address, alone=True))

@@ -35,9 +35,9 @@ async def publish(call: Call, version: str) -> str:
     return f"{version} is on {where}"
 
 
-@holdfast.tool(actions=STATEFUL)
+@holdfast.tool(actions=STATEFUL, on_crash="replay")
 async def name_release(call: Call) -> str:
-    """Asks a person for a name."""
+    """Asks a person for a name; asks again if its process dies."""
     return f"called {await call.ask(Question(id='name', text='What shall it be called?'))}"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.e2e import forked
 from tests.e2e.driver import PATIENCE, until
 from tests.e2e.panes import Pane
 from tests.e2e.place import Said
@@ -104,14 +105,9 @@ class Chats:
         )  # fmt: skip
 
     def chat(self, *arguments: str, stdin: str = "") -> Said:
-        process = self.start(*arguments)
-        try:
-            out, err = process.communicate(stdin, PATIENCE)
-        finally:
-            process.kill()
-            process.wait()
+        code, out, err = forked.run(("chat", *arguments), self.directory, self.environment, stdin, PATIENCE)
         assert "Traceback" not in err, err
-        return Said(process.returncode, out, err)
+        return Said(code, out, err)
 
     # At a terminal
 

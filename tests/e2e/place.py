@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.e2e import forked
 from tests.e2e.driver import PATIENCE, until
 
 WORKER = '''
@@ -159,6 +160,7 @@ class Place:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.directory = directory
         self._stack = stack
+        self._environment = {**os.environ, "HOLDFAST_STORE": "sqlite:///work.db"}
 
     def worker(self) -> Worker:
         worker = Worker(self.directory)
@@ -166,16 +168,15 @@ class Place:
         return worker
 
     def holdfast(self, *arguments: str, stdin: str = "") -> Said:
-        process = self.start(*arguments)
-        out, err = process.communicate(stdin, PATIENCE)
+        code, out, err = forked.run(arguments, self.directory, self._environment, stdin, PATIENCE)
         assert "Traceback" not in err, err
-        return Said(process.returncode, out, err)
+        return Said(code, out, err)
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "holdfast", *arguments],
             cwd=self.directory,
-            env={**os.environ, "HOLDFAST_STORE": "sqlite:///work.db"},
+            env=self._environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._stack.callback(_end, process)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ def _private(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
 
 
-def check(directory: Path, text: str, *, without: str | None = None) -> dict[str, Any]:
-    """What is reported about this configuration; `without` is a module that is not installed."""
-    (directory / "holdfast.toml").write_text(text)
+def check(directory: Path, text: str, *, without: str | None = None, own_port: bool = True) -> dict[str, Any]:
+    """What is reported about this configuration; `without` is a module that is not installed. Unless `own_port` is
+    False, it has a port that nobody else on this machine can have taken."""
+    free = "\n[serve]\nport = 0\n" if own_port and "[serve]" not in text else ""
+    (directory / "holdfast.toml").write_text(text + free)
     hidden = f"sys.modules[{without!r}] = None; " if without else ""
     program = f"import sys; {hidden}from holdfast.cli import main; main(prog_name='holdfast')"
     done = subprocess.run(
@@ -174,8 +177,16 @@ def test_L1_a_port_that_is_taken_is_a_problem_that_names_who_has_it(tmp_path: Pa
     assert problem.endswith("; end that, or write another port")
 
 
-def test_L1_a_port_is_looked_at_only_if_the_file_has_one(tmp_path: Path, taken: int) -> None:
-    assert check(tmp_path, TOOL)["ok"]
+def test_L1_the_port_that_serve_would_use_is_looked_at_also_if_the_file_has_none(tmp_path: Path) -> None:
+    with ExitStack() as held:
+        with suppress(OSError):  # if we cannot have it, somebody else does
+            held.enter_context(socket.create_server(("127.0.0.1", 8420)))
+        report = check(tmp_path, TOOL, own_port=False)
+    assert report["ok"], "it may be there for something else"
+    assert only(report, "notes").startswith("`holdfast serve` could not start: port 8420 of 127.0.0.1 is taken by ")
+
+
+def test_L1_a_port_that_is_free_is_fine(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     assert check(tmp_path, TOOL + f"[serve]\nport = {port}\n")["ok"]

@@ -60,6 +60,7 @@ def test_L_bash_completes_commands_and_options(place: Place) -> None:
     assert "--state" in offered(place, "holdfast ps --st")
     assert offered(place, "holdfast ps --state wa") == ["waiting"]
     assert offered(place, "holdfast completion ") == list(SHELLS)
+    assert offered(place, "holdfast help comp") == ["complete", "completion"]
 
 
 def test_L_bash_completes_handles_of_the_store(place: Place) -> None:

@@ -49,6 +49,18 @@ def test_C5_follow_goes_on_until_the_handle_stops(agent: Agent) -> None:
         assert (following.stdout.read(), following.wait(PATIENCE)) == ("", 0)
 
 
+def test_L3_json_has_the_text_with_its_offset_which_since_goes_on_from(agent: Agent) -> None:
+    agent.spawn("talk", "t")
+    agent.holdfast("send", "t", "Ada")
+    agent.holdfast("send", "t", "bye")
+    pieces = [json.loads(line) for line in agent.holdfast("logs", "t", "--json").out.splitlines()]
+    assert pieces[0]["offset"] == 0
+    assert "".join(piece["text"] for piece in pieces) == SAID
+    place = RAW.index("said")
+    (last,) = [json.loads(line) for line in agent.holdfast("logs", "t", "--json", "--since", str(place)).out.splitlines()]
+    assert last == {"offset": place, "text": "said Ada\n"}
+
+
 def test_L3_ctrl_c_leaves_with_130(agent: Agent) -> None:
     agent.spawn("talk", "t")
     with agent.start("logs", "-f", "t") as following:

@@ -35,6 +35,15 @@ def test_Q4_a_question_for_a_person_is_answered_by_number(agent: Agent) -> None:
     assert agent.holdfast("send", "c", "2").out == "c: stopped\npainted green\n"
 
 
+def test_Q4_what_may_be_answered_is_shown(agent: Agent) -> None:
+    agent.spawn("choose", "c")
+    agent.spawn("log_in", "l")
+    lines = agent.holdfast("show", "c").out.splitlines()
+    asked = next(at for at, line in enumerate(lines) if line.startswith("  question "))
+    assert [line.split() for line in lines[asked + 1 : asked + 3]] == [["answer", "1:", "red"], ["2:", "green"]]
+    assert "  answer        a secret: holdfast send --password" in agent.holdfast("show", "l").out.splitlines()
+
+
 def test_K5_a_secret_is_read_and_not_given_as_an_argument(agent: Agent) -> None:
     agent.spawn("log_in", "l")
     refused = agent.holdfast("send", "l", "open-sesame")

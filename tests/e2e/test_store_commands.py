@@ -353,7 +353,8 @@ def test_L1_show_of_a_parked_a_waiting_and_a_failed_handle(place: Place) -> None
     assert place.holdfast("show", "a", "--json").json["output"] == {"bytes": 23, "tail": "asking for a desk\x1b[31m\n"}
     waiting = place.holdfast("show", "q", "--json").json
     assert waiting["question"] == {
-        "id": "sure", "text": "Really?", "pre_amble": None, "answer_type": "Boolean", "default": None, "secret": False,
+        "id": "sure", "key": "sure.1", "text": "Really?", "pre_amble": None, "answer_type": "Boolean", "default": None,
+        "secret": False,
     }  # fmt: skip
     assert "question      Really? (sure)" in place.holdfast("show", "q").out
     failed = place.holdfast("show", "g", "--json").json

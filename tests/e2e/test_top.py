@@ -233,7 +233,7 @@ async def test_L_a_filter_shows_only_what_fits(tmp_path: Path) -> None:
         for id in ("north", "south", "northwest"):
             await here.spawn("gate", id)
         await here.press("slash")
-        await here.asked()
+        assert (await here.asked()).hint().startswith("Enter: show these ")
         await here.press(*"north", "enter")
         await here.answered()
         await here.until(lambda: here.ids == ["northwest", "north"])
@@ -241,6 +241,22 @@ async def test_L_a_filter_shows_only_what_fits(tmp_path: Path) -> None:
         await here.spawn("gate", "east")
         await here.spawn("gate", "northeast")
         await here.until(lambda: here.ids == ["northeast", "northwest", "north"])
+
+
+# The keys
+
+
+async def test_L_the_keys_are_on_the_screen_and_explained(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        await here.spawn("gate", "north")
+        await here.until(lambda: here.ids == ["north"])
+        shown = {active.binding.description for active in here.app.screen.active_bindings.values() if active.binding.show}
+        assert shown >= {"Open", "Keys", "Filter", "Sort", "Group", "Ended", "Answer", "Abort", "Attach", "Quit"}
+        await here.press("question_mark")
+        box = await here.asked()
+        assert "abort it" in str(box.query_one("#asked", Static).render())
+        await here.press("escape")
+        await here.answered()
 
 
 # One handle

@@ -75,7 +75,9 @@ async def test_P_a_permission_is_given_or_denied(tmp_path: Path, key: str, answe
             calling = asyncio.ensure_future(client.call_tool("deploy", {"env": "staging"}))
             try:
                 await here.until(lambda: here.rows and here.rows[0][0] == "permission")
-                assert here.rows[0][2] == "deploy"
+                await here.until(lambda: here.status.startswith("1 live"))
+                (row,) = here.rows  # a permission and a call, and one line
+                assert row[1].startswith("call:") and row[2] == "deploy"
                 assert "1 needs you" in here.status
                 await here.press("home", "r")
                 box = await here.asked()

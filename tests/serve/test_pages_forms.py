@@ -13,6 +13,7 @@ from tests.turn.calls import STATEFUL, TALKING, call, replies, spawn, texts, wai
 
 import holdfast
 from holdfast import Call, HoldfastError, Key, Question
+from holdfast.serve.dashboard.look import card_key
 
 SELECT = {"Select": {"options": ["one", "two"]}}
 
@@ -103,14 +104,14 @@ async def test_Q1_a_question_is_answered(answer_type: Any, value: str, result: A
     async with dashboard(TOOLS) as seen:
         running = asyncio.ensure_future(texts(seen.turn, call("asks", answer_type=answer_type)))
         answer = await seen.answer(await seen.need(), decision="answer", value=value)
-        assert place(answer) == "/?said=answered&of=call%3A1"
+        assert place(answer) == "/?said=answered&of=asks"
         assert json.loads((await running)[0].removeprefix("answer ")) == result
 
 
 async def test_Q7_a_question_that_is_not_answered_ends_the_call() -> None:
     async with dashboard(TOOLS) as seen:
         running = asyncio.ensure_future(seen.turn.run([call("asks")]))
-        assert place(await seen.answer(await seen.need(), decision="cancel")) == "/?said=cancelled&of=call%3A1"
+        assert place(await seen.answer(await seen.need(), decision="cancel")) == "/?said=cancelled&of=asks"
         (response,) = await running
         assert response.is_error and response.code == "input_cancelled"
 

@@ -18,9 +18,10 @@ from schemathesis.core.failures import FailureGroup
 from tests.browser.workshop import CONFIG
 from tests.mcp.clients import connected, read
 from tests.serve.serving import PATIENCE, TOKEN, Served, served
+from tests.soak import tries
 
-EXAMPLES = 25
-"""Requests of each kind, for each operation; about half a minute in all."""
+EXAMPLES = tries(8, soak=25)
+"""Requests of each kind, for each operation."""
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 WANTED = (
     "not_a_server_error",

@@ -24,7 +24,8 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def run(text: str, *options: str) -> Result:
-    Path("holdfast.toml").write_text(text)
+    """With a port that nobody else on this machine can have taken."""
+    Path("holdfast.toml").write_text(f"{text}\n[serve]\nport = 0\n")
     return CliRunner().invoke(check, options)
 
 

@@ -120,6 +120,19 @@ def test_a_store_that_cannot_be_looked_at_is_refused_and_nothing_made(
     assert list(Path.cwd().iterdir()) == []
 
 
+def test_Y1_what_is_wrong_is_said_of_what_it_came_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert holdfast("ps", "--store", "nonsense").stderr.startswith("Error: --store: that is not the URL of a store; use")
+    monkeypatch.setenv("HOLDFAST_STORE", "nonsense")
+    assert holdfast("ps").stderr.startswith("Error: HOLDFAST_STORE: that is not the URL of a store; use")
+
+
+def test_F_without_a_configuration_it_is_said_how_to_get_one() -> None:
+    for command in ("serve", "turn", "mcp", "tools"):
+        result = holdfast(command)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "`holdfast init` writes one" in result.stderr
+
+
 @pytest.mark.parametrize("command", LOOKING)
 def test_a_file_that_is_no_store_is_left_as_it_is(command: tuple[str, ...]) -> None:
     Path("notes.txt").write_text("my notes")

@@ -91,10 +91,11 @@ def serve(
         conversation=conversation,
         quiet=quiet,
     )
+    ended: list[int] = []
     try:
-        sys.exit(asyncio.run(_serve(asked)))
-    except asyncio.CancelledError:  # ended before it served
-        sys.exit(128 + signal.SIGTERM)
+        sys.exit(asyncio.run(_serve(asked, ended)))
+    except asyncio.CancelledError:  # before it served
+        sys.exit(128 + ended[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +114,9 @@ class _Asked:
     quiet: bool
 
 
-async def _serve(asked: _Asked) -> int:
-    _mind_signals()
+async def _serve(asked: _Asked, ended: list[int]) -> int:
+    """The exit code. Ended by a signal before it serves, it is cancelled, and `ended` has the signal's number."""
+    _mind_signals(ended)
     from holdfast.control.control import Control
     from holdfast.control.needs import Needs
     from holdfast.mcp.http import ANY, check_bind, is_loopback
@@ -169,12 +171,19 @@ async def _serve(asked: _Asked) -> int:
             return await serve(asgi, listening, close=close, reload=lambda: _reload(runtime, asked.file))
 
 
-def _mind_signals() -> None:
-    """Until it serves: TERM undoes what was opened, as INT does, and HUP has nothing to read again."""
+def _mind_signals(ended: list[int]) -> None:
+    """Until it serves: TERM and INT undo what was opened, and HUP has nothing to read again. A shell that starts it in
+    the background has it ignore INT, so it is said of both."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
+
+    def end(number: int) -> None:
+        ended.append(number)
+        task.cancel()
+
     with contextlib.suppress(RuntimeError):  # signals are the main thread's
-        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, end, number)
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
 
 

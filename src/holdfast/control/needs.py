@@ -37,6 +37,8 @@ from holdfast.turn.prompts import (
 
 _log = logging.getLogger("holdfast.control")
 
+_PASSING_SECS = 5.0
+"""How long it may take until a decision has reached whoever asked: a pass of the loop or two."""
 _WORDS: dict[type[Prompt], tuple[str, ...]] = {
     RunTool: ("approve", "deny", "edit", "cancel"),
     DeliverResult: ("approve", "deny", "edit", "cancel"),
@@ -78,9 +80,11 @@ class Needs:
         self.changed()
         try:
             return await decided
-        finally:
-            if self._open.pop(id, None) is not None:  # withdrawn, not decided
+        except asyncio.CancelledError:  # withdrawn; what was decided in this very moment reaches nobody
+            if self._open.pop(id, None) is not None:
                 self.changed()
+            self._reached(id)
+            raise
 
     def beside(self, other: Prompter) -> Prompter:
         """Ask here and there; whoever answers first has answered. Secrets are asked for here alone."""
@@ -133,12 +137,18 @@ class Needs:
         """Until what was decided under that id has reached whoever asked; after that it can be written (R4)."""
         opened = self._passing.get(id)
         if opened is not None:
-            await asyncio.shield(opened.passed)
+            await asyncio.wait([opened.passed], timeout=_PASSING_SECS)
+            self._passing.pop(id, None)
 
     def passed(self, prompt: Prompt) -> None:
         """What was said to a prompt has reached whoever asked; `People` tells."""
         for id in [id for id, opened in self._passing.items() if opened.prompt is prompt]:
-            self._passing.pop(id).passed.set_result(None)
+            self._reached(id)
+
+    def _reached(self, id: str) -> None:
+        opened = self._passing.pop(id, None)
+        if opened is not None and not opened.passed.done():
+            opened.passed.set_result(None)
 
 
 async def _unless_gone(prompter: Prompter, prompt: Prompt) -> Decision | None:

@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from holdfast.errors import HoldfastError
-from holdfast.serve.dashboard.look import Look, short_name
+from holdfast.serve.dashboard.look import Look, card_key, short_name
 from holdfast.serve.operations import read_body
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ class Forms:
 
     async def decide(self, request: Request, fields: Fields) -> Response:
         """Decide what waits for a person."""
-        id = request.path_params["id"]
-        need = await self._control.need(id)
+        need = await self._meant(request.path_params["id"], fields.get("card", ""))
         if need is None:
             return _back(fields, "gone")
+        id = need["id"]
         of = need["tool"] if need["kind"] in ("permission", "result") else need["handle_id"] or need["tool"]
         decision: dict[str, Any] = {name: fields[name] for name in ("decision", "reason", "value") if name in fields}
         decision["remember"] = "remember" in fields
@@ -89,6 +89,16 @@ class Forms:
             return _back(fields, "gone", of)
         word = fields["decision"]
         return _back(fields, "cancelled" if word == "cancel" else _DONE.get((need["kind"], word), "answered"), of)
+
+    async def _meant(self, id: str, card: str) -> dict[str, Any] | None:
+        """The need of an id. Of one that a server before this one gave: what asks the same here."""
+        need = await self._control.need(id)
+        handle, dash, _ = card.rpartition("-")
+        if need is not None or not dash:
+            return need
+        same = (each for each in await self._control.needs(handle=handle) if card_key(each) == card)
+        asked = next(same, None)
+        return asked if asked is not None and _giver(asked["id"]) != _giver(id) else None
 
     async def abort(self, request: Request, fields: Fields) -> Response:
         """End a handle."""
@@ -116,6 +126,11 @@ class Forms:
             raise _Refused("no conversation was named whose keys are to be revoked", 422)
         await self._control.revoke(fields["conversation"])
         return _back(fields, "revoked", short_name(fields["conversation"]))
+
+
+def _giver(id: str) -> str:
+    """What the ids of one server have in common: a second answer is none to the same question asked a second time."""
+    return id.rpartition("-")[0]
 
 
 def _taken(look: Look, act: Acts) -> Callable[[Request], Awaitable[Response]]:

@@ -58,7 +58,8 @@ class _Page:
             if error.code == "handle_not_found":
                 return await self._named(request, uid)
             title = "No such handle any more" if error.code in _GONE else None
-            return await self._look.problem(request, error.message, (STATUS | _GONE).get(error.code, 400), "/handles", title)
+            status = (STATUS | _GONE).get(error.code, 400)
+            return await self._look.problem(request, error.message, status, "/handles", title)
         events = await control.timeline(uid)
         workflow = await control.workflow(uid) if fact["kind"] == "workflow" else None
         return await self._look.page(
@@ -90,7 +91,7 @@ class _Page:
             if fact["id"] == id:
                 newest.setdefault(fact["conversation"], fact)
         if not newest:
-            message = f"There is no handle with the id or uid `{id}`."
+            message = f"There is no handle with the id or uid “{id}”."
             return await self._look.problem(request, message, 404, "/handles", "No such handle")
         if len(newest) > 1:
             return await self._look.page(request, "namesakes.html", id=id, facts=list(newest.values()))

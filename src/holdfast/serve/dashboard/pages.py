@@ -142,11 +142,13 @@ class Pages:
             oneshot=bool(chosen["oneshot"]),
         )
         await self._tell_ends(found["handles"])
+        needs = await self._control.needs()
         query = {name: value for name, value in chosen.items() if value and (name, value) != ("sort", "newest")}
         return await self._look.page(
             request,
             "handles.html",
             groups=_grouped(found["handles"], chosen["group"]),
+            asked={need["handle"] for need in needs if need["kind"] == "permission"},
             chosen=chosen,
             filtered=bool(set(query) - {"sort", "group"}),
             options={

@@ -185,7 +185,8 @@ async function send(form, button) {
     const html = await response.text();
     sent += 1;
     const card = form.closest(".need");
-    if (response.ok) settle(card ?? form);
+    const gone = new URL(response.url).searchParams.get("said") === "gone"; // not taken: it stays to be seen
+    if (response.ok && !gone) settle(card ?? form);
     if (response.ok) take(html);
     else if (!card || !takeCard(card, html)) take(html, ["flash"]); // what is said then is on a page of its own
     if (!form.isConnected) document.getElementById("main").focus({ preventScroll: true }); // not lost with its button
