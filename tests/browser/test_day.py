@@ -2,6 +2,7 @@
 
 from contextlib import AsyncExitStack
 
+import pytest
 from playwright.async_api import Locator, Page, expect
 from tests.browser.browsing import LOOKS, WIDE, Camera, axe, browser, overflows, page
 from tests.browser.scene import agent, busy
@@ -29,13 +30,15 @@ def places(uids: dict[str, str]) -> dict[str, str]:
     }
 
 
-async def test_every_page_is_for_everyone(workshop: Served, camera: Camera) -> None:
+@pytest.mark.timeout(240)  # for two busy cores: thirty pages, each looked at by axe
+@pytest.mark.parametrize("width", sorted({look.width for look in LOOKS}))
+async def test_every_page_is_for_everyone(workshop: Served, camera: Camera, width: int) -> None:
     """axe finds nothing, nothing is cut off at the side, and there is a picture of it."""
     problems: list[str] = []
     async with agent(workshop) as assistant, browser() as chromium:
         uids = await busy(assistant, workshop)
         asked = assistant.spawning("deploy", "deploy", host="web-1")
-        for look in LOOKS:
+        for look in (look for look in LOOKS if look.width == width):
             async with page(chromium, look, entry=workshop.entry) as tab:
                 await expect(tab.get_by_role("heading", name="May deploy start?")).to_be_visible()
                 for name, place in places(uids).items():

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
+from tests.e2e import forked
 from tests.e2e.driver import PATIENCE
 from tests.e2e.place import Said
 from tests.turn.calls import STATEFUL, TALKING
@@ -119,10 +120,9 @@ class Agent:
 
     def holdfast(self, *arguments: str, stdin: str = "") -> Said:
         """Run a command to its end."""
-        with self.start(*arguments) as process:
-            out, err = process.communicate(stdin, PATIENCE)
+        code, out, err = forked.run(arguments, self.directory, self.environment, stdin, PATIENCE)
         assert "Traceback" not in err, err
-        return Said(process.returncode, out, err)
+        return Said(code, out, err)
 
     def raw(self, *arguments: str) -> bytes:
         """The bytes that a command prints."""

@@ -25,11 +25,11 @@ def run(
     arguments: Sequence[str], directory: Path, environment: Mapping[str, str], stdin: str, patience: float
 ) -> tuple[int, str, str]:
     """Its exit code and what it printed to either stream."""
-    _preload()
+    _preload(arguments[0])
     given, write = os.pipe()
     with (
-        open(given, "rb") as reader,
-        open(write, "wb") as writer,
+        os.fdopen(given, "rb") as reader,
+        os.fdopen(write, "wb") as writer,
         tempfile.TemporaryFile() as out,
         tempfile.TemporaryFile() as err,
     ):
@@ -56,10 +56,10 @@ def _read(file: IO[bytes]) -> str:
 
 
 @cache
-def _preload() -> None:
-    for module in pkgutil.iter_modules(holdfast.cli.__path__, "holdfast.cli."):
-        importlib.import_module(module.name)
-    for name in ("holdfast.store.sqlite", "pydantic_ai", "tests.e2e.chat_model"):
+def _preload(command: str) -> None:
+    names = [module.name for module in pkgutil.iter_modules(holdfast.cli.__path__, "holdfast.cli.")]
+    names += ["holdfast.store.sqlite", *(("pydantic_ai", "tests.e2e.chat_model") if command == "chat" else ())]
+    for name in names:
         importlib.import_module(name)
 
 
@@ -74,9 +74,9 @@ def _be(
     os.close(writer)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+    sys.stdin = os.fdopen(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)

@@ -128,7 +128,11 @@ def test_F_the_file_with_all_of_it_uncommented_is_toml() -> None:
 def test_L1_the_next_steps_come_last(place: Place) -> None:
     here = init(place).out.splitlines()
     assert here[-5:-3] == ["Next:", ""]
-    assert [line.split()[:2] for line in here[-3:]] == [["holdfast", "check"], ["holdfast", "serve"], ["holdfast", "init"]]
+    assert [line.split()[:2] for line in here[-3:]] == [
+        ["holdfast", "check"],
+        ["holdfast", "serve"],
+        ["holdfast", "init"],
+    ]
     there = init(place, "a project").out.splitlines()
     assert there[-4] == f"    cd '{place.directory}/a project'"
 

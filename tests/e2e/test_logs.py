@@ -57,7 +57,9 @@ def test_L3_json_has_the_text_with_its_offset_which_since_goes_on_from(agent: Ag
     assert pieces[0]["offset"] == 0
     assert "".join(piece["text"] for piece in pieces) == SAID
     place = RAW.index("said")
-    (last,) = [json.loads(line) for line in agent.holdfast("logs", "t", "--json", "--since", str(place)).out.splitlines()]
+    (last,) = [
+        json.loads(line) for line in agent.holdfast("logs", "t", "--json", "--since", str(place)).out.splitlines()
+    ]
     assert last == {"offset": place, "text": "said Ada\n"}
 
 

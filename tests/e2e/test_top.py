@@ -250,7 +250,9 @@ async def test_L_the_keys_are_on_the_screen_and_explained(tmp_path: Path) -> Non
     async with world(tmp_path) as here:
         await here.spawn("gate", "north")
         await here.until(lambda: here.ids == ["north"])
-        shown = {active.binding.description for active in here.app.screen.active_bindings.values() if active.binding.show}
+        shown = {
+            active.binding.description for active in here.app.screen.active_bindings.values() if active.binding.show
+        }
         assert shown >= {"Open", "Keys", "Filter", "Sort", "Group", "Ended", "Answer", "Abort", "Attach", "Quit"}
         await here.press("question_mark")
         box = await here.asked()

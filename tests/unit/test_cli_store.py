@@ -121,7 +121,9 @@ def test_a_store_that_cannot_be_looked_at_is_refused_and_nothing_made(
 
 
 def test_Y1_what_is_wrong_is_said_of_what_it_came_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert holdfast("ps", "--store", "nonsense").stderr.startswith("Error: --store: that is not the URL of a store; use")
+    assert holdfast("ps", "--store", "nonsense").stderr.startswith(
+        "Error: --store: that is not the URL of a store; use"
+    )
     monkeypatch.setenv("HOLDFAST_STORE", "nonsense")
     assert holdfast("ps").stderr.startswith("Error: HOLDFAST_STORE: that is not the URL of a store; use")
 

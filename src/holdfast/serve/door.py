@@ -23,7 +23,10 @@ from holdfast.mcp.http import Door
 from holdfast.serve.operations import is_more
 from holdfast.serve.refusal import refused
 
-_OPEN = ("/healthz", "/static/")
+_OPEN = ("/healthz",)
+_FILES = "/static/"
+OWNER = "holdfast.owner"
+"""In the scope of a request: whether its sender may see everything."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _COOKIE_SECS = 30 * 86_400
 _TOKEN_BYTES = 4096
@@ -116,11 +119,15 @@ class ServeDoor(Door):
         given = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("token")
         if given is not None and method == "GET" and not path.startswith(("/api", "/mcp")):
             return self._welcome(given, path, scope["query_string"].decode("latin-1"))
-        if path.startswith(self._open) or self._is_owner(headers):
+        scope[OWNER] = self._is_owner(headers)
+        if scope[OWNER]:
+            return None
+        if self._by_cookie(headers) and (method in _SAFE or _same_page(headers)):
+            scope[OWNER] = True
+            return None
+        if path in self._open or path.startswith(_FILES):
             return None
         if self._by_cookie(headers):
-            if method in _SAFE or _same_page(headers):
-                return None
             return refused("forbidden", "the request does not say that it comes from a page of this server", 403)
         if path == "/mcp" or path.startswith("/mcp/"):
             return None if self._tokens and self._principal(headers.get("authorization", "")) else _no_token(headers)

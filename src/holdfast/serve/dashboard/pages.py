@@ -15,6 +15,7 @@ from starlette.staticfiles import StaticFiles
 from holdfast.control.looking import KINDS, SORTS, STATES
 from holdfast.serve.dashboard import conversation, forms, handle
 from holdfast.serve.dashboard.look import HERE, Look, is_turnless, mark, short_name
+from holdfast.serve.door import OWNER
 
 if TYPE_CHECKING:
     from holdfast.control.control import Control
@@ -69,7 +70,8 @@ def nowhere(control: "Control") -> Callable[[Request, Exception], Awaitable[Resp
     look = Look(control)
 
     async def view(request: Request, error: Exception) -> Response:
-        if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+        wants_page = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+        if wants_page and request.scope.get(OWNER):  # the frame of a page says what needs the person
             return await look.problem(request, "There is nothing at this address.", 404, "/", "No such page")
         return PlainTextResponse("Not Found", 404)
 
