@@ -25,14 +25,6 @@ def find_config(start: Path) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def the_config(path: Path | None) -> Path:
-    """The file a command is to use: the one named, else the one found. Raises `ConfigError` if there is none."""
-    path = path or find_config(Path.cwd())
-    if path is None:
-        raise ConfigError(["no holdfast.toml in this directory or above it; write one, or name a file by --config"])
-    return path
-
-
 def load_config(path: Path) -> Config:
     """The configuration in `path`. Raises `ConfigError` with one line for each problem."""
     config, found = inspect_config(path)

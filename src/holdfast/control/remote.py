@@ -36,7 +36,11 @@ class RemoteControl(Requests):
         return choose(wanted, found, self.place, lambda fact: (fact["conversation"], fact["state"] != "stopped"))
 
     async def _candidates(self, id: str, conversation: str | None) -> list[dict[str, Any]]:
-        """The handle of that uid, or the newest handle of that id of each conversation."""
+        """The handle of that uid, or the live ones of that id; if there is none, the newest of each conversation."""
+        live = await self.handles(conversation=conversation, state="live", search=id, oneshot=True, limit=_PAGE)
+        bearing = [fact for fact in live["handles"] if id in (fact["id"], fact["uid"])]
+        if bearing:
+            return bearing
         newest: dict[str, dict[str, Any]] = {}
         after: str | None = None
         while True:
