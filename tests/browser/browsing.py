@@ -126,14 +126,10 @@ async def overflows(tab: Page) -> bool:
 
 
 SHOWN = {
-    "needs": ("1280-light", "1280-dark", "390-light"),
-    "handles": ("1280-light",),
-    "build": ("1280-light",),
-    "release": ("1280-light",),
-    "workflow": ("1280-light", "390-dark"),
+    "needs": ("1280-light", "1280-dark"),
+    "workflow": ("1280-light",),
     "terminal-driven": ("1280-light",),
     "conversation": ("1280-dark",),
-    "stats": ("1280-light",),
 }
 """What the documentation has pictures of, and how it is looked at there."""
 

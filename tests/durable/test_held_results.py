@@ -60,8 +60,7 @@ async def test_P1_D9_a_completion_is_seen_when_the_person_has_said(
         assert str(await rt.resolve(keys[0], ok("the secret"))) == "accepted"
         prompt = await person.sees()
         assert prompt == DeliverResult(
-            uid=prompt.uid,
-            tool="approve", id="a", result="the secret", is_error=False, conversation="main", edit=False
+            uid=prompt.uid, tool="approve", id="a", result="the secret", is_error=False, conversation="main", edit=False
         )
         assert parsed(await only(turn, fetch("approve", "a"))) == {"id": "a", "state": "running", "parked": True}
         answer = await rt.resolve(keys[0], ok("again"))

@@ -135,7 +135,7 @@ async def test_L4_HUP_reads_the_configuration_again_and_a_wrong_one_changes_noth
             await hangs_up(None, "nothing changed")
             assert await tools(http) == before
             more = '[conversation.tools.hello]\nsource = "local"\ncommand = ["echo", "hello"]\nrun = "unattended"\n'
-            await hangs_up(CONFIG + more, "holdfast.toml was read again; a restart is needed for the code of Python tools")
+            await hangs_up(CONFIG + more, "read again; a restart is needed for the code of Python tools")
             assert await tools(http) == before | {"hello"}
             async with connected(server.mcp, token=TOKEN) as client:
                 said: Any = (await client.call_tool("hello", {})).content[0]
