@@ -169,13 +169,15 @@ class Model:
 
     # Waits
 
-    def wait_opened(self, op: base.WaitOpened) -> None:
+    def wait_opened(self, op: base.WaitOpened) -> bool:
         call = self.own(op.uid, op.fence)
+        new = op.key_id not in self.waits
         row = WaitRow(op.key_id, op.uid, call.record.conversation, op.kind, op.name, op.secret_id)
         self.waits.setdefault(op.key_id, row)
         if op.kind == "completion":
             call.keyed = True
             call.record.parking = op.parking or call.record.parking
+        return new
 
     def parked(self, op: base.Parked) -> State:
         call = self.own(op.uid, op.fence)
@@ -198,7 +200,8 @@ class Model:
         parking = call.record.parking
         if not call.parked or parking is None or parking.hold:
             return Resolving("accepted")
-        return Resolving("accepted", uid=wait.uid, state=self._stop(call, ended(op.resolution, op.at)))
+        what = (call.record.tool, call.record.kind, call.record.stateful)
+        return Resolving("accepted", uid=wait.uid, state=self._stop(call, ended(op.resolution, op.at)), what=what)
 
     def revoked(self, op: base.Revoked) -> Any:
         stopped, others = [], []
@@ -267,11 +270,13 @@ class Model:
         same = is_open if is_open is not None and op.was == op.turn else OpenTurn(op.turn, None, 0)
         self.turns[op.conversation] = msgspec.structs.replace(same, owner=self._owner)
 
-    def turn_ended(self, op: base.TurnEnded) -> None:
+    def turn_ended(self, op: base.TurnEnded) -> bool:
         is_open = self.turns.get(op.conversation)
-        if is_open is not None and is_open.turn == op.turn:
-            del self.turns[op.conversation]
-            self.carried.pop(op.conversation, None)
+        if is_open is None or is_open.turn != op.turn:
+            return False
+        del self.turns[op.conversation]
+        self.carried.pop(op.conversation, None)
+        return True
 
     def opened(self, op: Opened) -> None:
         is_open = self.turns.get(op.conversation)
