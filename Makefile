@@ -72,10 +72,12 @@ lint: setup ## check style, format and types
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy $(CODE)
 
-# Tests start hundreds of programs of ours; where Python may not keep what it compiles, each would compile everything.
-test: lint interop browser ## lint, then run all tests
+# Checks and what has to be fetched are side by side. Tests start hundreds of programs of ours; where Python may not keep
+# what it compiles, each would compile everything.
+test: setup ## lint, then run all tests
+	@$(MAKE) --no-print-directory --output-sync=target -j3 lint interop browser
 	$(BIN)/python -m compileall -q src tests
-	$(BIN)/pytest -n 3 --dist worksteal
+	$(BIN)/pytest -n 4 --dist worksteal
 
 bench: setup ## measure, and keep the table in bench/RESULTS.md
 	$(BIN)/python -m bench

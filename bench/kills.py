@@ -103,6 +103,7 @@ def run(count: int, seed: int) -> Report:
 
 def _kill_one(config: Path, token: str, chance: random.Random, report: Report) -> None:
     command = [str(Path(sys.executable).with_name("holdfast")), "turn", "--config", str(config)]
+    command += ["--store", f"sqlite:///{config.with_name('store.db')}"]
     runtime = subprocess.Popen(
         command, env={**os.environ, TOKEN: token}, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )

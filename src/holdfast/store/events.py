@@ -2,7 +2,8 @@
 
 An operation is written together with its events, or neither is. What an operation tells by itself is said here, for
 all stores; what it brings about besides (news that is queued, a parked call that it stops) the store drafts where it
-does that, with the words of this file. No key, no result and no output is ever in an event.
+does that, with the words of this file. No result and no output is in an event, and no key but where a tool put one into
+the words of its question, which news tells: whoever shows events masks it.
 """
 
 from collections.abc import Callable, Sequence
