@@ -4,7 +4,8 @@ import threading
 
 
 def preload_soon() -> None:
-    """Load it in a thread. Whoever needs it earlier waits for the rest."""
+    """Load it in a thread. Whoever needs it earlier waits for the rest; so does the end of the program: an interpreter
+    that is taken down while a thread is in native code may crash."""
     from holdfast.tools.terminal.emulator import preload
 
-    threading.Thread(target=preload, daemon=True, name="emulator").start()
+    threading.Thread(target=preload, name="emulator").start()
