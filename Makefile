@@ -84,6 +84,7 @@ bench: setup ## measure, and keep the table in bench/RESULTS.md
 
 soak: setup ## run the long tests with their full counts
 	$(BIN)/python -m bench.soak
+	HOLDFAST_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal
 
 lock: ## write all lock files anew, with the newest versions that are allowed
 	test -x build/lock/bin/uv || $(PYTHON) -m venv build/lock

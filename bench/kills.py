@@ -21,7 +21,7 @@ from pathlib import Path
 
 from holdfast.tools import marks
 
-TOKEN = "HOLDFAST_SOAK"
+TOKEN = "HOLDFAST_KILLED"
 LIMIT, GUARD_LIMIT = 1.0, 10.0
 """Seconds in which nothing that a tool started may be left, and nothing at all."""
 LOOKS = 3

@@ -192,7 +192,7 @@ PAGES = {
     "bench": Page(
         (
             ("On the disk of the store that is configured here:", "holdfast bench"),
-            ("On another disk:", "holdfast bench --store sqlite:////mnt/fast/work.db"),
+            ("On another disk:", "holdfast bench --store sqlite:///scratch/work.db"),
             ("How long a durable step takes, for a script:",
              "holdfast bench --json | jq '.figures[] | select(.name == \"step\").holdfast'"),
         ),

@@ -124,7 +124,7 @@ def palette_css() -> str:
     for number in range(256):
         front = SIXTEEN[number] if number < 16 else _hex(number)
         back = SIXTEEN_BEHIND[number] if number < 16 else _hex(number)
-        lines += [f".screen .f{number} {{ color: {front}; }}", f".screen .b{number} {{ background: {back}; }}"]
+        lines.append(f".screen .f{number} {{ color: {front}; }} .screen .b{number} {{ background: {back}; }}")
     return "\n".join(lines) + "\n"
 
 
