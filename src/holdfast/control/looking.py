@@ -13,7 +13,7 @@ from typing import Any, get_args
 import msgspec
 
 from holdfast.control.facts import details, entry_json, facts, live_facts, question_json, wait_json
-from holdfast.control.needs import Needs
+from holdfast.control.needs import Needs, need_json
 from holdfast.durable.keys import masked
 from holdfast.errors import HoldfastError
 from holdfast.handles.handle import Handle
@@ -418,23 +418,16 @@ def _question_need(record: Record) -> dict[str, Any]:
     """The open question of a handle that another process runs, as a need."""
     state = record.state
     assert isinstance(state, Waiting)
-    return {
-        "id": f"handle-{record.uid}-{state.number}",
-        "kind": "secret" if state.question.secret else "question",
-        "conversation": record.conversation,
-        "tool": record.tool,
-        "handle": record.uid,
-        "handle_id": record.id if record.stateful else None,
-        "since": state.asked,
-        "action": None,
-        "arguments": None,
-        "result": None,
-        "is_error": None,
-        "question": question_json(state.question, state.number),
-        "may_remember": False,
-        "edit": False,
-        "problem": None,
-    }
+    return need_json(
+        f"handle-{record.uid}-{state.number}",
+        "secret" if state.question.secret else "question",
+        conversation=record.conversation,
+        tool=record.tool,
+        handle=record.uid,
+        handle_id=record.id if record.stateful else None,
+        since=state.asked,
+        question=question_json(state.question, state.number),
+    )
 
 
 def _key(row: WaitRow, record: Record) -> dict[str, Any]:

@@ -163,16 +163,12 @@ async def _unless_gone(prompter: Prompter, prompt: Prompt) -> Decision | None:
     return None if isinstance(said, Cancelled) and said.reason is not None else said
 
 
-def _described(id: str, opened: _Open) -> dict[str, Any]:
-    prompt = opened.prompt
-    need: dict[str, Any] = {
-        "id": id,
-        "kind": "question",
-        "conversation": prompt.conversation,
-        "tool": prompt.tool,
-        "handle": prompt.uid,
-        "handle_id": prompt.id,
-        "since": opened.since,
+def need_json(
+    id: str, kind: str, *, conversation: str, tool: str, handle: str | None, handle_id: str | None, since: float,
+    **more: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Something that waits for a person; what does not concern its kind is there, and says nothing."""
+    nothing: dict[str, Any] = {
         "action": None,
         "arguments": None,
         "result": None,
@@ -182,6 +178,30 @@ def _described(id: str, opened: _Open) -> dict[str, Any]:
         "edit": False,
         "problem": None,
     }
+    return {
+        "id": id,
+        "kind": kind,
+        "conversation": conversation,
+        "tool": tool,
+        "handle": handle,
+        "handle_id": handle_id,
+        "since": since,
+        **nothing,
+        **more,
+    }
+
+
+def _described(id: str, opened: _Open) -> dict[str, Any]:
+    prompt = opened.prompt
+    need = need_json(
+        id,
+        "question",
+        conversation=prompt.conversation,
+        tool=prompt.tool,
+        handle=prompt.uid,
+        handle_id=prompt.id,
+        since=opened.since,
+    )
     match prompt:
         case RunTool():
             return need | {
