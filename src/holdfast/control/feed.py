@@ -169,12 +169,11 @@ class Feed:
         if len(events) == _PAGE:
             end = events[-1].seq
         first, _ = await self._store.events_range()
-        whole = first <= place + 1
-        if not whole:  # the ring may have what the store has let go of
-            kept = min(first, self._ring[0].event.seq) if self._ring else first
-            end = max(end, kept - 1)
         await asyncio.sleep(0)  # reading does not wait for anything: others may have been waiting
-        return list(map(_told, events)), end, whole
+        if first > place + 1:  # some may have gone before or after they were read: go on from what is kept
+            kept = min(first, self._ring[0].event.seq) if self._ring else first
+            return [], kept - 1, False
+        return list(map(_told, events)), end, True
 
 
 def _told(event: StoredEvent) -> Told:
