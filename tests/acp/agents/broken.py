@@ -13,7 +13,7 @@ from typing import Any
 DEFECT = sys.argv[1] if len(sys.argv) > 1 else "none"
 OFFERS = DEFECT != "no-signal"
 
-lock = threading.Lock()
+lock = threading.RLock()
 sessions: dict[str, threading.Event] = {}
 questions: dict[str, tuple[threading.Event, list[Any]]] = {}
 
@@ -109,11 +109,12 @@ def prompt(id: Any, session: str, text: str) -> None:
             signal(session, id, reason)
     if DEFECT == "double-signal" and usual:
         signal(session, id, reason)
-    send({"id": id, "result": {"stopReason": reason}})
-    if DEFECT == "response-before-signal" and usual:
-        signal(session, id, reason)
-    if DEFECT == "late-update" and usual:
-        say(session, "three")
+    with lock:  # what comes behind the answer comes before whatever is answered next
+        send({"id": id, "result": {"stopReason": reason}})
+        if DEFECT == "response-before-signal" and usual:
+            signal(session, id, reason)
+        if DEFECT == "late-update" and usual:
+            say(session, "three")
 
 
 def initialize(params: dict[str, Any]) -> Any:
