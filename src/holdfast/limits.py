@@ -1,6 +1,7 @@
 """The limits of K6, each with an error that names it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,3 +16,14 @@ class Limits:
     nesting: int = 64
     agent_depth: int = 3
     """How deep agents may start agents (G2)."""
+
+
+def nested_deeper(value: Any, levels: int) -> bool:
+    """Whether JSON is nested deeper than that, however deep it is."""
+    level = [value]
+    for _ in range(levels + 1):
+        inside = [part for part in level if isinstance(part, (dict, list))]
+        if not inside:
+            return False
+        level = [part for each in inside for part in (each.values() if isinstance(each, dict) else each)]
+    return True

@@ -363,7 +363,7 @@ class Runtime:
     async def resolve(self, key: str, resolution: Mapping[str, Any]) -> ResolveOutcome:
         """Complete what a key stands for: `{"status": "ok", "payload": …}` and its siblings (D4, D5)."""
         await self._ready()
-        return await self.durability.waits.resolve(key, read_resolution(resolution))
+        return await self.durability.waits.resolve(key, read_resolution(resolution, self.limits.nesting))
 
     async def notify(
         self, kind: str, level: Literal["info", "warning", "error", "critical"], message: str, *, conversation: str

@@ -98,7 +98,7 @@ class _Traced:
 
 
 class CallTraces:
-    """The spans of one runtime: what `registry.traces` is told becomes one, and what is committed to its store."""
+    """The spans of one runtime: what `registry.traces` is told becomes one, and what it commits."""
 
     def __init__(self, registry: Registry, tracer: Tracer) -> None:
         self._registry = registry
@@ -109,8 +109,7 @@ class CallTraces:
         """Of turns that are about to be taken up again: where they were."""
         self._brought: dict[str, Link] = {}
         """By uid: who has just brought its completion."""
-        self._commit = registry.store.commit
-        registry.store.commit = self.commit  # type: ignore[method-assign]
+        self._commit, registry.commit = registry.commit, self.commit
         self._told = registry.on_settled
         registry.on_settled = self._settled
         registry.traces = self

@@ -238,6 +238,23 @@ async def test_D4_what_is_no_resolution_is_refused_and_the_call_waits_on(clock: 
         assert str(await rt.resolve(keys[0], ok("right"))) == "accepted"
 
 
+@pytest.mark.parametrize("levels", [64, 100_000])
+async def test_K6_a_resolution_is_not_nested_deeper_than_arguments_may_be(clock: VirtualClock, levels: int) -> None:
+    deep: list[Any] = []
+    for _ in range(levels - 1):
+        deep = [deep]
+    keys: list[Key] = []
+    async with opened(clock, [approval(keys)]) as (rt, turn):
+        await reply(turn, spawn("approve", "a"))
+        await clock.advance(1)
+        with pytest.raises(holdfast.ToolError, match=r"nested deeper than 64 levels \(\[limits\] nesting\)"):
+            await rt.resolve(keys[0], ok(deep))
+        while levels > 63:  # it is inside the resolution, which is a level
+            (deep,) = deep
+            levels -= 1
+        assert str(await rt.resolve(keys[0], ok(deep))) == "accepted"
+
+
 # D6, D9
 
 

@@ -1,5 +1,6 @@
 """What a reply shows of a command that failed or ran out of time, through a turn (F3, O1, O3)."""
 
+import json
 from pathlib import Path
 
 import holdfast
@@ -56,3 +57,26 @@ async def test_P1_a_withheld_result_cannot_be_read_by_another_way(tmp_path: Path
     withheld, read = await run(tmp_path, "withheld")
     assert "Result delivery skipped" in withheld.result
     assert "SECRET" not in withheld.result + read.result
+
+
+async def test_O3_of_many_small_results_nothing_is_cut(tmp_path: Path) -> None:
+    """They are counted as raw bytes of output and of a message, and shown with a word between, as text."""
+    path = tmp_path / "holdfast.toml"
+    path.write_text("""
+    [conversation.tools."*"]
+    source = "local"
+    run = "unattended"
+    spawn.actions = ["spawn", "fetch", "abort"]
+    [conversation.tools.fails]
+    command = { program = "echo boom; echo why >&2; exit 3", shell = true }
+    [conversation.tools.binary]
+    command = { program = "printf 'first\\\\n\\\\377\\\\376 second\\\\n'", shell = true }
+    """)
+    async with holdfast.Runtime(config=path) as rt, rt.turn("main") as turn:
+        tools = ["fails", "fails", "fails", "binary", "binary", "binary"]
+        calls = [holdfast.ToolCall(f"h{n}", name, {"action": "spawn", "id": f"h{n}"}) for n, name in enumerate(tools)]
+        await turn.run(calls)
+        (waited,) = await turn.run([holdfast.ToolCall("w", "await", {"all": [call.id for call in calls]})])
+    shown = {entry["id"]: entry["result"] for entry in json.loads(waited.result)["completed"]}
+    failed = "The command ended with exit code 3.\n\nOutput:\nboom\nwhy\n"
+    assert [shown[call.id] for call in calls] == [failed] * 3 + ["first\n\ufffd\ufffd second\n"] * 3

@@ -41,6 +41,8 @@ ALL = {"handles_live", "handles_over"}
         ({"conversation": "main", "live": True}, {"handles_status"}),
         ({"conversation": "main", "state": "stopped", "after": uid(7)}, {"handles_status"}),
         ({"conversation": "main", "stateful": None}, {"handles_conversation"}),
+        ({"conversation": "main", "parked": True}, {"handles_status"}),
+        ({"conversation": "main", "parked": True, "stateful": None}, {"handles_status", "handles_parked_in"}),
     ],
 )
 def test_L3_a_page_is_read_from_an_index_in_order(wanted: dict[str, Any], indexes: set[str]) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.errors import ToolError
 from holdfast.handles.text import as_text, has_no_number
+from holdfast.limits import nested_deeper
 from holdfast.store.base import Parking, Resolution
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ class ResolveOutcome(msgspec.Struct, frozen=True):
         return self.status
 
 
-def read_resolution(given: Any) -> Resolution:
-    """A resolution as somebody sends it (D4), or an error that says what one looks like."""
+def read_resolution(given: Any, nesting: int) -> Resolution:
+    """A resolution as somebody sends it (D4), or an error that says what one looks like. `nesting`: levels of JSON."""
     right = (
         '{"status":"ok","payload":…}, {"status":"err","payload":{"code":…,"message":…}}, {"status":"timeout"} or '
         '{"status":"cancelled"}'
@@ -81,6 +82,10 @@ def read_resolution(given: Any) -> Resolution:
         given = resolution_json(given)
     if not isinstance(given, dict) or not set(given) <= {"status", "payload"}:
         raise ToolError(f"not a resolution; it must be {right}", code="invalid_resolution")
+    if nested_deeper(given, nesting):
+        raise ToolError(
+            f"the resolution is nested deeper than {nesting} levels ([limits] nesting)", code="limit_exceeded"
+        )
     status, payload = given.get("status"), given.get("payload")
     if status == "ok":
         return Resolution("ok", _payload(payload))
@@ -102,7 +107,7 @@ def _payload(value: Any) -> Any:
         if has_no_number(value):
             raise ValueError("it holds a float that is not a number")
         return msgspec.json.decode(msgspec.json.encode(value, enc_hook=as_text))
-    except (TypeError, ValueError, RecursionError, NotImplementedError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:
         raise ToolError(f"the payload of the resolution is not JSON: {error}", code="invalid_resolution") from None
 
 

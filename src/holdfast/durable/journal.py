@@ -116,7 +116,7 @@ class Journal:
         """Write what the `apply` of that name sent, then hand it over (E10)."""
         self._received += 1
         op = self.op("input", str(self._received), value, cause)
-        self._registry.store.commit((op,), lambda _: then(), lambda _: None, keep=True)
+        self._registry.commit((op,), lambda _: then(), lambda _: None, keep=True)
 
     async def run(self, step_id: str, given: bytes, function: Any, argument: Any) -> Any:
         """One journaled step, whose id has been reserved."""

@@ -171,7 +171,7 @@ class Waits:
                 answered.set_exception(error)
 
         op = Resolved(id, resolution, self._registry.clock.now())
-        self._registry.store.commit((*also, op), done, failed)
+        self._registry.commit((*also, op), done, failed)
         return answered
 
     def _resolved(self, id: str, uid: str, resolution: Resolution, result: Resolving) -> None:

@@ -24,7 +24,7 @@ from holdfast.handles.output import Output
 from holdfast.handles.question import Question
 from holdfast.handles.spool import Spool
 from holdfast.handles.state import Progress, State, Stopped, Waiting
-from holdfast.store.base import TOMBSTONE_SECS, WAIT_KINDS, Collected, Expired, Op, Record, Status, Store
+from holdfast.store.base import TOMBSTONE_SECS, WAIT_KINDS, Collected, Committing, Expired, Op, Record, Status, Store
 from holdfast.store.rows import What
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class Cache:
     ) -> None:
         """`tool` gives the tool of a name; for one that this runtime does not have, something that stands in."""
         self.store = store
+        self.commit: Committing = store.commit
+        """Where this runtime writes. Whoever looks on puts something of its own before it."""
         self.clock = clock
         self.spool = spool
         self.retention = retention
@@ -320,7 +322,7 @@ class Cache:
     def write(self, ops: Sequence[Op], *, keep: bool = True) -> "asyncio.Future[Sequence[Any]]":
         """Write other operations; their results, or the error that says why not."""
         written: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
-        self.store.commit(ops, partial(_set, written), partial(_fail, written), keep=keep)
+        self.commit(ops, partial(_set, written), partial(_fail, written), keep=keep)
         return written
 
     # Telling

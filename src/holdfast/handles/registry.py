@@ -138,7 +138,7 @@ class Registry(Cache):
         handles = [handle for handle, _ in new]
         if self.traces is not None:
             failed = self.traces.registering(handles, failed)
-        self.store.commit(ops, partial(self._registered, handles, done), failed)
+        self.commit(ops, partial(self._registered, handles, done), failed)
 
     def _registered(self, new: list[Handle], done: Callable[[], None], results: Sequence[Any]) -> None:
         for handle in new:
@@ -201,14 +201,14 @@ class Registry(Cache):
             ops = (Registered(handle.unwritten), *ops)
             refused = partial(self._not_written, handle, handle.unwritten)
             handle.unwritten = None
-        self.store.commit(ops, partial(self._visible, handle, state, then), refused, keep=True)
+        self.commit(ops, partial(self._visible, handle, state, then), refused, keep=True)
 
     def write_down(self, handle: Handle) -> None:
         """See to it that the store knows the handle before it hears anything else of it: commits keep their order."""
         record, handle.unwritten = handle.unwritten, None
         if record is not None and handle.active:
             refused = partial(self._not_written, handle, record)
-            self.store.commit((Registered(record),), lambda _: None, refused, keep=True)
+            self.commit((Registered(record),), lambda _: None, refused, keep=True)
 
     def _not_written(self, handle: Handle, record: Record, error: Exception) -> None:
         """The store knows nothing of it yet: what comes next is to be written with it."""
@@ -274,9 +274,7 @@ class Registry(Cache):
         """Its tool has returned; from now on it waits for its completion and nobody runs it (D6)."""
         self.write_down(handle)
         op = Parked(handle.uid, handle.fence, parking, self.clock.now(), self._kept(handle))
-        self.store.commit(
-            (op,), partial(self._parked, handle, parking, then), partial(self._refused, handle), keep=True
-        )
+        self.commit((op,), partial(self._parked, handle, parking, then), partial(self._refused, handle), keep=True)
 
     def _parked(self, handle: Handle, parking: Parking, then: Callable[[], None], results: Sequence[Any]) -> None:
         handle.parking, handle.owner = parking, None
@@ -319,7 +317,7 @@ class Registry(Cache):
 
     def when_visible(self, then: Callable[[], None]) -> None:
         """Call `then` when everything decided so far is visible: commits finish in order."""
-        self.store.commit((), lambda _: then(), lambda _: then())
+        self.commit((), lambda _: then(), lambda _: then())
 
     async def responded(self, op: Responded) -> tuple[News, ...]:
         """A batch is answered: record the responses and move the cursors of what they showed (C5).

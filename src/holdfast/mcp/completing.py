@@ -33,6 +33,8 @@ class Completing:
         status, answer = await self._answer(scope, receive)
         body = to_json(answer)
         headers = [_JSON, (b"content-length", b"%d" % len(body))]
+        if status == 405:
+            headers.append((b"allow", b"POST"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

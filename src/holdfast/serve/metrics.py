@@ -72,7 +72,7 @@ class Prometheus:
     def attach(self, registry: Registry) -> None:
         """Count what the runtime of that registry does."""
         self._of, registry.meter = registry, self
-        Written(self).attach(registry.store)
+        Written(self).attach(registry)
 
     def ended(self, tool: str, kind: Kind, state: Stopped) -> None:
         self._calls += 1

@@ -1,10 +1,11 @@
-"""What is written to a store, counted: its `commit` is wrapped, so a runtime without metrics does nothing for it."""
+"""What a runtime writes, counted on its way to the store: a runtime without metrics does nothing for it."""
 
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from holdfast.handles.registry import Registry
 from holdfast.handles.state import Running, Started, Stopped
 from holdfast.store.base import (
     Attempted,
@@ -20,7 +21,6 @@ from holdfast.store.base import (
     Registered,
     Resolved,
     Responded,
-    Store,
 )
 
 if TYPE_CHECKING:
@@ -51,10 +51,9 @@ class Written:
             Responded: self._delivered,
         }
 
-    def attach(self, store: Store) -> None:
-        """Count what is committed to the store from now on."""
-        self._commit = store.commit
-        store.commit = self.commit  # type: ignore[method-assign]
+    def attach(self, registry: Registry) -> None:
+        """Count what the runtime commits from now on."""
+        self._commit, registry.commit = registry.commit, self.commit
 
     def commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
         if not ops:  # a barrier

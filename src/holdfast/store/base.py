@@ -177,6 +177,12 @@ Heard = Callable[[frozenset[str] | None], None]
 may have changed."""
 
 
+class Committing(Protocol):
+    """What takes commits: `Store.commit`, and whatever looks at them on their way to it."""
+
+    def __call__(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None: ...
+
+
 class Store(Protocol):
     """Keeps what happened. Everything is called on the event loop's thread and calls back on it."""
 

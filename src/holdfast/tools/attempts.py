@@ -83,7 +83,7 @@ class Attempts:
         handle.attempt += 1
         handle.next_attempt_at = registry.clock.now() + delay
         op = Attempted(handle.uid, handle.fence, handle.attempt, handle.next_attempt_at)
-        registry.store.commit((op,), lambda _: self.resume_in(delay), self._refused, keep=True)
+        registry.commit((op,), lambda _: self.resume_in(delay), self._refused, keep=True)
 
     def resume_in(self, delay: float) -> None:
         """Wait for the time of a planned attempt."""
@@ -95,7 +95,7 @@ class Attempts:
         handle = self.handle
         op = Attempted(handle.uid, handle.fence, handle.attempt, None)
         handle.next_attempt_at = None
-        self.registry.store.commit((op,), lambda _: self.registry.run_soon(self._load()), self._refused, keep=True)
+        self.registry.commit((op,), lambda _: self.registry.run_soon(self._load()), self._refused, keep=True)
 
     async def _load(self) -> None:
         """Begin an attempt with what the ones before have recorded."""

@@ -38,7 +38,7 @@ class ContentNews:
         message = f"`{handle.id}` ({handle.tool.name}) has new output."
         carriers = handle.tool.spawn.notifications.deliver
         op = Notified(handle.conversation, "tool.content", "info", message, now, handle.uid, carriers)
-        self._registry.store.commit((op,), lambda _: None, lambda _: None, keep=True)
+        self._registry.commit((op,), lambda _: None, lambda _: None, keep=True)
 
     def told(self) -> None:
         """The line was delivered: more is news again."""

@@ -362,7 +362,7 @@ class Run(Attempts):
         handle, output = self.handle, self.handle.output
         if output is not None and self.registry.store.durable:
             op = Wrote(handle.uid, handle.fence, output.keep(self.registry.store.inline_output))
-            self.registry.store.commit((op,), lambda _: None, lambda _: None, keep=True)
+            self.registry.commit((op,), lambda _: None, lambda _: None, keep=True)
         if self.live is not None:
             self.live.end(0)
 

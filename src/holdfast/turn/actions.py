@@ -195,7 +195,7 @@ class Actions:
     def _rewrite(self, slot: Slot, handle: Handle) -> None:
         """P5: what a person edited is what runs and what is recorded."""
         op = Rewritten(handle.uid, handle.fence, slot.arguments, self.resources(slot, handle))
-        self._registry.store.commit((op,), lambda _: None, lambda _: None, keep=True)
+        self._registry.commit((op,), lambda _: None, lambda _: None, keep=True)
 
     def _start_allowed(
         self,

@@ -115,7 +115,7 @@ class Notifications:
             Notified(each.conversation, each.kind, each.level, each.message, each.at, each.uid, each.carriers)
             for each in news
         ]
-        self._registry.store.commit(again, lambda _: None, lambda _: None, keep=True)
+        self._registry.commit(again, lambda _: None, lambda _: None, keep=True)
 
     # Critical news does not wait for a carrier: whoever streams is told (N4)
 

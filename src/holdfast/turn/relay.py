@@ -107,7 +107,7 @@ class Relay:
             return msgspec.json.decode(body, type=Reply)
         finally:
             del self._awaited[id]
-            registry.store.commit((RequestClosed(id),), lambda _: None, lambda _: None)
+            registry.commit((RequestClosed(id),), lambda _: None, lambda _: None)
 
     def look(self, ids: Iterable[str] | None) -> None:
         """Replies may have come: to those requests, or to any."""
@@ -145,7 +145,7 @@ class Relay:
             answer(error_reply(error))
 
     def _reply(self, id: str, body: bytes) -> None:
-        self._registry.store.commit((Replied(id, body),), lambda _: None, lambda _: None, keep=True)
+        self._registry.commit((Replied(id, body),), lambda _: None, lambda _: None, keep=True)
 
 
 def _longest(handle: Handle) -> float:

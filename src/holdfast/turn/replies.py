@@ -261,7 +261,9 @@ class Replies:
         views = [_view(handle, view, None) for handle in handles]
         own = [each.limit for each in views]
         sizes = [_size(handle, each.mode) for handle, each in zip(handles, views, strict=True)]
-        return shares(sizes, own, 4 * max(own))
+        # What fits into its share is not cut: it may be a little longer than it is counted (bytes that are no text).
+        given = zip(sizes, shares(sizes, own, 4 * max(own)), strict=True)
+        return [None if share >= size else share for size, share in given]
 
     def _both(
         self,

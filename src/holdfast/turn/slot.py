@@ -9,7 +9,7 @@ from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.registry import check_id
 from holdfast.handles.text import plain
-from holdfast.limits import Limits
+from holdfast.limits import Limits, nested_deeper
 from holdfast.schema.arguments import ArgumentCheck
 from holdfast.schema.canonical import json_type
 from holdfast.tools.base import Action, Launch, Tool
@@ -215,7 +215,7 @@ def _read_arguments(call: ToolCall, limits: Limits) -> tuple[dict[str, Any], dic
             f'the arguments must be a JSON object, like {{"key": "value"}}, not {json_type(value)}',
             code="invalid_arguments",
         )
-    if encoded.count(b"[") + encoded.count(b"{") > limits.nesting and _depth(value) > limits.nesting:
+    if encoded.count(b"[") + encoded.count(b"{") > limits.nesting and nested_deeper(value, limits.nesting):
         raise _too_deep(limits)
     return value, given
 
@@ -253,12 +253,3 @@ def _within(size: int, limits: Limits) -> None:
             "([limits] arguments_bytes); pass large data as a file",
             code="limit_exceeded",
         )
-
-
-def _depth(value: Any) -> int:
-    depth, level = 0, [value]
-    while level:
-        depth += 1
-        inside = [part for part in level if isinstance(part, (dict, list))]
-        level = [part for each in inside for part in (each.values() if isinstance(each, dict) else each)]
-    return depth - 1

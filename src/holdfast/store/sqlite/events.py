@@ -12,7 +12,9 @@ from holdfast.store.sqlite.listing import Query
 from holdfast.store.sqlite.sql import SQL
 from holdfast.store.sqlite.transaction import Transaction
 
-_ADD = SQL["add_event"]
+_AT_ONCE = 32
+"""Events that one statement writes, at most."""
+_ADD = {many: f"{SQL['add_event']}{', (?, ?, ?, ?, ?)' * (many - 1)}" for many in (1, 2, 4, 8, 16, 32)}
 _NEWS = f"type IN ({', '.join(repr(each) for each in NEWS_TYPES)})"
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -23,11 +25,13 @@ def write_events(tx: Transaction) -> None:
     if not drafts:
         return
     at = time.time()
-    rows = [(at, type, conversation, uid, encode(data)) for type, conversation, uid, data in drafts]
-    if len(rows) == 1:
-        tx.run(_ADD, rows[0])
-    else:
-        tx.many(_ADD, rows)
+    values = [value for type, place, uid, data in drafts for value in (at, type, place, uid, encode(data))]
+    first, many = 0, _AT_ONCE
+    while first < len(values):  # as few statements as it takes: each lets go of the interpreter, and waits for it
+        while 5 * many > len(values) - first:
+            many //= 2
+        tx.run(_ADD[many], tuple(values[first : first + 5 * many]))
+        first += 5 * many
     if not tx.touched:
         _, conversation, uid, _ = drafts[0]
         tx.touched.add(uid or conversation or "")

@@ -59,6 +59,8 @@ def listing(
     states = _states(state, live, status)
     if conversation is not None and stateful:
         parts = _in_conversation(conversation, states, kind, status, timers)
+    elif conversation is not None and parked:
+        parts = _parked_in(conversation, states, stateful, kind, status)
     else:
         parts = _anywhere(conversation, states, stateful, timers, narrowed=bool(parked))
         common += _equal({"h.kind": kind, "h.status": status})
@@ -126,6 +128,17 @@ def _in_conversation(
     if timers and "pending" in statuses and "timer" in kinds:
         parts.append((f"h.conversation = ? AND {_TIMER}{within}", (conversation, *bound)))
     return parts or [("0", ())]
+
+
+def _parked_in(
+    conversation: str, states: tuple[str, ...], stateful: bool | None, kind: Kind | None, status: Status | None
+) -> list[Query]:
+    """What is parked in a conversation: some of what was spawned and lives, and one-shot calls, which have an index."""
+    alive = tuple(each for each in states if each in LIVE)
+    within = f"h.conversation = ? AND NOT h.stateful AND +h.state_name IN ({_marks(alive)})"
+    one_shot = _all([(within, (conversation, *alive)), *_equal({"h.kind": kind, "h.status": status})])
+    spawned = _in_conversation(conversation, alive, kind, status, timers=False) if stateful is None else []
+    return [*spawned, one_shot]
 
 
 def _anywhere(

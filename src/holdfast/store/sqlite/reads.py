@@ -273,7 +273,9 @@ class Reads:
         before: int | None = None,
     ) -> list[StoredEvent]:
         query, bound = between(after, limit, uid, conversation, news, newest, before)
-        return [event_row(row) for row in self._rows(query, bound)]
+        scans = news and conversation is not None
+        rows = await self._scanned(query, bound) if scans else self._rows(query, bound)
+        return [event_row(row) for row in rows]
 
     async def events_range(self) -> tuple[int, int]:
         ((first, last),) = self._rows(SQL["kept_events"], ())

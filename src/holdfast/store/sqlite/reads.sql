@@ -204,7 +204,7 @@ UNION ALL
 SELECT state_name, count(*) FROM handles INDEXED BY handles_active
 WHERE conversation = ?1 AND stopped_at IS NULL AND stateful GROUP BY state_name
 UNION ALL
-SELECT 'parked', count(*) FROM handles INDEXED BY handles_parked_in
+SELECT 'parked', count(*) FROM handles INDEXED BY handles_active
 WHERE conversation = ?1 AND owner IS NULL AND parking IS NOT NULL AND stopped_at IS NULL AND stateful;
 
 -- name: turns

@@ -12,8 +12,8 @@ CREATE TABLE events (
 );
 -- Not of steps, which are many, and in the journal of their call.
 CREATE INDEX events_of ON events (uid, seq) WHERE uid IS NOT NULL AND type <> 'handle.stepped';
-CREATE INDEX events_news ON events (seq) WHERE type IN ('news.queued', 'news.delivered', 'news.removed');
-CREATE INDEX events_news_in ON events (conversation, seq)
+-- In the order they come, so that it is written at its end only; that of one conversation is picked out of it.
+CREATE INDEX events_news ON events (seq, conversation)
     WHERE type IN ('news.queued', 'news.delivered', 'news.removed');
 
 -- What a step was given. Its digest decides about replays; this is for people to read.
@@ -21,6 +21,7 @@ ALTER TABLE journal ADD COLUMN input BLOB;
 
 CREATE INDEX turns_in ON turns (conversation, number);
 -- Those that can be resolved; most have been.
+DROP INDEX waits_in;
 CREATE INDEX waits_open ON waits (conversation, number) WHERE resolution IS NULL AND NOT revoked;
 
 -- Pages of long lists are merged from these: what lives by its state, what was spawned and has stopped. A one-shot call
@@ -34,6 +35,10 @@ CREATE INDEX handles_ended ON handles (stopped_at, uid) WHERE stateful AND stopp
 DROP INDEX handles_parked;
 CREATE INDEX handles_parked ON handles (uid, stateful)
     WHERE owner IS NULL AND parking IS NOT NULL AND stopped_at IS NULL;
+-- Spawned ones are in `handles_status`: each index by conversations is a page more in the commit of each end.
+DROP INDEX handles_parked_in;
+CREATE INDEX handles_parked_in ON handles (conversation, uid)
+    WHERE NOT stateful AND owner IS NULL AND parking IS NOT NULL AND stopped_at IS NULL;
 
 -- How many spawned handles a conversation has. What has not stopped is counted when somebody asks; to count what has
 -- would take 3 ms for 100,000.
