@@ -13,7 +13,7 @@ from tests.turn.calls import STATEFUL, TALKING, call, spawn, wait_all
 import holdfast
 from holdfast import Call, HoldfastError, Key, Question, Runtime
 from holdfast.control.control import Control
-from holdfast.control.looking import PAGE
+from holdfast.control.reading import PAGE
 from holdfast.handles.state import Running
 from holdfast.store.base import Inquired, Journaled, Registered
 from holdfast.testing.conformance.suite import record, uid

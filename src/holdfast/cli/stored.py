@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from holdfast.control.facts import details, entry_json, facts, wait_json
 from holdfast.control.finding import find, place_of
+from holdfast.control.reading import Reading
 from holdfast.durable.keys import LONGEST, masked_part
 from holdfast.errors import HoldfastError
 from holdfast.handles.state import Pending, Stopped
-from holdfast.store.base import Place, Record, Store
-from holdfast.turn.lineage import parent_of
+from holdfast.store.base import Record, Store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,11 +25,13 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 4096
 
 
-class Stored:
+class Stored(Reading):
     """A store that is open; with a `runtime`, which has no tools, also for acting."""
 
+    most = 2**53  # a page is as long as the one who asks for it says
+
     def __init__(self, store: Store, runtime: "Runtime | None" = None) -> None:
-        self._store = store
+        super().__init__(store)
         self._acting = runtime
 
     @property
@@ -51,48 +52,12 @@ class Stored:
     # Looking
 
     async def find(self, ids: Iterable[str], conversation: str | None) -> list[dict[str, Any]]:
-        return [facts(self._store, record) for record in await find(self._store, ids, conversation)]
-
-    async def handles(
-        self,
-        *,
-        conversation: str | None = None,
-        state: str | None = None,
-        search: str | None = None,
-        oneshot: bool = False,
-        sort: str = "newest",
-        after: str | None = None,
-        limit: int = 50,
-    ) -> dict[str, Any]:
-        records = await self._store.handles(
-            conversation=conversation,
-            state=None if state in ("live", "parked") else state,
-            live=state == "live",
-            parked=True if state == "parked" else None,
-            search=search or None,
-            stateful=None if oneshot else True,
-            after=after,
-            limit=limit + 1,
-            newest=sort == "newest",
-        )
-        listed = records[:limit]
-        return {
-            "handles": [facts(self._store, record) for record in listed],
-            "next": listed[-1].uid if len(records) > limit else None,
-        }
+        return [self.fact(record) for record in await find(self._store, ids, conversation)]
 
     async def handle(self, uid: str, *, keys: bool = False) -> dict[str, Any]:
-        store, record = self._store, await self._record(uid)
-        (journal, count), waits = await store.journal_end(uid), await store.waits(uid)
-        return {
-            **facts(store, record),
-            **details(record),
-            "waits": [wait_json(row) for row in waits],
-            **({"keys": await _keys(store, record)} if keys else {}),
-            "journal": [entry_json(entry) for entry in reversed(journal)],
-            "journal_entries": count,
-            "output": _output(store, record),
-        }
+        record = await self._record(uid)
+        found = await self.described(record, await _keys(self._store, record) if keys else None)
+        return {**found, "output": _output(self._store, record)}
 
     async def waits_for_resume(self, uid: str) -> bool:
         record = await self._record(uid)
@@ -115,25 +80,6 @@ class Stored:
 
         async with talking(self._store, await self._record(uid), want) as talk:
             yield talk
-
-    async def conversations(self, *, after: str | None = None, limit: int = 50) -> dict[str, Any]:
-        places = await self._store.places(after=after or "", limit=limit + 1)
-        listed = [await self._conversation(place) for place in places[:limit]]
-        return {"conversations": listed, "next": listed[-1]["id"] if len(places) > limit else None}
-
-    async def _conversation(self, place: Place) -> dict[str, Any]:
-        turn = await self._store.turn(place.id)
-        owner = None if turn is None or turn.owner is None else self._store.alive(turn.owner)
-        return {
-            "id": place.id,
-            "handles": place.handles,
-            "live": place.live,
-            "updated": place.updated or None,
-            "title": (place.described or {}).get("title"),
-            "turn_open": turn is not None,
-            "owner": None if owner is None else "alive" if owner else "gone",
-            "parent": parent_of(place.id),
-        }
 
     # Acting
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast.control import printed
+from holdfast.control.asked import question_of
 from holdfast.control.kept import talking
 from holdfast.control.looking import Looking
 from holdfast.errors import HoldfastError
@@ -23,9 +24,6 @@ from holdfast.handles.waits import all_of, any_of
 from holdfast.store.base import Forgotten, Record
 from holdfast.turn import frames, person
 from holdfast.turn.slot import slot_of
-
-_ELSEWHERE = "handle-"
-"""How the id of a need begins that is the open question of another process's handle."""
 
 
 class Control(Looking):
@@ -135,8 +133,9 @@ class Control(Looking):
 
     async def decide(self, id: str, said: Mapping[str, Any]) -> dict[str, Any]:
         """Decide what a person is asked: `{"status": "taken" | "again" | "gone", "problem"}`."""
-        if id.startswith(_ELSEWHERE):
-            return await self._answer_elsewhere(*id.removeprefix(_ELSEWHERE).split("-", 1), said=said)
+        elsewhere = question_of(id)
+        if elsewhere is not None:
+            return await self._answer_elsewhere(*elsewhere, said)
         if self.prompts is None:
             return {"status": "gone", "problem": "nothing is asked here"}
         answer = self.prompts.decide(id, said)
@@ -147,7 +146,7 @@ class Control(Looking):
             await written.wait()
         return answer
 
-    async def answer(self, uid: str, value: Any, *, question: str | None = None) -> dict[str, Any]:
+    async def answer(self, uid: str, answer: Any, *, question: str | None = None) -> dict[str, Any]:
         """Answer the open question of a handle; with `question`, its id or key, only if it is that one. It is never
         input. The reply of C3."""
         record = await self.record(uid)
@@ -155,9 +154,9 @@ class Control(Looking):
         state = record.state if handle is None or self.runtime.relay.elsewhere(handle) else handle.state
         if not isinstance(state, Waiting):
             raise HoldfastError(f"Handle `{record.id}` asks no question now; nothing was sent", code="not_running")
-        return await self.apply(uid, value, secret=state.question.secret, answers=question or "")
+        return await self.apply(uid, answer, secret=state.question.secret, answers=question or "")
 
-    async def _answer_elsewhere(self, uid: str, number: str = "", *, said: Mapping[str, Any]) -> dict[str, Any]:
+    async def _answer_elsewhere(self, uid: str, number: str, said: Mapping[str, Any]) -> dict[str, Any]:
         record = await self._store.handle(uid)
         state = None if record is None else record.state
         if not isinstance(state, Waiting) or str(state.number) != number:
@@ -191,7 +190,9 @@ class Control(Looking):
         await self.runtime.registry.write((Forgotten(conversation),), keep=False)
         return {"lines": described.lines if described is not None else 0}
 
-    async def collect(self, *, older_than: float | None, dry_run: bool, vacuum: bool) -> dict[str, Any]:
+    async def collect(
+        self, *, older_than: float | None = None, dry_run: bool = False, vacuum: bool = False
+    ) -> dict[str, Any]:
         """Let go of what retention would let go of now (`collecting.py`)."""
         from holdfast.control.collecting import collect
 

@@ -219,8 +219,8 @@ class RemoteControl(Requests):
         response = await self.sent(
             self.client.build_request("POST", f"/complete/{_part(key)}", json=dict(resolution)), fine=(404, 409)
         )
-        answered = msgspec.json.decode(await response.aread())
-        if "status" not in answered:
+        answered = await self.read(response)
+        if not isinstance(answered, dict) or "status" not in answered:
             raise refused(response, answered)
         return {"status": answered["status"], "terminal": answered.get("terminal")}
 

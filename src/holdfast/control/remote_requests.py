@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httpx2
 import msgspec
@@ -26,18 +26,22 @@ class Requests:
         self, url: str, token: str | None = None, *, transport: httpx2.AsyncBaseTransport | None = None
     ) -> None:
         """`transport` is for tests."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
+        parts = address(url)
+        if parts is None:
+            shown = url.partition("?")[0].rpartition("@")[2]  # what is left out may be a token, or a password (K5)
             raise HoldfastError(
-                f"`{url}` is no address of a server; one looks like http://127.0.0.1:8420", code="invalid_arguments"
+                f"`{shown}` is no address of a server; one looks like http://127.0.0.1:8420", code="invalid_arguments"
             )
-        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+        path = parts.path.rstrip("/")
+        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"
+        """As it is shown: without a password."""
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self._has_token = bool(token)
         # What the environment says of proxies is for the world outside, and a loopback address is not there.
         self.client = httpx2.AsyncClient(
-            base_url=self.url, headers=headers, timeout=_TIMEOUT, transport=transport, trust_env=not is_local(url)
-        )
+            base_url=f"{parts.scheme}://{parts.netloc}{path}", headers=headers, timeout=_TIMEOUT, transport=transport,
+            trust_env=not is_local(url),
+        )  # fmt: skip
 
     @property
     def place(self) -> str:
@@ -65,8 +69,7 @@ class Requests:
 
     async def get(self, path: str, **asked: Any) -> Any:
         """What a GET answers; what is None is not asked for."""
-        response = await self.sent(self.client.build_request("GET", path, params=_given(asked)))
-        return msgspec.json.decode(await response.aread())
+        return await self.read(await self.sent(self.client.build_request("GET", path, params=_given(asked))))
 
     async def post(self, path: str, body: Mapping[str, Any], *, timeout: float | None = 30.0) -> Any:
         """What a POST answers."""
@@ -74,8 +77,16 @@ class Requests:
             "POST", path, content=to_json(body), headers={"content-type": "application/json"},
             timeout=httpx2.Timeout(timeout, connect=10.0),
         )  # fmt: skip
-        response = await self.sent(request)
-        return msgspec.json.decode(await response.aread())
+        return await self.read(await self.sent(request))
+
+    async def read(self, response: httpx2.Response) -> Any:
+        """What a response says. Whatever else is at that address may say something else, and any may break off."""
+        try:
+            return msgspec.json.decode(await response.aread())
+        except httpx2.TransportError as error:
+            raise self._lost(error) from error
+        except msgspec.MsgspecError:
+            raise refused(response, None) from None
 
     async def sent(self, request: httpx2.Request, fine: tuple[int, ...] = ()) -> httpx2.Response:
         """The response, whose body is still to be read. Raises `HoldfastError` for one that is an error."""
@@ -101,7 +112,9 @@ class Requests:
         )
 
     def _lost(self, error: Exception) -> HoldfastError:
-        why = str(error) or type(error).__name__
+        # What we may not send is told with what it is, and that may be the token (K5).
+        told = "" if isinstance(error, httpx2.LocalProtocolError) else str(error)
+        why = told or type(error).__name__
         return HoldfastError(
             f"no server answers at {self.url} ({why}); `holdfast serve` starts one. Without --server and "
             "HOLDFAST_SERVER the store is looked into",
@@ -109,9 +122,20 @@ class Requests:
         )
 
 
+def address(url: str) -> SplitResult | None:
+    """The parts of what a server can be reached by: http or https, a host, and a port that there can be; else None."""
+    try:
+        parts = urlsplit(url)
+        httpx2.URL(url).copy_with(port=parts.port)  # each finds faults that the other does not
+    except (ValueError, httpx2.InvalidURL):
+        return None
+    return parts if parts.scheme in ("http", "https") and parts.hostname else None
+
+
 def is_local(url: str) -> bool:
     """Whether the server is on this machine: a proxy does not lead there, and a token of this machine is for it."""
-    host = (urlsplit(url).hostname or "").lower()
+    parts = address(url)
+    host = "" if parts is None else (parts.hostname or "").lower()
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,0 +1,90 @@
+"""All that is asked of a person, wherever it is asked: what is open here (`needs.py`), and what the handles ask that
+other processes of the store run."""
+
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.control.facts import question_json
+from holdfast.control.needs import Needs, need_json
+from holdfast.control.reading import PAGE, Reading
+from holdfast.handles.state import Waiting
+from holdfast.runtime import Runtime
+from holdfast.store.base import Record
+from holdfast.turn.prompts import Prompt
+
+_ELSEWHERE = "handle-"
+"""How the id of a need begins that is the open question of another process's handle."""
+
+
+class Asked(Reading):
+    """What is stored, and what waits for a person."""
+
+    def __init__(self, runtime: Runtime, needs: Needs | None) -> None:
+        super().__init__(runtime.registry.store)
+        self.runtime = runtime
+        self.prompts = needs
+        if needs is not None:
+            runtime.people.passed_on = needs.passed
+
+    async def needs(self, *, handle: str | None = None, limit: int = PAGE) -> list[dict[str, Any]]:
+        """Whatever a person has to decide, the first of it. With `handle`, what is asked of that uid."""
+        size, listed = self._size(limit), []
+        if self.prompts is not None:
+            listed = self.prompts.listed(size) if handle is None else self.prompts.listed(size, self._is_about(handle))
+            self._name_handles(listed)
+        asking = [each for each in await self._asking_elsewhere() if handle in (None, each.uid)]
+        return (listed + [_need(record) for record in asking])[:size]
+
+    async def need(self, id: str) -> dict[str, Any] | None:
+        """One of it; None if it is not open any more."""
+        found = self.prompts.described(id) if self.prompts is not None else None
+        if found is not None:
+            return found
+        asking = map(_need, await self._asking_elsewhere())
+        return next((need for need in asking if need["id"] == id), None)
+
+    async def count_needs(self) -> int:
+        """How much there is of it."""
+        here = len(self.prompts) if self.prompts is not None else 0
+        return here + len(await self._asking_elsewhere())
+
+    def _is_about(self, uid: str) -> Callable[[Prompt], bool]:
+        handle = self.runtime.registry.loaded(uid)
+        named = None if handle is None else (handle.conversation, handle.id)
+        return lambda prompt: prompt.uid == uid or (prompt.uid is None and (prompt.conversation, prompt.id) == named)
+
+    def _name_handles(self, needs: list[dict[str, Any]]) -> None:
+        """A permission to send something to a handle knows it by its id alone."""
+        known: dict[str, dict[str, str]] = {}
+        for need in needs:
+            if need["handle"] is None and need["handle_id"] is not None:
+                place = need["conversation"]
+                if place not in known:
+                    known[place] = {handle.id: handle.uid for handle in self.runtime.registry.live(place)}
+                need["handle"] = known[place].get(need["handle_id"])
+
+    async def _asking_elsewhere(self) -> list[Record]:
+        store = self._store
+        waiting = await store.handles(state="waiting", stateful=None, limit=PAGE)
+        return [record for record in waiting if record.owner not in (None, store.owner) and store.alive(record.owner)]
+
+
+def question_of(id: str) -> tuple[str, str] | None:
+    """Of a need that is a question of another process's handle: the handle's uid, and which of its questions."""
+    uid, _, number = id.removeprefix(_ELSEWHERE).partition("-")
+    return (uid, number) if id.startswith(_ELSEWHERE) else None
+
+
+def _need(record: Record) -> dict[str, Any]:
+    state = record.state
+    assert isinstance(state, Waiting)
+    return need_json(
+        f"{_ELSEWHERE}{record.uid}-{state.number}",
+        "secret" if state.question.secret else "question",
+        conversation=record.conversation,
+        tool=record.tool,
+        handle=record.uid,
+        handle_id=record.id if record.stateful else None,
+        since=state.asked,
+        question=question_json(state.question, state.number),
+    )
