@@ -67,6 +67,8 @@ class Control(Looking):
 
         With `answers` it is the answer to that question (`turn/slot.py`), or nothing is sent."""
         handle, record = await self._known(uid)
+        if isinstance(handle.state, Waiting):
+            self._check_writable()
         if self.runtime.relay.elsewhere(handle):  # not by way of the store: it may be a password
             want = frames.Want(uid=uid, want="send", input=input, keys=tuple(keys), secret=secret, answers=answers)
             return await self._send(record, want)
@@ -138,13 +140,20 @@ class Control(Looking):
             return await self._answer_elsewhere(*elsewhere, said)
         if self.prompts is None:
             return {"status": "gone", "problem": "nothing is asked here"}
+        self._check_writable()
         answer = self.prompts.decide(id, said)
         if answer["status"] == "taken":  # it is, when it is written (R4)
             await self.prompts.passed_on(id)
-            written = asyncio.Event()
-            self.runtime.registry.when_visible(written.set)
-            await written.wait()
+            await self.runtime.registry.write((), keep=False)
         return answer
+
+    def _check_writable(self) -> None:
+        """Nobody is told that an answer is taken which a crash would take back: not even asked, where that is known."""
+        if self._store.trouble is not None:
+            raise HoldfastError(
+                f"the store cannot write ({self._store.trouble}); nothing was sent, and the question stays open",
+                code="store_unavailable",
+            )
 
     async def answer(self, uid: str, answer: Any, *, question: str | None = None) -> dict[str, Any]:
         """Answer the open question of a handle; with `question`, its id or key, only if it is that one. It is never

@@ -31,6 +31,8 @@ async def find(store: Store, ids: Iterable[str], conversation: str | None) -> li
             found[id] = [record]
         else:
             found[id] = await _bearing(store, id, conversation)
+        if not found[id] and await store.expired(id) is not None:
+            raise _expired(id)
     return choose(wanted, found, place_of(store), lambda each: (each.conversation, not isinstance(each.state, Stopped)))
 
 
@@ -96,5 +98,9 @@ async def _newest(store: Store, id: str, conversation: str) -> list[Record]:
     if record is None and id.startswith("call:"):
         record = await store.called(conversation, id.removeprefix("call:"))
     if isinstance(record, Expired):
-        raise HoldfastError(f"Handle `{id}` expired: it stopped long ago and its result is gone", code="handle_expired")
+        raise _expired(id)
     return [] if record is None else [record]
+
+
+def _expired(id: str) -> HoldfastError:
+    return HoldfastError(f"Handle `{id}` expired: it stopped long ago and its result is gone", code="handle_expired")

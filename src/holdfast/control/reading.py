@@ -86,6 +86,8 @@ class Reading:
         record: Record | Expired | None = await self._store.handle(ref)
         if record is None and conversation is not None:
             record = await self._store.named(conversation, ref)
+        if record is None:
+            record = await self._store.expired(ref)
         if isinstance(record, Expired):
             raise HoldfastError(
                 f"Handle `{ref}` has expired: it stopped longer ago than is kept", code="handle_expired"

@@ -221,6 +221,9 @@ class Store(Protocol):
     async def named(self, conversation: str, id: str) -> Record | Expired | None:
         """The newest handle that bears the id, or its tombstone."""
 
+    async def expired(self, uid: str) -> Expired | None:
+        """The tombstone of the handle of a uid."""
+
     async def called(self, conversation: str, call_id: str) -> Record | None:
         """The newest one-shot call of that label."""
 

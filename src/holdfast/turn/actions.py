@@ -401,8 +401,8 @@ def _check_takes_input(handle: Handle) -> None:
         )
     if run is None or run.ending or run.delivering or not isinstance(state, Running | Waiting):
         what = name(state)
-        if handle.active and run is not None and (run.ending or run.delivering):
-            what = "being ended" if run.ending else "over"
+        if isinstance(state, Running | Waiting):  # as far as can be seen yet
+            what = "being ended" if run is not None and run.ending else "over"
         raise ToolError(
             f"Handle `{handle.id}` is {what}; only a running or waiting one takes input", code="not_running"
         )

@@ -64,6 +64,10 @@ class Reads(Tables):
             return None
         return known.names.get(id) or (known.graves.get(id) if known.graves is not None else None)
 
+    async def expired(self, uid: str) -> Expired | None:
+        graves = (known.tombs[uid] for known in self._conversations.values() if known.tombs and uid in known.tombs)
+        return next((Expired(uid, at) for _, at in graves), None)
+
     async def called(self, conversation: str, call_id: str) -> Record | None:
         known = self._conversations.get(conversation)
         if known is None:

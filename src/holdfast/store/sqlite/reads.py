@@ -103,6 +103,10 @@ class Reads:
         row = self._row(SQL["tombstone"], conversation, id)
         return None if row is None else Expired(*row)
 
+    async def expired(self, uid: str) -> Expired | None:
+        row = self._row(SQL["tombstone_of"], uid)
+        return None if row is None else Expired(*row)
+
     async def called(self, conversation: str, call_id: str) -> Record | None:
         return self._record(RECORDS["called"], conversation, call_id)
 

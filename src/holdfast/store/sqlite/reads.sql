@@ -71,6 +71,10 @@ SELECT kind, status, count(*) FROM handles WHERE conversation = ? AND stateful G
 SELECT 'timer', 'pending', count(*) FROM handles
 WHERE conversation = ? AND kind = 'timer' AND NOT stateful AND stopped_at IS NULL HAVING count(*);
 
+-- name: tombstone_of
+-- The tombstone of a handle.
+SELECT uid, at FROM tombstones WHERE uid = ?;
+
 -- name: tombstone
 -- The newest tombstone of an id.
 SELECT uid, at FROM tombstones WHERE conversation = ? AND id = ? AND id IS NOT NULL ORDER BY number DESC LIMIT 1;

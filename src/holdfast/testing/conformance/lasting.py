@@ -58,6 +58,7 @@ class Retention(Suite):
         assert await self.collect(store, NOON + 20, NOON + HOUR) == 2
         tombstone = await store.named("main", "h1")
         assert isinstance(tombstone, Expired) and tombstone.uid == uid(1), tombstone
+        assert await store.expired(uid(1)) == tombstone and await store.expired(uid(2)) is None
         assert await store.handle(uid(1)) is None and await store.handle(uid(4)) is None
         assert await store.called("main", "label4") is None
         assert await store.journal(uid(1)) == [] and await store.process_events(uid(1)) == []
@@ -149,7 +150,7 @@ class Retention(Suite):
         late = await self.resolve(store, key_id, Resolution("ok", "late"))
         assert late == Resolving("already_resolved", Resolution("ok", 42)), "D5: kept as long as the tombstone"
         await self.collect(store, NOON, NOON + 91 * DAY)
-        assert await store.named("main", "h1") is None
+        assert await store.named("main", "h1") is None and await store.expired(of) is None
         assert await self.resolve(store, key_id) == Resolving("unknown_or_revoked")
         assert await store.handle(of) is None
 
