@@ -5,7 +5,7 @@
 
 import asyncio
 from collections.abc import Callable, Container, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.durable.calls import Durability
 from holdfast.errors import ToolError
@@ -24,7 +24,7 @@ from holdfast.turn.admission import Admission
 from holdfast.turn.permission import ASK, Permission, Verdict, require
 from holdfast.turn.questions import not_answered
 from holdfast.turn.relay import Relay
-from holdfast.turn.replies import CANCELLED, Replies, error_reply, failed_reply
+from holdfast.turn.replies import CANCELLED, Replies, aborted, error_reply, failed_reply
 from holdfast.turn.settle import Settle, printed
 from holdfast.turn.slot import Slot, checked_again
 
@@ -377,13 +377,11 @@ class Actions:
     def _settle(self, handle: Handle, since: int, answer: Answer) -> None:
         Settle(handle, lambda because: answer(self._replies.handle(handle, because=because)), since=since)
 
-    def _abort(self, handle: Handle, by: str, answer: Answer) -> None:
+    def _abort(self, handle: Handle, by: Literal["assistant", "person"], answer: Answer) -> None:
         """C7: the reply is the stopped state; aborting twice is harmless."""
         if handle.active:
             handle.watch(OnStop(lambda _: answer(self._replies.handle(handle))))
-            self._admission.end(
-                handle, Error(f"Aborted by {'the assistant' if by == 'assistant' else 'a person'}.", "aborted"), "abort"
-            )
+            self._admission.end(handle, aborted(by), "abort")
         else:
             answer(self._replies.handle(handle))
 

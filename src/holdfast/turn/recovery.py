@@ -13,7 +13,7 @@ from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle, OnStop
 from holdfast.handles.notices import notice
 from holdfast.handles.registry import Registry
-from holdfast.handles.state import Ended, Error, Outcome, Pending, Stopped, transition
+from holdfast.handles.state import Ended, EndedBy, Error, Outcome, Pending, Stopped, transition
 from holdfast.handles.view import Handles
 from holdfast.store.base import (
     Attempted,
@@ -140,23 +140,39 @@ class Recovery:
         claimed = await self.claim(record)
         if claimed is None:
             return
-        if claimed.parking is not None:  # `external`: parked since it took its key
-            (state,) = await self._registry.write((Released(claimed.uid, claimed.fence),))
-            self._registry.changed_elsewhere(claimed.uid, state)
+        if claimed.parking is not None:
+            await self._release(claimed)
         elif tool.on_crash == "replay" or claimed.next_attempt_at is not None or self._repeats(claimed, tool):
             await self.take_up(claimed, tool)
         else:
             await self._end(claimed, record.attempt)
 
+    async def end_left(self, uid: str, error: Error) -> None:
+        """A call of a dead owner ends, though its tool is not here: somebody does not want it any more (C7)."""
+        record = await self._registry.store.handle(uid)
+        if record is None or record.owner is None or isinstance(record.state, Stopped):
+            return
+        marks.reap()
+        claimed = await self.claim(record)
+        if claimed is not None and claimed.parking is not None:
+            await self._release(claimed)
+        elif claimed is not None:
+            await self._end(claimed, record.attempt, error, "abort")
+
+    async def _release(self, record: Record) -> None:
+        """It is parked since it took its key (`external`)."""
+        (state,) = await self._registry.write((Released(record.uid, record.fence),))
+        self._registry.changed_elsewhere(record.uid, state)
+
     def _repeats(self, record: Record, tool: Tool) -> bool:
         """R5: repeating is harmless, so a crash counts as a transient failure."""
         return tool.retry.policy == "idempotent" and record.attempt <= tool.retry.max_attempts
 
-    async def _end(self, record: Record, attempt: int) -> None:
+    async def _end(self, record: Record, attempt: int, error: Error = CRASHED, by: EndedBy = "crash") -> None:
         """It goes with its process, unless its completion is there already: what was accepted counts (R4)."""
         now = self._registry.clock.now()
         resolution = await self._completion(record.uid)
-        event = Ended(now, CRASHED, "crash") if resolution is None else ended(resolution, now)
+        event = Ended(now, error, by) if resolution is None else ended(resolution, now)
         state = transition(record.state, event)
         same = Attempted(record.uid, record.fence, attempt, None)  # the claim began none
         tool = self._toolbox.get(record.tool)

@@ -19,7 +19,7 @@ from holdfast.handles.state import Reply
 from holdfast.store.base import Replied, Request, RequestClosed, Requested
 from holdfast.tools.base import Action
 from holdfast.tools.run import FORCE_SECS
-from holdfast.turn.replies import error_reply
+from holdfast.turn.replies import aborted, error_reply
 from holdfast.turn.slot import Slot, slot_of
 
 if TYPE_CHECKING:
@@ -92,6 +92,9 @@ class Relay:
                 if not store.alive(owner):
                     await self.recovery.take(owner)
                     await registry.refresh((handle.uid,))
+                    if self.elsewhere(handle) and wanted.action == "abort":
+                        await self.recovery.end_left(handle.uid, aborted(wanted.by))
+                        await registry.refresh((handle.uid,))
                     if self.elsewhere(handle):
                         raise _gone(handle)
                     return None
@@ -165,7 +168,7 @@ def _silent(handle: Handle) -> ToolError:
 def _gone(handle: Handle) -> ToolError:
     return ToolError(
         f"The process that ran handle `{handle.id}` is gone, and this one has no tool `{handle.tool.name}` to go on "
-        "with it. Start a runtime that has the tool.",
+        "with it. Start a runtime that has the tool, or abort it.",
         code="owner_not_answering",
         transient=True,
     )
