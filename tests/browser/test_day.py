@@ -76,9 +76,7 @@ async def test_people_answer_what_an_agent_asks(workshop: Served, camera: Camera
             await expect(tab).to_have_title("(3) Home · holdfast")
             await camera.take(tab, "needs", look)
 
-        publish = card(phone_dark, "Where should 1.0 go?")
-        await publish.get_by_text("staging").click()
-        await publish.get_by_role("button", name="Answer").click()
+        await card(phone_dark, "Where should 1.0 go?").get_by_role("button", name="staging").click()
         for tab in tabs.values():
             await expect(card(tab, "Where should 1.0 go?")).to_have_count(0)
         assert await assistant.result("publish") == "1.0 is on staging"

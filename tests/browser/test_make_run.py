@@ -66,8 +66,7 @@ async def test_L1_make_run_is_all_that_is_needed(tmp_path: Path) -> None:
             await client.call_tool("deploy", {"action": "spawn", "id": "deploy", "target": "app"})
             for id in ("app", "docs", "shell"):
                 await expect(tab.get_by_role("link", name=id, exact=True)).to_be_visible()
-            await tab.get_by_role("radio", name="staging").check()
-            await tab.get_by_role("button", name="Answer").click()
+            await tab.get_by_role("button", name="staging").click()
             waited = read(await client.call_tool("await", {"all": ["app", "docs", "deploy"]}))
             results = {each["id"]: each["result"] for each in waited["completed"]}
             assert results["deploy"] == "app is on staging"

@@ -28,7 +28,7 @@ async def publish(call: Call, version: str) -> str:
         Question(
             id="where",
             text=f"Where should {version} go?",
-            pre_amble="The tests have passed.",
+            pre_amble="`make test` has passed.",
             answer_type={"Select": {"options": ["staging", "production"]}},
         )
     )
@@ -39,6 +39,16 @@ async def publish(call: Call, version: str) -> str:
 async def name_release(call: Call) -> str:
     """Asks a person for a name; asks again if its process dies."""
     return f"called {await call.ask(Question(id='name', text='What shall it be called?'))}"
+
+
+@holdfast.tool(actions=STATEFUL)
+async def survey(call: Call) -> str:
+    """Asks a person three things, one after another; what answers them stands in the same place."""
+    select = {"Select": {"options": ["one", "two"]}}
+    first = await call.ask(Question(id="first", text="The first?", answer_type=select))
+    second = await call.ask(Question(id="second", text="The second?", answer_type=select))
+    sure = await call.ask(Question(id="sure", text="Is that all?", answer_type="Boolean"))
+    return f"{first}, {second}, {sure}"
 
 
 @holdfast.tool(actions=STATEFUL, on_crash="replay")
@@ -76,7 +86,7 @@ async def shout(call: Call, text: str) -> str:
     return text
 
 
-TOOLS = (publish, name_release, release, check, held, shout)
+TOOLS = (publish, name_release, survey, release, check, held, shout)
 
 CONFIG = "".join(
     f"[conversation.tools.{tool.name}]\n"
@@ -89,6 +99,11 @@ exclusive = true
 
 [conversation.tools.name_release.questions.name]
 exclusive = true
+
+[conversation.tools.survey.questions]
+first = { exclusive = true }
+second = { exclusive = true }
+sure = { exclusive = true }
 
 [conversation.tools.build]
 source = "local"

@@ -289,7 +289,7 @@ class FakeControl:
 
     async def stats(self) -> dict[str, Any]:
         return {
-            "handles": {"pending": 1, "running": 6, "waiting": 1, "stopped": 99_321, "parked": 12},
+            "handles": {"pending": 1, "running": 18, "waiting": 1, "stopped": 99_321, "parked": 12},
             "server": {
                 "started": time.time() - 86_000,
                 "calls": 18_442,

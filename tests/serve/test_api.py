@@ -304,8 +304,9 @@ async def test_L1_without_a_number_a_stream_begins_now_and_filters(tmp_path: Pat
         await until(lambda: streams(served) == 0)
 
 
-async def test_S5_a_stream_from_what_is_gone_or_was_never_there_begins_with_a_reset(tmp_path: Path) -> None:
-    future = {"Last-Event-ID": "999999"}
+@pytest.mark.parametrize("heard", ["999999", "9" * 30, "-5", "abc", "1.5"])
+async def test_S5_a_stream_from_what_is_gone_or_was_never_there_begins_with_a_reset(tmp_path: Path, heard: str) -> None:
+    future = {"Last-Event-ID": heard}
     async with working(tmp_path) as (_, http, uid), streaming(http, "/api/events", **future) as stream:
         event = await stream.next()
         last = (await http.get("/api/stats")).json()["store"]["last_event"]

@@ -1,7 +1,8 @@
 """How pages are made: the templates, how they print things, and what every page has.
 
 Whatever a template prints goes through `printable` (K4): control sequences are gone, whoever wrote the text and whether
-the template's author thought of it or not. HTML is escaped. Nothing is marked as safe but what templates wrote.
+the template's author thought of it or not. HTML is escaped. Nothing is marked as safe but what templates and `coded`
+wrote.
 """
 
 import json
@@ -11,6 +12,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 _AGENT = re.compile(r"/([^/]+)@[0-9a-f]{32}(?=/|\Z)")
 """A step down in the name of a sub-agent's conversation (`turn/lineage.py`)."""
+_CODE = re.compile(r"(?<!`)`(?=[^`\n]*[^`\s])([^`\n]+)`(?!`)")
+"""Something between two backticks, on one line; more than one in a row is something else."""
+_FEW, _SHORT = 6, 40
+"""Options, and characters of each, up to which a question has a button for each."""
 HERE = Path(__file__).parent
 
 SAID = {
@@ -113,11 +119,13 @@ def _environment() -> "Environment":
         "mark": mark,
         "at": lambda moment, form: time.strftime(form, time.localtime(moment)),
         "card_key": card_key,
+        "coded": coded,
         "first_line": first_line,
         "short_name": short_name,
         "agent_name": agent_name,
         "parameters": parameters,
     }
+    environment.tests["few"] = are_few
     return environment
 
 
@@ -136,6 +144,20 @@ def _shown(value: Any) -> Any:
     if type(value) is not str:  # `Markup` is a str, too, and what it holds has been through here
         return value
     return value if value.isprintable() else printable(value)
+
+
+def coded(text: str) -> Markup:
+    """A text in which what stands between backticks is code. Nothing else in it means anything: it is made printable
+    and escaped before backticks are looked for (K4)."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(printable(text)))))
+
+
+def are_few(options: list[str]) -> bool:
+    """Whether the options of a question have a button each: they are few and short, and can be seen and sent as they
+    are."""
+    return len(options) <= _FEW and all(
+        len(option) <= _SHORT and option.strip() and option.isprintable() for option in options
+    )
 
 
 def pretty(value: Any) -> str:

@@ -3,6 +3,7 @@
 Each view asks `Control` and fills a template; none reads the store. Lists are read a page at a time, from a cursor on.
 """
 
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -15,6 +16,7 @@ from starlette.staticfiles import StaticFiles
 from holdfast.control.looking import KINDS, SORTS, STATES
 from holdfast.serve.dashboard import conversation, forms, handle
 from holdfast.serve.dashboard.look import HERE, Look, is_turnless, mark, short_name
+from holdfast.serve.dashboard.today import today
 from holdfast.serve.door import OWNER
 
 if TYPE_CHECKING:
@@ -221,8 +223,9 @@ class Pages:
         )
 
     async def stats(self, request: Request) -> Response:
-        """Numbers since the server started, and how much is stored."""
-        return await self._look.page(request, "stats.html", stats=await self._control.stats())
+        """Numbers: of now, of today, since the server started, and how much is stored."""
+        stopped = await today(self._control, time.time())
+        return await self._look.page(request, "stats.html", stats=await self._control.stats(), today=stopped)
 
     async def tools(self, request: Request) -> Response:
         """What can be called."""

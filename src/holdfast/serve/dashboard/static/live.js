@@ -232,6 +232,11 @@ document.addEventListener("submit", (event) => {
   send(event.target, event.submitter);
 });
 
+// The second click of a double click sends nothing: by now something else may be asked where the first one went.
+document.addEventListener("click", (event) => {
+  if (event.detail > 1 && event.target.closest("form[data-send] button")) event.preventDefault();
+});
+
 document.addEventListener("click", ({ target }) => {
   if (target.matches("[data-dismiss]")) {
     target.closest("[data-gone]").remove();
@@ -243,7 +248,9 @@ document.addEventListener("click", ({ target }) => {
   }
 });
 
-document.addEventListener("keydown", ({ key, target }) => {
+document.addEventListener("keydown", (event) => {
+  const { key, target } = event;
+  if (key === "Enter" && target.matches("form[data-send] [type=checkbox]")) event.preventDefault(); // is no button
   const confirm = key === "Escape" && target.closest("details.confirm[open]");
   if (confirm) fold(confirm);
 });
