@@ -1,6 +1,7 @@
 """Acting on handles from outside: whoever runs them, the same words and the same answers."""
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import holdfast
 from holdfast import Call, HoldfastError, Key, Question, Runtime
 from holdfast.control.control import Control
 from holdfast.control.reading import PAGE
-from holdfast.handles.state import Running
+from holdfast.handles.state import Running, Waiting
 from holdfast.store.base import Inquired, Journaled, Registered
 from holdfast.testing.conformance.suite import record, uid
 from holdfast.tools.base import QuestionPolicy
@@ -407,6 +408,36 @@ async def test_K5_stats_and_tools_say_what_there_is(tmp_path: Path) -> None:
         assert stats["store"]["bytes"] > 0 and stats["store"]["last_event"] >= stats["store"]["first_event"] == 1
         named = {tool["name"]: tool for tool in await control.tools()}
         assert {"talk", "asks", "breaks", "await"} <= set(named) and named["talk"]["actions"] == list(TALKING)
+
+
+@Places
+async def test_C6_a_person_may_close_the_input_of_a_tool(place: str, tmp_path: Path) -> None:
+    @holdfast.tool(actions=TALKING)
+    async def lines(call: Call) -> list[str]:
+        found: list[str] = []
+        with contextlib.suppress(EOFError):
+            while True:
+                found.append(str(await call.input()))
+        return found
+
+    async with controlled(place, tmp_path, [lines]) as (control, rt), rt.turn("main") as turn:
+        await turn.run([spawn("lines", "s")])
+        uid = await uid_of(rt, "s")
+        await control.apply(uid, "one")
+        assert await refused(control.apply(uid)) == "invalid_arguments"
+        await control.apply(uid, None)
+        assert (await control.wait(all=[uid]))["completed"][0]["result"] == ["one"]
+
+
+async def test_Q1_questions_of_others_are_not_lost_behind_many_of_ones_own(tmp_path: Path) -> None:
+    asks = Waiting(1.0, 1.0, 1.0, Question(id="sure", text="Sure?", answer_type="Boolean"), 1)
+    own, others = range(1, 1101), range(1101, 1104)
+    async with Runtime(store=stored_in(tmp_path)) as rt, Runtime(store=stored_in(tmp_path)) as other:
+        await rt.registry.write([Registered(record(number, state=asks)) for number in own])
+        await other.registry.write([Registered(record(number, state=asks)) for number in others])
+        assert [need["handle"] for need in await Control(rt).needs()] == [uid(number) for number in others]
+        assert await Control(rt).count_needs() == len(others)
+        assert await Control(other).count_needs() == len(own) and len(await Control(other).needs()) == PAGE
 
 
 async def test_R1_of_a_process_that_is_gone_it_is_said_so(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import holdfast
 from holdfast import Call, HoldfastError, OutputPolicy
 from holdfast.control import printed
 from holdfast.control.control import Control
+from holdfast.durable.keys import make_key, masked, new_secret
 
 Places = pytest.mark.parametrize("place", PLACES)
 Ended = pytest.mark.parametrize("ended", [False, True])
@@ -196,6 +197,21 @@ async def test_C5_who_follows_on_from_any_offset_that_was_told_misses_nothing(pl
         for number, told in enumerate(texts, 1):
             rest = text_of(await heard(control, uid, told["offset"]))
             assert text_of(texts[:number]) + rest == "one € two three\nfour", told
+
+
+@Places
+async def test_K5_who_follows_on_from_within_a_key_gets_none_of_it(place: str, tmp_path: Path) -> None:
+    key = make_key("main", "0" * 32, "completion", *new_secret())
+    async with controlled(place, tmp_path, [says]) as (control, rt), rt.turn("main") as turn:
+        await turn.run([spawn("says", "s")])
+        uid = await uid_of(rt, "s")
+        await say(control, uid, f"use {key} now\n".encode())
+        following = [asyncio.create_task(heard(control, uid, offset)) for offset in range(0, len(key) + 4, 7)]
+        await control.abort(uid)
+        for each in following:
+            told = text_of(await each)
+            assert told.endswith(" now\n") and key[-20:] not in told and masked(key) in told
+            assert text_of(await heard(control, uid, len(key) + 4)) == " now\n"
 
 
 async def _longer(seen: list[dict[str, Any]], before: int) -> bool:

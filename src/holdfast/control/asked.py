@@ -64,9 +64,12 @@ class Asked(Reading):
                 need["handle"] = known[place].get(need["handle_id"])
 
     async def _asking_elsewhere(self) -> list[Record]:
-        store = self._store
-        waiting = await store.handles(state="waiting", stateful=None, limit=PAGE)
-        return [record for record in waiting if record.owner not in (None, store.owner) and store.alive(record.owner)]
+        store, after = self._store, None
+        found: list[Record] = []
+        while waiting := await store.handles(state="waiting", stateful=None, after=after):
+            after = waiting[-1].uid
+            found += [each for each in waiting if each.owner not in (None, store.owner) and store.alive(each.owner)]
+        return found
 
 
 def question_of(id: str) -> tuple[str, str] | None:

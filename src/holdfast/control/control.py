@@ -57,13 +57,14 @@ class Control(Looking):
     async def apply(
         self,
         uid: str,
-        input: Any = None,
+        input: Any | msgspec.UnsetType = msgspec.UNSET,
         keys: Sequence[str] = (),
         *,
         secret: bool = False,
         answers: str | None = None,
     ) -> dict[str, Any]:
-        """Send a handle input or keys, or answer its open question, as a person (C6); the reply of C3.
+        """Send a handle input or keys, or answer its open question, as a person (C6); None closes its stdin. The reply
+        of C3.
 
         With `answers` it is the answer to that question (`turn/slot.py`), or nothing is sent."""
         handle, record = await self._known(uid)

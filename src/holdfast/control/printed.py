@@ -174,7 +174,8 @@ async def _told_by(store: Store, record: Record) -> frames.Told:
 
 async def follow(runtime: Runtime, record: Record, offset: int) -> AsyncGenerator[dict[str, Any], None]:
     """What a handle prints and how its state changes, from that offset on, until it has stopped."""
-    readable: Readable = Keyless(Plain())
+    before = await _before(runtime, record, offset)
+    readable = _after(before, Plain())
     place = offset
     async with _frames(runtime, record, frames.Want(uid=record.uid, want="follow", since=offset)) as talk:
         while True:
@@ -193,12 +194,29 @@ async def follow(runtime: Runtime, record: Record, offset: int) -> AsyncGenerato
             elif kind in (frames.STATE, frames.END):
                 told = msgspec.json.decode(payload, type=dict[str, Any])
                 if place == offset and told.get("cols"):
-                    readable = Keyless(Rendered(told["cols"]))
+                    readable = _after(before, Rendered(told["cols"]))
                 if kind == frames.END and (rest := readable.end()):
                     yield {"type": "output", "offset": place, "text": rest.decode("utf-8", "replace")}
                 yield {"type": "state" if kind == frames.STATE else "end", "handle": masked(_told(told["handle"]))}
                 if kind == frames.END:
                     return
+
+
+async def _before(runtime: Runtime, record: Record, offset: int) -> bytes:
+    """The end of what was printed before that: a key may begin there."""
+    if offset == 0:
+        return b""
+    async with _source(runtime, record) as source:
+        start, stop = max(0, offset - LONGEST), min(offset, source.total)
+        await source.fetch(start, stop)
+        return source.read(start, stop).data if start < stop else b""
+
+
+def _after(before: bytes, readable: Readable) -> Readable:
+    """Goes on where that ends, of which only what is not complete is shown."""
+    keyless = Keyless(readable)
+    keyless.feed(before)
+    return keyless
 
 
 def _told(handle: dict[str, Any]) -> dict[str, Any]:

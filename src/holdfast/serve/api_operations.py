@@ -112,7 +112,7 @@ OPERATIONS = (
         id="apply",
         path=f"{_ONE}/apply",
         method="POST",
-        summary="Send a handle input or keys, or answer its open question, as a person.",
+        summary="Send a handle input or keys, or answer its open question, as a person; `null` closes its stdin.",
         body=_body(input={}, keys=_NAMES, secret=_YES),
         returns=ref("Reply"),
         errors=(409, 422, 504),

@@ -20,6 +20,8 @@ from holdfast.serve.sse import EventStream, event
 _GLANCE_SECS = 0.5
 _GLANCES = 200
 """Handles that one page may have an eye on."""
+_UNKNOWN = 1 << 60
+"""The number of an event that no store has."""
 
 Counting = Callable[[str], AbstractContextManager[None]]
 """Counts a stream of that kind while it is open."""
@@ -49,7 +51,7 @@ class Streams:
 
     async def events(self, given: Given, request: Request) -> EventStream:
         """What happens: all of it, or of a conversation or a handle."""
-        after = _last(request, given.get("after"))
+        after = _last(request, given.get("after"), unknown=_UNKNOWN)
         told = self._told(after, given.get("conversation") or None, given.get("uid") or None)
         return EventStream(told, self._counting("events"))
 
@@ -82,7 +84,9 @@ class Streams:
             await asyncio.sleep(_GLANCE_SECS)
 
 
-def _last(request: Request, otherwise: Any) -> Any:
-    """The number that the client heard last, if it says one."""
+def _last(request: Request, otherwise: Any, *, unknown: Any = None) -> Any:
+    """The number that the client heard last, if it says one; `unknown` if what it says is none of ours."""
     said = request.headers.get("last-event-id", "")
-    return int(said) if said.isascii() and said.isdigit() and len(said) < 16 else otherwise
+    if said.isascii() and said.isdigit() and len(said) < 16:
+        return int(said)
+    return unknown if said and otherwise is None else otherwise

@@ -49,7 +49,8 @@ class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rows: int = 0
     cols: int = 0
     """The size of the terminal that attaches; 0: it does not know."""
-    input: Any = None
+    input: Any | msgspec.UnsetType = msgspec.UNSET
+    """None closes the stdin of a command."""
     keys: tuple[str, ...] = ()
     secret: bool = False
     """What is sent was read from a person without showing it."""

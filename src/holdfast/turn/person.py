@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET, UnsetType
+
 from holdfast.errors import ToolError
 from holdfast.handles.handle import Handle
 from holdfast.handles.question import Question, select_options
@@ -22,18 +24,20 @@ _WORDS = {"yes": True, "y": True, "true": True, "no": False, "n": False, "false"
 async def send(
     actions: "Actions",
     handle: Handle,
-    given: Any,
+    given: Any | UnsetType,
     keys: Sequence[str] = (),
     *,
     secret: bool = False,
     answers: str | None = None,
 ) -> Reply:
-    """Send it; the handle's state when it has settled. Raises `ToolError` if it is refused.
+    """Send it; the handle's state when it has settled. Raises `ToolError` if it is refused. None closes its stdin.
 
     A `secret` is the answer to a question for one, or is not sent at all; so is what `answers` a question (`Slot`).
     """
-    if given is None and not keys:
-        raise ToolError("there is nothing to send: give a text or keys", code="invalid_arguments")
+    if given is UNSET and not keys:
+        raise ToolError(
+            "there is nothing to send: give a text or keys, or null to close its stdin", code="invalid_arguments"
+        )
     if keys and "keys" not in handle.tool.action_parameters.get("apply", {}):
         raise ToolError(
             f"tool `{handle.tool.name}` is no terminal and takes no keys; send a text", code="invalid_arguments"
@@ -43,7 +47,9 @@ async def send(
     slot = Slot(ToolCall(handle.call_id, handle.tool.name), 0)
     slot.tool, slot.action, slot.handle_id, slot.by = handle.tool, "apply", handle.id, "person"
     slot.secret, slot.answers = secret, answers
-    slot.arguments = ({} if given is None else {"input": given}) | ({"keys": list(keys)} if keys else {})
+    slot.arguments = ({} if given is UNSET or (given is None and keys) else {"input": given}) | (
+        {"keys": list(keys)} if keys else {}
+    )
     answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
     actions.act(slot, handle, lambda reply: None if answered.done() else answered.set_result(reply))
     reply = await answered
