@@ -47,9 +47,9 @@ async def send(
     slot = Slot(ToolCall(handle.call_id, handle.tool.name), 0)
     slot.tool, slot.action, slot.handle_id, slot.by = handle.tool, "apply", handle.id, "person"
     slot.secret, slot.answers = secret, answers
-    slot.arguments = ({} if given is UNSET or (given is None and keys) else {"input": given}) | (
-        {"keys": list(keys)} if keys else {}
-    )
+    slot.arguments = {"keys": list(keys)} if keys else {}
+    if given is not UNSET and not (given is None and keys):
+        slot.arguments["input"] = given
     answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
     actions.act(slot, handle, lambda reply: None if answered.done() else answered.set_result(reply))
     reply = await answered
