@@ -150,8 +150,30 @@ async def test_P5_what_does_not_fit_is_said_again_and_nothing_is_decided(
         await running
 
 
+async def test_P5_edited_arguments_that_the_tool_does_not_take_are_refused_where_they_were_edited() -> None:
+    spawned = spawn("careful", "c", text="hi")
+
+    @holdfast.tool(actions=STATEFUL, run="ask")
+    async def careful(text: str) -> str:
+        return f"careful {text}"
+
+    needs = Needs()
+    async with Runtime([careful, *TOOLS], prompter=needs) as rt, rt.turn("main") as turn:
+        control = Control(rt, needs)
+        for one, result in ((call("echo", text="hi"), "echo ho"), (spawned, '"id":"c"')):
+            running = asyncio.create_task(texts(turn, one))
+            (need,) = await open_now(needs)
+            for wrong in ({"txt": "ho"}, {"text": 5}, {}):
+                told = await control.decide(need["id"], say("edit", value=wrong))
+                assert told["status"] == "again" and "`t" in told["problem"], told
+                assert needs.described(need["id"]) == need, "it is still asked, and asked the same"
+            assert (await control.decide(need["id"], say("edit", value={"text": "ho"})))["status"] == "taken"
+            assert result in (await running)[0]
+
+
 async def test_P5_edited_arguments_that_the_tool_does_not_take_are_asked_about_again(clock: VirtualClock) -> None:
-    async with asked(clock) as (needs, _, turn):
+    needs = Needs()  # as of a tool that only its turn has
+    async with Runtime(TOOLS, clock=clock, prompter=needs) as rt, rt.turn("main") as turn:
         running = asyncio.create_task(texts(turn, call("echo", text="hi")))
         (need,) = await open_now(needs)
         assert needs.decide(need["id"], say("edit", value={"txt": "ho"}))["status"] == "taken"

@@ -89,9 +89,10 @@ async def test_what_cannot_be_taken_is_shown_again_with_the_reason_and_nothing_i
         assert {field.attributes["value"] for field in page.all("input", name="next")} == {"/"}
         assert "not JSON" in page.texts("p", class_="problem")[0]
         assert not page.all("p", class_="flash flash-wrong")  # it is said once, in the card
-        await seen.answer(need, decision="edit", value='{"text": 7}')  # JSON, but not what the tool takes
-        need = await seen.need(after=need)
-        assert "text" in (await seen.page("/")).texts("p", class_="problem")[0]
+        answer = await seen.answer(need, decision="edit", value='{"text": 7}')  # JSON, but not what the tool takes
+        page = Page(answer.text)
+        assert answer.status_code == 422 and "must be a string" in page.texts("p", class_="problem")[0]
+        assert page.all("textarea", id=f"edit-{card_key(need)}")[0].text.strip() == '{"text": 7}'
         await seen.answer(need, decision="edit", value='{"text": "ho"}')
         assert await running == ["echo ho"]
 

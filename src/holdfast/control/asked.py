@@ -10,7 +10,8 @@ from holdfast.control.reading import PAGE, Reading
 from holdfast.handles.state import Waiting
 from holdfast.runtime import Runtime
 from holdfast.store.base import Record
-from holdfast.turn.prompts import Prompt
+from holdfast.turn.prompts import Prompt, RunTool
+from holdfast.turn.slot import Slot, ToolCall, checked_again
 
 _ELSEWHERE = "handle-"
 """How the id of a need begins that is the open question of another process's handle."""
@@ -25,6 +26,7 @@ class Asked(Reading):
         self.prompts = needs
         if needs is not None:
             runtime.people.passed_on = needs.passed
+            needs.check = self._check_edited
 
     async def needs(self, *, handle: str | None = None, limit: int = PAGE) -> list[dict[str, Any]]:
         """Whatever a person has to decide, the first of it. With `handle`, what is asked of that uid."""
@@ -62,6 +64,14 @@ class Asked(Reading):
                 if place not in known:
                     known[place] = {handle.id: handle.uid for handle in self.runtime.registry.live(place)}
                 need["handle"] = known[place].get(need["handle_id"])
+
+    def _check_edited(self, prompt: RunTool, edited: Any) -> None:
+        """What a person made of the arguments, while they look at it (P5); of a tool that only its turn has, later."""
+        tool = self.runtime.toolbox.get(prompt.tool)
+        if tool is not None:
+            slot = Slot(ToolCall("", prompt.tool), 0)
+            slot.action, slot.handle_id = None if tool.launching is not None else prompt.action, prompt.id  # type: ignore[assignment]
+            checked_again(slot, tool, edited, self.runtime.toolbox, self.runtime.limits)
 
     async def _asking_elsewhere(self) -> list[Record]:
         store, after = self._store, None

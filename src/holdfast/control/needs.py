@@ -70,6 +70,8 @@ class Needs:
         """What is decided and has not reached whoever asked."""
         self.changed: Callable[[], None] = lambda: None
         """Called when something was opened or is open no more."""
+        self.check: Callable[[RunTool, Any], object] = lambda prompt, edited: None
+        """Raises `HoldfastError` if edited arguments do not fit. Whoever asked checks them anyway, and asks again."""
 
     async def __call__(self, prompt: Prompt) -> Decision:
         self._count += 1
@@ -126,6 +128,8 @@ class Needs:
             return {"status": "gone", "problem": "nobody waits for this any more: it was decided, or ended"}
         try:
             decision = _decision(opened.prompt, said)
+            if isinstance(decision, Edited) and isinstance(opened.prompt, RunTool):
+                self.check(opened.prompt, decision.value)
         except HoldfastError as error:
             return {"status": "again", "problem": error.message}
         opened.decided.set_result(decision)
