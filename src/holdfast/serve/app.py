@@ -32,6 +32,7 @@ class App:
         self._server = server
         self._control = control
         self._metrics = metrics
+        metrics.needs = control.count_needs
         self.feed = Feed(self.runtime)
         self.screens = Screens(self.runtime)
         self._telling = False

@@ -7,7 +7,7 @@ What was told last is kept for `snapshot`, which the dashboard shows: percentile
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,8 +46,8 @@ class Prometheus:
         registry.register(Numbers(families))
         ProcessCollector(registry=registry)
         self._of: Registry | None = None
-        self.needs: Callable[[], int] = lambda: 0
-        """How much waits for a person here."""
+        self.needs: Callable[[], Awaitable[int]] | None = None
+        """How much waits for a person."""
         self._open = 0
         self._calls = self._produced = self._shown = self._waits = 0
         self._waited: deque[float] = deque(maxlen=_RECENT)
@@ -152,8 +152,9 @@ class Prometheus:
         if store is None or self._of is None or (store.durable and self._of.closing):
             return
         self.child("holdfast_store_transactions").value = getattr(store, "commits", 0)
-        self.child("holdfast_needs").value = self.needs()
         try:
+            if self.needs is not None:
+                self.child("holdfast_needs").value = await self.needs()
             counts = await store.count()
             for state in _STATES:
                 self.child("holdfast_handles", state).value = counts.get(state, 0)

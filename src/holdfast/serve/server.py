@@ -35,12 +35,11 @@ def bound(host: str, port: int, option: str = "--port") -> socket.socket:
         listening.bind(address)
         listening.set_inheritable(False)
         listening.listen(_BACKLOG)  # whoever reads the address and comes at once waits, and is not refused
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         if listening is not None:
             listening.close()
-        raise ConfigError(
-            [f"cannot listen on {host}:{port}: {error.strerror}; choose another with {option} PORT"]
-        ) from None
+        why = error.strerror if isinstance(error, OSError) else "that is no name of a machine"
+        raise ConfigError([f"cannot listen on {host}:{port}: {why}; choose another with {option} PORT"]) from None
     return listening
 
 

@@ -212,11 +212,16 @@ def _version(connection: apsw.Connection, path: Path) -> int:
     return version
 
 
+def is_of_today(connection: apsw.Connection, path: Path) -> bool:
+    """Whether the schema is the one that this holdfast makes. Raises `HoldfastError` if it is a later one."""
+    return _version(connection, path) == max(migrations())
+
+
 def _migrate(connection: apsw.Connection, path: Path) -> None:
     """Apply what is newer than the file, all of it or nothing."""
-    scripts = migrations()
-    if _version(connection, path) == max(scripts):
+    if is_of_today(connection, path):
         return
+    scripts = migrations()
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = _version(connection, path)

@@ -34,6 +34,7 @@ from holdfast.store.base import (
     WaitRow,
 )
 from holdfast.store.metadata import folded
+from holdfast.store.sqlite.bell import STREAM
 from holdfast.store.sqlite.codec import (
     Row,
     answers,
@@ -52,6 +53,7 @@ from holdfast.store.sqlite.codec import (
 )
 from holdfast.store.sqlite.events import between, event_row
 from holdfast.store.sqlite.listing import listing, scans
+from holdfast.store.sqlite.owners import Owners
 from holdfast.store.sqlite.retention import expired
 from holdfast.store.sqlite.sql import RECORDS, SQL
 from holdfast.store.sqlite.threads import Scanner
@@ -64,6 +66,15 @@ class Reads:
     owner: str
     _reading: apsw.Connection | None = None
     _scanner: Scanner
+    _owners: Owners | None = None
+
+    def alive(self, owner: str) -> bool:
+        return self._owners is not None and self._owners.alive(owner)
+
+    def stream(self, owner: str) -> str | None:
+        """Where the runtime of an owner listens for people; None if that is not known."""
+        bell = "" if self._owners is None else self._owners.bell(owner)
+        return bell + STREAM if bell else None
 
     def _rows(self, query: str, bindings: Iterable[Any]) -> list[Row]:
         if self._reading is None:

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from holdfast.errors import HoldfastError
 from holdfast.store.base import Done, Failed, Heard, Op
-from holdfast.store.sqlite.bell import STREAM
 from holdfast.store.sqlite.place import Place
 from holdfast.store.sqlite.reads import Reads
 from holdfast.store.sqlite.threads import Scanner, in_thread
@@ -65,7 +64,7 @@ class SqliteStore(Reads):
             opening.add_done_callback(_let_go)
             raise
         self._loop, self._place, self.owner, self._reading = loop, place, place.owners.me, place.reading
-        self._scanner = Scanner(loop, self.path)
+        self._owners, self._scanner = place.owners, Scanner(loop, self.path)
         self._writer = Writer(place, directory, self._deliver, self._fault)
         self._written = in_thread(loop, self._writer.run)
         self._written.add_done_callback(self._no_more)
@@ -158,14 +157,6 @@ class SqliteStore(Reads):
                 self._loop.call_exception_handler(said)
         if self.on_commit is not None and any(commit.told and commit.error is None for commit in commits):
             self.on_commit()
-
-    def alive(self, owner: str) -> bool:
-        return self._place is not None and self._place.owners.alive(owner)
-
-    def stream(self, owner: str) -> str | None:
-        """Where the runtime of an owner listens for people; None if that is not known."""
-        bell = "" if self._place is None else self._place.owners.bell(owner)
-        return bell + STREAM if bell else None
 
 
 def _let_go(opened: asyncio.Future[Place]) -> None:
