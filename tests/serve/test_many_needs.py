@@ -10,7 +10,7 @@ import pytest
 from tests.durable.lives import until
 from tests.serve.application import Application, application
 from tests.serve.pages import Page
-from tests.turn.calls import STATEFUL, abort, call, spawn
+from tests.turn.calls import TALKING, abort, call, spawn
 
 import holdfast
 from holdfast import Call, Question
@@ -95,7 +95,7 @@ async def test_a_need_that_is_on_no_page_is_found_and_decided() -> None:
 
 
 async def test_L1_questions_of_other_processes_count_as_well(tmp_path: Path) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @holdfast.tool(actions=TALKING)
     async def asks(call: Call) -> str:
         return str(await call.ask(Question(id="q", text="Well?", answer_type="Text")))
 
