@@ -24,13 +24,13 @@ class Served(NamedTuple):
 
 
 @contextmanager
-def served(directory: Path, config: str = "", store: str = "work.db") -> Iterator[Served]:
-    """A server on the store of a directory, with the tools of that configuration."""
+def served(directory: Path, config: str = "", store: str = "work.db", **environment: str) -> Iterator[Served]:
+    """A server on the store of a directory, with the tools of that configuration. The token is as it is printed."""
     (directory / "served.toml").write_text(config)
     process = subprocess.Popen(
         [sys.executable, "-m", "holdfast", "serve", "--config", "served.toml", "--port", "0"],
         cwd=directory,
-        env={**os.environ, "HOLDFAST_STORE": f"sqlite:///{store}"},
+        env={**os.environ, "HOLDFAST_STORE": f"sqlite:///{store}", **environment},
         stderr=subprocess.PIPE,
         text=True,
     )

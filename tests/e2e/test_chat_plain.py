@@ -56,7 +56,7 @@ def test_G1_a_conversation_that_is_not_there_yet_says_that_it_is_new(chats: Chat
 def test_a_conversation_needs_a_name(chats: Chats, id: str) -> None:
     said = chats.chat("hi", "--conversation", id)
     assert (said.code, said.out) == (2, "")
-    assert "the ID of --conversation is empty" in said.err
+    assert "Invalid value for '--conversation': it is empty" in said.err
 
 
 def test_G1_what_is_piped_beside_a_prompt_goes_with_it(chats: Chats) -> None:

@@ -94,6 +94,13 @@ def test_gc_vacuum_makes_the_file_smaller(place: Place) -> None:
     assert len(place.holdfast("ps", "--all").rows) == 2  # nothing is lost
 
 
+def test_gc_refuses_an_age_before_all_time(place: Place) -> None:
+    place.worker().run(spawn("gate", "g", name="g"))
+    refused = place.holdfast("gc", "--before", "1000000d")
+    assert refused.code == 2 and "100 years at most" in refused.err
+    assert "older than 19" in place.holdfast("gc", "--dry-run", "--before", "36500d").out
+
+
 @pytest.mark.parametrize("age", ["soon", "-1s", "1y", ""])
 def test_gc_refuses_an_age_that_is_none(place: Place, age: str) -> None:
     refused = place.holdfast("gc", "--before", age)

@@ -114,7 +114,17 @@ def test_C7_abort_over_a_server(place: Remote) -> None:
     assert place.there("abort", "g") == (0, "g: aborted\n", "")
     assert place.there("abort", "g") == (0, "g: had stopped already\n", "")
     assert sorted(place.there("abort", "--all-in", "main").out.splitlines()) == ["a: aborted", "h: aborted"]
-    assert place.holdfast("ps").rows == [] or "nothing in" in place.holdfast("ps").out
+    assert "(no live call in" in place.holdfast("ps").out
+
+
+def test_C7_abort_of_all_in_a_conversation_without_a_name_ends_nothing(place: Remote) -> None:
+    place.worker().run(spawn("gate", "g", name="g"))
+    for name in ("", " "):
+        refused = place.there("abort", "--all-in", name)
+        assert refused.code == 2 and "Invalid value for '--all-in': it is empty" in refused.err
+        listed = place.there("ps", "--conversation", name)
+        assert (listed.code, listed.out) == (2, "")
+    assert place.holdfast("ps").rows[0][:3] == ["g", "gate", "running"]
 
 
 def test_conversations_gc_and_forget_over_a_server(place: Remote) -> None:
@@ -136,6 +146,12 @@ def test_K5_the_token_is_that_of_the_environment_the_option_or_the_store_beside(
     assert place.there("ps", "--token-file", "right").code == 0
     unread = place.there("ps", "--token-file", "none")
     assert unread.code == 2 and "cannot be read: No such file" in unread.err
+    assert place.there("ps", "--token-file", "work.db").err.endswith("cannot be read: it is no text\n")
+    for held in ("secret-one\nsecret-two", "secret-oné", ""):
+        (tmp_path / "other").write_text(held)
+        refused = place.there("ps", "--token-file", "other")
+        assert refused.code == 2 and "`other` holds no token: a token is one line" in refused.err
+        assert "secret" not in refused.err
     (tmp_path / "work.db-token").rename(tmp_path / "elsewhere")
     assert "needs a token" in place.there("ps").err
 
@@ -145,6 +161,14 @@ def test_a_server_that_is_not_there_and_one_that_is_none_are_told_apart(place: R
     assert nobody.code == 2 and "no server answers at http://127.0.0.1:1" in nobody.err
     assert "is no address of a server" in place.holdfast("ps", "--server", "work.db").err
     assert "is the address right?" in place.holdfast("ps", "--server", f"{place.server.url}/nowhere").err
+
+
+def test_K5_the_printed_address_opens_the_server_whatever_its_token_is_made_of(tmp_path: Path) -> None:
+    token = "aaaaaaaa&b=c#d +e%41/?\"'"
+    with served(tmp_path, HOLDFAST_TOKEN=token) as server:
+        opened = httpx2.get(f"{server.url}/?token={server.token}")
+        assert opened.status_code == 303 and "set-cookie" in opened.headers
+        assert httpx2.get(f"{server.url}/api/stats", headers={"Authorization": f"Bearer {token}"}).status_code == 200
 
 
 # What the server itself runs

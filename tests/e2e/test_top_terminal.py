@@ -2,12 +2,14 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.e2e.agent import Agent
 from tests.e2e.panes import Pane
@@ -132,6 +134,28 @@ def coloured(sequence: str) -> bool:
                 if number % 10 not in (0, 7, 8, 9) and number // 10 in (3, 4, 9, 10):
                     return True
     return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_L_a_signal_ends_it_and_the_terminal_is_as_it_was(agent: Agent, number: signal.Signals) -> None:
+    agent.spawn("talk", "chatty")
+    with Pane(agent.directory, {**agent.environment, "TERM": "xterm-256color"}, rows=24, cols=80) as pane:
+        pane.type("stty -g > before")
+        pane.back()
+        pane.type(f"{sys.executable} -m holdfast top; echo code $?")
+        pane.until("urgent first")
+        (shown,) = (
+            process
+            for process in psutil.process_iter(["cmdline", "environ"])
+            if (process.info["cmdline"] or [])[1:4] == ["-m", "holdfast", "top"]
+            and (process.info["environ"] or {}).get("HOLDFAST_STORE") == agent.environment["HOLDFAST_STORE"]
+        )
+        shown.send_signal(number)
+        pane.until(f"code {128 + number}")
+        pane.back()
+        pane.type("stty -g | cmp - before && echo the same")
+        pane.until("\nthe same")
+        assert pane._run("display-message", "-p", "#{alternate_on} #{mouse_any_flag}").split() == ["0", "0"]
 
 
 # Without a terminal

@@ -1,8 +1,14 @@
-"""Which servers are on this machine: they alone are sent the token that is kept beside the store (K5)."""
+"""What is the address of a server, and which servers are on this machine: they alone are sent the token that is kept
+beside the store (K5). And what else may answer there."""
 
+import asyncio
+
+import httpx2
 import pytest
 
+from holdfast.control.remote import RemoteControl
 from holdfast.control.remote_requests import is_local
+from holdfast.errors import HoldfastError
 
 
 @pytest.mark.parametrize(
@@ -22,8 +28,58 @@ def test_K5_a_loopback_address_is_this_machine(url: str) -> None:
         "http://127.0.0.1@evil.example",
         "http://10.0.0.1",
         "http://[2001:db8::1]",
+        "http://[::1",
         "",
     ],
 )
 def test_K5_a_name_that_looks_like_one_is_not(url: str) -> None:
     assert not is_local(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1:abc",
+        "http://[::1",
+        "http://[::1]x:80",
+        "http://",
+        "http://:80",
+        "http://a\x01b",
+        "http://a\udcff",
+        "httpfoo://host",
+        "work.db",
+    ],
+)
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(HoldfastError, match="is no address of a server; one looks like http"):
+        RemoteControl(url)
+
+
+def test_K5_an_address_is_shown_without_what_is_secret_in_it() -> None:
+    for url in ("127.0.0.1:8420/?token=hunter2", "ftp://me:hunter2@host"):
+        with pytest.raises(HoldfastError) as refused:
+            RemoteControl(url)
+        assert "hunter2" not in refused.value.message
+    assert RemoteControl("http://me:hunter2@host:1/a/?token=x").url == "http://host:1/a"
+
+
+def _url(server: asyncio.Server) -> str:
+    return f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_K5_a_token_that_cannot_be_sent_is_not_shown() -> None:
+    listening = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)  # looked at when sent
+    async with listening, RemoteControl(_url(listening), "hunter2\nhunter3") as remote:
+        with pytest.raises(HoldfastError, match="no server answers") as refused:
+            await remote.stats()
+    assert "hunter" not in refused.value.message
+
+
+@pytest.mark.parametrize(("status", "body"), [(200, b"<html>"), (404, b"<html>"), (404, b"[]")])
+async def test_something_else_that_answers_is_told_so(status: int, body: bytes) -> None:
+    other = httpx2.MockTransport(lambda request: httpx2.Response(status, content=body))
+    async with RemoteControl("http://host", transport=other) as remote:
+        for asking in (remote.stats(), remote.forget("a"), remote.complete("key", {"status": "timeout"})):
+            with pytest.raises(HoldfastError, match="not as a holdfast server does; is the address right"):
+                await asking

@@ -1,12 +1,19 @@
 """The command line. A command's module is imported when the command is called; `holdfast --help` imports none.
 
 Exit codes: 0 for success; 2 for wrong usage, a wrong configuration and anything else holdfast refuses, with the reason
-on stderr and no traceback. A command may define others for itself.
+on stderr and no traceback; 141, which is what shells say of a program that SIGPIPE ended, when nobody reads what is
+printed; 130 for Ctrl-C. A command may define others for itself.
 """
 
+import errno
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -67,6 +74,56 @@ def _page(name: str, context: click.Context, formatter: click.HelpFormatter) -> 
 class _Refused(click.ClickException):
     exit_code = 2
 
+    def show(self, file: IO[Any] | None = None) -> None:
+        with suppress(OSError):  # on a full disk there may be nowhere to say so
+            super().show(file)
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """What goes wrong, as an exit code and a reason on stderr."""
+    try:
+        yield
+    except HoldfastError as error:
+        from holdfast.cli.printing import printable
+
+        raise _Refused(printable(error.message)) from error
+    except (KeyboardInterrupt, click.Abort) as error:
+        if isinstance(error, click.Abort) and not isinstance(error.__context__, KeyboardInterrupt):
+            raise  # a person said no
+        with suppress(OSError):
+            click.echo(err=True)  # after the ^C
+        raise click.exceptions.Exit(128 + signal.SIGINT) from error
+    except UnicodeEncodeError as error:
+        if not "\ud800" <= error.object[error.start] <= "\udfff":
+            raise
+        raise _Refused("an id, a name or a key was given that is not UTF-8, as all of them are") from error
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            _print_no_more()
+            raise click.exceptions.Exit(128 + signal.SIGPIPE) from error
+        if not _is_of_printing(error):
+            raise
+        _print_no_more()
+        raise _Refused(f"what is printed cannot be written: {error.strerror}") from error
+
+
+def _is_of_printing(error: OSError) -> bool:
+    """Commands print by `click.echo` alone. Any other error of a file that got here is a mistake of ours."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return place is not None and place.tb_frame.f_code is click.echo.__code__
+
+
+def _print_no_more() -> None:
+    """What was not written stays in a buffer, and writing it at the very end would go wrong again."""
+    with suppress(OSError, AttributeError):  # no file, as in tests; none at all
+        unwritten = sys.stdout.fileno()
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, unwritten)
+        os.close(nothing)
+
 
 class _Commands(click.Group):
     """A group that knows its commands by name and one line of help, and imports the one that is called."""
@@ -112,16 +169,19 @@ class _Commands(click.Group):
             raise click.UsageError(f"No such command `{args[0]}`. {right}", ctx)
         return super().resolve_command(ctx, args)
 
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except HoldfastError as error:
-            from holdfast.cli.printing import printable
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        with _in_words():  # --help and --version print here
+            return super().make_context(*arguments, **options)
 
-            raise _Refused(printable(error.message)) from error
+    def invoke(self, ctx: click.Context) -> Any:
+        with _in_words():
+            return super().invoke(ctx)
 
 
 @click.group(cls=_Commands)
 @click.version_option(package_name="holdfast", message="%(prog)s %(version)s")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Asynchronous, stateful tool execution for LLM agents: every tool call is a handle."""
+    if os.environ.get("NO_COLOR"):
+        context.color = False  # of every command: theirs comes from here

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.parameters import NAME
 from holdfast.cli.printing import counted, one_line, print_json, printable
 from holdfast.cli.progress import going_on
 from holdfast.cli.store import Where, opened, run, where_options
@@ -22,8 +23,10 @@ _PAGE = 1000
 
 @click.command()
 @click.argument("ID", nargs=-1)
-@click.option("--conversation", metavar="C", help="The conversation they are in, if several have one of that id.")
-@click.option("--all-in", metavar="C", help="Everything of that conversation that has not stopped.")
+@click.option(
+    "--conversation", metavar="C", type=NAME, help="The conversation they are in, if several have one of that id."
+)
+@click.option("--all-in", metavar="C", type=NAME, help="Everything of that conversation that has not stopped.")
 @where_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 @click.pass_context

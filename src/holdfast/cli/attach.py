@@ -10,6 +10,7 @@ import signal
 import click
 import msgspec
 
+from holdfast.cli.parameters import NAME
 from holdfast.cli.printing import one_line
 from holdfast.cli.raw import Key, RawTerminal, over, redraw
 from holdfast.cli.store import Where, opened, run, where_options
@@ -32,7 +33,9 @@ def _key(context: click.Context, parameter: click.Parameter, value: str) -> Key:
 @click.argument("ID")
 @click.option("--read-only", is_flag=True, help="Watch, and leave the driving to others.")
 @click.option("--detach-key", metavar="KEY", default="C-]", callback=_key, help="The key that detaches; default: C-].")
-@click.option("--conversation", metavar="C", help="The conversation it is in, if several have one of that id.")
+@click.option(
+    "--conversation", metavar="C", type=NAME, help="The conversation it is in, if several have one of that id."
+)
 @where_options
 @click.pass_context
 def attach(

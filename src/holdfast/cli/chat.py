@@ -22,6 +22,7 @@ from holdfast.cli.chat_lines import Piece
 from holdfast.cli.chat_past import last_exchange
 from holdfast.cli.configured import config_option
 from holdfast.cli.keyboard import Tty, open_tty
+from holdfast.cli.parameters import NAME
 from holdfast.cli.printing import one_line
 from holdfast.cli.prompter import TerminalPrompter, open_prompter
 from holdfast.cli.store import run, store_of, store_option
@@ -72,7 +73,9 @@ class _Left(NamedTuple):
 @click.command()
 @click.argument("PROMPT", required=False)
 @click.option("--model", metavar="M", help="The model to talk to, `provider:name`. Default: what holdfast.toml says.")
-@click.option("--conversation", metavar="ID", help="Go on with this conversation, or begin it. Default: a new one.")
+@click.option(
+    "--conversation", metavar="ID", type=NAME, help="Go on with this conversation, or begin it. Default: a new one."
+)
 @config_option
 @store_option
 @click.option("--detached", is_flag=True, help="Ask nobody, also if a terminal is there; `detached` decides instead.")
@@ -95,8 +98,6 @@ def chat(
     """
     if prompt is not None and not prompt.strip():
         raise click.UsageError("the PROMPT is empty; say something, or leave it out", context)
-    if conversation is not None and not conversation.strip():
-        raise click.UsageError("the ID of --conversation is empty; name one, or leave it out for a new one", context)
     file = config or find_config(Path.cwd())
     loaded = Config() if file is None else load_config(file)
     wanted = _Wanted(loaded, store or store_of(loaded), model, conversation, prompt, detached, as_json)

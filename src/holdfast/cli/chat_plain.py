@@ -105,6 +105,7 @@ class PlainChat:
         """There was a turn."""
         self.failed = False
         """The last one ended with an error."""
+        self._unwritten: OSError | None = None
 
     def begin(self, id: str, *, new: bool) -> None:
         """Tell a program which conversation it is: the first line of its JSON."""
@@ -127,6 +128,8 @@ class PlainChat:
             for task in (self._task, left):
                 task.cancel()
             await asyncio.gather(self._task, left, return_exceptions=True)
+        if self._unwritten is not None:
+            raise self._unwritten
 
     async def _run(self, conversation: "Conversation", prompts: AsyncIterator[str]) -> None:
         if conversation.interrupted:
@@ -183,6 +186,9 @@ class PlainChat:
         try:
             printing()
         except BrokenPipeError:  # nobody reads on
+            self.stop()
+        except OSError as error:  # told when the turn is over: whoever hears of its events goes on whatever happens
+            self._unwritten = error
             self.stop()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from holdfast.cli.parameters import NAME
 from holdfast.cli.printing import counted, one_line, print_json, relative, table
 from holdfast.cli.store import Where, opened, run, where_options
 
@@ -24,7 +25,7 @@ def conversations(limit: int, after: str | None, where: Where, as_json: bool) ->
         for each in listed:
             print_json(each)
     else:
-        _show(listed, place)
+        _show(listed, place if after is None else f"{place} after `{one_line(after)}`")
     if more:
         click.echo(f"These are the first {limit}; there are more, see --after and --limit.", err=True)
 
@@ -55,7 +56,7 @@ def _show(listed: Sequence[dict[str, Any]], place: str) -> None:
                 changed,
             )
         )
-    head, *cells = table(rows, shrinking=(0, 1))
+    head, *cells = table(rows, shrinking=(0, 1, 4, 5))
     click.echo("  ".join(head).rstrip())
     for row, each in zip(cells, listed, strict=True):
         if each["turn_open"]:
@@ -72,7 +73,7 @@ def _turn(each: dict[str, Any]) -> str:
 
 
 @click.command()
-@click.argument("CONVERSATION")
+@click.argument("CONVERSATION", type=NAME)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @where_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -10,6 +10,7 @@ from holdfast.cli.progress import going_on
 from holdfast.cli.store import Where, opened, run, where_options
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_OLDEST = 100 * 365 * 86_400
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
 
 
@@ -19,7 +20,10 @@ def _age(context: click.Context, parameter: click.Parameter, value: str | None) 
     found = _AGE.fullmatch(value.strip())
     if found is None:
         raise click.BadParameter("an age such as `90s`, `30m`, `12h` or `7d`", context, parameter)
-    return float(found[1]) * _UNITS[found[2] or "s"]
+    seconds = float(found[1]) * _UNITS[found[2] or "s"]
+    if seconds > _OLDEST:
+        raise click.BadParameter("an age of 100 years at most", context, parameter)
+    return seconds
 
 
 @click.command()

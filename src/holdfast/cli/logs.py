@@ -4,13 +4,13 @@ For people it is text: a terminal's lines as they were to be seen, anything else
 gives the bytes, `--json` the text with its place. What was not kept is told on stderr.
 """
 
-import sys
 from pathlib import Path
 from typing import BinaryIO, Self
 
 import click
 import msgspec
 
+from holdfast.cli.parameters import NAME
 from holdfast.cli.printing import print_json
 from holdfast.cli.store import Where, opened, run, where_options
 from holdfast.control.link import gone
@@ -25,7 +25,9 @@ from holdfast.turn import frames
 @click.option("--since", metavar="OFFSET", type=click.IntRange(min=0), default=0, help="From that byte on.")
 @click.option("--cast", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True),
               help="Write a terminal's session as an asciicast (version 2) instead; `-` is stdout.")  # fmt: skip
-@click.option("--conversation", metavar="C", help="The conversation it is in, if several have one of that id.")
+@click.option(
+    "--conversation", metavar="C", type=NAME, help="The conversation it is in, if several have one of that id."
+)
 @where_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line, of a piece and its offset.")
 @click.pass_context
@@ -93,8 +95,7 @@ class _Printer:
         if data and self._as_json:
             print_json({"offset": offset, "text": data.decode(errors="replace")})
         elif data:
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
+            click.echo(data, nl=False)
 
 
 async def _print(
@@ -127,9 +128,12 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._open: BinaryIO | None = sys.stdout.buffer if str(path) == "-" else None
+        self._open: BinaryIO | None = None
 
     def write(self, data: bytes) -> None:
+        if str(self._path) == "-":
+            click.echo(data, nl=False)
+            return
         if self._open is None:
             try:
                 self._open = self._path.open("wb")
@@ -143,9 +147,7 @@ class _File:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._open is sys.stdout.buffer:
-            self._open.flush()
-        elif self._open is not None:
+        if self._open is not None:
             self._open.close()
 
 

@@ -13,26 +13,28 @@ from urllib.parse import urlsplit
 import click
 
 from holdfast.cli.configured import config_option, the_config
+from holdfast.cli.parameters import ADDRESS, NAME
 from holdfast.cli.store import store_of, store_option
+from holdfast.cli.tokens import TOKEN, check_own_token, tokens_of
 from holdfast.config import Config, load_config
 from holdfast.control.serving import connect, pass_on
-from holdfast.errors import ConfigError
 from holdfast.runtime import Runtime
 from holdfast.store.urls import open_store
 
 if TYPE_CHECKING:
     from holdfast.mcp.server import Server
 
-TOKEN = "HOLDFAST_TOKEN"
-_TOKEN_LEAST = 16
-
 
 @click.command()
 @config_option
 @store_option
-@click.option("--conversation", default="mcp", show_default=True, help="The conversation that handles live in.")
+@click.option(
+    "--conversation", type=NAME, default="mcp", show_default=True, help="The conversation that handles live in."
+)
 @click.option("--http", "port", type=click.IntRange(0, 65535), help="Serve HTTP on this port instead; 0: any.")
-@click.option("--url", help="The address that others reach it by, with --http, for URLs that are given away.")
+@click.option(
+    "--url", type=ADDRESS, help="The address that others reach it by, with --http, for URLs that are given away."
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to bind, with --http.")
 @click.option(
     "--tokens",
@@ -74,8 +76,6 @@ def mcp(
     from holdfast.mcp.http import check_bind
     from holdfast.mcp.server import Server
 
-    if url is not None and not urlsplit(url).scheme.startswith("http"):
-        raise click.UsageError("--url must begin with http:// or https://")
     if port is not None:
         check_own_token(own.get("default"))
         check_bind(host, known)
@@ -102,26 +102,6 @@ def settings_of(config: Config) -> dict[str, Any]:
 def _own_token() -> dict[str, str]:
     token = os.environ.pop(TOKEN, None)  # or every command would have it, and show it to whoever asks (K5)
     return {"default": token} if token else {}
-
-
-def check_own_token(token: str | None) -> None:
-    """Raise `ConfigError` if it can be guessed."""
-    if token is not None and len(token) < _TOKEN_LEAST:
-        raise ConfigError([f"{TOKEN} has fewer than {_TOKEN_LEAST} characters; put a long random one there"])
-
-
-def tokens_of(file: Path | None) -> dict[str, str]:
-    """Tokens by principal, of a file of `principal token` lines."""
-    known: dict[str, str] = {}
-    for number, line in enumerate(file.read_text().splitlines() if file is not None else (), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        words = line.split()  # never shown: one of them is a secret (K5)
-        if len(words) != 2 or words[0] in known:
-            why = "a principal that was there before" if len(words) == 2 else "not a principal and a token"
-            raise ConfigError([f"{file}, line {number}: {why}; each line is `principal token`, each principal once"])
-        known[words[0]] = words[1]
-    return known
 
 
 def _passed_on(store: str, config: Path, conversation: str) -> bool:

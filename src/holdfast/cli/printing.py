@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _RAW_CONTROLS = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-_NARROWEST = 8
+_NARROWEST = 3
 """Columns that a table's cell keeps, however narrow the terminal is."""
 
 
@@ -45,7 +45,7 @@ def terminal_width() -> int | None:
     """The columns there are; None if it is no terminal, which takes lines of any length."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):  # it may be closed
         return None
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.parameters import NAME
 from holdfast.cli.printing import counted, duration, one_line, print_json, relative, table
 from holdfast.cli.records import standing
 from holdfast.cli.store import Where, opened, run, where_options
@@ -22,7 +23,7 @@ _LOOKED_AT = 100
 
 
 @click.command()
-@click.option("--conversation", metavar="C", help="Only those of this conversation.")
+@click.option("--conversation", metavar="C", type=NAME, help="Only those of this conversation.")
 @click.option("--all", "everything", is_flag=True, help="Also handles that have stopped and are still kept.")
 @click.option("--state", type=click.Choice([*_LIVE, "stopped", "parked"]), help="Only those in this state.")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), default=1000, help="At most so many, oldest first.")
@@ -31,7 +32,10 @@ _LOOKED_AT = 100
 def ps(conversation: str | None, everything: bool, state: str | None, limit: int, where: Where, as_json: bool) -> None:
     """List the calls that have not stopped: spawned handles, and one-shot calls as `call:<label>`."""
     states = (state,) if state else ("live", "stopped") if everything else ("live",)
-    listed, more, notes = run(_look(where, conversation, states, limit))
+    listed, more, notes, place = run(_look(where, conversation, states, limit))
+    if not listed:
+        kind = f"{state or 'live'} call" if state or not everything else "call"
+        notes = [f"(no {kind}{'' if conversation is None else f' of `{one_line(conversation)}`'} in {place})"]
     if as_json:
         for fact in listed:
             print_json(fact)
@@ -43,8 +47,8 @@ def ps(conversation: str | None, everything: bool, state: str | None, limit: int
 
 async def _look(
     where: Where, conversation: str | None, states: Sequence[str], limit: int
-) -> tuple[list[dict[str, Any]], bool, list[str]]:
-    """What is listed, whether there would be more, and what is to be said of calls that nobody goes on with."""
+) -> tuple[list[dict[str, Any]], bool, list[str], str]:
+    """What is listed, whether there would be more, what is to be said of calls that nobody goes on with, and where."""
     found: list[dict[str, Any]] = []
     more = False
     async with opened(where) as controls:
@@ -62,8 +66,7 @@ async def _look(
             found.sort(key=lambda fact: fact["uid"])  # which begins with the time
         listed = found[:limit]
         orphans = [fact for fact in listed if fact["owner"] == "gone"]
-        notes = await _notes(controls, orphans) if found else [f"(nothing in {controls.place})"]
-        return listed, more or len(found) > limit, notes
+        return listed, more or len(found) > limit, await _notes(controls, orphans), controls.place
 
 
 async def _notes(controls: "Controls", orphans: Sequence[dict[str, Any]]) -> list[str]:

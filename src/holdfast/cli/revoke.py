@@ -4,12 +4,13 @@ from typing import Any
 
 import click
 
+from holdfast.cli.parameters import NAME
 from holdfast.cli.printing import counted, one_line, print_json
 from holdfast.cli.store import Where, opened, run, where_options
 
 
 @click.command()
-@click.argument("CONVERSATION")
+@click.argument("CONVERSATION", type=NAME)
 @where_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def revoke(conversation: str, where: Where, as_json: bool) -> None:

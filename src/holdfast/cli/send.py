@@ -10,6 +10,7 @@ from typing import Any
 import click
 import msgspec
 
+from holdfast.cli.parameters import NAME
 from holdfast.cli.printing import one_line, print_json, printable
 from holdfast.cli.store import Where, opened, run, where_options
 from holdfast.errors import HoldfastError
@@ -31,7 +32,9 @@ _NOT_THERE = (
 @click.argument("TEXT", required=False)
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="A key of a terminal, pressed after the text.")
 @click.option("--password", is_flag=True, help="Read the text without showing it: for a secret.")
-@click.option("--conversation", metavar="C", help="The conversation it is in, if several have one of that id.")
+@click.option(
+    "--conversation", metavar="C", type=NAME, help="The conversation it is in, if several have one of that id."
+)
 @where_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context

@@ -11,13 +11,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import click
 
 from holdfast.cli.configured import config_option, the_config
-from holdfast.cli.mcp import check_own_token, settings_of, tokens_of
+from holdfast.cli.mcp import settings_of
+from holdfast.cli.parameters import ADDRESS, BASE, NAME, is_base
 from holdfast.cli.store import store_of, store_option
+from holdfast.cli.tokens import LEAST, TOKEN, check_own_token, is_token, text_of, tokens_of
 from holdfast.config import Config, load_config
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.store.urls import open_store
@@ -36,13 +38,15 @@ _log = logging.getLogger("holdfast.serve")
 @store_option
 @click.option("--host", help="The address to bind. Default: [serve] host, else 127.0.0.1.")
 @click.option("--port", type=click.IntRange(0, 65535), help="The port; 0: any. Default: [serve] port, else 8420.")
-@click.option("--url", help="The address that others reach it by, for URLs that are given away.")
+@click.option("--url", type=ADDRESS, help="The address that others reach it by, for URLs that are given away.")
 @click.option(
     "--tokens",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A file of `principal token` lines: MCP clients with handles of their own.",
 )
-@click.option("--conversation", default="mcp", show_default=True, help="The conversation that MCP's handles live in.")
+@click.option(
+    "--conversation", type=NAME, default="mcp", show_default=True, help="The conversation that MCP's handles live in."
+)
 @click.option("--quiet", is_flag=True, help="Print the address without its token.")
 def serve(
     config: Path | None,
@@ -73,19 +77,17 @@ def serve(
     Signals: TERM and INT end it in good order (again: at once); HUP reads the configuration again.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    given = os.environ.pop("HOLDFAST_TOKEN", None)  # or every command would have it, and show it to whoever asks (K5)
+    given = os.environ.pop(TOKEN, None)  # or every command would have it, and show it to whoever asks (K5)
     file = the_config(config)
     loaded = load_config(file)
     settings = loaded.serve
-    if url is not None and not urlsplit(url).scheme.startswith("http"):
-        raise click.UsageError("--url must begin with http:// or https://")
     asked = _Asked(
         file=file,
         config=loaded,
         store=store or store_of(loaded),
         host=host or settings.host,
         port=settings.port if port is None else port,
-        url=url or settings.url,
+        url=url or _configured_url(loaded),
         token=given,
         principals=tokens_of(tokens),
         conversation=conversation,
@@ -96,6 +98,14 @@ def serve(
         sys.exit(asyncio.run(_serve(asked, ended)))
     except asyncio.CancelledError:  # before it served
         sys.exit(128 + ended[0])
+
+
+def _configured_url(config: Config) -> str | None:
+    url = config.serve.url
+    if url is not None and not is_base(url):
+        assert config.source is not None, "it was read from a file"
+        raise ConfigError([f"{config.source.at(('serve', 'url'))}: {BASE}"])
+    return url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +147,6 @@ async def _serve(asked: _Asked, ended: list[int]) -> int:
     runtime = Runtime(store=store, config=asked.config, prompter=needs, metrics=metrics)
     if needs is not None:
         runtime.people.beside = needs.beside
-        metrics.needs = needs.__len__
     server = Server(runtime, conversation=asked.conversation, **settings_of(asked.config))
     control = Control(runtime, needs, snapshot=metrics.snapshot)
     app = App(server, control, metrics)
@@ -160,7 +169,7 @@ async def _serve(asked: _Asked, ended: list[int]) -> int:
                 loopback=is_loopback(host) and url is None,  # an address of others leads here through a proxy
             )
             mcp = await _socket(server, store, asked.file, asked.conversation)
-            click.echo(f"holdfast at {place}/" + ("" if asked.quiet else f"?token={owner}"), err=True)
+            click.echo(f"holdfast at {place}/" + ("" if asked.quiet else f"?token={quote(owner, safe='')}"), err=True)
 
             async def close() -> None:
                 if mcp is not None:
@@ -230,7 +239,7 @@ def owner_token(store: Path | None) -> str:
         raise ConfigError([f"no token can be kept at {file}: {error.strerror}; set HOLDFAST_TOKEN instead"]) from None
     if stat.S_IMODE(file.stat().st_mode) & 0o077:
         raise ConfigError([f"{file} can be read by others, who could use the server: chmod 600 it, or remove it"])
-    token = file.read_text().strip()
-    if len(token) < 16:
-        raise ConfigError([f"{file} has no token of at least 16 characters; remove it, and a new one is made"])
+    token = text_of(file, "the file of the owner's token").strip()
+    if len(token) < LEAST or not is_token(token):
+        raise ConfigError([f"{file} has no token of at least {LEAST} characters; remove it, and a new one is made"])
     return token

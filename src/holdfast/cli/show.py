@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from holdfast.cli.parameters import NAME
 from holdfast.cli.printing import one_line, print_json, printable, relative, table, terminal_width, time_of_day
 from holdfast.cli.records import standing
 from holdfast.cli.store import Where, opened, run, where_options
@@ -19,7 +20,9 @@ _INDENT = 16
 
 @click.command()
 @click.argument("ID")
-@click.option("--conversation", metavar="C", help="The conversation it is in, if several have one of that id.")
+@click.option(
+    "--conversation", metavar="C", type=NAME, help="The conversation it is in, if several have one of that id."
+)
 @where_options
 @click.option("--keys", is_flag=True, help="Print its open keys, too: who has one may resolve what it stands for.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

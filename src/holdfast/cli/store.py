@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
+from holdfast.cli.tokens import RIGHT, TOKEN, is_token, text_of
 from holdfast.errors import ConfigError, HoldfastError
 
 if TYPE_CHECKING:
@@ -180,29 +181,30 @@ def default_store(*, make: bool = False) -> str:
 def _token(where: Where, server: str) -> str | None:
     """The token of a server: that of this machine's own store is for a server on this machine only."""
     if where.token_file is not None:
-        try:
-            return where.token_file.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise HoldfastError(
-                f"--token-file `{where.token_file}` cannot be read: {why}", code="invalid_arguments"
-            ) from error
-    given = os.environ.get("HOLDFAST_TOKEN")
+        return _sendable(text_of(where.token_file, "--token-file").strip(), f"--token-file `{where.token_file}`")
+    given = os.environ.get(TOKEN)
     if given:
-        return given
+        return _sendable(given, TOKEN)
 
     from holdfast.control.remote_requests import is_local
 
     return _stored_token(where.store) if is_local(server) else None
 
 
+def _sendable(token: str, source: str) -> str:
+    if not is_token(token):
+        raise HoldfastError(f"{source} holds no token: {RIGHT}", code="invalid_arguments")
+    return token
+
+
 def _stored_token(url: str | None) -> str | None:
     """What `holdfast serve` keeps beside its store."""
     try:
         path = getattr(_existing(url), "path", None)
-        return None if path is None else Path(f"{path}-token").read_text().strip()
+        token = "" if path is None else Path(f"{path}-token").read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError, HoldfastError):
         return None
+    return token if is_token(token) else None
 
 
 # Opening it
@@ -231,6 +233,11 @@ async def opened(where: Where, *, acting: bool = False) -> "AsyncIterator[Contro
 async def reading(url: str | None) -> "AsyncIterator[Store]":
     """The store, to be looked at and left as it is: nothing is recovered, ended or collected."""
     store = _existing(url)
+    path = getattr(store, "path", None)
+    if path is not None:
+        from holdfast.store.sqlite.looking import LookedAt
+
+        store = LookedAt(path)
     await store.open(lambda _: None)
     try:
         yield store

@@ -3,7 +3,10 @@
 It is told of changes and asks for no more than is to be seen. It needs `holdfast[tui]`; `--json` does not.
 """
 
+import asyncio
+import signal
 import sys
+from functools import partial
 
 import click
 
@@ -38,7 +41,7 @@ def top(where: Where, as_json: bool) -> None:
         ) from error
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("`holdfast top` needs a terminal; `--json` prints what it would show")
-    run(_watch(where))
+    sys.exit(run(_watch(where)))
 
 
 async def _snapshot(where: Where) -> dict[str, object]:
@@ -51,12 +54,17 @@ async def _snapshot(where: Where) -> dict[str, object]:
         return model.snapshot()
 
 
-async def _watch(where: Where) -> None:
+async def _watch(where: Where) -> int:
+    """The exit code. A signal that ends it is no reason to leave the terminal as only a screen can use it."""
     from holdfast.cli.top_app import Top
     from holdfast.cli.top_source import open_source
 
     async with open_source(where) as source:
-        await Top(source, _words(where)).run_async()
+        app = Top(source, _words(where))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, partial(app.exit, return_code=128 + number))
+        await app.run_async()
+        return app.return_code or 0
 
 
 def _words(where: Where) -> list[str]:

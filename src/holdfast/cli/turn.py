@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from holdfast.cli.configured import config_option, the_config
+from holdfast.cli.parameters import NAME
 from holdfast.cli.prompter import TerminalPrompter, open_prompter
 from holdfast.cli.store import store_of, store_option
 from holdfast.config import load_config
@@ -42,7 +43,7 @@ class _Batch(msgspec.Struct, forbid_unknown_fields=True):
 @click.command()
 @config_option
 @store_option
-@click.option("--conversation", help="The conversation to run the turn in. Default: a new one.")
+@click.option("--conversation", type=NAME, help="The conversation to run the turn in. Default: a new one.")
 @click.option("--resume", is_flag=True, help="Go on with the conversation's turn that its process did not end.")
 @click.option("--detached", is_flag=True, help="Ask nobody, also if a terminal is there; `detached` decides instead.")
 def turn(config: Path | None, store: str | None, conversation: str | None, resume: bool, detached: bool) -> None:
@@ -153,8 +154,7 @@ def _ended(ending: Ending) -> dict[str, Any]:
 
 
 def _print(line: dict[str, Any]) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
-    sys.stdout.buffer.flush()
+    click.echo(msgspec.json.encode(line))
 
 
 class _Lines:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.parameters import NAME
 from holdfast.cli.printing import one_line, print_json, terminal_width
 from holdfast.cli.progress import going_on
 from holdfast.cli.store import Where, opened, run, where_options
@@ -30,7 +31,9 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: float | 
 @click.argument("ID", nargs=-1, required=True)
 @click.option("--any", "any_of_them", is_flag=True, help="Until one of them has stopped; otherwise all.")
 @click.option("--timeout", metavar="SECS", type=float, callback=_seconds, help="How long at most; 0 looks and returns.")
-@click.option("--conversation", metavar="C", help="The conversation they are in, if several have one of that id.")
+@click.option(
+    "--conversation", metavar="C", type=NAME, help="The conversation they are in, if several have one of that id."
+)
 @where_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context

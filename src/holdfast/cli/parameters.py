@@ -1,0 +1,40 @@
+"""Kinds of parameters whose values are refused before the command does anything."""
+
+from typing import Any
+
+import click
+
+
+class _Name(click.types.StringParamType):
+    """The name of a conversation. An empty one, of a variable that is not set, would mean none in one place and all of
+    them in another."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        name: str = super().convert(value, param, ctx)
+        if not name.strip():
+            self.fail("it is empty; a conversation has a name", param, ctx)
+        name.encode()  # what is not UTF-8 is refused; on its way to a server it would become another name
+        return name
+
+
+class _Address(click.types.StringParamType):
+    """An address that others are given, with a path after it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        url: str = super().convert(value, param, ctx)
+        if not is_base(url):
+            raise click.UsageError(f"{'' if param is None else param.opts[0]} {BASE}", ctx)
+        return url
+
+
+NAME = _Name()
+ADDRESS = _Address()
+BASE = "must begin with http:// or https:// and name a host, like https://holdfast.example.org"
+
+
+def is_base(url: str) -> bool:
+    """Whether an address with a path after it is an address."""
+    from holdfast.control.remote_requests import address  # takes a while
+
+    parts = address(url)
+    return parts is not None and not parts.query and not parts.fragment
