@@ -348,8 +348,11 @@ class Runtime:
         waited = await Handles(self.registry, conversation).wait(all=all, any=any, timeout=timeout)
         return self.replies.values(waited)
 
-    async def send(self, id: str, input: Any = None, *, keys: Sequence[str] = (), conversation: str) -> dict[str, Any]:
+    async def send(
+        self, id: str, input: Any = msgspec.UNSET, *, keys: Sequence[str] = (), conversation: str
+    ) -> dict[str, Any]:
         """As a person, send a handle of this runtime input or a terminal's keys, or answer its open question (C6, Q4).
+        None closes its input.
 
         Returns its state when it has settled, as a reply shows it (C3). Raises `ToolError` if it is refused.
         """

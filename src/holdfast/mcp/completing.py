@@ -4,6 +4,7 @@ The one request that comes from machines, and in numbers. So it is an ASGI appli
 between it and the store: what a request costs beyond its commit is what HTTP costs.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -26,13 +27,15 @@ class Completing:
     path = f"{PATH}{{key}}"
     """What it is called in numbers: a path as it was asked for is a key (K5)."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        """`headers` are in each answer."""
         self._runtime = runtime
+        self._headers = (_JSON, *headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         status, answer = await self._answer(scope, receive)
         body = to_json(answer)
-        headers = [_JSON, (b"content-length", b"%d" % len(body))]
+        headers = [*self._headers, (b"content-length", b"%d" % len(body))]
         if status == 405:
             headers.append((b"allow", b"POST"))
         await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -16,7 +16,7 @@ from holdfast.mcp.http import mcp_app
 from holdfast.mcp.server import Server
 from holdfast.serve import api, attaching
 from holdfast.serve.dashboard import pages
-from holdfast.serve.door import ServeDoor
+from holdfast.serve.door import RAW_HEADERS, ServeDoor
 from holdfast.serve.metrics import Prometheus
 from holdfast.serve.refusal import refusal
 from holdfast.serve.requests import Requests
@@ -77,7 +77,7 @@ class App:
         inner.add_exception_handler(404, pages.nowhere(self._control))
         guarded = ServeDoor(
             inner,
-            Completing(self.runtime),
+            Completing(self.runtime, RAW_HEADERS),
             owner,
             principals,
             hosts,

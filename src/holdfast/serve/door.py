@@ -45,7 +45,7 @@ HEADERS = {
 say of our own forms that they have no origin."""
 
 
-_RAW = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+RAW_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 Heads = Mapping[str, str]
 """The headers of a request, by name in small letters."""
@@ -92,13 +92,16 @@ class ServeDoor(Door):
         if scope["type"] != "http":  # nothing here speaks anything else
             await send({"type": "websocket.close", "code": 1008})
             return
-        guarded = _with_headers(send)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if scope["path"].startswith(PATH):  # in numbers, and by machines: not through everything that is for others
-            refusal = self._strange(scope, headers)
             scope["route"] = self._completing
-            await (refusal or self._completing)(scope, receive, guarded)
+            strange = self._strange(scope, headers)
+            if strange is None:
+                await self._completing(scope, receive, send)
+            else:
+                await strange(scope, receive, _with_headers(send))
             return
+        guarded = _with_headers(send)
         refusal = await self._answer(scope, receive, headers)
         if refusal is not None:
             await refusal(scope, receive, guarded)
@@ -217,7 +220,7 @@ def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             said = {name for name, _ in message["headers"]}
-            message["headers"] = [*message["headers"], *(each for each in _RAW if each[0] not in said)]
+            message["headers"] = [*message["headers"], *(each for each in RAW_HEADERS if each[0] not in said)]
         await send(message)
 
     return sending

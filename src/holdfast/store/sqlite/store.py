@@ -44,6 +44,8 @@ class SqliteStore(Reads):
         self.on_commit: Callable[[], None] | None = None
         self._fault = fault
         self._pending: list[Commit] = []
+        self._held = False
+        """What was gathered waits for what the thread is at."""
         self._unsettled = 0
         self._watching = False
         self._place: Place | None = None
@@ -74,7 +76,7 @@ class SqliteStore(Reads):
         if self._closed is None:
             if self._place is None:
                 return
-            self._flush()
+            self._flush(now=True)
             self._closed = asyncio.ensure_future(self._close(self._place))
         await asyncio.shield(self._closed)
 
@@ -97,21 +99,29 @@ class SqliteStore(Reads):
             self._loop.call_soon(self._flush)
         pending.append(Commit(ops, done, failed, keep))
 
-    def _flush(self) -> None:
+    def _flush(self, *, now: bool = False) -> None:
+        """Have written what was gathered. What the loop could write itself waits for the thread to be done, if it is
+        at something, which is no longer than it would wait there; `now`: it does not."""
+        if self._unsettled and not now and self._is_quick(self._pending):
+            self._held = True
+            return
+        if not self._pending:
+            return
         pending, self._pending = self._pending, []
-        if pending:
-            alone = len(pending) == 1 and not self._unsettled and self.trouble is None
-            idle = not self._unsettled and self.trouble is None
-            self._unsettled += len(pending)
-            if idle and not any(commit.ops for commit in pending):
-                self._tell(pending, None)  # barriers, and nothing is in front of them
-                return
-            if alone and self._writer.write_now(pending[0], lambda: self._tell(pending, None)):
-                return
-            self._writer.give(pending)
-            if not self._watching:
-                self._watching = True
-                self._watch_on(_NOTICE)
+        idle = not self._unsettled and self.trouble is None
+        self._unsettled += len(pending)
+        if idle and not any(commit.ops for commit in pending):
+            self._tell(pending, None)  # barriers, and nothing is in front of them
+            return
+        if idle and self._writer.write_now(pending, lambda: self._tell(pending, None)):
+            return
+        self._writer.give(pending)
+        if not self._watching:
+            self._watching = True
+            self._watch_on(_NOTICE)
+
+    def _is_quick(self, commits: list[Commit]) -> bool:
+        return self.trouble is None and self._writer.is_quick(commits)
 
     def _watch_on(self, delay: float) -> None:
         self._loop.call_later(delay, self._watch, delay, time.monotonic(), time.thread_time())
@@ -157,6 +167,9 @@ class SqliteStore(Reads):
                 self._loop.call_exception_handler(said)
         if self.on_commit is not None and any(commit.told and commit.error is None for commit in commits):
             self.on_commit()
+        if self._held:
+            self._held = False
+            self._flush()
 
 
 def _let_go(opened: asyncio.Future[Place]) -> None:

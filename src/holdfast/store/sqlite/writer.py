@@ -1,8 +1,9 @@
 """Writing: one thread, and whatever has come while it was at the last transaction goes into the next one.
 
-Where a disk is quick, going to the thread and back costs more than the disk does. A single commit that comes when
-nothing else is under way is then written where it is given, on the loop's thread (`write_now`), as long as recent
-commits took less than `QUICK`. The connection belongs to the loop while nothing is unsettled, and to the thread else.
+Where a disk is quick, going to the thread and back costs more than the disk does, and two threads that both want the
+interpreter cost each other more still. What comes when nothing else is under way is then written where it is given, on
+the loop's thread (`write_now`), if by what was measured that takes a moment: `QUICK` for what stands alone, `MOMENT`
+for a group. The connection belongs to the loop while nothing is unsettled, and to the thread else.
 
 A group of commits is written as one transaction, with one fsync. Each commit stands for itself all the same: if one is
 refused, the group is taken back and written again with a savepoint around each.
@@ -38,8 +39,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 LAST_ATTEMPTS = 5.0
 """Seconds that a closing store goes on trying."""
 
-QUICK = 0.001
-"""Seconds that a commit may take to be written on the loop's thread, which stands still meanwhile."""
+QUICK, MOMENT = 0.001, 0.004
+"""Seconds that an operation, or a group of them, may take on the loop's thread, which stands still meanwhile. A group
+comes of as many requests, which took the loop longer."""
 
 SELDOM = 0.1
 """Seconds between two rings of what is not urgent. If the last one is left out, the others' sweep finds it."""
@@ -95,15 +97,15 @@ class Writer:
         self._turnstile, self._deliver, self._fault = place.turnstile, deliver, fault
         self._hooked: apsw.Connection | None = None
         self._wal_pages = 0
-        self._took = 0.0
-        """How long recent commits took, on average."""
+        self._syncing = self._stating = 0.0
+        """How long recent commits took, on average: each to be brought to the disk, and an operation before that."""
         self._rung = 0.0
         self._queue: SimpleQueue[list[Commit] | NotNow | None] = SimpleQueue()
         self._waiting: list[Commit] = []
         self._closing = False
         self._trouble: str | None = None
-        self._not_now: NotWritten | None = None
-        """Why the last commit that waits could not be written on the loop's thread."""
+        self._not_now: NotNow | None = None
+        """What could not be written on the loop's thread: the first that waits."""
         self._in_doubt: tuple[int, Evidence] | None = None
         """So many of the commits that wait may be written already, and what would tell."""
 
@@ -111,18 +113,24 @@ class Writer:
         """Commits to write; None: there will be no more. For any thread."""
         self._queue.put(commits)
 
-    def write_now(self, commit: Commit, tell: Callable[[], None]) -> bool:
-        """Write this commit on the loop's thread, and tell; False: it must be given. For when nothing is unsettled."""
-        self._took *= 0.999  # or one slow moment would be for ever
-        slow = self._took > QUICK or self._wal_pages > WAL_PAGES or not commit.ops
-        if slow or any(isinstance(op, _NOT_NOW) or _has_file(op) for op in commit.ops):
+    def is_quick(self, commits: list[Commit]) -> bool:
+        """Whether these may be written on the loop's thread."""
+        count = sum(len(commit.ops) for commit in commits)
+        slow = self._syncing + count * self._stating > (QUICK if count == 1 else MOMENT)
+        if slow or self._wal_pages > WAL_PAGES or not count:
             return False
-        if not self._turnstile.enter_now():
+        return not any(isinstance(op, _NOT_NOW) or _has_file(op) for commit in commits for op in commit.ops)
+
+    def write_now(self, commits: list[Commit], tell: Callable[[], None]) -> bool:
+        """Write these on the loop's thread, and tell; False: they must be given. For when nothing is unsettled."""
+        self._syncing *= 0.999  # or one slow moment would be for ever
+        self._stating *= 0.999
+        if not self.is_quick(commits) or not self._turnstile.enter_now():
             return False
         try:
-            tx = self._transact([commit], at_once=True)
+            tx = self._transact(commits, at_once=True)
         except NotWritten as problem:
-            self.give(NotNow(commit, problem))
+            self.give(NotNow(commits, problem))
         except Busy:
             return False
         else:
@@ -164,8 +172,8 @@ class Writer:
         if given is None:
             self._closing = True
         elif isinstance(given, NotNow):
-            self._waiting.append(given.commit)
-            self._not_now = given.problem
+            self._waiting += given.commits
+            self._not_now = given
         else:
             self._waiting += given
 
@@ -187,11 +195,12 @@ class Writer:
         self._deliver(told, problem.why)
 
     def _fail_first(self) -> None:
-        """The first that waits failed on the loop's thread; what has come after it has not been tried yet."""
-        problem, self._not_now = self._not_now, None
-        assert problem is not None
-        later, self._waiting = self._waiting[1:], self._waiting[:1]
-        self._fail(problem, everything=False)
+        """The first that wait failed on the loop's thread; what has come after them has not been tried yet."""
+        tried, self._not_now = self._not_now, None
+        assert tried is not None
+        count = len(tried.commits)
+        later, self._waiting = self._waiting[count:], self._waiting[:count]
+        self._fail(tried.problem, everything=False)
         self._waiting += later
 
     def _write(self) -> None:
@@ -239,10 +248,11 @@ class Writer:
 
     def _transact(self, commits: list[Commit], *, at_once: bool = False) -> Transaction:
         """Write them as one, in our turn; `at_once`: it has come, and nobody is waited for."""
-        evidence, began = None, time.perf_counter()
+        evidence = None
         try:
             if not at_once:
                 self._turnstile.enter()
+            began = stated = time.perf_counter()
             try:
                 connection = self._place.connection
                 if connection is not self._hooked:
@@ -257,6 +267,7 @@ class Writer:
                 if self._fault is not None:
                     self._fault("before")
                 evidence = self._evidence(tx)
+                stated = time.perf_counter()
                 run("COMMIT")
                 if self._fault is not None:
                     self._fault("after")
@@ -275,7 +286,10 @@ class Writer:
                 raise NotWritten(why) from error
         else:
             self._has_happened(tx.line is None)
-        self._took += 0.1 * (time.perf_counter() - began - self._took)
+        self._syncing += 0.1 * (time.perf_counter() - stated - self._syncing)
+        if at_once:  # in the thread it takes as long as the loop lets it
+            each = (stated - began) / sum(len(commit.ops) for commit in commits)
+            self._stating += 0.1 * (each - self._stating)
         for file in tx.litter:
             with contextlib.suppress(OSError):  # it is in the table of litter
                 (self._directory / file).unlink()
@@ -364,12 +378,12 @@ class Busy(Exception):
 
 
 class NotNow:
-    """A commit that the loop's thread could not write, and why."""
+    """Commits that the loop's thread could not write, and why."""
 
-    __slots__ = ("commit", "problem")
+    __slots__ = ("commits", "problem")
 
-    def __init__(self, commit: Commit, problem: NotWritten) -> None:
-        self.commit, self.problem = commit, problem
+    def __init__(self, commits: list[Commit], problem: NotWritten) -> None:
+        self.commits, self.problem = commits, problem
 
 
 def _begin_at_once(connection: apsw.Connection) -> None:
