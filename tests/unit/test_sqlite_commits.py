@@ -10,6 +10,8 @@ from tests.unit.sqlite_stores import NOON, commit, end, give, line, opened, reco
 from holdfast.errors import HoldfastError
 from holdfast.store.base import Attempted, Collected, Emitted, Journaled, Kept, Registered
 
+pytestmark = pytest.mark.usefixtures("by")
+
 
 async def test_what_one_pass_of_the_loop_gives_is_one_transaction(tmp_path: Path) -> None:
     async with opened(tmp_path / "store.db") as store:
@@ -141,3 +143,22 @@ async def test_a_loop_that_never_sleeps_does_not_keep_the_writer_from_writing(tm
             await asyncio.sleep(0)
         assert answers == 20
         await working
+
+
+async def test_what_comes_while_the_thread_writes_comes_after_it(tmp_path: Path) -> None:
+    told: list[int] = []
+    async with opened(tmp_path / "store.db") as store:
+        given = [give(store, Collected(NOON, NOON))]  # which may take long: never on the loop's thread
+        await asyncio.sleep(0)
+        for op in (registered(1), end(1)):
+            given.append(give(store, op))
+            await asyncio.sleep(0)
+        for number, each in enumerate(given):
+            each.add_done_callback(lambda _, number=number: told.append(number))  # type: ignore[misc]
+        await asyncio.gather(*given)
+        assert told == [0, 1, 2] and [each.uid for each in await store.handles(state="stopped")] == [uid(1)]
+        given = [give(store, Collected(NOON, NOON))]
+        await asyncio.sleep(0)
+        given.append(give(store, registered(2)))
+        await asyncio.sleep(0)
+    assert all(each.done() and each.exception() is None for each in given), "closing writes it, too"

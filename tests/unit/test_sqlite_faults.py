@@ -14,6 +14,8 @@ from holdfast.errors import HoldfastError
 from holdfast.store.base import Claimed, Emitted, Record
 from holdfast.store.sqlite import SqliteStore, opening, writer
 
+pytestmark = pytest.mark.usefixtures("by")
+
 
 class Faults:
     """Fails at a point of a transaction, as often as told."""
@@ -225,3 +227,15 @@ async def test_nothing_is_lost_or_done_twice_whatever_fails(tmp_path: Path, faul
                 await given[-1]
         assert await asyncio.gather(*given) == [[number + 1] for number in range(60)]
         assert [event.payload for event in await store.process_events("p")] == list(range(60))
+
+
+async def test_a_group_that_fails_is_told_or_kept_each_for_itself_and_in_order(tmp_path: Path, faults: Faults) -> None:
+    async with opened(tmp_path / "store.db", fault=faults) as store:
+        faults.fail("before")
+        told, kept = give(store, registered(1)), give(store, registered(2), keep=True)
+        await asyncio.sleep(0)
+        later = give(store, end(2), keep=True)  # of a handle that is not written yet
+        await fails(told)
+        await asyncio.gather(kept, later)
+        assert await store.handle(uid(1)) is None
+        assert [each.uid for each in await store.handles(state="stopped")] == [uid(2)]
