@@ -104,7 +104,7 @@ async def test_L1_questions_of_other_processes_count_as_well(tmp_path: Path) -> 
         async with rt.turn("main") as turn:
             await turn.run([spawn("asks", "a"), spawn("asks", "b")])
             async with asyncio.timeout(20):
-                while (await http.get("/api/stats")).json()["needs"] != 2:  # they are about to ask
+                while (await http.get("/api/stats")).json()["needs"] != 2:  # noqa: ASYNC110 (they are about to ask)
                     await asyncio.sleep(0.01)
             assert "\nholdfast_needs 2.0\n" in (await http.get("/metrics")).text
             await turn.run([abort("asks", "a"), abort("asks", "b")])

@@ -90,8 +90,11 @@ def test_K5_a_file_of_tokens_that_has_none_is_refused_and_not_shown(held: bytes,
 def test_an_address_that_others_could_not_use_is_refused(url: str) -> None:
     for server in (("serve", "--port", "0"), ("mcp", "--http", "0")):
         assert "--url must begin with http:// or https:// and name a host" in refused(*server, "--url", url)
-    Path("holdfast.toml").write_text(f'[serve]\nurl = "{url}"\n')
-    assert "holdfast.toml:2: serve.url: must begin with" in refused("serve", "--port", "0")
+    Path("holdfast.toml").write_text(f'[serve]\nport = 0\nurl = "{url}"\n')
+    told = refused("serve", "--port", "0").strip()
+    assert told.startswith("Error: holdfast.toml:3: serve.url: must begin with http:// or https:// and name a host")
+    checked = CliRunner().invoke(main, ["check"], prog_name="holdfast")
+    assert checked.exit_code == 1 and f"problem: {told.removeprefix('Error: ')}\n" in checked.output
 
 
 def test_a_host_that_has_no_such_name_is_refused() -> None:

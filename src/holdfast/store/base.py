@@ -255,7 +255,7 @@ class Store(Protocol):
         `created`, a list that goes on after a handle that is gone is empty; by `stopped`, what lives is the oldest.
         """
 
-    async def count(self, *, conversation: str | None = None) -> dict[str, int]:
+    async def count(self) -> dict[str, int]:
         """How many spawned handles there are, by the name of their state; and how many of those are `parked`."""
 
     async def tally(self, conversation: str, *, timers: bool = True) -> dict[tuple[Kind, Status], int]:

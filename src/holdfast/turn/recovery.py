@@ -147,10 +147,10 @@ class Recovery:
         else:
             await self._end(claimed, record.attempt)
 
-    async def end_left(self, uid: str, error: Error) -> None:
-        """A call of a dead owner ends, though its tool is not here: somebody does not want it any more (C7)."""
+    async def end_left(self, uid: str, owner: str, error: Error) -> None:
+        """What this dead owner has ends, though its tool is not here: somebody does not want it any more (C7)."""
         record = await self._registry.store.handle(uid)
-        if record is None or record.owner is None or isinstance(record.state, Stopped):
+        if record is None or record.owner != owner or isinstance(record.state, Stopped):
             return
         marks.reap()
         claimed = await self.claim(record)

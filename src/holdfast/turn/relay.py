@@ -92,12 +92,14 @@ class Relay:
                 if not store.alive(owner):
                     await self.recovery.take(owner)
                     await registry.refresh((handle.uid,))
-                    if self.elsewhere(handle) and wanted.action == "abort":
-                        await self.recovery.end_left(handle.uid, aborted(wanted.by))
+                    if handle.owner == owner and wanted.action == "abort":
+                        await self.recovery.end_left(handle.uid, owner, aborted(wanted.by))
                         await registry.refresh((handle.uid,))
-                    if self.elsewhere(handle):
+                    if not self.elsewhere(handle):
+                        return None
+                    if handle.owner == owner:
                         raise _gone(handle)
-                    return None
+                    return await self._request(handle, wanted)  # somebody who has the tool was first
                 with contextlib.suppress(TimeoutError):  # nothing rings when a process dies
                     async with asyncio.timeout(_LOOK_SECS):
                         await rung.wait()

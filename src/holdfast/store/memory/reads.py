@@ -133,10 +133,10 @@ class Reads(Tables):
         before, is_wanted = takewhile(lambda record: stopped_at(record) < op.before, self._stopped), wanted(op)
         return list(islice((record for record in before if self._is_over(record) and is_wanted(record)), op.limit))
 
-    async def count(self, *, conversation: str | None = None) -> dict[str, int]:
+    async def count(self) -> dict[str, int]:
         counts = dict.fromkeys((*LIVE, "stopped", "parked"), 0)
         for record in self._records.values():
-            if record.stateful and conversation in (None, record.conversation):
+            if record.stateful:
                 counts[name(record.state)] += 1
                 counts["parked"] += is_parked(record)
         return counts

@@ -12,9 +12,8 @@ from holdfast.store.sqlite.listing import Query
 from holdfast.store.sqlite.sql import SQL
 from holdfast.store.sqlite.transaction import Transaction
 
-_AT_ONCE = 32
-"""Events that one statement writes, at most."""
-_ADD = {many: f"{SQL['add_event']}{', (?, ?, ?, ?, ?)' * (many - 1)}" for many in (1, 2, 4, 8, 16, 32)}
+_ADD = {many: f"{SQL['add_event']}{', (?, ?, ?, ?, ?)' * (many - 1)}" for many in (32, 16, 8, 4, 2, 1)}
+"""By how many events it writes, a statement."""
 _NEWS = f"type IN ({', '.join(repr(each) for each in NEWS_TYPES)})"
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -26,12 +25,11 @@ def write_events(tx: Transaction) -> None:
         return
     at = time.time()
     values = [value for type, place, uid, data in drafts for value in (at, type, place, uid, encode(data))]
-    first, many = 0, _AT_ONCE
-    while first < len(values):  # as few statements as it takes: each lets go of the interpreter, and waits for it
-        while 5 * many > len(values) - first:
-            many //= 2
-        tx.run(_ADD[many], tuple(values[first : first + 5 * many]))
-        first += 5 * many
+    first = 0
+    for many, statement in _ADD.items():  # few of them: each lets go of the interpreter, and waits for it
+        while 5 * many <= len(values) - first:
+            tx.run(statement, tuple(values[first : first + 5 * many]))
+            first += 5 * many
     if not tx.touched:
         _, conversation, uid, _ = drafts[0]
         tx.touched.add(uid or conversation or "")

@@ -57,10 +57,10 @@ def listing(
     if search is not None:
         common.append((_HAS, (search,) * 3))
     states = _states(state, live, status)
-    if conversation is not None and stateful:
+    if conversation is not None and parked:
+        parts = _parked_in(conversation, states, stateful, kind, status, timers)
+    elif conversation is not None and stateful:
         parts = _in_conversation(conversation, states, kind, status, timers)
-    elif conversation is not None and parked:
-        parts = _parked_in(conversation, states, stateful, kind, status)
     else:
         parts = _anywhere(conversation, states, stateful, timers, narrowed=bool(parked))
         common += _equal({"h.kind": kind, "h.status": status})
@@ -131,13 +131,21 @@ def _in_conversation(
 
 
 def _parked_in(
-    conversation: str, states: tuple[str, ...], stateful: bool | None, kind: Kind | None, status: Status | None
+    conversation: str,
+    states: tuple[str, ...],
+    stateful: bool | None,
+    kind: Kind | None,
+    status: Status | None,
+    timers: bool,
 ) -> list[Query]:
     """What is parked in a conversation: some of what was spawned and lives, and one-shot calls, which have an index."""
     alive = tuple(each for each in states if each in LIVE)
-    within = f"h.conversation = ? AND NOT h.stateful AND +h.state_name IN ({_marks(alive)})"
+    spawned = [] if stateful is False else _in_conversation(conversation, alive, kind, status, timers=False)
+    if stateful and not timers:
+        return spawned
+    which = _TIMER if stateful else "NOT h.stateful"
+    within = f"h.conversation = ? AND {which} AND +h.state_name IN ({_marks(alive)})"
     one_shot = _all([(within, (conversation, *alive)), *_equal({"h.kind": kind, "h.status": status})])
-    spawned = _in_conversation(conversation, alive, kind, status, timers=False) if stateful is None else []
     return [*spawned, one_shot]
 
 

@@ -35,14 +35,27 @@ class LookedAt(Reads):
         self._owners = Owners(self.path.with_name(f"{self.path.name}-owners"))
 
     async def open(self, heard: Heard) -> None:
-        loop = asyncio.get_running_loop()
-        self._reading = await in_thread(loop, lambda: _connected(self.path))
+        self._reading = await self._connect()
         if self._reading is None:  # of an earlier version: bringing it up to date is writing
             store = SqliteStore(self.path)
             await store.open(heard)
             await store.close()
-            self._reading = await in_thread(loop, lambda: _connected(self.path))
-        self._scanner = Scanner(loop, self.path)
+            self._reading = await self._connect()
+        self._scanner = Scanner(asyncio.get_running_loop(), self.path)
+
+    async def _connect(self) -> apsw.Connection | None:
+        connecting = in_thread(asyncio.get_running_loop(), lambda: _connected(self.path))
+        try:
+            return await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            connecting.add_done_callback(self._let_go)
+            raise
+
+    def _let_go(self, connecting: "asyncio.Future[apsw.Connection | None]") -> None:
+        """Nobody waits for it any more."""
+        if not connecting.cancelled() and connecting.exception() is None and (connection := connecting.result()):
+            connection.close(True)
+            opening.disclaim(self.path)
 
     async def close(self) -> None:
         connection, self._reading = self._reading, None

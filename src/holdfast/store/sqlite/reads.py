@@ -175,9 +175,8 @@ class Reads:
             counts[kind, status] += count
         return counts
 
-    async def count(self, *, conversation: str | None = None) -> dict[str, int]:
-        rows = self._rows(SQL["count"], ()) if conversation is None else self._rows(SQL["count_in"], (conversation,))
-        counts = {**dict.fromkeys((*LIVE, "stopped", "parked"), 0), **dict(rows)}
+    async def count(self) -> dict[str, int]:
+        counts = {**dict.fromkeys((*LIVE, "stopped", "parked"), 0), **dict(self._rows(SQL["count"], ()))}
         counts["stopped"] -= sum(counts[state] for state in LIVE)
         return counts
 

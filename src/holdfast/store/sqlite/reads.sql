@@ -201,16 +201,6 @@ UNION ALL
 SELECT 'parked', count(*) FROM handles
 WHERE owner IS NULL AND parking IS NOT NULL AND stopped_at IS NULL AND stateful;
 
--- name: count_in
--- The same of a conversation.
-SELECT 'stopped', coalesce(sum(handles), 0) FROM spawned WHERE conversation = ?1
-UNION ALL
-SELECT state_name, count(*) FROM handles INDEXED BY handles_active
-WHERE conversation = ?1 AND stopped_at IS NULL AND stateful GROUP BY state_name
-UNION ALL
-SELECT 'parked', count(*) FROM handles INDEXED BY handles_active
-WHERE conversation = ?1 AND owner IS NULL AND parking IS NOT NULL AND stopped_at IS NULL AND stateful;
-
 -- name: turns
 -- The turns of a conversation, newest first.
 SELECT number, turn, owner, began_at, ended_at, batches FROM turns

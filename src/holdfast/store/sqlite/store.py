@@ -5,8 +5,8 @@
     <db>-owners/    a locked file for each process that has the store open
     <db>-gate, <db>-turn    where writers queue
 
-Commits are gathered while the loop makes its pass and handed to the writer thread at once; reads run on the loop, but
-for those that look at very much, which have a thread.
+Commits are gathered while the loop makes its pass, and written by the loop where that takes a moment, else by the
+writer's thread; reads run on the loop, but for those that look at very much, which have a thread.
 """
 
 import asyncio
@@ -100,8 +100,8 @@ class SqliteStore(Reads):
         pending.append(Commit(ops, done, failed, keep))
 
     def _flush(self, *, now: bool = False) -> None:
-        """Have written what was gathered. What the loop could write itself waits for the thread to be done, if it is
-        at something, which is no longer than it would wait there; `now`: it does not."""
+        """Have written what was gathered. While the thread is at something, what the loop could write itself is held
+        back, or it would be the thread's as long as something is always under way; `now`: not even that."""
         if self._unsettled and not now and self._is_quick(self._pending):
             self._held = True
             return
@@ -113,12 +113,13 @@ class SqliteStore(Reads):
         if idle and not any(commit.ops for commit in pending):
             self._tell(pending, None)  # barriers, and nothing is in front of them
             return
-        if idle and self._writer.write_now(pending, lambda: self._tell(pending, None)):
-            return
-        self._writer.give(pending)
-        if not self._watching:
-            self._watching = True
-            self._watch_on(_NOTICE)
+        try:
+            if not idle or not self._writer.write_now(pending, lambda: self._tell(pending, None)):
+                self._writer.give(pending)
+        finally:
+            if self._unsettled and not self._watching:
+                self._watching = True
+                self._watch_on(_NOTICE)
 
     def _is_quick(self, commits: list[Commit]) -> bool:
         return self.trouble is None and self._writer.is_quick(commits)
@@ -163,13 +164,18 @@ class SqliteStore(Reads):
                 else:
                     commit.failed(commit.error)
             except Exception as error:  # whoever comes after must be told all the same
-                said = {"message": "after a commit to the store", "exception": error}
-                self._loop.call_exception_handler(said)
+                self._complain(error)
         if self.on_commit is not None and any(commit.told and commit.error is None for commit in commits):
-            self.on_commit()
+            try:
+                self.on_commit()
+            except Exception as error:
+                self._complain(error)
         if self._held:
             self._held = False
             self._flush()
+
+    def _complain(self, error: Exception) -> None:
+        self._loop.call_exception_handler({"message": "after a commit to the store", "exception": error})
 
 
 def _let_go(opened: asyncio.Future[Place]) -> None:

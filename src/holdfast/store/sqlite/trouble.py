@@ -31,7 +31,7 @@ STORAGE: tuple[type[Exception], ...] = (
 """What is no fault of the commit that met it."""
 
 
-def sentence(path: Path, error: Exception) -> str:
+def sentence(path: Path, error: BaseException) -> str:
     """What is wrong, and what would be right."""
     if isinstance(error, HoldfastError):
         return error.message

@@ -25,7 +25,7 @@ from typing import Any
 import apsw
 
 from holdfast.errors import HoldfastError
-from holdfast.store.base import Collected, Done, Failed, Forgotten, Op
+from holdfast.store.base import Collected, Done, Failed, Forgotten, Journaled, Op, Said
 from holdfast.store.sqlite import opening
 from holdfast.store.sqlite.events import write_events
 from holdfast.store.sqlite.operations import write, write_group
@@ -40,8 +40,11 @@ LAST_ATTEMPTS = 5.0
 """Seconds that a closing store goes on trying."""
 
 QUICK, MOMENT = 0.001, 0.004
-"""Seconds that an operation, or a group of them, may take on the loop's thread, which stands still meanwhile. A group
-comes of as many requests, which took the loop longer."""
+"""Seconds that a commit, or a group of them, may take on the loop's thread, which stands still meanwhile. A group comes
+of as many requests, which took the loop longer."""
+
+FEW, LARGE = 128, 1 << 18
+"""Operations, and bytes of what they bring, that the loop's thread writes at most, however quick it has been."""
 
 SELDOM = 0.1
 """Seconds between two rings of what is not urgent. If the last one is left out, the others' sweep finds it."""
@@ -86,7 +89,7 @@ class NotWritten(Exception):
 
 
 class Writer:
-    """Everything here is for the writer thread, except `give`."""
+    """Everything here is for the writer thread, but for `give`, `is_quick` and `write_now`."""
 
     def __init__(self, place: Place, directory: Path, deliver: Deliver, fault: Fault | None) -> None:
         self.commits = 0
@@ -106,6 +109,8 @@ class Writer:
         self._trouble: str | None = None
         self._not_now: NotNow | None = None
         """What could not be written on the loop's thread: the first that waits."""
+        self._interrupt: BaseException | None = None
+        """What interrupted the loop's thread while it wrote something that is written."""
         self._in_doubt: tuple[int, Evidence] | None = None
         """So many of the commits that wait may be written already, and what would tell."""
 
@@ -114,28 +119,36 @@ class Writer:
         self._queue.put(commits)
 
     def is_quick(self, commits: list[Commit]) -> bool:
-        """Whether these may be written on the loop's thread."""
+        """Whether these may be written on the loop's thread. For that thread."""
         count = sum(len(commit.ops) for commit in commits)
-        slow = self._syncing + count * self._stating > (QUICK if count == 1 else MOMENT)
-        if slow or self._wal_pages > WAL_PAGES or not count:
+        slow = self._syncing + count * self._stating > (QUICK if len(commits) == 1 else MOMENT)
+        if slow or self._wal_pages > WAL_PAGES or not 0 < count <= FEW:
             return False
-        return not any(isinstance(op, _NOT_NOW) or _has_file(op) for commit in commits for op in commit.ops)
+        ops = [op for commit in commits for op in commit.ops]
+        return not any(isinstance(op, _NOT_NOW) or _has_file(op) for op in ops) and sum(map(_bytes, ops)) <= LARGE
 
     def write_now(self, commits: list[Commit], tell: Callable[[], None]) -> bool:
         """Write these on the loop's thread, and tell; False: they must be given. For when nothing is unsettled."""
         self._syncing *= 0.999  # or one slow moment would be for ever
         self._stating *= 0.999
-        if not self.is_quick(commits) or not self._turnstile.enter_now():
-            return False
         try:
+            if not self.is_quick(commits) or not self._turnstile.enter_now():
+                return False
             tx = self._transact(commits, at_once=True)
         except NotWritten as problem:
-            self.give(NotNow(commits, problem))
-        except Busy:
+            interrupt = problem.__cause__
+            if isinstance(interrupt, Exception) or interrupt is None:
+                self.give(NotNow(commits, problem))
+                return True
+            self.give(commits)  # nothing is wrong with the disk
+            raise interrupt from None
+        except (Busy, OSError):  # of `flock`: the thread will see what is wrong
             return False
-        else:
-            tell()
-            self._ring(tx)
+        tell()
+        self._ring(tx)
+        if self._interrupt is not None:
+            interrupt, self._interrupt = self._interrupt, None
+            raise interrupt
         return True
 
     def run(self) -> None:
@@ -219,8 +232,8 @@ class Writer:
                 return
         tx = self._transact(waiting)
         self._waiting, self._trouble = [], None
+        self._ring(tx)  # before the loop may write, and ring
         self._deliver(waiting, None)
-        self._ring(tx)
         if self._wal_pages > WAL_PAGES:
             self._write_back()
 
@@ -275,7 +288,7 @@ class Writer:
                 self._turnstile.leave()
         except Busy:
             raise
-        except Exception as error:
+        except BaseException as error:  # on the loop's thread that may be Ctrl-C
             why = sentence(self._path, error)
             try:
                 self._place.reconnect()
@@ -283,7 +296,9 @@ class Writer:
             except Exception as unreadable:
                 raise NotWritten(why, evidence) from unreadable
             if not happened:
-                raise NotWritten(why) from error
+                raise NotWritten(why, evidence if _may_rise(error) else None) from error
+            if not isinstance(error, Exception):
+                self._interrupt = error
         else:
             self._has_happened(tx.line is None)
         self._syncing += 0.1 * (time.perf_counter() - stated - self._syncing)
@@ -296,7 +311,7 @@ class Writer:
         return tx
 
     def _ring(self, tx: Transaction) -> None:
-        """After our own have been told: what others may want to hear of."""
+        """Tell other processes what they may want to hear of."""
         if tx.touched and (tx.urgent or time.monotonic() > self._rung + SELDOM):
             self._rung = time.monotonic()
             self._place.bell.ring(tx.touched)
@@ -401,6 +416,22 @@ def _has_file(op: Op) -> bool:
     """Whether the operation speaks of a file that must be on the disk first."""
     output = getattr(op, "output", None)
     return output is not None and output.file is not None
+
+
+def _bytes(op: Op) -> int:
+    """About how much an operation brings, of what is known to be long at times without looking through it."""
+    if isinstance(op, Journaled):
+        return len(op.value) + len(op.input)
+    if isinstance(op, Said):
+        return sum(len(body) for _, body in op.lines)
+    output = getattr(op, "output", None)
+    return 0 if output is None else len(output.data)
+
+
+def _may_rise(error: BaseException) -> bool:
+    """Whether a transaction that is not there now may be there after a crash: it is in the WAL, and only the fsync went
+    wrong. The next transaction is written over it."""
+    return getattr(error, "extendedresult", None) == apsw.SQLITE_IOERR_FSYNC
 
 
 def _cannot(error: Exception) -> HoldfastError:
