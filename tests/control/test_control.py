@@ -14,11 +14,13 @@ from tests.turn.calls import STATEFUL, TALKING, call, spawn, wait_all
 import holdfast
 from holdfast import Call, HoldfastError, Key, Question, Runtime
 from holdfast.control.control import Control
+from holdfast.control.needs import Needs
 from holdfast.control.reading import PAGE
 from holdfast.handles.state import Running, Waiting
 from holdfast.store.base import Inquired, Journaled, Registered
 from holdfast.testing.conformance.suite import record, uid
 from holdfast.tools.base import QuestionPolicy
+from holdfast.turn.prompts import RunTool
 
 Places = pytest.mark.parametrize("place", PLACES)
 Stores = pytest.mark.parametrize("place", PLACES[:2])
@@ -425,6 +427,7 @@ async def test_C6_a_person_may_close_the_input_of_a_tool(place: str, tmp_path: P
         uid = await uid_of(rt, "s")
         await control.apply(uid, "one")
         assert await refused(control.apply(uid)) == "invalid_arguments"
+        assert await refused(control.apply(uid, None, ["ENTER"])) == "invalid_arguments"
         await control.apply(uid, None)
         assert (await control.wait(all=[uid]))["completed"][0]["result"] == ["one"]
 
@@ -435,9 +438,30 @@ async def test_Q1_questions_of_others_are_not_lost_behind_many_of_ones_own(tmp_p
     async with Runtime(store=stored_in(tmp_path)) as rt, Runtime(store=stored_in(tmp_path)) as other:
         await rt.registry.write([Registered(record(number, state=asks)) for number in own])
         await other.registry.write([Registered(record(number, state=asks)) for number in others])
-        assert [need["handle"] for need in await Control(rt).needs()] == [uid(number) for number in others]
-        assert await Control(rt).count_needs() == len(others)
+        control = Control(rt, Needs())
+        assert [need["handle"] for need in await control.needs()] == [uid(number) for number in others]
+        assert await control.count_needs() == len(others)
+        for number in (own[0], others[0]):
+            need = await control.need(f"handle-{uid(number)}-1")
+            assert (need is not None) is (number in others), "of its own it would have a prompt"
+        assert await control.need(f"handle-{uid(others[0])}-2") is None, "another question"
         assert await Control(other).count_needs() == len(own) and len(await Control(other).needs()) == PAGE
+
+
+async def test_Q1_what_was_asked_first_comes_first_whoever_asks(tmp_path: Path) -> None:
+    asks = Waiting(1.0, 1.0, 1.0, Question(id="sure", text="Sure?", answer_type="Boolean"), 1)
+    needs = Needs()
+    prompts = [
+        RunTool(tool="t", action=None, id=None, arguments={}, conversation="main", uid=f"u{each}") for each in range(9)
+    ]
+    async with Runtime(store=stored_in(tmp_path)) as rt, Runtime(store=stored_in(tmp_path)) as other:
+        asking = [asyncio.ensure_future(needs(prompt)) for prompt in prompts]
+        await other.registry.write((Registered(record(1, state=asks)),))
+        listed = await Control(rt, needs).needs(limit=5)
+        assert [need["handle"] for need in listed] == [uid(1), "u0", "u1", "u2", "u3"]
+        for each in asking:
+            each.cancel()
+        await asyncio.wait(asking)
 
 
 async def test_R1_of_a_process_that_is_gone_it_is_said_so(tmp_path: Path) -> None:

@@ -66,7 +66,10 @@ async def test_R4_an_answer_that_fills_the_disk_is_not_said_to_be_taken(tmp_path
         await reply(turn, spawn("wonders", "w"))
         (need,) = await open_now(needs)
         disk.full = True
-        await unavailable(Control(rt, needs).decide(need["id"], say("answer", value=True)))
+        control = Control(rt, needs)
+        said = await unavailable(control.decide(need["id"], say("answer", value=True)))
+        assert "that was taken, and is written as soon as it can be" in said
+        assert (await control.decide(need["id"], say("answer", value=False)))["status"] == "gone"
         disk.full = False
         await mended(store)
         (waited,) = await texts(turn, wait_all("w"))

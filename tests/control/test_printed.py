@@ -241,6 +241,19 @@ async def test_K4_a_terminal_is_read_as_lines_that_were_seen(place: str, tmp_pat
         assert fact["terminal"] and fact["output_bytes"] == (await control.output(uid))["total"]
 
 
+@Places
+async def test_C5_a_terminal_is_followed_from_the_byte_that_is_wanted(place: str, tmp_path: Path) -> None:
+    shell = holdfast.terminal(["sh", "-c", "stty -onlcr; printf 'hello world\\nsecond\\n'; cat"], name="shell")
+    async with controlled(place, tmp_path, [shell]) as (control, rt), rt.turn("main") as turn:
+        await turn.run([spawn("shell", "s")])
+        uid = await uid_of(rt, "s")
+        await until(lambda: _has(control, uid, "second\n"))
+        following = [asyncio.create_task(heard(control, uid, offset)) for offset in (0, 6, 12)]
+        await control.abort(uid)
+        texts = [text_of(await each) for each in following]
+        assert texts == ["hello world\nsecond\n", "world\nsecond\n", "second\n"]
+
+
 async def _has(control: Control, uid: str, text: str) -> dict[str, Any] | None:
     found = await control.output(uid)
     return found if text in found["text"] else None

@@ -162,3 +162,19 @@ async def test_what_comes_while_the_thread_writes_comes_after_it(tmp_path: Path)
         given.append(give(store, registered(2)))
         await asyncio.sleep(0)
     assert all(each.done() and each.exception() is None for each in given), "closing writes it, too"
+
+
+async def test_a_listener_that_fails_keeps_nothing_from_being_written(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    said: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["exception"]))
+    async with opened(tmp_path / "store.db") as store:
+        store.on_commit = fail
+        given = [give(store, registered(1), Collected(NOON, NOON))]  # in the thread
+        await asyncio.sleep(0)
+        given.append(give(store, registered(2)))  # held back until that is done, or in the thread as well
+        await asyncio.gather(*given)
+        await commit(store, registered(3))
+    assert {type(each) for each in said} == {ZeroDivisionError}

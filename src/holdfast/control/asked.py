@@ -1,8 +1,9 @@
 """All that is asked of a person, wherever it is asked: what is open here (`needs.py`), and what the handles ask that
 other processes of the store run."""
 
+import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from holdfast.control.facts import question_json
 from holdfast.control.needs import Needs, need_json
@@ -10,6 +11,7 @@ from holdfast.control.reading import PAGE, Reading
 from holdfast.handles.state import Waiting
 from holdfast.runtime import Runtime
 from holdfast.store.base import Record
+from holdfast.tools.base import Action
 from holdfast.turn.prompts import Prompt, RunTool
 from holdfast.turn.slot import Slot, ToolCall, checked_again
 
@@ -26,7 +28,6 @@ class Asked(Reading):
         self.prompts = needs
         if needs is not None:
             runtime.people.passed_on = needs.passed
-            needs.check = self._check_edited
 
     async def needs(self, *, handle: str | None = None, limit: int = PAGE) -> list[dict[str, Any]]:
         """Whatever a person has to decide, the first of it. With `handle`, what is asked of that uid."""
@@ -34,21 +35,25 @@ class Asked(Reading):
         if self.prompts is not None:
             listed = self.prompts.listed(size) if handle is None else self.prompts.listed(size, self._is_about(handle))
             self._name_handles(listed)
-        asking = [each for each in await self._asking_elsewhere() if handle in (None, each.uid)]
-        return (listed + [_need(record) for record in asking])[:size]
+        if handle is None:
+            listed += [_need(record) for record in await self._asking_elsewhere(size)]
+        elif (need := await self._asked_elsewhere(handle)) is not None:
+            listed.append(need)
+        return sorted(listed, key=lambda need: need["since"])[:size]
 
     async def need(self, id: str) -> dict[str, Any] | None:
         """One of it; None if it is not open any more."""
         found = self.prompts.described(id) if self.prompts is not None else None
         if found is not None:
             return found
-        asking = map(_need, await self._asking_elsewhere())
-        return next((need for need in asking if need["id"] == id), None)
+        elsewhere = question_of(id)
+        need = await self._asked_elsewhere(elsewhere[0]) if elsewhere is not None else None
+        return need if need is not None and need["id"] == id else None
 
     async def count_needs(self) -> int:
         """How much there is of it."""
         here = len(self.prompts) if self.prompts is not None else 0
-        return here + len(await self._asking_elsewhere())
+        return here + sum((await self._others()).values())
 
     def _is_about(self, uid: str) -> Callable[[Prompt], bool]:
         handle = self.runtime.registry.loaded(uid)
@@ -70,16 +75,35 @@ class Asked(Reading):
         tool = self.runtime.toolbox.get(prompt.tool)
         if tool is not None:
             slot = Slot(ToolCall("", prompt.tool), 0)
-            slot.action, slot.handle_id = None if tool.launching is not None else prompt.action, prompt.id  # type: ignore[assignment]
+            slot.handle_id = prompt.id
+            if tool.launching is None:
+                slot.action = cast(Action | None, prompt.action)
             checked_again(slot, tool, edited, self.runtime.toolbox, self.runtime.limits)
 
-    async def _asking_elsewhere(self) -> list[Record]:
-        store, after = self._store, None
+    async def _others(self) -> dict[str, int]:
+        """How many questions are open of each other process that lives."""
+        store = self._store
+        asking = await store.asking()
+        return {each: count for each, count in asking.items() if each != store.owner and store.alive(each)}
+
+    async def _asking_elsewhere(self, most: int) -> list[Record]:
+        """The first handles that other processes run and that ask something."""
+        others, after = await self._others(), None
         found: list[Record] = []
-        while waiting := await store.handles(state="waiting", stateful=None, after=after):
-            after = waiting[-1].uid
-            found += [each for each in waiting if each.owner not in (None, store.owner) and store.alive(each.owner)]
-        return found
+        while len(found) < min(most, sum(others.values())):
+            page = await self._store.handles(state="waiting", stateful=None, after=after, limit=PAGE)
+            if not page:
+                break
+            found += [each for each in page if each.owner in others]
+            after = page[-1].uid
+            await asyncio.sleep(0)  # reading does not wait for anything
+        return found[:most]
+
+    async def _asked_elsewhere(self, uid: str) -> dict[str, Any] | None:
+        record = await self._store.handle(uid)
+        if record is None or not isinstance(record.state, Waiting) or record.owner in (None, self._store.owner):
+            return None
+        return _need(record) if self._store.alive(str(record.owner)) else None
 
 
 def question_of(id: str) -> tuple[str, str] | None:

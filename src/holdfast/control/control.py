@@ -141,12 +141,23 @@ class Control(Looking):
             return await self._answer_elsewhere(*elsewhere, said)
         if self.prompts is None:
             return {"status": "gone", "problem": "nothing is asked here"}
-        self._check_writable()
-        answer = self.prompts.decide(id, said)
+        if self.prompts.described(id) is not None:
+            self._check_writable()
+        answer = self.prompts.decide(id, said, self._check_edited)
         if answer["status"] == "taken":  # it is, when it is written (R4)
             await self.prompts.passed_on(id)
-            await self.runtime.registry.write((), keep=False)
+            await self._written()
         return answer
+
+    async def _written(self) -> None:
+        """Until what was decided is on the disk."""
+        try:
+            await self.runtime.registry.write((), keep=False)
+        except HoldfastError as error:
+            raise HoldfastError(
+                f"that was taken, and is written as soon as it can be; ask again whether it is: {error.message}",
+                code=error.code,
+            ) from error
 
     def _check_writable(self) -> None:
         """Nobody is told that an answer is taken which a crash would take back: not even asked, where that is known."""

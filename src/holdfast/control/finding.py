@@ -32,7 +32,7 @@ async def find(store: Store, ids: Iterable[str], conversation: str | None) -> li
         else:
             found[id] = await _bearing(store, id, conversation)
         if not found[id] and await store.expired(id) is not None:
-            raise _expired(id)
+            raise expired(id)
     return choose(wanted, found, place_of(store), lambda each: (each.conversation, not isinstance(each.state, Stopped)))
 
 
@@ -98,9 +98,10 @@ async def _newest(store: Store, id: str, conversation: str) -> list[Record]:
     if record is None and id.startswith("call:"):
         record = await store.called(conversation, id.removeprefix("call:"))
     if isinstance(record, Expired):
-        raise _expired(id)
+        raise expired(id)
     return [] if record is None else [record]
 
 
-def _expired(id: str) -> HoldfastError:
+def expired(id: str) -> HoldfastError:
+    """What is said of a handle whose retention is over."""
     return HoldfastError(f"Handle `{id}` expired: it stopped long ago and its result is gone", code="handle_expired")

@@ -13,14 +13,12 @@ from typing import Any
 from holdfast.control.asked import Asked
 from holdfast.control.facts import live_facts
 from holdfast.control.needs import Needs
-from holdfast.control.reading import KINDS, PAGE, SORTS, STATES
+from holdfast.control.reading import PAGE
 from holdfast.durable.keys import masked
 from holdfast.runtime import Runtime
 from holdfast.schema.canonical import canonical
 from holdfast.store.base import Record
 from holdfast.tools.waiting.execute_agent import NAME as EXECUTE_AGENT
-
-__all__ = ["KINDS", "PAGE", "SORTS", "STATES", "Looking"]
 
 _WAITING_TOOLS = ("await", "wait_for", "wait_for_multiple")
 _LANES = 500

@@ -70,8 +70,6 @@ class Needs:
         """What is decided and has not reached whoever asked."""
         self.changed: Callable[[], None] = lambda: None
         """Called when something was opened or is open no more."""
-        self.check: Callable[[RunTool, Any], object] = lambda prompt, edited: None
-        """Raises `HoldfastError` if edited arguments do not fit. Whoever asked checks them anyway, and asks again."""
 
     async def __call__(self, prompt: Prompt) -> Decision:
         self._count += 1
@@ -121,15 +119,20 @@ class Needs:
         opened = self._open.get(id)
         return None if opened is None else _described(id, opened)
 
-    def decide(self, id: str, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Decide what is open under that id: `taken`; `again` if what was said does not fit, and why; `gone`."""
+    def decide(
+        self, id: str, said: Mapping[str, Any], check: Callable[[RunTool, Any], object] | None = None
+    ) -> dict[str, Any]:
+        """Decide what is open under that id: `taken`; `again` if what was said does not fit, and why; `gone`.
+
+        `check` raises `HoldfastError` if edited arguments do not fit. Whoever asked checks them anyway, and asks again.
+        """
         opened = self._open.get(id)
         if opened is None or opened.decided.done():  # nobody waits who was cancelled this moment
             return {"status": "gone", "problem": "nobody waits for this any more: it was decided, or ended"}
         try:
             decision = _decision(opened.prompt, said)
-            if isinstance(decision, Edited) and isinstance(opened.prompt, RunTool):
-                self.check(opened.prompt, decision.value)
+            if check is not None and isinstance(decision, Edited) and isinstance(opened.prompt, RunTool):
+                check(opened.prompt, decision.value)
         except HoldfastError as error:
             return {"status": "again", "problem": error.message}
         opened.decided.set_result(decision)

@@ -18,7 +18,7 @@ from holdfast.control.base import Talk
 from holdfast.control.kept import stored_output, talking
 from holdfast.control.link import running
 from holdfast.control.readable import Keyless, Plain, Readable, Rendered
-from holdfast.durable.keys import LONGEST, masked, masked_part
+from holdfast.durable.keys import LONGEST, masked, masked_part, unfinished_key
 from holdfast.errors import HoldfastError
 from holdfast.handles.handle import Handle
 from holdfast.handles.output import Output, Piece
@@ -213,10 +213,9 @@ async def _before(runtime: Runtime, record: Record, offset: int) -> bytes:
 
 
 def _after(before: bytes, readable: Readable) -> Readable:
-    """Goes on where that ends, of which only what is not complete is shown."""
-    keyless = Keyless(readable)
-    keyless.feed(before)
-    return keyless
+    """Goes on where that ends, of which only the beginning of a key counts."""
+    text = before.decode("ascii", "replace")
+    return Keyless(readable, text[unfinished_key(text) :])
 
 
 def _told(handle: dict[str, Any]) -> dict[str, Any]:

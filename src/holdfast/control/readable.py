@@ -98,9 +98,10 @@ class Rendered:
 class Keyless:
     """What another gives, with the ids of keys where there were keys (K5)."""
 
-    def __init__(self, readable: Readable) -> None:
+    def __init__(self, readable: Readable, begun: str = "") -> None:
+        """`begun`: what may be the beginning of a key was before."""
         self._readable = readable
-        self._held = ""
+        self._held = begun
 
     def feed(self, data: bytes) -> bytes:
         text = self._held + self._readable.feed(data).decode()

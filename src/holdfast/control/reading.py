@@ -12,6 +12,7 @@ from typing import Any, get_args
 import msgspec
 
 from holdfast.control.facts import details, entry_json, facts, wait_json
+from holdfast.control.finding import expired
 from holdfast.durable.keys import masked
 from holdfast.errors import HoldfastError
 from holdfast.handles.state import Stopped
@@ -89,9 +90,7 @@ class Reading:
         if record is None:
             record = await self._store.expired(ref)
         if isinstance(record, Expired):
-            raise HoldfastError(
-                f"Handle `{ref}` has expired: it stopped longer ago than is kept", code="handle_expired"
-            )
+            raise expired(ref)
         if record is None:
             where = "" if conversation is None else f" in conversation `{conversation}`"
             raise HoldfastError(f"Handle `{ref}` not found{where}; name it by its uid", code="handle_not_found")

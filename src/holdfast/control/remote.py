@@ -33,6 +33,9 @@ class RemoteControl(Requests):
     async def find(self, ids: Iterable[str], conversation: str | None) -> list[dict[str, Any]]:
         wanted = list(dict.fromkeys(ids))
         found = {id: await self._candidates(id, conversation) for id in wanted}
+        for id in wanted:
+            if not found[id]:
+                await self._check_expired(id, conversation)
         return choose(wanted, found, self.place, lambda fact: (fact["conversation"], fact["state"] != "stopped"))
 
     async def _candidates(self, id: str, conversation: str | None) -> list[dict[str, Any]]:
@@ -55,6 +58,16 @@ class RemoteControl(Requests):
             after = page["next"]
             if after is None or (conversation is not None and newest):
                 return list(newest.values())
+
+    async def _check_expired(self, id: str, conversation: str | None) -> None:
+        """Raise `HoldfastError` for one that was there once: no list has it any more."""
+        if "/" in id:  # to the server it is another path, quoted or not
+            return
+        try:
+            await self.get(f"/api/handles/{_part(id)}", conversation=conversation)
+        except HoldfastError as error:
+            if error.code in ("handle_expired", "server_unreachable"):
+                raise
 
     async def handles(
         self,
@@ -145,10 +158,16 @@ class RemoteControl(Requests):
         finally:
             await talk.close()
 
-    async def apply(self, uid: str, input: Any = None, keys: Sequence[str] = (), *, secret: bool = False) -> Any:
-        return await self.post(
-            f"/api/handles/{_part(uid)}/apply", {"input": input, "keys": list(keys), "secret": secret}
-        )
+    async def apply(
+        self,
+        uid: str,
+        input: Any | msgspec.UnsetType = msgspec.UNSET,
+        keys: Sequence[str] = (),
+        *,
+        secret: bool = False,
+    ) -> Any:
+        given = {"keys": list(keys), "secret": secret} | ({} if input is msgspec.UNSET else {"input": input})
+        return await self.post(f"/api/handles/{_part(uid)}/apply", given)
 
     async def answer(self, uid: str, value: Any, *, question: str | None = None) -> Any:
         given = {"answer": value} | ({} if question is None else {"question": question})

@@ -20,8 +20,6 @@ from holdfast.serve.sse import EventStream, event
 _GLANCE_SECS = 0.5
 _GLANCES = 200
 """Handles that one page may have an eye on."""
-_UNKNOWN = 1 << 60
-"""The number of an event that no store has."""
 
 Counting = Callable[[str], AbstractContextManager[None]]
 """Counts a stream of that kind while it is open."""
@@ -51,11 +49,16 @@ class Streams:
 
     async def events(self, given: Given, request: Request) -> EventStream:
         """What happens: all of it, or of a conversation or a handle."""
-        after = _last(request, given.get("after"), unknown=_UNKNOWN)
-        told = self._told(after, given.get("conversation") or None, given.get("uid") or None)
+        after = _last(request, given.get("after"))
+        lost = after is None and bool(request.headers.get("last-event-id"))  # it says where it was, in no words of ours
+        told = self._told(after, lost, given.get("conversation") or None, given.get("uid") or None)
         return EventStream(told, self._counting("events"))
 
-    async def _told(self, after: int | None, conversation: str | None, uid: str | None) -> AsyncIterator[bytes]:
+    async def _told(
+        self, after: int | None, lost: bool, conversation: str | None, uid: str | None
+    ) -> AsyncIterator[bytes]:
+        if lost:
+            yield event("reset", {})
         with suppress(HoldfastError):  # the store cannot be read: the stream ends, and its client comes back
             async with aclosing(self._feed.listen(after, conversation=conversation, uid=uid)) as groups:
                 async for group in groups:
@@ -84,9 +87,7 @@ class Streams:
             await asyncio.sleep(_GLANCE_SECS)
 
 
-def _last(request: Request, otherwise: Any, *, unknown: Any = None) -> Any:
-    """The number that the client heard last, if it says one; `unknown` if what it says is none of ours."""
+def _last(request: Request, otherwise: Any) -> Any:
+    """The number that the client heard last, if it says one."""
     said = request.headers.get("last-event-id", "")
-    if said.isascii() and said.isdigit() and len(said) < 16:
-        return int(said)
-    return unknown if said and otherwise is None else otherwise
+    return int(said) if said.isascii() and said.isdigit() and len(said) < 16 else otherwise

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from holdfast.handles.state import EndedBy
 from holdfast.store.events import EVENTS_LIMIT, NEWS_TYPES, StoredEvent
 from holdfast.store.ops import (
     Annotated,
@@ -258,8 +259,15 @@ class Store(Protocol):
     async def count(self) -> dict[str, int]:
         """How many spawned handles there are, by the name of their state; and how many of those are `parked`."""
 
+    async def asking(self) -> dict[str, int]:
+        """How many calls ask something at present, spawned or not, by who owns them."""
+
     async def tally(self, conversation: str, *, timers: bool = True) -> dict[tuple[Kind, Status], int]:
         """How many spawned handles the conversation has, and timers as in `handles`; only what there is."""
+
+    async def ended(self, since: float) -> dict[tuple[str, Status, EndedBy], int]:
+        """How many spawned handles have stopped since then, by tool, status and what ended them; only what there is.
+        What has completed ended by itself."""
 
     async def expiring(self, op: Collected) -> list[Record]:
         """What that operation would let go of now, what stopped first first."""

@@ -38,6 +38,8 @@ async def send(
         raise ToolError(
             "there is nothing to send: give a text or keys, or null to close its stdin", code="invalid_arguments"
         )
+    if given is None and keys:
+        raise ToolError("send either keys or the end of the input (null), not both", code="invalid_arguments")
     if keys and "keys" not in handle.tool.action_parameters.get("apply", {}):
         raise ToolError(
             f"tool `{handle.tool.name}` is no terminal and takes no keys; send a text", code="invalid_arguments"
@@ -48,7 +50,7 @@ async def send(
     slot.tool, slot.action, slot.handle_id, slot.by = handle.tool, "apply", handle.id, "person"
     slot.secret, slot.answers = secret, answers
     slot.arguments = {"keys": list(keys)} if keys else {}
-    if given is not UNSET and not (given is None and keys):
+    if given is not UNSET:
         slot.arguments["input"] = given
     answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
     actions.act(slot, handle, lambda reply: None if answered.done() else answered.set_result(reply))

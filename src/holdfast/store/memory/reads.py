@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.handles.state import Pending, Running, State, Stopped, Waiting, name
+from holdfast.handles.state import EndedBy, Pending, Running, State, Stopped, Waiting, name
 from holdfast.store.base import (
     LIVE,
     NEWS_LIMIT,
@@ -128,6 +128,15 @@ class Reads(Tables):
             if record.conversation == conversation and (record.stateful or (timers and _is_timer(record)))
         )
 
+    async def ended(self, since: float) -> dict[tuple[str, Status, EndedBy], int]:
+        counts: Counter[tuple[str, Status, EndedBy]] = Counter()
+        for record in self._records.values():
+            state = record.state
+            if isinstance(state, Stopped) and record.stateful and state.stopped >= since:
+                status = status_of(state)
+                counts[record.tool, status, "self" if status == "completed" else state.ended_by] += 1
+        return counts
+
     async def expiring(self, op: Collected) -> list[Record]:
         self._line_up()
         before, is_wanted = takewhile(lambda record: stopped_at(record) < op.before, self._stopped), wanted(op)
@@ -140,6 +149,10 @@ class Reads(Tables):
                 counts[name(record.state)] += 1
                 counts["parked"] += is_parked(record)
         return counts
+
+    async def asking(self) -> dict[str, int]:
+        asks = (each for each in self._records.values() if isinstance(each.state, Waiting) and each.owner is not None)
+        return dict(Counter(str(record.owner) for record in asks))
 
     def _in_order_of(self, sort: Sort, after: str | None, *, newest: bool) -> Iterable[Record]:
         if sort != "created":

@@ -8,6 +8,7 @@ from typing import Any
 import apsw
 
 from holdfast.errors import HoldfastError
+from holdfast.handles.state import EndedBy
 from holdfast.store.base import (
     LIVE,
     NEWS_LIMIT,
@@ -175,10 +176,17 @@ class Reads:
             counts[kind, status] += count
         return counts
 
+    async def ended(self, since: float) -> dict[tuple[str, Status, EndedBy], int]:
+        rows = await self._scanned(SQL["ended"], (since,))
+        return {(tool, status, ended_by): count for tool, status, ended_by, count in rows}
+
     async def count(self) -> dict[str, int]:
         counts = {**dict.fromkeys((*LIVE, "stopped", "parked"), 0), **dict(self._rows(SQL["count"], ()))}
         counts["stopped"] -= sum(counts[state] for state in LIVE)
         return counts
+
+    async def asking(self) -> dict[str, int]:
+        return dict(self._rows(SQL["asking"], ()))
 
     async def expiring(self, op: Collected) -> list[Record]:
         query, bound = expired(op)
@@ -287,8 +295,8 @@ class Reads:
         before: int | None = None,
     ) -> list[StoredEvent]:
         query, bound = between(after, limit, uid, conversation, news, newest, before)
-        scans = news and conversation is not None
-        rows = await self._scanned(query, bound) if scans else self._rows(query, bound)
+        long = news and conversation is not None
+        rows = await self._scanned(query, bound) if long else self._rows(query, bound)
         return [event_row(row) for row in rows]
 
     async def events_range(self) -> tuple[int, int]:

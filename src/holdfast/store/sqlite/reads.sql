@@ -71,6 +71,13 @@ SELECT kind, status, count(*) FROM handles WHERE conversation = ? AND stateful G
 SELECT 'timer', 'pending', count(*) FROM handles
 WHERE conversation = ? AND kind = 'timer' AND NOT stateful AND stopped_at IS NULL HAVING count(*);
 
+-- name: ended
+-- How many spawned handles have stopped since then. Values, which may be large, are not looked into: errors have none.
+SELECT tool, status, CASE status WHEN 'completed' THEN 'self' ELSE CAST(state AS TEXT) ->> '$.ended_by' END AS ended_by,
+    count(*)
+FROM handles INDEXED BY handles_ended
+WHERE stateful AND stopped_at IS NOT NULL AND stopped_at >= ? GROUP BY tool, status, ended_by;
+
 -- name: tombstone_of
 -- The tombstone of a handle.
 SELECT uid, at FROM tombstones WHERE uid = ?;
@@ -200,6 +207,11 @@ SELECT state_name, count(*) FROM handles WHERE stopped_at IS NULL AND stateful G
 UNION ALL
 SELECT 'parked', count(*) FROM handles
 WHERE owner IS NULL AND parking IS NOT NULL AND stopped_at IS NULL AND stateful;
+
+-- name: asking
+-- How many calls ask something, by their owners.
+SELECT owner, count(*) FROM handles
+WHERE state_name = 'waiting' AND stopped_at IS NULL AND owner IS NOT NULL GROUP BY owner;
 
 -- name: turns
 -- The turns of a conversation, newest first.

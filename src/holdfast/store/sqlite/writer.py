@@ -25,7 +25,7 @@ from typing import Any
 import apsw
 
 from holdfast.errors import HoldfastError
-from holdfast.store.base import Collected, Done, Failed, Forgotten, Journaled, Op, Said
+from holdfast.store.base import Collected, Done, Failed, Forgotten, Journaled, Op, Registered, Said
 from holdfast.store.sqlite import opening
 from holdfast.store.sqlite.events import write_events
 from holdfast.store.sqlite.operations import write, write_group
@@ -424,6 +424,8 @@ def _bytes(op: Op) -> int:
         return len(op.value) + len(op.input)
     if isinstance(op, Said):
         return sum(len(body) for _, body in op.lines)
+    if isinstance(op, Registered):
+        return sum(len(value) for value in op.record.arguments.values() if isinstance(value, str))
     output = getattr(op, "output", None)
     return 0 if output is None else len(output.data)
 

@@ -4,7 +4,8 @@
 
 from typing import Any
 
-from holdfast.handles.state import Running
+from holdfast.handles.question import Question
+from holdfast.handles.state import EndedBy, Error, Ok, Outcome, Running, Waiting
 from holdfast.store.base import (
     Answers,
     BatchRow,
@@ -126,6 +127,39 @@ class Paged(Suite):
         await self.commit(store, Collected(NOON + DAY, NOON + DAY))
         assert await store.count() == {**some, "stopped": 0, "parked": 0}
         assert await store.handle(parked) is None
+
+    async def check_Q1_who_asks_is_counted_by_owner(self, store: Store) -> None:
+        asks = Waiting(NOON, NOON, NOON, Question(id="q", text="Well?", answer_type="Text"), 1)
+        assert await store.asking() == {}
+        await self.commit(store, *(Registered(record(number, state=asks)) for number in (1, 2)))
+        await self.commit(store, Registered(record(3, state=asks, stateful=False)), Registered(record(4)))
+        assert await store.asking() == {store.owner: 3}
+        await self.end(store, uid(1))
+        assert await store.asking() == {store.owner: 2}
+
+    async def check_L3_what_has_ended_is_counted_by_tool_and_how(self, store: Store) -> None:
+        assert await store.ended(0) == {}
+        aborted, late, failed = Error("no more", "aborted"), Error("late", "timeout"), Error("it broke")
+        ends: tuple[tuple[str, Outcome, EndedBy, float], ...] = (
+            ("build", Ok("x" * 10_000), "self", 0), ("build", Ok([[1]]), "self", 1), ("build", failed, "self", 2),
+            ("build", failed, "self", 3), ("build", aborted, "abort", 4), ("test", aborted, "turn_end", 5),
+            ("test", late, "timeout", 6), ("test", late, "self", 7), ("test", failed, "crash", 8),
+        )  # fmt: skip
+        for number, (tool, outcome, by, at) in enumerate(ends):
+            await self.begin(store, number, tool=tool, conversation=f"c{number}")
+            await self.end(store, uid(number), outcome, by, at=NOON + at)
+        await self.begin(store, 50, stateful=False)
+        await self.end(store, uid(50), at=NOON + 50)
+        await self.begin(store, 51)
+        found = {
+            ("build", "completed", "self"): 2, ("build", "failed", "self"): 2, ("build", "failed", "abort"): 1,
+            ("test", "failed", "turn_end"): 1, ("test", "timeout", "timeout"): 1, ("test", "timeout", "self"): 1,
+            ("test", "failed", "crash"): 1,
+        }  # fmt: skip
+        assert await store.ended(0) == found == await store.ended(NOON)
+        assert await store.ended(NOON + 0.5) == {**found, ("build", "completed", "self"): 1}
+        assert await store.ended(NOON + 8) == {("test", "failed", "crash"): 1}
+        assert await store.ended(NOON + 9) == {}
 
     async def check_L3_conversations_by_name(self, store: Store) -> None:
         assert await store.places() == []
