@@ -259,3 +259,11 @@ async def test_the_newest_secret_is_for_new_keys(tmp_path: Path) -> None:
         await commit(store, SecretAdded("second", b"2" * 32, 1.0))
         assert await store.secret() == ("second", b"2" * 32)
         assert first is not None and await store.secret(first[0]) == first
+
+
+async def test_a_path_that_is_not_UTF8_is_told_as_such(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/d\xff")) / "store.db"
+    path.parent.mkdir()
+    with pytest.raises(HoldfastError, match=r"path of the store is not UTF-8.*d\\udcff") as caught:
+        await SqliteStore(path).open(lambda _: None)
+    assert caught.value.code == "store_unusable"

@@ -91,29 +91,28 @@ def _in_words() -> Iterator[None]:
     except (KeyboardInterrupt, click.Abort) as error:
         if isinstance(error, click.Abort) and not isinstance(error.__context__, KeyboardInterrupt):
             raise  # a person said no
-        with suppress(OSError):
-            click.echo(err=True)  # after the ^C
+        with suppress(OSError, AttributeError):  # there may be no stderr
+            if sys.stderr.isatty():
+                click.echo(err=True)  # after the ^C
         raise click.exceptions.Exit(128 + signal.SIGINT) from error
     except UnicodeEncodeError as error:
         if not "\ud800" <= error.object[error.start] <= "\udfff":
             raise
         raise _Refused("an id, a name or a key was given that is not UTF-8, as all of them are") from error
     except OSError as error:
-        if error.errno == errno.EPIPE:
-            _print_no_more()
-            raise click.exceptions.Exit(128 + signal.SIGPIPE) from error
         if not _is_of_printing(error):
             raise
         _print_no_more()
+        if error.errno == errno.EPIPE:
+            raise click.exceptions.Exit(128 + signal.SIGPIPE) from error
         raise _Refused(f"what is printed cannot be written: {error.strerror}") from error
 
 
 def _is_of_printing(error: OSError) -> bool:
-    """Commands print by `click.echo` alone. Any other error of a file that got here is a mistake of ours."""
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    return place is not None and place.tb_frame.f_code is click.echo.__code__
+    """Whether it came out of `click.echo`, by which all commands print. One of another file is a mistake of ours."""
+    from traceback import walk_tb
+
+    return any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__))
 
 
 def _print_no_more() -> None:

@@ -89,11 +89,8 @@ def where_options(command: F) -> F:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """What the coroutine returns. Ctrl-C ends the command with the exit code that shells know it by."""
-    try:
-        return asyncio.run(work)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    """What the coroutine returns."""
+    return asyncio.run(work)
 
 
 # Which one

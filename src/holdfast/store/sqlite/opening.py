@@ -70,6 +70,8 @@ def explained(path: Path) -> Iterator[None]:
         raise unusable(f"store `{path}` is locked by another program; end that program's transaction") from error
     except apsw.Error as error:
         raise unusable(f"store `{path}` cannot be opened: {error}") from error
+    except UnicodeEncodeError as error:
+        raise unusable(f"the path of the store is not UTF-8, as SQLite wants it: {str(path)!a}") from error
     except OSError as error:
         at = error.filename or path
         raise unusable(
