@@ -26,10 +26,13 @@ ROOT = Path(__file__).parents[2]
 
 @holdfast.tool(actions=TALKING)
 async def talk(call: Call) -> str:
-    """Says what it is told, in colour, until that is `bye`."""
+    """Says what it is told, in colour, until that is `bye` or its input is closed."""
     call.emit("hello\n")
-    while (line := await call.input()) != "bye":
-        call.emit(f"you said \x1b[31m{line}\x1b[0m\r\n")
+    try:
+        while (line := await call.input()) != "bye":
+            call.emit(f"you said \x1b[31m{line}\x1b[0m\r\n")
+    except EOFError:
+        return "no goodbye?"
     return "it was nice"
 
 

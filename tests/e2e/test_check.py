@@ -21,7 +21,9 @@ def _private(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
 
 
-def check(directory: Path, text: str, *, without: str | None = None, own_port: bool = True) -> dict[str, Any]:
+def check(
+    directory: Path, text: str, *, without: str | None = None, own_port: bool = True, **variables: str
+) -> dict[str, Any]:
     """What is reported about this configuration; `without` is a module that is not installed. Unless `own_port` is
     False, it has a port that nobody else on this machine can have taken."""
     free = "\n[serve]\nport = 0\n" if own_port and "[serve]" not in text else ""
@@ -30,7 +32,7 @@ def check(directory: Path, text: str, *, without: str | None = None, own_port: b
     program = f"import sys; {hidden}from holdfast.cli import main; main(prog_name='holdfast')"
     done = subprocess.run(
         [sys.executable, "-c", program, "check", "--json"],
-        cwd=directory, env=environment(directory), capture_output=True, text=True, timeout=60,
+        cwd=directory, env={**environment(directory), **variables}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.stderr == ""
     report: dict[str, Any] = json.loads(done.stdout)
@@ -202,3 +204,20 @@ def test_L1_that_it_serves_already_is_only_a_note(tmp_path: Path) -> None:
         report = check(tmp_path, TOOL + f"[serve]\nport = {server.port}\n")
     assert report["ok"]
     assert f"is taken by process {server.process.pid} (" in only(report, "notes")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_K1_a_network_that_would_be_let_in_without_a_token_is_noted(tmp_path: Path, host: str) -> None:
+    text = TOOL + f"[serve]\nhost = '{host}'\nport = 0\n"
+    report = check(tmp_path, text)
+    assert report["ok"], "a token may be given when it is served"
+    note = only(report, "notes")
+    place = "holdfast.toml:6: serve.host: `holdfast serve` could not start: "
+    assert note.startswith(f"{place}binding {host} lets the network in")
+    serving = subprocess.run(
+        [sys.executable, "-m", "holdfast", "serve"],
+        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (serving.returncode, serving.stderr) == (2, f"Error: {note.removeprefix(place)}\n")
+    assert check(tmp_path, text, HOLDFAST_TOKEN="0123456789abcdef")["notes"] == []
+    assert check(tmp_path, text.replace(host, "127.0.0.1"))["notes"] == []

@@ -26,6 +26,9 @@ from tests.e2e.place import Place, Said, spawn
 from tests.e2e.servers import Served, served
 from tests.programs import needs
 
+from holdfast import HoldfastError
+from holdfast.control.remote import RemoteControl
+
 
 class Remote(Place):
     """A place whose commands ask a server."""
@@ -179,7 +182,22 @@ source = "terminal"
 command = ["bash", "--norc", "--noprofile"]
 env = { PS1 = "$ " }
 run = "unattended"
+
+[conversation.tools.count]
+source = "local"
+command = ["wc", "-l"]
+run = "unattended"
+spawn = { stateful = true, stdin = true }
 """
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Remote]:
+    """A place whose server has tools."""
+    with ExitStack() as stack:
+        place = Remote(tmp_path, stack)
+        place.server = stack.enter_context(served(tmp_path, TOOLS))
+        yield place
 
 
 async def call(server: Served, tool: str, arguments: dict[str, Any]) -> None:
@@ -190,6 +208,38 @@ async def call(server: Served, tool: str, arguments: dict[str, Any]) -> None:
         Client(streamable_http_client(f"{server.url}/mcp", http_client=http)) as client,
     ):
         assert not (await client.call_tool(tool, arguments)).is_error
+
+
+@pytest.mark.parametrize("over", ["server", "store"])
+def test_C6_the_stdin_of_a_command_is_closed(serving: Remote, over: str) -> None:
+    asyncio.run(call(serving.server, "count", {"action": "spawn", "id": "c"}))
+    holdfast = serving.there if over == "server" else serving.holdfast
+    assert holdfast("send", "c", "a line").out == "c: running\n"
+    assert holdfast("send", "c", "--close") == (0, "c: stopped\n1\n", "")
+
+
+async def test_C6_over_the_api_null_closes_and_nothing_is_nothing(serving: Remote) -> None:
+    await call(serving.server, "count", {"action": "spawn", "id": "c"})
+    async with RemoteControl(serving.server.url, serving.server.token) as remote:
+        (fact,) = await remote.find(("c",), None)
+        with pytest.raises(HoldfastError, match="there is nothing to send"):
+            await remote.apply(fact["uid"])
+        assert (await remote.apply(fact["uid"], None))["state"] == "stopped"
+
+
+def test_S5_what_has_expired_is_told_as_expired_and_what_never_was_as_not_found(serving: Remote) -> None:
+    asyncio.run(call(serving.server, "count", {"action": "spawn", "id": "c"}))
+    uid = serving.there("show", "c", "--json").json["uid"]
+    serving.there("send", "c", "--close")
+    assert serving.there("gc", "--before", "0s", "--json").json["handles"] == 1
+    for command in ("show", "logs", "abort", "wait"):
+        for named in ((uid,), (uid, "--conversation", "mcp"), ("c", "--conversation", "mcp")):
+            said = serving.there(command, *named)
+            assert (said.code, said.out) == (2, "") and "expired" in said.err, (command, said)
+    assert serving.there("send", uid, "text").code == 2
+    for never in (("d",), ("d", "--conversation", "mcp"), ("c/d",), (".",), ("..",), (f"{uid}/output",), ("",)):
+        said = serving.there("show", *never)
+        assert said.code == 2 and f"`{never[0]}` not found in the server" in said.err, said
 
 
 def test_a_terminal_of_the_server_is_followed_and_driven_and_lost_with_it(tmp_path: Path) -> None:

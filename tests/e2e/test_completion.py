@@ -73,6 +73,9 @@ def test_L_bash_completes_handles_of_the_store(place: Place) -> None:
 def test_L_bash_completes_conversations_of_the_store(place: Place) -> None:
     assert offered(place, "holdfast ps --conversation ") == ["elsewhere", "main"]
     assert offered(place, "holdfast show --conversation m") == ["main"]
+    assert offered(place, "holdfast abort --all-in ") == ["elsewhere", "main"]
+    for words in ("revoke", "forget", "chat --conversation", "turn --conversation", "serve --conversation"):
+        assert offered(place, f"holdfast {words} e") == ["elsewhere"]
 
 
 def test_L_the_store_is_the_one_that_the_line_names(place: Place, tmp_path: Path) -> None:

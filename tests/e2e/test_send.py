@@ -26,6 +26,28 @@ def test_C6_a_text_may_come_from_stdin_and_json_is_for_scripts(agent: Agent) -> 
     assert (said.code, said.json) == (0, {"id": "t", "state": "stopped", "result": "it was nice"})
 
 
+def test_C6_the_input_of_a_tool_is_closed(agent: Agent) -> None:
+    agent.spawn("talk", "t")
+    assert agent.holdfast("send", "t", "--close") == (0, "t: stopped\nno goodbye?\n", "")
+    again = agent.holdfast("send", "t", "--close")
+    assert (again.code, again.out) == (1, "") and "`t` is stopped" in again.err
+
+
+def test_C6_closing_the_input_answers_no_question(agent: Agent) -> None:
+    agent.spawn("choose", "c")
+    agent.spawn("log_in", "l")
+    for id in ("c", "l"):
+        refused = agent.holdfast("send", id, "--close")
+        assert (refused.code, refused.out) == (1, "")
+    assert [row[2] for row in agent.holdfast("ps").rows] == ["waiting", "waiting"]
+
+
+def test_C6_the_end_of_input_is_typed_at_a_terminal(agent: Agent) -> None:
+    agent.spawn("shell", "sh")
+    assert agent.holdfast("send", "sh", "--close").code == 0
+    assert agent.holdfast("wait", "sh").code == 0
+
+
 def test_Q4_a_question_for_a_person_is_answered_by_number(agent: Agent) -> None:
     agent.spawn("choose", "c")
     assert agent.apply("choose", "c", "red")[1] == "question_exclusive"
@@ -58,6 +80,9 @@ def test_K5_a_secret_is_read_and_not_given_as_an_argument(agent: Agent) -> None:
     [
         (["t"], "nothing to send"),
         (["t", "text", "--password"], "leave TEXT out"),
+        (["t", "text", "--close"], "--close sends nothing else"),
+        (["t", "--close", "--key", "ENTER"], "--close sends nothing else"),
+        (["t", "--close", "--password"], "--close sends nothing else"),
         (["nobody", "text"], "`nobody` not found"),
     ],
 )

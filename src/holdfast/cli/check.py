@@ -55,7 +55,7 @@ def examine(path: Path | None) -> dict[str, Any]:
         listed = {"tools": looked_at.tools(), "agents": looked_at.agents(), "servers": looked_at.servers()}
         looked_at.store()
         notes += config.not_acted_on() + refused(config, [tool["name"] for tool in listed["tools"]])
-        notes += without_screen(listed["tools"]) + models(config) + looked_at.port()
+        notes += without_screen(listed["tools"]) + models(config) + looked_at.port() + looked_at.door()
         if not config.conversation.tools and not config.mcp.servers and not wrong:
             notes.append("the configuration has no tools; a tool is a table [conversation.tools.<name>]")
         found = sorted(looked_at.found, key=lambda problem: problem[0])

@@ -3,6 +3,7 @@
 Nothing is started, but the modules of Python tools are imported.
 """
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,24 @@ class Examination:
         if ours:
             return [f"{self._source.at(('serve', 'port'))}: {sentence}"]
         self.problem(("serve", "port"), sentence)
+        return []
+
+    def door(self) -> list[str]:
+        """Whether `holdfast serve` would let the network in without a token, and so not start. That is a note: the
+        token may be somewhere else, in a service's own environment or in a file of --tokens."""
+        from holdfast.cli.tokens import TOKEN
+        from holdfast.errors import ConfigError
+
+        serve = self._config.serve
+        if not self._sound(("serve",)) or "host" not in serve.model_fields_set or os.environ.get(TOKEN):
+            return []
+        from holdfast.mcp.http import check_bind  # takes a while
+
+        try:
+            check_bind(serve.host, {})
+        except ConfigError as error:
+            place = self._source.at(("serve", "host"))
+            return [f"{place}: `holdfast serve` could not start: {problem}" for problem in error.problems]
         return []
 
     # Agents and servers

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from holdfast.cli.parameters import NAME
 from holdfast.cli.store import SQLITE, default_store
 
 _RECENT = 20_000
@@ -34,8 +35,9 @@ _COLUMN = """
     WHERE number > (SELECT max(number) FROM handles) - :recent AND substr({0}, 1, length(:begun)) = :begun
     ORDER BY 1 LIMIT :offered
 """
-_QUERIES = {"id": _HANDLES, "conversation": _COLUMN.format("conversation"), "tool": _COLUMN.format("tool")}
-"""By the name of the parameter that takes such a name."""
+_CONVERSATIONS = _COLUMN.format("conversation")
+_QUERIES = {"id": _HANDLES, "tool": _COLUMN.format("tool")}
+"""By the name of the parameter that takes such a name; those for conversations have a type of their own."""
 
 
 @click.command()
@@ -52,14 +54,16 @@ def completion(shell: str) -> None:
 def complete_names(command: click.Command) -> None:
     """Let the parameters of a command that take names be completed from the store."""
     for parameter in command.params:
-        if parameter.name in _QUERIES:
-            parameter.type = _Name(live=command.name in _LIVE_ONLY)
+        query = _CONVERSATIONS if parameter.type is NAME else _QUERIES.get(parameter.name or "")
+        if query is not None:
+            parameter.type = _Name(query, live=command.name in _LIVE_ONLY)
 
 
 class _Name(click.types.StringParamType):
     """A name that is in the store."""
 
-    def __init__(self, *, live: bool) -> None:
+    def __init__(self, query: str, *, live: bool) -> None:
+        self._query = query
         self._live = live
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -67,7 +71,7 @@ class _Name(click.types.StringParamType):
             wanted = {"recent": _RECENT, "begun": incomplete, "live": self._live, "offered": _OFFERED}
             file = _store(ctx.params.get("store"))
             found: dict[str, str] = {}
-            for name, about in _rows(file, _QUERIES[param.name or ""], wanted):
+            for name, about in _rows(file, self._query, wanted):
                 found.setdefault(name, about)
             return [CompletionItem(name, help=about or None) for name, about in found.items() if name.isprintable()]
         except Exception:  # what is typed can still be typed to its end

@@ -9,8 +9,8 @@ import click
 
 
 class Page(NamedTuple):
-    """`examples` are a line of explanation and one of shell each. Exit codes 0, 2 and 130 mean the same everywhere and
-    are listed where 0 says more than that all went well, or where there are others."""
+    """`examples` are a line of explanation and one of shell each. Exit codes 0, 2, 130 and 141 mean the same everywhere
+    and are listed where 0 says more than that all went well, or where there are others."""
 
     examples: tuple[tuple[str, str], ...]
     see: tuple[str, ...]
@@ -121,6 +121,7 @@ PAGES = {
             ("Interrupt what runs there:", "holdfast send sh --key C-c"),
             ("Answer a question:", "holdfast send deploy yes"),
             ("Answer with a secret, which is not shown:", "holdfast send sudo --password"),
+            ("Close the input of a command that reads it to its end:", "holdfast send count --close"),
         ),
         ("attach", "show", "abort"),
         ((0, "sent"), (1, "the handle did not take it: it has stopped, the answer does not fit …"), _REFUSED),

@@ -13,7 +13,8 @@ class _Name(click.types.StringParamType):
         name: str = super().convert(value, param, ctx)
         if not name.strip():
             self.fail("it is empty; a conversation has a name", param, ctx)
-        name.encode()  # what is not UTF-8 is refused; on its way to a server it would become another name
+        if any("\ud800" <= each <= "\udfff" for each in name):
+            self.fail("it is not UTF-8", param, ctx)
         return name
 
 
@@ -21,6 +22,8 @@ class _Address(click.types.StringParamType):
     """An address that others are given, with a path after it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from holdfast.config.serve_rules import BASE, is_base  # takes a while
+
         url: str = super().convert(value, param, ctx)
         if not is_base(url):
             raise click.UsageError(f"{'' if param is None else param.opts[0]} {BASE}", ctx)
@@ -29,12 +32,3 @@ class _Address(click.types.StringParamType):
 
 NAME = _Name()
 ADDRESS = _Address()
-BASE = "must begin with http:// or https:// and name a host, like https://holdfast.example.org"
-
-
-def is_base(url: str) -> bool:
-    """Whether an address with a path after it is an address."""
-    from holdfast.control.remote_requests import address  # takes a while
-
-    parts = address(url)
-    return parts is not None and not parts.query and not parts.fragment

@@ -31,6 +31,11 @@ def going_on(what: str) -> Iterator[None]:
         click.echo("\r\x1b[K", nl=False, err=True)
 
 
+def tell(line: str) -> None:
+    """A line on stderr that stays, in the place of the one that says it is going on."""
+    click.echo(f"\r\x1b[K{line}" if sys.stderr.isatty() else line, err=True)
+
+
 async def _say(what: str) -> None:
     began = time.monotonic()
     while True:

@@ -32,6 +32,7 @@ _NOT_THERE = (
 @click.argument("TEXT", required=False)
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="A key of a terminal, pressed after the text.")
 @click.option("--password", is_flag=True, help="Read the text without showing it: for a secret.")
+@click.option("--close", is_flag=True, help="Close its input: nothing more will be sent.")
 @click.option(
     "--conversation", metavar="C", type=NAME, help="The conversation it is in, if several have one of that id."
 )
@@ -44,6 +45,7 @@ def send(
     text: str | None,
     keys: tuple[str, ...],
     password: bool,
+    close: bool,
     conversation: str | None,
     where: Where,
     as_json: bool,
@@ -55,11 +57,16 @@ def send(
     """
     if password and text is not None:
         raise click.UsageError("--password reads the text itself; leave TEXT out", context)
-    if text is None and not keys and not password:
-        raise click.UsageError("nothing to send: give TEXT, --key or --password", context)
+    if close and (text is not None or keys or password):
+        raise click.UsageError("--close sends nothing else; leave TEXT, --key and --password out", context)
+    if text is None and not keys and not password and not close:
+        raise click.UsageError("nothing to send: give TEXT, --key, --password or --close", context)
     given = _secret() if password else _stdin() if text == "-" else text
+    sent: dict[str, Any] = {"keys": keys, "secret": password}
+    if given is not None or close:
+        sent["input"] = given
     try:
-        reply = run(_send(where, id, conversation, given, keys, secret=password))
+        reply = run(_send(where, id, conversation, sent))
     except HoldfastError as error:
         if error.code in _NOT_THERE:
             raise
@@ -87,14 +94,12 @@ def _stdin() -> str:
     return data.decode(errors="surrogateescape")
 
 
-async def _send(
-    where: Where, id: str, conversation: str | None, given: str | None, keys: tuple[str, ...], *, secret: bool
-) -> dict[str, Any]:
+async def _send(where: Where, id: str, conversation: str | None, sent: dict[str, Any]) -> dict[str, Any]:
     from holdfast.turn import frames
 
     async with opened(where) as controls:
         (fact,) = await controls.find((id,), conversation)
-        want = frames.Want(uid=fact["uid"], want="send", input=given, keys=keys, secret=secret)
+        want = frames.Want(uid=fact["uid"], want="send", **sent)
         async with controls.talk(fact, want) as talk:
             while True:
                 kind, payload = await talk.receive()

@@ -17,7 +17,7 @@ import click
 
 from holdfast.cli.configured import config_option, the_config
 from holdfast.cli.mcp import settings_of
-from holdfast.cli.parameters import ADDRESS, BASE, NAME, is_base
+from holdfast.cli.parameters import ADDRESS, NAME
 from holdfast.cli.store import store_of, store_option
 from holdfast.cli.tokens import LEAST, TOKEN, check_own_token, is_token, text_of, tokens_of
 from holdfast.config import Config, load_config
@@ -87,7 +87,7 @@ def serve(
         store=store or store_of(loaded),
         host=host or settings.host,
         port=settings.port if port is None else port,
-        url=url or _configured_url(loaded),
+        url=url or settings.url,
         token=given,
         principals=tokens_of(tokens),
         conversation=conversation,
@@ -98,14 +98,6 @@ def serve(
         sys.exit(asyncio.run(_serve(asked, ended)))
     except asyncio.CancelledError:  # before it served
         sys.exit(128 + ended[0])
-
-
-def _configured_url(config: Config) -> str | None:
-    url = config.serve.url
-    if url is not None and not is_base(url):
-        assert config.source is not None, "it was read from a file"
-        raise ConfigError([f"{config.source.at(('serve', 'url'))}: {BASE}"])
-    return url
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,20 +3,26 @@
 Exit code 0 when they have, 1 when one of them failed or was aborted, 124 when the time was up first.
 """
 
+import asyncio
 import math
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli.parameters import NAME
 from holdfast.cli.printing import one_line, print_json, terminal_width
-from holdfast.cli.progress import going_on
+from holdfast.cli.progress import going_on, tell
 from holdfast.cli.store import Where, opened, run, where_options
+from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.control.base import Controls
 
 _TIMED_OUT = 124
+_LOOK_SECS = 1.0
+"""How often is looked whether the processes live that run them: nothing rings when one dies."""
 _WIDTH = 200
 """Columns of a line where there is no terminal to fit."""
 
@@ -72,16 +78,47 @@ async def _wait(
 ) -> dict[str, Any]:
     async with opened(where, acting=True) as controls:
         facts = await controls.find(ids, conversation)
-        for fact in facts:
-            if fact["owner"] == "gone":
-                said = "the process that ran it is gone, and no other has gone on with it yet"
-                click.echo(f"{one_line(fact['id'])}: {said}", err=True)
         open_ones = [fact for fact in facts if fact["state"] != "stopped"]
-        with going_on(f"waiting for {_named(open_ones)}"):
-            waited = await controls.wait_for(facts, any=any_of_them, timeout=timeout)
+        async with _telling_who_is_gone(controls, open_ones):
+            with going_on(f"waiting for {_named(open_ones)}"):
+                waited = await controls.wait_for(facts, any=any_of_them, timeout=timeout)
         if not whole:
             await _look_up(controls, facts, waited["completed"])
         return waited
+
+
+@asynccontextmanager
+async def _telling_who_is_gone(controls: "Controls", facts: list[dict[str, Any]]) -> AsyncIterator[None]:
+    """Say whose process is gone: now, and while the block lasts."""
+    told: set[tuple[str, int]] = set()
+    _tell(facts, told)
+    looking = asyncio.create_task(_look(controls, {fact["uid"] for fact in facts}, told))
+    try:
+        yield
+    finally:
+        looking.cancel()
+        with suppress(asyncio.CancelledError):
+            await looking
+
+
+async def _look(controls: "Controls", uids: set[str], told: set[tuple[str, int]]) -> None:
+    while True:
+        await asyncio.sleep(_LOOK_SECS)
+        for uid in tuple(uids):
+            with suppress(HoldfastError):  # what is wrong is told by the wait itself
+                (fact,) = await controls.find((uid,), None)
+                _tell((fact,), told)
+                if fact["state"] == "stopped":
+                    uids.discard(uid)
+
+
+def _tell(facts: Iterable[dict[str, Any]], told: set[tuple[str, int]]) -> None:
+    """Say it once of each, and again if a process that has gone on with it, which is another attempt, goes too."""
+    for fact in facts:
+        attempt = fact["uid"], fact["attempt"]
+        if fact["owner"] == "gone" and attempt not in told:
+            told.add(attempt)
+            tell(f"{one_line(fact['id'])}: the process that ran it is gone, and no other has gone on with it yet")
 
 
 async def _look_up(controls: "Controls", facts: list[dict[str, Any]], completed: list[dict[str, Any]]) -> None:

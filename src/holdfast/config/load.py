@@ -11,6 +11,7 @@ from holdfast.config.explain import kind, problems
 from holdfast.config.locate import KeyPath, Lines
 from holdfast.config.model import Config, ToolSettings
 from holdfast.config.rules import Problem, tool_problems
+from holdfast.config.serve_rules import serve_problems
 from holdfast.config.server_rules import server_problems
 from holdfast.config.source import DEFAULTS, TOOLS, Source, shown
 from holdfast.errors import ConfigError
@@ -58,7 +59,11 @@ def inspect_config(path: Path) -> tuple[Config, list[Problem]]:
     config = Config.model_validate(document)
     config._source = source
     wrong_keys = [key for key, _ in found]
-    rules = (*server_problems(config.mcp.servers), *agent_problems(config.agents, config.conversation.tools))
+    rules = (
+        *server_problems(config.mcp.servers),
+        *agent_problems(config.agents, config.conversation.tools),
+        *serve_problems(config.serve),
+    )
     found += [each for each in rules if not any(_about(each[0], k) for k in wrong_keys)]
     found.sort(key=lambda problem: source.line(problem[0]))
     # A rule that a default breaks is found once for each tool it is merged under.
