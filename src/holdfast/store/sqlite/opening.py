@@ -126,8 +126,16 @@ def _check_alone(path: Path) -> None:
     """SQLite would take what an earlier database left behind for changes to a new one."""
     for end in ("-wal", "-journal"):
         left = Path(f"{path}{end}")
-        if left.exists() and left.stat().st_size:
+        if _holds(left) and not _holds(path):  # or somebody has made it meanwhile
             raise unusable(f"store `{path}` is gone but `{left}` is there; put the database back, or remove that file")
+
+
+def _holds(file: Path) -> bool:
+    """Whether the file is there, with something in it."""
+    try:
+        return file.stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def _file_system(place: Path) -> str:

@@ -276,7 +276,7 @@ class Writer:
                     _begin_at_once(connection)
                 else:
                     run("BEGIN IMMEDIATE")
-                tx = self._statements(connection, commits)
+                tx = self._statements(connection, commits, at_once)
                 if self._fault is not None:
                     self._fault("before")
                 evidence = self._evidence(tx)
@@ -333,7 +333,7 @@ class Writer:
         self.commits += 1
         self._counted += counted
 
-    def _statements(self, connection: apsw.Connection, commits: list[Commit]) -> Transaction:
+    def _statements(self, connection: apsw.Connection, commits: list[Commit], at_once: bool) -> Transaction:
         """Everything of a transaction but its beginning and its end."""
         tx = Transaction(connection, self._owner, self._directory)
         try:
@@ -341,8 +341,10 @@ class Writer:
                 commit.results, commit.error, commit.told = results, None, bool(tx.events)
         except STORAGE:
             raise
-        except Exception:  # one of them is refused: find out which
+        except Exception as refused:  # one of them is: find out which
             connection.execute("ROLLBACK")
+            if at_once:  # to begin again may take long
+                raise Busy from refused
             connection.execute("BEGIN IMMEDIATE")
             tx = self._one_by_one(connection, commits)
         write_events(tx)
@@ -389,7 +391,7 @@ class Writer:
 
 
 class Busy(Exception):
-    """Another connection writes just now."""
+    """The loop's thread would have to wait: for another connection that writes just now, or to begin once more."""
 
 
 class NotNow:
