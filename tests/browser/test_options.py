@@ -54,11 +54,58 @@ async def test_Enter_beside_the_buttons_chooses_none_of_them(workshop: Served) -
             await question(tab, text).get_by_role("button", name="one").click()
         card = question(tab, "Is that all?")
         await card.get_by_role("checkbox").press("Enter")
+        await expect(card.get_by_role("alert")).to_contain_text("nothing was chosen")
         await card.get_by_role("checkbox").press("Space")
         await expect(card.get_by_role("checkbox")).to_be_checked()
         assert await asked(workshop) == ["Is that all?"]
         await card.get_by_role("button", name="Yes").press("Enter")
         assert await assistant.result("s") == "one, one, True"
+
+
+async def test_without_scripts_Enter_beside_the_buttons_answers_nothing(workshop: Served) -> None:
+    async with (
+        agent(workshop) as assistant,
+        browser() as chromium,
+        page(chromium, WIDE, entry=workshop.entry, java_script_enabled=False) as tab,
+    ):
+        await assistant.spawn("survey", "s")
+        for text in ("The first?", "The second?"):
+            await loaded_with(tab, question(tab, text))
+            await question(tab, text).get_by_role("button", name="one").click()
+            await expect(question(tab, text)).to_have_count(0)
+        card = question(tab, "Is that all?")
+        await loaded_with(tab, card)
+        await card.get_by_role("checkbox").check()
+        await card.get_by_role("checkbox").press("Enter")
+        await expect(card.get_by_role("alert")).to_contain_text("nothing was chosen")
+        await expect(card.get_by_role("checkbox")).to_be_checked()
+        assert await asked(workshop) == ["Is that all?"]
+        await card.get_by_role("button", name="No").click()
+        assert await assistant.result("s") == "one, one, False"
+        allowed = assistant.spawning("deploy", "web", host="web-1")
+        card = tab.get_by_role("article").filter(has_text="web-1")
+        await loaded_with(tab, card)
+        await card.get_by_role("checkbox").press("Enter")
+        await expect(card.get_by_role("alert")).to_contain_text("nothing was chosen")
+        assert not allowed.done()
+        await card.get_by_role("button", name="Allow", exact=True).click()
+        await allowed
+        assert await assistant.result("web") == "deployed to web-1\n"
+
+
+async def test_without_scripts_a_page_that_comes_after_nothing_can_be_clicked_at_once(workshop: Served) -> None:
+    async with (
+        agent(workshop) as assistant,
+        browser() as chromium,
+        page(chromium, WIDE, entry=workshop.entry, java_script_enabled=False) as tab,
+    ):
+        await assistant.spawn("survey", "s")
+        await time_held(tab)
+        await tab.goto(workshop.base)
+        button = question(tab, "The first?").get_by_role("button", name="two")
+        await expect(button).to_have_css("opacity", "1")
+        await click(tab, await button.bounding_box())
+        await expect(question(tab, "The first?")).to_have_count(0)
 
 
 async def test_without_scripts_what_a_new_page_asks_is_not_answered_by_the_click_before_it(workshop: Served) -> None:
@@ -74,10 +121,12 @@ async def test_without_scripts_what_a_new_page_asks_is_not_answered_by_the_click
         other = question(tab, "The second?").get_by_role("button", name="two")
         held = await time_held(tab)  # no time passes for what a page does when it comes
         await loaded_with(tab, other)
+        await expect(other).to_have_css("opacity", "0.45")
         await click(tab, await other.bounding_box(), 2)
         await expect(other).to_be_visible()
         assert await asked(workshop) == ["The second?"]
         await held.send("Animation.setPlaybackRate", {"playbackRate": 1})
+        await expect(other).to_have_css("opacity", "1")
         await other.click()
         await expect(question(tab, "The second?")).to_have_count(0)
         no = question(tab, "Is that all?").get_by_role("button", name="No")

@@ -1,15 +1,14 @@
 """The page of numbers, as it is read by whoever runs the server."""
 
+import asyncio
 import time
 from typing import Any
 
-import pytest
 from tests.serve.fake_control import FakeControl, NoScreens, fact
 from tests.serve.pages import Page, browser, dashboard
-from tests.turn.calls import STATEFUL, replies, spawn, wait_all
+from tests.turn.calls import STATEFUL, abort, replies, spawn, wait_all
 
 import holdfast
-from holdfast.serve.dashboard import today as counting
 from holdfast.serve.dashboard.today import ToolToday, today
 
 
@@ -21,6 +20,12 @@ async def quick() -> str:
 @holdfast.tool(actions=STATEFUL)
 async def fails() -> str:
     raise holdfast.ToolError("the disk is full")
+
+
+@holdfast.tool(actions=STATEFUL)
+async def endless() -> str:
+    await asyncio.Event().wait()
+    return "never"
 
 
 def figures(page: Page) -> dict[str, str]:
@@ -49,6 +54,16 @@ async def test_numbers_are_those_of_the_runtime() -> None:
         assert rows == ["quick 2", "fails 1", "fails 1 of 1"]
 
 
+async def test_S3_what_was_aborted_has_not_failed() -> None:
+    async with dashboard([fails, endless]) as seen:
+        await replies(seen.turn, spawn("endless", "a"), spawn("endless", "b"), spawn("fails", "c"), wait_all("c"))
+        await replies(seen.turn, abort("endless", "a"), abort("endless", "b"))
+        page = await seen.page("/stats")
+        assert figures(page)["Stopped today"] == "3 2 aborted, 1 failed"
+        rows = [" ".join(row.text.split()) for row in page.all("tr") if "data-key" in row.attributes]
+        assert rows == ["endless 2", "fails 1", "fails 1 of 1"]
+
+
 async def test_numbers_are_said_in_words() -> None:
     page = await read(FakeControl())
     assert page.texts("p", class_="statement") == ["Tools produced 48 MB; models were shown 1.9 MB: 4.0 % of it."]
@@ -73,8 +88,11 @@ async def test_what_is_for_engineers_comes_last_and_leads_to_the_metrics() -> No
     assert [each.attributes["href"] for each in part.inside if each.tag == "a"] == ["/metrics"]
 
 
+NOON = time.mktime((2026, 3, 4, 12, 0, 0, 0, 0, -1))
+
+
 class Stopped(FakeControl):
-    """A control with that many handles that have stopped, a second apart, a page at a time."""
+    """A control with that many handles that have stopped, a second apart."""
 
     def __init__(self, count: int, now: float) -> None:
         super().__init__(empty=True)
@@ -83,32 +101,18 @@ class Stopped(FakeControl):
             for n in range(count)
         ]
 
-    async def handles(self, **asked: Any) -> dict[str, Any]:
-        self.asked.append(asked)
-        first = int(asked["after"]) + 1 if asked["after"] else 0
-        page = self.listed[first : first + asked["limit"]]
-        more = first + len(page) < len(self.listed)
-        return {"handles": page, "next": page[-1]["uid"] if more else None}
-
-
-NOON = time.mktime((2026, 3, 4, 12, 0, 0, 0, 0, -1))
-
 
 async def test_what_stopped_before_midnight_is_not_of_today() -> None:
-    control: Any = Stopped(1000, NOON - 12 * 3600 + 299)
-    found = await today(control, NOON)
-    assert (found.stopped, found.since) == (300, None)
+    store: Any = Stopped(1000, NOON - 12 * 3600 + 299)
+    found = await today(store, NOON)
+    assert found.stopped == 300
     assert found.outcomes == [("done", 225), ("failed", 75)]
     assert found.used == [ToolToday("even", 150, 75), ToolToday("odd", 150, 0)]
     assert found.failing == [ToolToday("even", 150, 75)]
-    assert len(control.asked) == 2
 
 
-async def test_of_very_many_the_last_are_counted_and_it_is_said_since_when(monkeypatch: pytest.MonkeyPatch) -> None:
-    control: Any = Stopped(5000, NOON)
-    found = await today(control, NOON)
-    assert (found.stopped, found.since) == (counting.MOST, NOON - counting.MOST + 1)
-    assert len(control.asked) == counting.MOST // 200
-    monkeypatch.setattr(counting, "_midnight", lambda now: 0.0)
-    told = figures(await read(control))["Stopped today"]
-    assert told.startswith(f"1,000+ of these, since {time.strftime('%H:%M', time.localtime(found.since))}: 750 done")
+async def test_all_of_very_many_are_counted() -> None:
+    midnight = time.mktime((*time.localtime()[:3], 0, 0, 0, 0, 0, -1))
+    control = Stopped(5000, midnight + 4999)
+    assert figures(await read(control))["Stopped today"] == "5,000 3,750 done, 1,250 failed"
+    assert control.asked == [], "no list is read for it"

@@ -38,6 +38,9 @@ _DONE = {
 }
 """What a decision about a kind of need came to; see `look.SAID`."""
 
+_NOTHING = {"status": "again", "problem": "nothing was chosen, so nothing is answered yet: choose one of the answers"}
+"""To a form that was sent by none of its buttons; see `no_answer` in macros.html."""
+
 Fields = dict[str, str]
 Acts = Callable[[Request, Fields], Awaitable[Response]]
 Home = Callable[..., Awaitable[Response]]
@@ -80,10 +83,10 @@ class Forms:
         of = need["tool"] if need["kind"] in ("permission", "result") else need["handle_id"] or need["tool"]
         decision: dict[str, Any] = {name: fields[name] for name in ("decision", "reason", "value") if name in fields}
         decision["remember"] = "remember" in fields
-        answer = await self._control.decide(id, decision)
+        answer = await self._control.decide(id, decision) if _says_something(fields) else _NOTHING
         if answer["status"] == "again":
             typed = None if need["kind"] == "secret" else fields.get("value")
-            draft = {"problem": answer["problem"], "text": typed, "field": fields.get("decision")}
+            draft = {"problem": answer["problem"], "text": typed, "remember": decision["remember"]}
             return await self._home(request, status=422, drafts={id: draft})
         if answer["status"] == "gone":
             return _back(fields, "gone", of)
@@ -126,6 +129,10 @@ class Forms:
             raise _Refused("no conversation was named whose keys are to be revoked", 422)
         await self._control.revoke(fields["conversation"])
         return _back(fields, "revoked", short_name(fields["conversation"]))
+
+
+def _says_something(fields: Fields) -> bool:
+    return "decision" in fields and (fields["decision"] != "answer" or "value" in fields)
 
 
 def _giver(id: str) -> str:

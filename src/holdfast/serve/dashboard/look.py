@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _AGENT = re.compile(r"/([^/]+)@[0-9a-f]{32}(?=/|\Z)")
 """A step down in the name of a sub-agent's conversation (`turn/lineage.py`)."""
-_CODE = re.compile(r"(?<!`)`(?=[^`\n]*[^`\s])([^`\n]+)`(?!`)")
+_CODE = re.compile(r"(?<!`)`(?=[^`\n]*[^`\s])[^`\n]+`(?!`)")
 """Something between two backticks, on one line; more than one in a row is something else."""
 _FEW, _SHORT = 6, 40
 """Options, and characters of each, up to which a question has a button for each."""
@@ -147,9 +147,9 @@ def _shown(value: Any) -> Any:
 
 
 def coded(text: str) -> Markup:
-    """A text in which what stands between backticks is code. Nothing else in it means anything: it is made printable
-    and escaped before backticks are looked for (K4)."""
-    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(printable(text)))))
+    """A text in which what stands between backticks looks like code, and they with it: who approves something sees all
+    of it. Nothing else in it means anything: it is made printable and escaped before backticks are looked for (K4)."""
+    return Markup(_CODE.sub(r"<code>\g<0></code>", str(escape(printable(text)))))
 
 
 def are_few(options: list[str]) -> bool:

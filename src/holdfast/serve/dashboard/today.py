@@ -1,24 +1,16 @@
 """What has stopped today, counted by outcome and by tool, for the page of numbers.
 
-Only spawned handles are looked at, newest first, and at most `MOST` of them: an index has them in order, so that it
-costs a few pages of the list however many are stored. If there were more today, it is said since when it was counted.
+Only spawned handles are counted. The store does that, beside the loop: nothing of them is read but how they ended.
 """
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from holdfast.control.looking import PAGE
 from holdfast.serve.dashboard.look import mark
+from holdfast.store.base import Store
 
-if TYPE_CHECKING:
-    from holdfast.control.control import Control
-
-MOST = 1000
-"""Handles that are looked at."""
 _TOOLS = 5
 """Tools that are named."""
 
@@ -37,8 +29,6 @@ class Today:
     """What has stopped today."""
 
     stopped: int
-    since: float | None
-    """When the first of them stopped, if there were more than were counted."""
     outcomes: Sequence[tuple[str, int]]
     """How many ended how, in the words of `mark`: what is done, then the most frequent."""
     used: Sequence[ToolToday]
@@ -47,40 +37,22 @@ class Today:
     """Those with the most failures, the first of them; none that has not failed."""
 
 
-async def today(control: "Control", now: float) -> Today:
+async def today(store: Store, now: float) -> Today:
     """What has stopped since midnight, by the clock of this machine."""
-    facts, more = await _stopped(control, _midnight(now))
-    handles, failures = Counter[str](), Counter[str]()
-    outcomes = Counter[str]()
-    for fact in facts:
-        shape, word = mark(fact)
-        outcomes[word] += 1
-        handles[fact["tool"]] += 1
-        failures[fact["tool"]] += shape == "failed"
-    tools = [ToolToday(name, count, failures[name]) for name, count in handles.most_common()]
+    handles, failures, outcomes = Counter[str](), Counter[str](), Counter[str]()
+    for (tool, status, ended_by), count in (await store.ended(_midnight(now))).items():
+        shape, word = mark({"state": "stopped", "ended_by": ended_by, "ok": status == "completed"})
+        outcomes[word] += count
+        handles[tool] += count
+        failures[tool] += count if shape == "failed" else 0
+    tools = [ToolToday(name, handles[name], failures[name]) for name in sorted(handles)]
     failing = sorted((tool for tool in tools if tool.failed), key=lambda tool: -tool.failed)
     return Today(
-        stopped=len(facts),
-        since=facts[-1]["stopped"] if more else None,
-        outcomes=sorted(outcomes.items(), key=lambda each: (each[0] != "done", -each[1])),
-        used=tools[:_TOOLS],
+        stopped=handles.total(),
+        outcomes=sorted(outcomes.items(), key=lambda each: (each[0] != "done", -each[1], each[0])),
+        used=sorted(tools, key=lambda tool: -tool.handles)[:_TOOLS],
         failing=failing[:_TOOLS],
     )
-
-
-async def _stopped(control: "Control", midnight: float) -> tuple[list[dict[str, Any]], bool]:
-    """The handles that stopped after that, newest first, and whether there are more of them."""
-    found: list[dict[str, Any]] = []
-    after: str | None = None
-    while len(found) < MOST:
-        listed = await control.handles(state="stopped", sort="stopped", after=after, limit=PAGE)
-        fresh = [fact for fact in listed["handles"] if fact["stopped"] >= midnight]
-        found += fresh
-        after = listed["next"]
-        if after is None or len(fresh) < len(listed["handles"]):
-            return found, False
-        await asyncio.sleep(0)  # others have their turn between two pages
-    return found, True
 
 
 def _midnight(now: float) -> float:

@@ -248,9 +248,7 @@ document.addEventListener("click", ({ target }) => {
   }
 });
 
-document.addEventListener("keydown", (event) => {
-  const { key, target } = event;
-  if (key === "Enter" && target.matches("form[data-send] [type=checkbox]")) event.preventDefault(); // is no button
+document.addEventListener("keydown", ({ key, target }) => {
   const confirm = key === "Escape" && target.closest("details.confirm[open]");
   if (confirm) fold(confirm);
 });
