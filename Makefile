@@ -15,7 +15,7 @@ UNTIL_ENDED := sh -c '"$$@" & server=$$!; trap : INT; trap "kill $$server" TERM;
 	while kill -0 $$server 2>/dev/null; do wait $$server; code=$$?; done; case $$code in 130|143) ;; *) exit $$code; esac' sh
 
 .DEFAULT_GOAL := help
-.PHONY: help setup interop browser run demo docs lint test bench soak lock clean
+.PHONY: help setup interop browser run demo docs lint style types test bench soak lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -67,17 +67,23 @@ demo: setup ## run a first turn: examples/first_turn.py
 docs: setup ## write the generated parts of docs/reference anew
 	$(BIN)/python -m docs.generate
 
-lint: setup ## check style, format and types
+lint: style types ## check style, format and types
+
+style: setup
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+
+types: setup
 	$(BIN)/mypy $(CODE)
 
-# Checks and what has to be fetched are side by side. Tests start hundreds of programs of ours; where Python may not keep
-# what it compiles, each would compile everything.
-test: setup ## lint, then run all tests
-	@$(MAKE) --no-print-directory --output-sync=target -j3 lint interop browser
+# What has to be fetched is side by side, and types, which take a minute of one core, beside the tests. Tests start
+# hundreds of programs of ours; where Python may not keep what it compiles, each would compile everything.
+test: setup ## lint, and run all tests
+	@$(MAKE) --no-print-directory --output-sync=target -j3 style interop browser
 	$(BIN)/python -m compileall -q src tests
-	$(BIN)/pytest -n 4 --dist worksteal
+	@$(MAKE) --no-print-directory types >build/types.log 2>&1 & types=$$!; \
+		$(BIN)/pytest -n 4 --dist worksteal; tested=$$?; \
+		wait $$types; typed=$$?; cat build/types.log; exit $$((tested | typed))
 
 bench: setup ## measure, and keep the table in bench/RESULTS.md
 	$(BIN)/python -m bench
