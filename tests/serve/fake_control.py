@@ -6,7 +6,6 @@ Pages are tried against it, with text as bad as tools may print it, and pictures
 
 import time
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 HOSTILE = "<script>alert(1)</script>\x1b[31mred\x1b]0;title\x07 \u202egnp.exe \x9b1m"
@@ -159,11 +158,6 @@ class FakeControl:
         self.listed = [] if empty else all_handles()
         self.problem: str | None = None
         self.refusal: Exception | None = None
-
-    @property
-    def runtime(self) -> Any:
-        """Only its store is asked, and only for what has ended."""
-        return SimpleNamespace(registry=SimpleNamespace(store=self))
 
     async def ended(self, since: float) -> dict[tuple[str, str, str], int]:
         over = (fact for fact in self.listed if fact["state"] == "stopped" and fact["stopped"] >= since)

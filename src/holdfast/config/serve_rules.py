@@ -1,6 +1,7 @@
 """The rule of `[serve] url`, which is that of `--url`, too: an address that others are given, with a path after it."""
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from holdfast.config.model import ServeSettings
 from holdfast.config.rules import Problem
@@ -16,7 +17,10 @@ def serve_problems(serve: ServeSettings) -> Iterator[Problem]:
 
 def is_base(url: str) -> bool:
     """Whether an address with a path after it is an address."""
-    from holdfast.control.remote_requests import address  # takes a while, and few files have an address
-
-    parts = address(url)
-    return parts is not None and not parts.query and not parts.fragment
+    try:
+        parts = urlsplit(url)
+        there = parts.hostname is not None and parts.port != 0
+    except ValueError:  # what is in brackets is no address, or the port no number
+        return False
+    plain = url.isprintable() and " " not in url
+    return there and plain and parts.scheme in ("http", "https") and not parts.query and not parts.fragment

@@ -155,7 +155,7 @@ class Control(Looking):
             await self.runtime.registry.write((), keep=False)
         except HoldfastError as error:
             raise HoldfastError(
-                f"that was taken, and is written as soon as it can be; ask again whether it is: {error.message}",
+                f"that was taken, and is written as soon as it can be; a crash before would lose it: {error.message}",
                 code=error.code,
             ) from error
 

@@ -15,8 +15,8 @@ from holdfast.control.facts import details, entry_json, facts, wait_json
 from holdfast.control.finding import expired
 from holdfast.durable.keys import masked
 from holdfast.errors import HoldfastError
-from holdfast.handles.state import Stopped
-from holdfast.store.base import Expired, Kind, Record, Store, StoredEvent, WaitRow
+from holdfast.handles.state import EndedBy, Stopped
+from holdfast.store.base import Expired, Kind, Record, Status, Store, StoredEvent, WaitRow
 from holdfast.turn.lineage import parent_of
 
 PAGE = 200
@@ -121,6 +121,10 @@ class Reading:
         """What has happened to a handle, oldest first, as far as it is kept; of very much, the end."""
         newest = await self._store.events(uid=uid, newest=True, limit=_EVENTS)
         return [_event(event) for event in reversed(newest)]
+
+    async def ended(self, since: float) -> dict[tuple[str, Status, EndedBy], int]:
+        """How many spawned handles have stopped since then, by tool, status and what ended them."""
+        return await self._store.ended(since)
 
     async def workflow(self, uid: str) -> dict[str, Any]:
         """How far a workflow is."""

@@ -1,7 +1,6 @@
 """The pages that list: what needs a person, handles, conversations, notifications, keys, numbers, tools.
 
-Each view asks `Control` and fills a template; only what has stopped today is counted by the store (`today.py`).
-Lists are read a page at a time, from a cursor on.
+Each view asks `Control` and fills a template; none reads the store. Lists are read a page at a time, from a cursor on.
 """
 
 import time
@@ -225,7 +224,7 @@ class Pages:
 
     async def stats(self, request: Request) -> Response:
         """Numbers: of now, of today, since the server started, and how much is stored."""
-        stopped = await today(self._control.runtime.registry.store, time.time())
+        stopped = await today(self._control, time.time())
         return await self._look.page(request, "stats.html", stats=await self._control.stats(), today=stopped)
 
     async def tools(self, request: Request) -> Response:

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from holdfast.control.reading import Reading
 from holdfast.serve.dashboard.look import mark
-from holdfast.store.base import Store
 
 _TOOLS = 5
 """Tools that are named."""
@@ -37,10 +37,10 @@ class Today:
     """Those with the most failures, the first of them; none that has not failed."""
 
 
-async def today(store: Store, now: float) -> Today:
+async def today(control: Reading, now: float) -> Today:
     """What has stopped since midnight, by the clock of this machine."""
     handles, failures, outcomes = Counter[str](), Counter[str](), Counter[str]()
-    for (tool, status, ended_by), count in (await store.ended(_midnight(now))).items():
+    for (tool, status, ended_by), count in (await control.ended(_midnight(now))).items():
         shape, word = mark({"state": "stopped", "ended_by": ended_by, "ok": status == "completed"})
         outcomes[word] += count
         handles[tool] += count
