@@ -26,7 +26,7 @@ setup: $(READY) ## make .venv with the locked packages and this one, editable
 # The stamp is written last, so that an interrupted setup is done again; with nothing changed there is nothing to do.
 $(READY): requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "holdfast needs Python 3.11 or newer; $(PYTHON) is older. Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+		echo "keephold needs Python 3.11 or newer; $(PYTHON) is older. Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' || { \
 		echo "$(PYTHON) cannot make virtual environments; on Debian: apt install python3-venv" >&2; exit 1; }
 	@echo "Making .venv: this takes some minutes, once." >&2
@@ -59,7 +59,7 @@ browser: ## have the browser that the dashboard is tested with
 
 run: setup ## start the server, with the tools of examples/serve, and print its address; PORT=9000: on that port
 	@mkdir -p build/serve
-	@$(UNTIL_ENDED) $(BIN)/holdfast serve --config examples/serve/holdfast.toml --store sqlite:///build/serve/holdfast.db $(if $(PORT),--port $(PORT))
+	@$(UNTIL_ENDED) $(BIN)/keephold serve --config examples/serve/keephold.toml --store sqlite:///build/serve/keephold.db $(if $(PORT),--port $(PORT))
 
 demo: setup ## run a first turn: examples/first_turn.py
 	$(BIN)/python examples/first_turn.py
@@ -90,7 +90,7 @@ bench: setup ## measure, and keep the table in bench/RESULTS.md
 
 soak: setup ## run the long tests with their full counts
 	$(BIN)/python -m bench.soak
-	HOLDFAST_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal
+	KEEPHOLD_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal
 
 lock: ## write all lock files anew, with the newest versions that are allowed
 	test -x build/lock/bin/uv || $(PYTHON) -m venv build/lock

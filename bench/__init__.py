@@ -1,1 +1,1 @@
-"""What holdfast costs, as ratios against the raw thing it stands on: `make bench`, `make soak`."""
+"""What keephold costs, as ratios against the raw thing it stands on: `make bench`, `make soak`."""

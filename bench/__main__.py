@@ -64,7 +64,7 @@ TABLES: dict[str, dict[str, ModuleType]] = {
     "Serve": {"serve-complete": serve_complete, "serve-streams": serve_streams, "serve-pages": serve_pages},
 }
 BENCHMARKS = {name: module for benchmarks in TABLES.values() for name, module in benchmarks.items()}
-HEAD = ("what", "against", "holdfast", "result (min–max)", "bar", "met")
+HEAD = ("what", "against", "keephold", "result (min–max)", "bar", "met")
 
 
 def main() -> None:
@@ -92,7 +92,7 @@ def _measure(heading: str, chosen: list[str], plan: Plan) -> None:
 
 def _arguments() -> argparse.Namespace:
     names = [*map(str.lower, TABLES), *BENCHMARKS]
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure what holdfast costs.")
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure what keephold costs.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these: {', '.join(names)}")
     parser.add_argument("--quick", action="store_true", help="short rounds, to see that it runs; figures are rough")
     given = parser.parse_args()
@@ -127,7 +127,7 @@ def _what_is_measured(heading: str, plan: Plan) -> str:
     intro = (
         f"A result is the median of {plan.rounds} rounds of about {plan.seconds:g} s or more, in which ours and what "
         "it is compared with take turns: of their ratios, or of their differences where it has a sign; `against` and "
-        "`holdfast` are the medians of the rounds. What is measured:"
+        "`keephold` are the medians of the rounds. What is measured:"
     )
     parts = [f"**{name}** {inspect.getdoc(module)}" for name, module in TABLES[heading].items()]
     return "\n\n".join([intro, *parts])

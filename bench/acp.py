@@ -1,13 +1,13 @@
 """Updates of an ACP agent: how soon, how surely, and the end of a turn.
 
-**token** `holdfast acp` as a process with a SQLite store and a model that is played by a function. Each word of it is
+**token** `keephold acp` as a process with a SQLite store and a model that is played by a function. Each word of it is
 the time at which the model said it; the client, the client library in another process, looks at the clock when its
 handler gets the update. So the figure has the way through the agent, the pipe and the client in it, p50.
 
 **drained** From the return of the handler of a turn's last update to the return of `turn.drained()`, p50, with an agent
 that sends 1,000 updates and its `turn_complete` at once.
 
-**crowd** 200 sessions of one `holdfast acp` at once, each of which is told 20 words a second; every word has a number.
+**crowd** 200 sessions of one `keephold acp` at once, each of which is told 20 words a second; every word has a number.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import holdfast.acp
+import keephold.acp
 from bench.rounds import Plan, Row, seconds
 
 TOKEN_BAR = DRAINED_BAR = 0.001
@@ -39,7 +39,7 @@ for line in sys.stdin:
     request = json.loads(line)
     match request.get("method"):
         case "initialize":
-            offered = {{"_meta": {{"holdfast/turnComplete": {{}}}}}}
+            offered = {{"_meta": {{"keephold/turnComplete": {{}}}}}}
             say({{"id": request["id"], "result": {{"protocolVersion": 1, "agentCapabilities": offered}}}})
         case "session/new":
             say({{"id": request["id"], "result": {{"sessionId": "s"}}}})
@@ -48,21 +48,21 @@ for line in sys.stdin:
                 update = {{"sessionUpdate": "agent_message_chunk", "content": {{"type": "text", "text": str(number)}}}}
                 say({{"method": "session/update", "params": {{"sessionId": "s", "update": update}}}})
             over = {{"sessionId": "s", "promptRequestId": str(request["id"]), "stopReason": "end_turn"}}
-            say({{"method": "_holdfast/turn_complete", "params": over}})
+            say({{"method": "_keephold/turn_complete", "params": over}})
             say({{"id": request["id"], "result": {{"stopReason": "end_turn"}}}})
     sys.stdout.flush()
 """
 
 
 @asynccontextmanager
-async def _agent(words: int, pace: float) -> AsyncIterator[tuple[holdfast.acp.Connection, str]]:
+async def _agent(words: int, pace: float) -> AsyncIterator[tuple[keephold.acp.Connection, str]]:
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "holdfast.toml").write_text(_CONFIG)
+        (Path(directory) / "keephold.toml").write_text(_CONFIG)
         root = str(Path(__file__).parent.parent)
         given = {"BENCH_WORDS": str(words), "BENCH_PACE": str(pace), "PYTHONPATH": root}
         store = f"sqlite:///{directory}/store.db"
-        command = [sys.executable, "-m", "holdfast", "acp", "--store", store]
-        async with holdfast.acp.connect(command, cwd=directory, env=given) as agent:
+        command = [sys.executable, "-m", "keephold", "acp", "--store", store]
+        async with keephold.acp.connect(command, cwd=directory, env=given) as agent:
             yield agent, directory
 
 
@@ -98,7 +98,7 @@ async def _drained(length: float) -> float:
         nonlocal last
         last = perf_counter()
 
-    async with holdfast.acp.connect([sys.executable, "-c", _AGENT]) as agent:
+    async with keephold.acp.connect([sys.executable, "-c", _AGENT]) as agent:
         session = await agent.new_session(Path.cwd())
         end = perf_counter() + length
         while perf_counter() < end or len(taken) < 3:

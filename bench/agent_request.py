@@ -23,11 +23,11 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-import holdfast
+import keephold
 from bench.rounds import Plan, Row, seconds
-from holdfast.agent.conversation import Conversation
-from holdfast.agent.events import Answered, Called, Event
-from holdfast.tools.base import Tool
+from keephold.agent.conversation import Conversation
+from keephold.agent.events import Answered, Called, Event
+from keephold.tools.base import Tool
 
 BAR = 0.005
 TOOLS, MESSAGES, REQUESTS = 50, 200, 100
@@ -38,7 +38,7 @@ def _tools() -> list[Tool]:
         """Do something with a file."""
         return "done"
 
-    return [holdfast.tool(name=f"tool_{number}", actions=_actions(number))(work) for number in range(TOOLS)]
+    return [keephold.tool(name=f"tool_{number}", actions=_actions(number))(work) for number in range(TOOLS)]
 
 
 def _actions(number: int) -> Any:
@@ -75,7 +75,7 @@ class _Watch:
 
 async def _turn(store: str) -> tuple[float, float]:
     watch = _Watch()
-    async with holdfast.Runtime(_tools(), store=store) as runtime:
+    async with keephold.Runtime(_tools(), store=store) as runtime:
         conversation = runtime.conversation("c", model=FunctionModel(stream_function=watch.model))
         await conversation.open()
         for number in range(MESSAGES // 2):

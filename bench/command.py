@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-import holdfast
+import keephold
 from bench.rounds import Bar, Plan, Row, measure
 
 CONFIG = """
@@ -36,8 +36,8 @@ async def _bare(length: float) -> float:
 
 async def _ours(config: Path, length: float) -> float:
     times = []
-    call = holdfast.ToolCall("1", "nothing")
-    async with holdfast.Runtime(config=config) as rt, rt.turn("bench") as turn:
+    call = keephold.ToolCall("1", "nothing")
+    async with keephold.Runtime(config=config) as rt, rt.turn("bench") as turn:
         await turn.run([call])  # the guard starts with the first command
         until = perf_counter() + length
         while (began := perf_counter()) < until:
@@ -49,7 +49,7 @@ async def _ours(config: Path, length: float) -> float:
 
 def run(plan: Plan) -> list[Row]:
     with tempfile.TemporaryDirectory() as directory:
-        config = Path(directory) / "holdfast.toml"
+        config = Path(directory) / "keephold.toml"
         config.write_text(CONFIG)
         what = "one-shot command through a turn, p50, against `create_subprocess_exec` + `communicate`"
         return [measure(what, plan, Bar(1.3), _bare, partial(_ours, config))]

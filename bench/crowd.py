@@ -8,7 +8,7 @@ import asyncio
 import subprocess
 import sys
 
-import holdfast
+import keephold
 from bench.rounds import Bar, Plan, Row, measure
 from bench.wake import Held, handles, held_tool
 
@@ -17,19 +17,19 @@ CONVERSATIONS = 20  # each with no more than the 10,000 live handles it may have
 BATCH = 1000
 
 
-@holdfast.tool(actions=("spawn", "abort"), on_turn_end="keep")
+@keephold.tool(actions=("spawn", "abort"), on_turn_end="keep")
 async def idle() -> str:
     """Waits for ever."""
     await asyncio.get_running_loop().create_future()
     return "done"
 
 
-async def spawn_idle(rt: holdfast.Runtime, count: int, start: int = 0) -> None:
+async def spawn_idle(rt: keephold.Runtime, count: int, start: int = 0) -> None:
     """So many live handles, numbered from `start`, in batches of a thousand, spread over conversations."""
     for first in range(start, start + count, BATCH):
         async with rt.turn(f"crowd-{first // BATCH % CONVERSATIONS}") as turn:
             ids = [f"h{number}" for number in range(first, first + BATCH)]
-            responses = await turn.run([holdfast.ToolCall(id, "idle", {"action": "spawn", "id": id}) for id in ids])
+            responses = await turn.run([keephold.ToolCall(id, "idle", {"action": "spawn", "id": id}) for id in ids])
             assert not any(response.is_error for response in responses), responses[0].result
     await asyncio.sleep(0)  # now they wait
 
@@ -37,7 +37,7 @@ async def spawn_idle(rt: holdfast.Runtime, count: int, start: int = 0) -> None:
 async def side(others: int) -> None:
     """One side's process: a line with a length in, a line with the median of that round out."""
     held = Held()
-    rt = holdfast.Runtime([idle, held_tool(held)])
+    rt = keephold.Runtime([idle, held_tool(held)])
     await spawn_idle(rt, others)
     assert len(rt.live()) == others
     print("ready", flush=True)

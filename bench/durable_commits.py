@@ -7,15 +7,15 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-import holdfast
+import keephold
 from bench.rounds import Plan, Row
-from holdfast.store.sqlite import SqliteStore
+from keephold.store.sqlite import SqliteStore
 
 BAR = 3
 SIZES = (1, 10, 100, 1000)
 
 
-@holdfast.tool
+@keephold.tool
 async def quick(number: int) -> int:
     """Returns its argument in the next pass of the loop."""
     await asyncio.sleep(0)
@@ -25,10 +25,10 @@ async def quick(number: int) -> int:
 async def _count(path: Path, rounds: int) -> dict[int, int]:
     store = SqliteStore(path)
     most = dict.fromkeys(SIZES, 0)
-    async with holdfast.Runtime([quick], store=store) as rt, rt.turn() as turn:
+    async with keephold.Runtime([quick], store=store) as rt, rt.turn() as turn:
         for size in SIZES * rounds:
             before = store.commits
-            calls = [holdfast.ToolCall(f"{number}", "quick", {"number": number}) for number in range(size)]
+            calls = [keephold.ToolCall(f"{number}", "quick", {"number": number}) for number in range(size)]
             for response in await turn.run(calls):
                 assert not response.is_error, response.result
             most[size] = max(most[size], store.commits - before)

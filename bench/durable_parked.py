@@ -1,7 +1,7 @@
 """1,000,000 calls that wait for their completion from outside, and nobody runs them.
 
 100,000 are parked by a process through the API: a spawned tool that takes its completion key and returns
-`holdfast.Pending`, in batches of 1,000, each in a turn. The rest are copies of them, made by SQL in the file while that
+`keephold.Pending`, in batches of 1,000, each in a turn. The rest are copies of them, made by SQL in the file while that
 process has it open, with uids, ids and keys of their own; not copied is what a turn keeps of its batches.
 
 - *Memory*: growth of that process's resident set from the 1,000th parked call to all of them, garbage collected, after
@@ -26,11 +26,11 @@ from typing import Any
 import apsw
 import psutil
 
-import holdfast
+import keephold
 from bench.gaps import figure
 from bench.rounds import Plan, Row
-from holdfast.durable.keys import key_id, make_key
-from holdfast.upkeep import SWEEP_SECS
+from keephold.durable.keys import key_id, make_key
+from keephold.upkeep import SWEEP_SECS
 
 BAR_MEMORY, BAR_RESTART = 64 << 20, 2.0
 PARKED, BY_API = 1_000_000, 100_000
@@ -39,11 +39,11 @@ CONVERSATIONS = 20
 _COPY = 10_000  # rows in a transaction: the runtime must be able to write meanwhile
 
 
-@holdfast.tool(actions=("spawn", "abort"))
-async def approve(call: holdfast.Call) -> holdfast.Pending:
+@keephold.tool(actions=("spawn", "abort"))
+async def approve(call: keephold.Call) -> keephold.Pending:
     """Waits for somebody outside."""
     await call.completion_key()
-    return holdfast.Pending(deadline=7 * 86_400)
+    return keephold.Pending(deadline=7 * 86_400)
 
 
 def _resident() -> int:
@@ -57,7 +57,7 @@ def _resident() -> int:
 
 async def park(path: str, count: int) -> None:
     """Park so many; after a line on stdin, which says that the copies are there, print how memory has grown."""
-    async with holdfast.Runtime([approve], store=f"sqlite:///{path}") as rt:
+    async with keephold.Runtime([approve], store=f"sqlite:///{path}") as rt:
         await _batch(rt, 0)
         before = _resident()
         for first in range(BATCH, count, BATCH):
@@ -69,15 +69,15 @@ async def park(path: str, count: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def _batch(rt: holdfast.Runtime, first: int) -> None:
+async def _batch(rt: keephold.Runtime, first: int) -> None:
     async with rt.turn(f"parked-{first // BATCH % CONVERSATIONS}") as turn:
         ids = [f"p{number}" for number in range(first, first + BATCH)]
-        responses = await turn.run([holdfast.ToolCall(id, "approve", {"action": "spawn", "id": id}) for id in ids])
+        responses = await turn.run([keephold.ToolCall(id, "approve", {"action": "spawn", "id": id}) for id in ids])
         assert not any(response.is_error for response in responses), responses[0].result
         await all_parked(rt)
 
 
-async def all_parked(rt: holdfast.Runtime) -> None:
+async def all_parked(rt: keephold.Runtime) -> None:
     """Until nothing runs any more. Not timed."""
     while rt.live():  # noqa: ASYNC110 (nobody tells when a call is parked)
         await asyncio.sleep(0.001)
@@ -85,7 +85,7 @@ async def all_parked(rt: holdfast.Runtime) -> None:
 
 async def resolve(path: str, key: str) -> None:
     """Open, resolve, print when that was answered."""
-    async with holdfast.Runtime([approve], store=f"sqlite:///{path}") as rt:
+    async with keephold.Runtime([approve], store=f"sqlite:///{path}") as rt:
         outcome = await rt.resolve(key, {"status": "ok", "payload": "yes"})
         print(perf_counter(), outcome.status, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

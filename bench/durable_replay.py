@@ -17,7 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Never
 
-import holdfast
+import keephold
 from bench.gaps import figure
 from bench.inside import trivial
 from bench.rounds import Plan, Row, seconds
@@ -39,9 +39,9 @@ class Replayed:
         self.began = self.took = 0.0
         self.done = asyncio.Event()
 
-    def tool(self) -> holdfast.Tool:
-        @holdfast.tool(actions=("spawn", "abort"), on_crash="replay")
-        async def work(call: holdfast.Call) -> str:
+    def tool(self) -> keephold.Tool:
+        @keephold.tool(actions=("spawn", "abort"), on_crash="replay")
+        async def work(call: keephold.Call) -> str:
             effects = call.durable()
             self.began = perf_counter()
             if call.attempt == 1:
@@ -62,8 +62,8 @@ class Replayed:
 async def record(path: str, steps: int) -> None:
     """The child: record them, and be gone."""
     replayed = Replayed(steps)
-    async with holdfast.Runtime([replayed.tool()], store=f"sqlite:///{path}") as rt, rt.turn("bench") as turn:
-        await turn.run([holdfast.ToolCall("1", "work", {"action": "spawn", "id": "w"})])
+    async with keephold.Runtime([replayed.tool()], store=f"sqlite:///{path}") as rt, rt.turn("bench") as turn:
+        await turn.run([keephold.ToolCall("1", "work", {"action": "spawn", "id": "w"})])
         await replayed.done.wait()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -72,7 +72,7 @@ async def _replay(path: Path, steps: int) -> tuple[float, float]:
     """Seconds for each step, and until the first one."""
     replayed = Replayed(steps)
     opened = perf_counter()
-    async with holdfast.Runtime([replayed.tool()], store=f"sqlite:///{path}"):
+    async with keephold.Runtime([replayed.tool()], store=f"sqlite:///{path}"):
         await replayed.done.wait()
     return replayed.took / steps, replayed.began - opened
 

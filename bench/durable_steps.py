@@ -19,7 +19,7 @@ from bench.gaps import TURN, Times, alternate, gap
 from bench.inside import inside, step_on, trivial
 from bench.raw import Raw
 from bench.rounds import Bar, Plan, Row, measure
-from holdfast.durable.effects import Effects
+from keephold.durable.effects import Effects
 
 BAR = 150e-6
 CALLS, STEPS = 64, 500

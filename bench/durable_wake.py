@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-import holdfast
+import keephold
 from bench.durable_steps import inserting
 from bench.gaps import TURN, Times, alternate, figure, gap
 from bench.inside import Inside, inside, pause, trivial
 from bench.raw import Raw, percentile
 from bench.rounds import Plan, Row, seconds
-from holdfast.durable.effects import Effects
+from keephold.durable.effects import Effects
 
 BAR, BAR_ELSEWHERE, BAR_BUSY = 200e-6, 2e-3, 20e-3
 BUSY_CALLS = 16
@@ -34,7 +34,7 @@ _OK = {"status": "ok", "payload": 1}
 class Waking:
     """Waits of one call, one after another, each resolved by the same process."""
 
-    def __init__(self, rt: holdfast.Runtime, effects: Effects) -> None:
+    def __init__(self, rt: keephold.Runtime, effects: Effects) -> None:
         self._rt, self._effects = rt, effects
         self._names = itertools.count()
         self._began = 0.0
@@ -61,7 +61,7 @@ class Waking:
 class WakingFromElsewhere(Waking):
     """The same, resolved by another process."""
 
-    def __init__(self, rt: holdfast.Runtime, effects: Effects, child: Process) -> None:
+    def __init__(self, rt: keephold.Runtime, effects: Effects, child: Process) -> None:
         super().__init__(rt, effects)
         self._child = child
 
@@ -83,7 +83,7 @@ class WakingFromElsewhere(Waking):
 async def resolve_what_comes(path: str) -> None:
     """The other process: a key on a line in, the time when it began to resolve it out."""
     loop = asyncio.get_running_loop()
-    async with holdfast.Runtime(store=f"sqlite:///{path}") as rt:
+    async with keephold.Runtime(store=f"sqlite:///{path}") as rt:
         print("ready", flush=True)
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             began = perf_counter()

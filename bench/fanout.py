@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from time import perf_counter
 
-import holdfast
+import keephold
 from bench.rounds import Bar, Plan, Row, measure
 
 COUNT = 10_000
@@ -51,15 +51,15 @@ async def _bare() -> float:
 async def _ours() -> float:
     gates = Gates()
 
-    @holdfast.tool(actions=("spawn", "fetch", "abort"))
+    @keephold.tool(actions=("spawn", "fetch", "abort"))
     async def work(n: int) -> str:
         return await gates.work(n)
 
-    async with holdfast.Runtime([work]) as rt, rt.turn("bench") as turn:
+    async with keephold.Runtime([work]) as rt, rt.turn("bench") as turn:
         began = perf_counter()
         for first in range(0, COUNT, BATCH):
             await turn.run([_spawn(n) for n in range(first, first + BATCH)])
-        everything = holdfast.ToolCall("all", "await", {"all": [f"h{n}" for n in range(COUNT)]})
+        everything = keephold.ToolCall("all", "await", {"all": [f"h{n}" for n in range(COUNT)]})
         waiting = asyncio.create_task(turn.run([everything]))
         for _ in range(3):  # the batch starts, the tool `await` starts, now it waits
             await asyncio.sleep(0)
@@ -70,8 +70,8 @@ async def _ours() -> float:
     return took
 
 
-def _spawn(n: int) -> holdfast.ToolCall:
-    return holdfast.ToolCall(str(n), "work", {"action": "spawn", "id": f"h{n}", "n": n})
+def _spawn(n: int) -> keephold.ToolCall:
+    return keephold.ToolCall(str(n), "work", {"action": "spawn", "id": f"h{n}", "n": n})
 
 
 async def _repeated(once: Callable[[], Awaitable[float]], length: float) -> float:

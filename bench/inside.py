@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import holdfast
-from holdfast.durable.effects import Effects
+import keephold
+from keephold.durable.effects import Effects
 
 Work = Callable[[Effects], Awaitable[None]]
 
@@ -17,8 +17,8 @@ class Inside:
     """A runtime with an open turn, to run things inside of calls."""
 
     def __init__(self) -> None:
-        self.rt: holdfast.Runtime
-        self._turn: holdfast.Turn
+        self.rt: keephold.Runtime
+        self._turn: keephold.Turn
         self._work: dict[str, Work] = {}
         self._ids = itertools.count()
 
@@ -26,7 +26,7 @@ class Inside:
         """Spawn so many calls whose tool does the work, and wait for them."""
         ids = [f"w{next(self._ids)}" for _ in range(calls)]
         self._work.update(dict.fromkeys(ids, work))
-        spawned = [holdfast.ToolCall(id, "work", {"action": "spawn", "id": id}) for id in ids]
+        spawned = [keephold.ToolCall(id, "work", {"action": "spawn", "id": id}) for id in ids]
         for response in await self._turn.run(spawned):
             assert not response.is_error, response.result
         waited = await self.rt.wait(all=ids, conversation=self._turn.conversation)
@@ -35,12 +35,12 @@ class Inside:
 
     @asynccontextmanager
     async def opened(self, path: Path) -> AsyncIterator["Inside"]:
-        @holdfast.tool(actions=("spawn", "abort"), on_crash="replay")
-        async def work(call: holdfast.Call) -> str:
+        @keephold.tool(actions=("spawn", "abort"), on_crash="replay")
+        async def work(call: keephold.Call) -> str:
             await self._work.pop(call.id)(call.durable())
             return "done"
 
-        async with holdfast.Runtime([work], store=f"sqlite:///{path}") as self.rt, self.rt.turn() as self._turn:
+        async with keephold.Runtime([work], store=f"sqlite:///{path}") as self.rt, self.rt.turn() as self._turn:
             yield self
 
 

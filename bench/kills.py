@@ -1,7 +1,7 @@
-"""SIGKILL to `holdfast turn` while its tools fork, move to new sessions and ignore SIGTERM (R2).
+"""SIGKILL to `keephold turn` while its tools fork, move to new sessions and ignore SIGTERM (R2).
 
 Each time the runtime dies at a random moment, from its first child on until all are up. What is left is not looked for
-by holdfast's marks but by a token of our own in the environment, which everything inherits. Within a second nothing may
+by keephold's marks but by a token of our own in the environment, which everything inherits. Within a second nothing may
 bear it but the guard, which looks a few times more before it goes, too.
 """
 
@@ -19,9 +19,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.tools import marks
+from keephold.tools import marks
 
-TOKEN = "HOLDFAST_KILLED"
+TOKEN = "KEEPHOLD_KILLED"
 LIMIT, GUARD_LIMIT = 1.0, 10.0
 """Seconds in which nothing that a tool started may be left, and nothing at all."""
 LOOKS = 3
@@ -91,7 +91,7 @@ def run(count: int, seed: int) -> Report:
     report, chance = Report(seed), random.Random(seed)
     token = f"{os.getpid()}-{secrets.token_hex(8)}"
     with tempfile.TemporaryDirectory() as directory:
-        config = Path(directory) / "holdfast.toml"
+        config = Path(directory) / "keephold.toml"
         config.write_text(CONFIG)
         for number in range(count):
             _kill_one(config, f"{token}-{number}", chance, report)
@@ -102,7 +102,7 @@ def run(count: int, seed: int) -> Report:
 
 
 def _kill_one(config: Path, token: str, chance: random.Random, report: Report) -> None:
-    command = [str(Path(sys.executable).with_name("holdfast")), "turn", "--config", str(config)]
+    command = [str(Path(sys.executable).with_name("keephold")), "turn", "--config", str(config)]
     command += ["--store", f"sqlite:///{config.with_name('store.db')}"]
     runtime = subprocess.Popen(
         command, env={**os.environ, TOKEN: token}, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
@@ -124,7 +124,7 @@ def _come_up(runtime: subprocess.Popen[str], token: str, count: int) -> list[int
     limit = time.monotonic() + 30
     while len(bearers := _bearers(token)) <= count:
         if runtime.poll() is not None:
-            raise RuntimeError(f"`holdfast turn` ended with {runtime.returncode} before it was killed")
+            raise RuntimeError(f"`keephold turn` ended with {runtime.returncode} before it was killed")
         if time.monotonic() > limit:
             raise RuntimeError(f"its tools started {len(bearers) - 1} processes, not {count}: {_named(bearers)}")
     return bearers

@@ -2,7 +2,7 @@
 
 Both answer with one text and nothing else. A server and its client are processes of their own, except in process; the
 transports are streamable HTTP of 2026-07-28 on loopback, standard input and output, and the SDK's in-process pair. Ours
-has a SQLite store, as `holdfast mcp` has, where a call is written before it runs and when it has ended; or none. A raw
+has a SQLite store, as `keephold mcp` has, where a call is written before it runs and when it has ended; or none. A raw
 commit (see `durable-steps`) is measured in the same turns.
 
 The client is the SDK's; the rows *by a plain socket* show the servers without it. The bar is for HTTP with SQLite.

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from bench.mcp_clients import Caller, connected
 from bench.mcp_servers import served, sqlite
 from bench.rounds import Plan, Row
-from holdfast.upkeep import SWEEP_SECS
+from keephold.upkeep import SWEEP_SECS
 
 BAR = 4 << 20
 PARKED, BEFORE = 10_000, 1000

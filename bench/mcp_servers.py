@@ -1,7 +1,7 @@
 """The servers that the MCP benchmarks call, each in a process of its own: ours, a bare one, and one that polls.
 
 All are served by uvicorn with the same options, on a loopback port. `echo` is the same function on each. On ours it is
-a tool of the runtime; `empty`, the SDK's own tool on the same server object, passes holdfast by.
+a tool of the runtime; `empty`, the SDK's own tool on the same server object, passes keephold by.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ import psutil
 import uvicorn
 from mcp.server import MCPServer
 
-import holdfast
-from holdfast.mcp.http import http_app
-from holdfast.mcp.server import Server
+import keephold
+from keephold.mcp.http import http_app
+from keephold.mcp.server import Server
 
 MEMORY = "memory:"
 POLL_SECS = 0.1
@@ -54,7 +54,7 @@ def bare() -> MCPServer[Any]:
 @asynccontextmanager
 async def ours(store: str) -> AsyncIterator[Server]:
     """Our server on an open runtime."""
-    async with holdfast.Runtime([holdfast.tool(echo)], store=store) as runtime:
+    async with keephold.Runtime([keephold.tool(echo)], store=store) as runtime:
         yield _with(Server(runtime), empty, resident)
 
 

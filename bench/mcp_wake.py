@@ -7,7 +7,7 @@ the disk, so a raw commit (see `durable-steps`) is measured in the same turns. T
 before that, and a wait that had not begun when it was completed (the server says how long it waited) does not count.
 
 - *Against an empty tool*: its round trip, by the completing client; the tool is the SDK's own on the same server, so
-  nothing of holdfast is in it. It is called after the same pause as a completion: processes that have slept for 30 ms
+  nothing of keephold is in it. It is called after the same pause as a completion: processes that have slept for 30 ms
   take half as long again as busy ones. A wake-up is half of each of two requests: about one round trip.
 - *Against polling*: the tools as they were before, on a bare server, with a look every 100 ms. Completions come at
   moments that are spread evenly over that interval.

@@ -12,7 +12,7 @@ import sys
 
 import psutil
 
-import holdfast
+import keephold
 from bench.crowd import OTHERS, idle, spawn_idle
 from bench.rounds import Plan, Row
 
@@ -26,7 +26,7 @@ def _resident() -> int:
 
 
 async def _ours() -> int:
-    rt = holdfast.Runtime([idle])
+    rt = keephold.Runtime([idle])
     await spawn_idle(rt, 1000)  # what is loaded and compiled once is not a handle's
     before = _resident()
     await spawn_idle(rt, OTHERS, start=1000)

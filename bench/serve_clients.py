@@ -1,4 +1,4 @@
-"""Who calls in the benchmarks of `holdfast serve`: connections that cost next to nothing, so that the server is timed.
+"""Who calls in the benchmarks of `keephold serve`: connections that cost next to nothing, so that the server is timed.
 
 `Plain` has one request under way at a time, on a connection that stays open. `Stream` hears an event stream and notes
 how much has come.

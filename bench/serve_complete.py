@@ -1,6 +1,6 @@
 """`POST /complete/<key>`, durable: requests a second. Against an empty Starlette handler with a raw group commit.
 
-Ours is `holdfast serve` with a SQLite store in which many handles wait for their completion; each request resolves
+Ours is `keephold serve` with a SQLite store in which many handles wait for their completion; each request resolves
 another of them, with a key that is verified, and is answered when that is on the disk. The other is a Starlette handler
 that reads the body, has one row written (see `durable-steps`, in groups as requests come together) and answers. Both
 are served by uvicorn with the same options in a process of their own and called by the same client: 32 connections that

@@ -1,4 +1,4 @@
-"""`holdfast serve` under load: 500 completions a second and 200 event streams, for a minute.
+"""`keephold serve` under load: 500 completions a second and 200 event streams, for a minute.
 
 Each completion is of another handle that waits, at its moment whether or not those before it have been answered. Every
 stream must hear of every one of them, once. Nothing may fail and, after the first half, nothing may grow: memory (in

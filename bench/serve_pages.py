@@ -1,6 +1,6 @@
-"""The dashboard and `holdfast ps` with 100,000 handles stored.
+"""The dashboard and `keephold ps` with 100,000 handles stored.
 
-*Pages*: a page by one connection to `holdfast serve`, p50, with 100,000 stopped handles in its SQLite store and 20 that
+*Pages*: a page by one connection to `keephold serve`, p50, with 100,000 stopped handles in its SQLite store and 20 that
 wait for their completion; against the same with 80 and 20. *ps*: the command as a process, from its start to its end,
 on the larger store, without a server: it lists the 20.
 """
@@ -36,7 +36,7 @@ async def _loading(port: int, page: str, length: float) -> float:
 
 
 def _listing(path: Path) -> float:
-    program = str(Path(sys.executable).with_name("holdfast"))
+    program = str(Path(sys.executable).with_name("keephold"))
     began = perf_counter()
     done = subprocess.run([program, "ps", "--store", f"sqlite:///{path}"], capture_output=True, text=True, check=True)
     took = perf_counter() - began
@@ -61,4 +61,4 @@ def run(plan: Plan) -> list[Row]:
                 )
                 for page in _PAGES
             ]
-    return [*pages, figure(f"`holdfast ps` on {MANY:,} handles, {LIVE} of them live", BAR_PS, listed)]
+    return [*pages, figure(f"`keephold ps` on {MANY:,} handles, {LIVE} of them live", BAR_PS, listed)]

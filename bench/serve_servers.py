@@ -1,4 +1,4 @@
-"""The servers that the benchmarks of `holdfast serve` call, each a process: ours, and an empty one that also commits.
+"""The servers that the benchmarks of `keephold serve` call, each a process: ours, and an empty one that also commits.
 
 The empty one is a Starlette application whose only handler reads the body, has a row written by a raw SQLite group
 commit, and answers. It is served by uvicorn as ours is. Its writer is a thread that writes in one transaction whatever
@@ -51,11 +51,11 @@ class Server:
 
 @contextmanager
 def ours(path: Path) -> Iterator[Server]:
-    """`holdfast serve` on that store, with no tools of its own."""
+    """`keephold serve` on that store, with no tools of its own."""
     config = path.with_suffix(".toml")
     config.touch()
     words = ["--store", f"sqlite:///{path}", "--config", str(config), "--port", "0"]
-    with _started([sys.executable, "-m", "holdfast", "serve", *words]) as server:
+    with _started([sys.executable, "-m", "keephold", "serve", *words]) as server:
         yield server
 
 
@@ -68,7 +68,7 @@ def empty(path: Path) -> Iterator[Server]:
 
 @contextmanager
 def _started(command: list[str]) -> Iterator[Server]:
-    environment = {**os.environ, "HOLDFAST_TOKEN": TOKEN}
+    environment = {**os.environ, "KEEPHOLD_TOKEN": TOKEN}
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.durable.keys import key_id, make_key, new_secret
-from holdfast.handles.state import Error, Ok, Running, Stopped
-from holdfast.store.base import Op, Parking, Record, Registered, SecretAdded, WaitOpened
-from holdfast.store.sqlite import SqliteStore
+from keephold.durable.keys import key_id, make_key, new_secret
+from keephold.handles.state import Error, Ok, Running, Stopped
+from keephold.store.base import Op, Parking, Record, Registered, SecretAdded, WaitOpened
+from keephold.store.sqlite import SqliteStore
 
 _CHUNK = 1000
 _CONVERSATIONS, _TOOLS = 20, ("build", "deploy", "test", "fetch_page", "summarise")

@@ -1,6 +1,6 @@
 """From an event to its arrival at 200 event streams, p99.
 
-200 connections hear `/api/events` of a `holdfast serve` with a SQLite store. Completions of handles that wait are sent
+200 connections hear `/api/events` of a `keephold serve` with a SQLite store. Completions of handles that wait are sent
 one after the other, with pauses, and each is timed from the moment its request is begun to the moment at which each of
 the streams has the event that tells of it: the request, the commit and the way to all streams are in the figure, and so
 is the client, which is one process for all of them.

@@ -1,4 +1,4 @@
-"""`holdfast --help` as a process, from its start to its end, p50. Against `python -c pass` of the same interpreter."""
+"""`keephold --help` as a process, from its start to its end, p50. Against `python -c pass` of the same interpreter."""
 
 import statistics
 import subprocess
@@ -20,7 +20,7 @@ def _p50(command: list[str], length: float) -> float:
 
 def run(plan: Plan) -> list[Row]:
     bare = [sys.executable, "-c", "pass"]
-    ours = [str(Path(sys.executable).with_name("holdfast")), "--help"]
+    ours = [str(Path(sys.executable).with_name("keephold")), "--help"]
     return [
-        measure("`holdfast --help`, against `python -c pass`", plan, Bar(8), partial(_p50, bare), partial(_p50, ours))
+        measure("`keephold --help`, against `python -c pass`", plan, Bar(8), partial(_p50, bare), partial(_p50, ours))
     ]

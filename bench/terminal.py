@@ -17,9 +17,9 @@ import statistics
 from dataclasses import replace
 from time import perf_counter, process_time
 
-import holdfast
+import keephold
 from bench.rounds import Bar, Plan, Row, measure, seconds
-from holdfast.tools.base import SpawnPolicy
+from keephold.tools.base import SpawnPolicy
 
 BYTES = 100_000_000
 IDLE = 200
@@ -28,8 +28,8 @@ _READER = ["sh", "-c", "cat > /dev/null"]  # else the terminal is full after 4,0
 _AT_ONCE = SpawnPolicy(settle_ms=0, settle_max_ms=0)
 
 
-def _terminal(command: str | list[str], name: str | None = None) -> holdfast.Tool:
-    return replace(holdfast.terminal(command, name=name), spawn=_AT_ONCE)
+def _terminal(command: str | list[str], name: str | None = None) -> keephold.Tool:
+    return replace(keephold.terminal(command, name=name), spawn=_AT_ONCE)
 
 
 def _spawn(argv: list[str]) -> tuple[int, int]:
@@ -74,7 +74,7 @@ async def _bare_spawn(length: float) -> float:
 async def _our_spawn(length: float) -> float:
     times: list[float] = []
     cat = _terminal("cat")
-    async with holdfast.Runtime([cat]) as rt, rt.turn("bench") as turn:
+    async with keephold.Runtime([cat]) as rt, rt.turn("bench") as turn:
         await _once(rt, turn, "warm")  # the guard starts with the first program
         until, number = perf_counter() + length, 0
         while perf_counter() < until:
@@ -83,9 +83,9 @@ async def _our_spawn(length: float) -> float:
     return statistics.median(times)
 
 
-async def _once(rt: holdfast.Runtime, turn: holdfast.Turn, id: str) -> float:
+async def _once(rt: keephold.Runtime, turn: keephold.Turn, id: str) -> float:
     began = perf_counter()
-    await turn.run([holdfast.ToolCall("1", "cat", {"action": "spawn", "id": id})])
+    await turn.run([keephold.ToolCall("1", "cat", {"action": "spawn", "id": id})])
     handle = rt.registry.find(id, "bench")
     heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -95,11 +95,11 @@ async def _once(rt: holdfast.Runtime, turn: holdfast.Turn, id: str) -> float:
 
     assert handle.run is not None
     handle.run.listeners.append(listen)
-    await turn.run([holdfast.ToolCall("1", "cat", {"action": "apply", "id": id, "input": "x\n"})])
+    await turn.run([keephold.ToolCall("1", "cat", {"action": "apply", "id": id, "input": "x\n"})])
     listen()
     await heard
     took = perf_counter() - began
-    await turn.run([holdfast.ToolCall("1", "cat", {"action": "abort", "id": id})])
+    await turn.run([keephold.ToolCall("1", "cat", {"action": "abort", "id": id})])
     return took
 
 
@@ -131,8 +131,8 @@ async def _bare_key(length: float) -> float:
 
 async def _our_key(length: float) -> float:
     loop, times = asyncio.get_running_loop(), []
-    async with holdfast.Runtime([_terminal(_READER, "reader")]) as rt, rt.turn("bench") as turn:
-        await turn.run([holdfast.ToolCall("1", "reader", {"action": "spawn", "id": "s"})])
+    async with keephold.Runtime([_terminal(_READER, "reader")]) as rt, rt.turn("bench") as turn:
+        await turn.run([keephold.ToolCall("1", "reader", {"action": "spawn", "id": "s"})])
         run = rt.registry.find("s", "bench").run
         assert run is not None
         heard: asyncio.Future[None] = loop.create_future()
@@ -143,7 +143,7 @@ async def _our_key(length: float) -> float:
             run.write({"input": "\r"}, b"")
             await heard
             times.append(perf_counter() - began)
-        await turn.run([holdfast.ToolCall("1", "reader", {"action": "abort", "id": "s"})])
+        await turn.run([keephold.ToolCall("1", "reader", {"action": "abort", "id": "s"})])
     return statistics.median(times)
 
 
@@ -181,9 +181,9 @@ def _bare_flood(length: float) -> float:
 
 async def _our_flood(length: float) -> float:
     flood = _terminal(_FLOOD, "flood")
-    async with holdfast.Runtime([flood]) as rt, rt.turn("bench") as turn:
+    async with keephold.Runtime([flood]) as rt, rt.turn("bench") as turn:
         began = perf_counter()
-        await turn.run([holdfast.ToolCall("1", "flood", {"action": "spawn", "id": "f"})])
+        await turn.run([keephold.ToolCall("1", "flood", {"action": "spawn", "id": "f"})])
         await rt.wait(all=["f"], conversation="bench")
         took = perf_counter() - began
         assert (await rt.handle("f", conversation="bench")).output_bytes >= BYTES
@@ -194,15 +194,15 @@ async def _our_flood(length: float) -> float:
 
 
 async def _idle(length: float) -> float:
-    async with holdfast.Runtime([_terminal("cat")]) as rt, rt.turn("bench") as turn:
-        calls = [holdfast.ToolCall(str(at), "cat", {"action": "spawn", "id": f"c{at}"}) for at in range(IDLE)]
+    async with keephold.Runtime([_terminal("cat")]) as rt, rt.turn("bench") as turn:
+        calls = [keephold.ToolCall(str(at), "cat", {"action": "spawn", "id": f"c{at}"}) for at in range(IDLE)]
         await turn.run(calls)
         await asyncio.sleep(1)
         assert len(rt.live()) == IDLE
         began, used = perf_counter(), process_time()
         await asyncio.sleep(length)
         share = (process_time() - used) / (perf_counter() - began)
-        await turn.run([holdfast.ToolCall(str(at), "cat", {"action": "abort", "id": f"c{at}"}) for at in range(IDLE)])
+        await turn.run([keephold.ToolCall(str(at), "cat", {"action": "abort", "id": f"c{at}"}) for at in range(IDLE)])
     return share
 
 

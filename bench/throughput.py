@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-import holdfast
+import keephold
 from bench.rounds import Bar, Plan, Row, measure
 
 SIZE = 1 << 30
@@ -42,9 +42,9 @@ async def _bare(_: float) -> float:
 
 
 async def _ours(config: Path, _: float) -> float:
-    async with holdfast.Runtime(config=config) as rt, rt.turn("bench") as turn:
+    async with keephold.Runtime(config=config) as rt, rt.turn("bench") as turn:
         began = perf_counter()
-        await turn.run([holdfast.ToolCall("1", "zeros")])
+        await turn.run([keephold.ToolCall("1", "zeros")])
         output = rt.registry.find_call("1", "bench").output
         assert output is not None
         output.sync()
@@ -60,7 +60,7 @@ def _speed(took: float) -> str:
 def run(plan: Plan) -> list[Row]:
     """One run a round: it takes about a second."""
     with tempfile.TemporaryDirectory() as directory:
-        config = Path(directory) / "holdfast.toml"
+        config = Path(directory) / "keephold.toml"
         config.write_text(CONFIG)
         what = "1 GiB through a command tool, against a bare asyncio reader, both to a file and one `fdatasync`"
         return [measure(what, plan, Bar(0.5, "speed"), _bare, partial(_ours, config), show=_speed)]

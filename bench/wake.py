@@ -17,11 +17,11 @@ from functools import partial
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
-import holdfast
+import keephold
 from bench.rounds import Bar, Plan, Row, measure
-from holdfast.handles.state import Error, Ok
-from holdfast.handles.view import Handles
-from holdfast.tools.base import Invocation, Sink
+from keephold.handles.state import Error, Ok
+from keephold.handles.view import Handles
+from keephold.tools.base import Invocation, Sink
 
 BAR = Bar(5)
 BATCH = 1000
@@ -103,12 +103,12 @@ async def bare_future(length: float) -> float:
     return watch.median()
 
 
-def held_tool(held: Held) -> holdfast.Tool:
-    return holdfast.Tool(name="held", runtime=held, actions=("spawn", "abort"))
+def held_tool(held: Held) -> keephold.Tool:
+    return keephold.Tool(name="held", runtime=held, actions=("spawn", "abort"))
 
 
 async def handles(
-    rt: holdfast.Runtime, held: Held, conversation: str, length: float, *, by_runtime: bool = False
+    rt: keephold.Runtime, held: Held, conversation: str, length: float, *, by_runtime: bool = False
 ) -> float:
     """Wake-ups by handles of a runtime that has the tool `held`; `by_runtime` waits through `rt.wait`."""
     watch, until = Stopwatch(), perf_counter() + length
@@ -130,13 +130,13 @@ async def handles(
 
 async def _ours(length: float, *, by_runtime: bool = False) -> float:
     held = Held()
-    async with holdfast.Runtime([held_tool(held)]) as rt:
+    async with keephold.Runtime([held_tool(held)]) as rt:
         return await handles(rt, held, "bench", length, by_runtime=by_runtime)
 
 
-async def _spawn(turn: holdfast.Turn, tool: str) -> None:
+async def _spawn(turn: keephold.Turn, tool: str) -> None:
     ids = [f"h{number}" for number in range(BATCH)]
-    responses = await turn.run([holdfast.ToolCall(id, tool, {"action": "spawn", "id": id}) for id in ids])
+    responses = await turn.run([keephold.ToolCall(id, tool, {"action": "spawn", "id": id}) for id in ids])
     assert not any(response.is_error for response in responses), responses[0].result
 
 
@@ -161,14 +161,14 @@ async def _ours_by_function(length: float) -> float:
     loop, watch, until = asyncio.get_running_loop(), Stopwatch(), perf_counter() + length
     gates: dict[str, asyncio.Future[None]] = {}
 
-    @holdfast.tool(actions=("spawn", "abort"))
-    async def work(call: holdfast.Call) -> str:
+    @keephold.tool(actions=("spawn", "abort"))
+    async def work(call: keephold.Call) -> str:
         gates[call.id] = gate = loop.create_future()
         await gate
         watch.start()
         return "done"
 
-    async with holdfast.Runtime([work]) as rt, rt.turn("bench") as turn:
+    async with keephold.Runtime([work]) as rt, rt.turn("bench") as turn:
         seen = Handles(rt.registry, "bench")
         while perf_counter() < until:
             await _spawn(turn, "work")

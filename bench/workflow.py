@@ -15,8 +15,8 @@ from typing import Any
 
 from bench.inside import inside, step_on
 from bench.rounds import Bar, Plan, Row, measure, seconds
-from holdfast.durable.effects import Effects
-from holdfast.tools.workflow import read_workflow, run_workflow
+from keephold.durable.effects import Effects
+from keephold.tools.workflow import read_workflow, run_workflow
 
 STEPS = 1000
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from holdfast.control.control import Control
-from holdfast.errors import CODES
-from holdfast.serve.api import Api
-from holdfast.serve.operations import Operation, Parameter, described
-from holdfast.serve.refusal import STATUS
-from holdfast.serve.shapes import SCHEMAS
+from keephold.control.control import Control
+from keephold.errors import CODES
+from keephold.serve.api import Api
+from keephold.serve.operations import Operation, Parameter, described
+from keephold.serve.refusal import STATUS
+from keephold.serve.shapes import SCHEMAS
 
 REFERENCE = Path(__file__).parent / "reference"
 _REGION = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end of \2 -->\n)", re.DOTALL)

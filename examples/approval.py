@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import keephold
 
 MAIL = Path("approval.key")
 """How the key reaches the person who approves: here a file in a private directory, in real life a link in a message."""
@@ -25,7 +25,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def send(key: holdfast.Key) -> None:
+def send(key: keephold.Key) -> None:
     MAIL.write_text(key)
 
 
@@ -46,8 +46,8 @@ async def install(input: dict[str, Any]) -> str:
     return "installed"
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"), on_crash="replay")
-async def deploy(call: holdfast.Call, env: str) -> str:
+@keephold.tool(actions=("spawn", "fetch", "abort"), on_crash="replay")
+async def deploy(call: keephold.Call, env: str) -> str:
     """Build, wait for an approval, install."""
     say(f"the tool begins, attempt {call.attempt}")
     fx = call.durable()
@@ -66,17 +66,17 @@ async def deploy(call: holdfast.Call, env: str) -> str:
 async def work(store: str) -> None:
     """Run a batch, or go on with the one that a dead process left."""
     calls = [
-        holdfast.ToolCall("1", "deploy", {"action": "spawn", "id": "d", "env": "production"}),
-        holdfast.ToolCall("2", "await", {"all": ["d"]}),
+        keephold.ToolCall("1", "deploy", {"action": "spawn", "id": "d", "env": "production"}),
+        keephold.ToolCall("2", "await", {"all": ["d"]}),
     ]
-    async with holdfast.Runtime([deploy], store=store) as rt, rt.turn("main", resume=True) as turn:
+    async with keephold.Runtime([deploy], store=store) as rt, rt.turn("main", resume=True) as turn:
         *_, awaited = await (turn.resume() if turn.unfinished else turn.run(calls))
         say(f"the batch is answered: {awaited.result}")
 
 
 async def approve(store: str) -> None:
     """Bring the event. The key is all that it takes; this runtime has no tools."""
-    async with holdfast.Runtime(store=store) as rt:
+    async with keephold.Runtime(store=store) as rt:
         for by in ("Ada", "Bob"):
             outcome = await rt.resolve(received(), {"status": "ok", "payload": {"by": by}})
             say(f"{by} approves: {outcome}")

@@ -1,7 +1,7 @@
 """An approval by webhook: a call is parked until somebody posts to its address. Run it:
 `python examples/approval_webhook.py`.
 
-`holdfast serve` has a tool that hands its key to whoever approves, and returns. Nobody runs the call meanwhile: it
+`keephold serve` has a tool that hands its key to whoever approves, and returns. Nobody runs the call meanwhile: it
 waits in the store, and an agent waits for it. The approval is a POST from anywhere; the key in the address is all that
 it takes, once.
 """
@@ -24,7 +24,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import TextContent
 
-import holdfast
+import keephold
 
 MAIL = Path("approval.key")
 """How the key reaches who approves: here a file in a private directory, in real life a link in a message."""
@@ -41,7 +41,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def send(key: holdfast.Key) -> None:
+def send(key: keephold.Key) -> None:
     MAIL.touch(mode=0o600)
     MAIL.write_text(key)
 
@@ -49,11 +49,11 @@ def send(key: holdfast.Key) -> None:
 # The tool, in the server
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
-async def purchase(call: holdfast.Call, item: str) -> holdfast.Pending:
+@keephold.tool(actions=("spawn", "fetch", "abort"))
+async def purchase(call: keephold.Call, item: str) -> keephold.Pending:
     """Buy something. Somebody has to approve it."""
     send(await call.completion_key())
-    return holdfast.Pending(deadline=86_400)
+    return keephold.Pending(deadline=86_400)
 
 
 # The agent, over MCP
@@ -111,9 +111,9 @@ def approve(url: str) -> None:
 @contextmanager
 def serving() -> Iterator[str]:
     """A server on any free port, in the working directory; its address."""
-    Path("holdfast.toml").write_text(CONFIG)
-    command = [sys.executable, "-m", "holdfast", "serve", "--port", "0", "--store", "sqlite:///work.db", "--quiet"]
-    environment = {**os.environ, "HOLDFAST_TOKEN": TOKEN, "PYTHONPATH": str(Path(__file__).resolve().parent)}
+    Path("keephold.toml").write_text(CONFIG)
+    command = [sys.executable, "-m", "keephold", "serve", "--port", "0", "--store", "sqlite:///work.db", "--quiet"]
+    environment = {**os.environ, "KEEPHOLD_TOKEN": TOKEN, "PYTHONPATH": str(Path(__file__).resolve().parent)}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
         try:
             assert server.stderr is not None

@@ -1,6 +1,6 @@
 """A conversation with a model: it starts two builds, waits for both, and says how they went.
 
-Run it: `python examples/conversation.py`. It needs `pip install 'holdfast[agent]'`, and neither a key nor a network:
+Run it: `python examples/conversation.py`. It needs `pip install 'keephold[agent]'`, and neither a key nor a network:
 the model is a function that plays its part (pydantic-ai's `FunctionModel`). With a name in its place, such as
 "anthropic:claude-sonnet-4-5", the rest stays as it is.
 """
@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
-import holdfast
-from holdfast.agent.events import Answered, Called, Event, Text
+import keephold
+from keephold.agent.events import Answered, Called, Event, Text
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
-async def build(call: holdfast.Call, target: str, seconds: float) -> str:
+@keephold.tool(actions=("spawn", "fetch", "abort"))
+async def build(call: keephold.Call, target: str, seconds: float) -> str:
     """Build a target."""
     call.emit(f"building {target}\n")
     await asyncio.sleep(seconds)
@@ -53,7 +53,7 @@ def show(event: Event) -> None:
 
 
 async def main() -> None:
-    async with holdfast.Runtime([build]) as rt:
+    async with keephold.Runtime([build]) as rt:
         conversation = rt.conversation(model=FunctionModel(stream_function=plays))
         print("user: Build everything.")
         answer = await conversation.prompt("Build everything.", listener=show)

@@ -1,7 +1,7 @@
 """An agent in an editor, over the Agent Client Protocol. Run it: `python examples/editor_agent.py`.
 
-This program is the editor: it starts `holdfast acp`, as Zed or Neovim would, sends a prompt, is asked for permission,
-and shows what the agent does until the turn is over. It needs `pip install 'holdfast[agent]'`, and neither a key nor a
+This program is the editor: it starts `keephold acp`, as Zed or Neovim would, sends a prompt, is asked for permission,
+and shows what the agent does until the turn is over. It needs `pip install 'keephold[agent]'`, and neither a key nor a
 network: the model is a function that plays its part. With a name in its place, such as "anthropic:claude-sonnet-4-5",
 the rest stays as it is.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
-from holdfast.acp import Permission, connect
+from keephold.acp import Permission, connect
 
 HERE = str(Path(__file__).resolve().parent)
 CONFIG = """
@@ -73,7 +73,7 @@ def show(update: dict[str, Any]) -> None:
 
 
 async def main() -> None:
-    command = [sys.executable, "-m", "holdfast", "acp", "--store", "sqlite:///work.db"]
+    command = [sys.executable, "-m", "keephold", "acp", "--store", "sqlite:///work.db"]
     async with connect(command, env={"PYTHONPATH": HERE}, on_permission=decide) as agent:
         session = await agent.new_session(".")
         print("  editor: Check the app.", flush=True)
@@ -86,6 +86,6 @@ if __name__ == "__main__":
     print("An agent in an editor:")
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
-        Path("holdfast.toml").write_text(CONFIG)
+        Path("keephold.toml").write_text(CONFIG)
         asyncio.run(main())
         os.chdir("/")

@@ -8,30 +8,30 @@ import json
 import time
 from pathlib import Path
 
-import holdfast
+import keephold
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"))
-async def greeter(call: holdfast.Call, greeting: str) -> str:
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"))
+async def greeter(call: keephold.Call, greeting: str) -> str:
     """Asks who is there, then greets."""
     call.emit("who is there?\n")
     name = await call.input()
     return f"{greeting}, {name}!"
 
 
-def show(calls: list[holdfast.ToolCall], responses: list[holdfast.Response], seconds: float) -> None:
+def show(calls: list[keephold.ToolCall], responses: list[keephold.Response], seconds: float) -> None:
     for call, response in zip(calls, responses, strict=True):
         print(f"  {call.name}({json.dumps(call.arguments)})\n    → {response.result}")
     print(f"  ({seconds:.2f} s, one round)\n")
 
 
 async def main() -> None:
-    config = Path(__file__).parent / "holdfast.toml"
-    async with holdfast.Runtime([greeter], config=config) as rt, rt.turn("example") as turn:
+    config = Path(__file__).parent / "keephold.toml"
+    async with keephold.Runtime([greeter], config=config) as rt, rt.turn("example") as turn:
 
         async def batch(title: str, *calls: tuple[str, dict[str, object]]) -> None:
             print(title)
-            numbered = [holdfast.ToolCall(str(i), name, args) for i, (name, args) in enumerate(calls, 1)]
+            numbered = [keephold.ToolCall(str(i), name, args) for i, (name, args) in enumerate(calls, 1)]
             began = time.perf_counter()
             show(numbered, await turn.run(numbered), time.perf_counter() - began)
 

@@ -21,9 +21,9 @@ import uvicorn
 from mcp import Client
 from mcp_types import TextContent, TextResourceContents
 
-import holdfast
-from holdfast.mcp.http import http_app
-from holdfast.mcp.server import Server
+import keephold
+from keephold.mcp.http import http_app
+from keephold.mcp.server import Server
 
 
 def say(text: str) -> None:
@@ -38,8 +38,8 @@ async def bake_one(what: str) -> None:
     await asyncio.sleep(0.4)
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"), on_crash="replay", hints={"title": "Bake"})
-async def bake(call: holdfast.Call, what: str, count: int) -> str:
+@keephold.tool(actions=("spawn", "fetch", "abort"), on_crash="replay", hints={"title": "Bake"})
+async def bake(call: keephold.Call, what: str, count: int) -> str:
     """Bake something, one after the other."""
     fx = call.durable()
     for number in range(1, count + 1):
@@ -49,7 +49,7 @@ async def bake(call: holdfast.Call, what: str, count: int) -> str:
 
 
 async def serve(store: str) -> None:
-    runtime = holdfast.Runtime([bake], store=store)
+    runtime = keephold.Runtime([bake], store=store)
     server = Server(runtime, name="bakery")  # before the runtime is opened, and takes up what was left
     async with runtime:
         await server.open()
@@ -84,7 +84,7 @@ async def order(url: str) -> None:
 async def collect(url: str) -> None:
     """Find what is there, and wait for all of it."""
     async with Client(url) as client:
-        [listed] = (await client.read_resource("holdfast://handles")).contents
+        [listed] = (await client.read_resource("keephold://handles")).contents
         assert isinstance(listed, TextResourceContents)
         ids = [handle["id"] for handle in json.loads(listed.text)["handles"]]
         say(f"  second client: finds {' and '.join(ids)}")

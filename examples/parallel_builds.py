@@ -1,4 +1,4 @@
-"""An agent at `holdfast serve`: two builds side by side, one `await` for both, and a question to a person.
+"""An agent at `keephold serve`: two builds side by side, one `await` for both, and a question to a person.
 
 Run it: `python examples/parallel_builds.py`. It starts a server of its own and plays the person, too. With the address
 that `make run` has printed it works on that server, and the person is you, in the dashboard:
@@ -22,8 +22,8 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import TextContent
 
-CONFIG = Path(__file__).parent / "serve" / "holdfast.toml"
-HOLDFAST = [sys.executable, "-m", "holdfast"]
+CONFIG = Path(__file__).parent / "serve" / "keephold.toml"
+KEEPHOLD = [sys.executable, "-m", "keephold"]
 
 
 def say(text: str) -> None:
@@ -73,7 +73,7 @@ async def answer(http: httpx2.AsyncClient) -> None:
 @contextmanager
 def serving(directory: str) -> Iterator[str]:
     """A server of our own; the address that it prints."""
-    command = [*HOLDFAST, "serve", "--config", str(CONFIG), "--port", "0", "--store", f"sqlite:///{directory}/b.db"]
+    command = [*KEEPHOLD, "serve", "--config", str(CONFIG), "--port", "0", "--store", f"sqlite:///{directory}/b.db"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
@@ -86,7 +86,7 @@ async def main(address: str, *, alone: bool) -> None:
     split = urlsplit(address)
     token = parse_qs(split.query).get("token")
     if token is None:
-        raise SystemExit("give the whole address that `holdfast serve` has printed, with its token")
+        raise SystemExit("give the whole address that `keephold serve` has printed, with its token")
     headers = {"Authorization": f"Bearer {token[0]}"}
     async with (
         httpx2.AsyncClient(base_url=f"http://{split.netloc}", headers=headers, timeout=None) as http,

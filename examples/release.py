@@ -1,38 +1,38 @@
 """A release: a person is asked, news arrives, and the turn ends later than the model thought.
 
-Run it: `python examples/release.py`. The model plays a script (`holdfast.testing.ScriptedModel`); around it
+Run it: `python examples/release.py`. The model plays a script (`keephold.testing.ScriptedModel`); around it
 everything is as in an agent. Time is virtual, so that five minutes of tests take none.
 """
 
 import asyncio
 
-import holdfast
-from holdfast.testing import Says, ScriptedModel, VirtualClock
+import keephold
+from keephold.testing import Says, ScriptedModel, VirtualClock
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
-async def check(call: holdfast.Call, what: str, minutes: float) -> str:
+@keephold.tool(actions=("spawn", "fetch", "abort"))
+async def check(call: keephold.Call, what: str, minutes: float) -> str:
     """Check something; it takes its time."""
     call.emit(f"checking the {what}\n")
     await asyncio.sleep(60 * minutes)
     return f"{what}: all well"
 
 
-@holdfast.tool
-async def migrate(call: holdfast.Call, table: str) -> str:
+@keephold.tool
+async def migrate(call: keephold.Call, table: str) -> str:
     """Change the database. Asks before it drops a table."""
-    drop = holdfast.Question(id="drop", text=f"Drop the table {table}?", answer_type="Boolean")
+    drop = keephold.Question(id="drop", text=f"Drop the table {table}?", answer_type="Boolean")
     return f"{table} dropped" if await call.ask(drop) else f"{table} kept"
 
 
 async def person(
-    prompt: holdfast.RunTool | holdfast.DeliverResult | holdfast.AskQuestion,
-) -> holdfast.Said | holdfast.Cancelled:
+    prompt: keephold.RunTool | keephold.DeliverResult | keephold.AskQuestion,
+) -> keephold.Said | keephold.Cancelled:
     """The prompter: in real life a terminal, a chat, a page. This person takes two minutes, and says no."""
-    assert isinstance(prompt, holdfast.AskQuestion)  # no tool of this program needs permission
+    assert isinstance(prompt, keephold.AskQuestion)  # no tool of this program needs permission
     await asyncio.sleep(120)
     print(f"{prompt.tool} asks: {prompt.question.text}\nperson: No.\n")
-    return holdfast.Said(False)
+    return keephold.Said(False)
 
 
 def release() -> ScriptedModel:
@@ -56,7 +56,7 @@ def release() -> ScriptedModel:
 async def main(clock: VirtualClock) -> None:
     model = release()
     print("What the person sees\n")
-    async with holdfast.Runtime([check, migrate], clock=clock, prompter=person, inquiry=model.inquiry) as rt:
+    async with keephold.Runtime([check, migrate], clock=clock, prompter=person, inquiry=model.inquiry) as rt:
         turn = await model.converse(rt, "Is it ready for a release?")
         assert turn.ending is not None and not turn.ending.aborted
     print("What the model sees\n")

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import keephold
 
 STORE = "sqlite:///workflow.db"
 STEPS: list[dict[str, Any]] = [
@@ -31,8 +31,8 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-@holdfast.tool(on_crash="replay")
-async def work(call: holdfast.Call, what: str, seconds: float = 0) -> str:
+@keephold.tool(on_crash="replay")
+async def work(call: keephold.Call, what: str, seconds: float = 0) -> str:
     """Do one thing."""
     say(f"{what}, attempt {call.attempt}")
     await asyncio.sleep(seconds)
@@ -44,20 +44,20 @@ async def work(call: holdfast.Call, what: str, seconds: float = 0) -> str:
 
 async def first() -> None:
     """Start the workflow, as a model's call does, and do whatever it needs until somebody kills us."""
-    async with holdfast.Runtime([work], store=STORE) as rt, rt.turn("main") as turn:
-        await turn.run([holdfast.ToolCall("1", "execute_workflow_async", WORKFLOW)])
+    async with keephold.Runtime([work], store=STORE) as rt, rt.turn("main") as turn:
+        await turn.run([keephold.ToolCall("1", "execute_workflow_async", WORKFLOW)])
         [handle] = await rt.handles(conversation="main")
         await rt.wait(all=[handle.id], conversation="main")
 
 
 async def second() -> None:
     """Open the store, with the same tools. That is all it takes."""
-    async with holdfast.Runtime([work], store=STORE) as rt:
+    async with keephold.Runtime([work], store=STORE) as rt:
         [handle] = await rt.handles(conversation="main")
         say(f"finds the workflow {handle.state}, attempt {handle.attempt}")
         await rt.wait(all=[handle.id], conversation="main")
         outcome = (await rt.handle(handle.id, conversation="main")).outcome
-        assert isinstance(outcome, holdfast.Ok)
+        assert isinstance(outcome, keephold.Ok)
         say(f"{outcome.value['status']}: {outcome.value['finalOutput']}")
 
 

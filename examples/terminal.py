@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import keephold
 
 PLAIN = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
 """Nobody's settings: `git` does the same on every machine."""
@@ -35,12 +35,12 @@ def change_two_files(place: str) -> None:
     Path(place, "shopping.txt").write_text("milk\ntea\n")
 
 
-def stage_in(place: str) -> holdfast.Tool:
+def stage_in(place: str) -> keephold.Tool:
     """The tool. It is noticed when `git` reads; the times are for a machine that is too busy to show it soon."""
-    tool = holdfast.terminal(
+    tool = keephold.terminal(
         "git add --patch", name="stage", description="Stage changes one by one.", input="line", cwd=place, env=PLAIN
     )
-    return replace(tool, spawn=holdfast.SpawnPolicy(settle_ms=5000, settle_max_ms=20_000))
+    return replace(tool, spawn=keephold.SpawnPolicy(settle_ms=5000, settle_max_ms=20_000))
 
 
 def choose(shown: str) -> str:
@@ -48,10 +48,10 @@ def choose(shown: str) -> str:
     return "n" if "+fire" in shown else "y"
 
 
-async def drive(turn: holdfast.Turn) -> None:
+async def drive(turn: keephold.Turn) -> None:
     arguments: dict[str, Any] = {"action": "spawn", "id": "s"}
     while True:
-        [response] = await turn.run([holdfast.ToolCall("1", "stage", arguments)])
+        [response] = await turn.run([keephold.ToolCall("1", "stage", arguments)])
         reply = json.loads(response.model)
         shown = reply.get("content", reply.get("result", "")).strip()
         print(f"stage({json.dumps(arguments)})")
@@ -65,7 +65,7 @@ async def drive(turn: holdfast.Turn) -> None:
 async def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         change_two_files(place)
-        async with holdfast.Runtime([stage_in(place)]) as rt, rt.turn() as turn:
+        async with keephold.Runtime([stage_in(place)]) as rt, rt.turn() as turn:
             await drive(turn)
         print("staged:", git(place, "diff", "--cached", "--name-only").strip())
 

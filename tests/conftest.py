@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from holdfast.testing import VirtualClock
-from holdfast.testing.clock import where
+from keephold.testing import VirtualClock
+from keephold.testing.clock import where
 
 pytest_plugins = ["tests.leaks", "tests.interop.counts"]
 

@@ -40,7 +40,7 @@ def leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     marked = _settled(lambda: marked_processes(but=processes))
     problems = [
         *(f"child process {pid}: {what}" for pid, what in left.items()),
-        *(f"process {pid}, which bears this process' HOLDFAST_MARK: {what}" for pid, what in marked.items()),
+        *(f"process {pid}, which bears this process' KEEPHOLD_MARK: {what}" for pid, what in marked.items()),
         *(f"file descriptor {number}: {target}" for number, target in _collected(descriptors).items()),
         *(f"thread {name}, not a daemon" for name in _settled(lambda: live_threads(threads)).values()),
     ]
@@ -80,7 +80,7 @@ def all_pids() -> set[int]:
 
 
 def marked_processes(but: Container[int] = ()) -> dict[int, str]:
-    """Processes anywhere that a runtime of this process started, by `HOLDFAST_MARK` (R2), but those."""
+    """Processes anywhere that a runtime of this process started, by `KEEPHOLD_MARK` (R2), but those."""
     owner = f"{Path('/proc/self/ns/pid').stat().st_ino}-{os.getpid()}-"
     found = {}
     for pid in all_pids():
@@ -92,7 +92,7 @@ def marked_processes(but: Container[int] = ()) -> dict[int, str]:
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:  # gone, or another user's
             continue
-        values = (line.removeprefix(b"HOLDFAST_MARK=") for line in environment if line.startswith(b"HOLDFAST_MARK="))
+        values = (line.removeprefix(b"KEEPHOLD_MARK=") for line in environment if line.startswith(b"KEEPHOLD_MARK="))
         if any(mark.startswith(owner) for value in values for mark in value.decode(errors="replace").split()):
             found[pid] = command
     return found

@@ -26,7 +26,7 @@ def _install(packages: tuple[str, ...]) -> str:
     """Why they cannot be installed; empty if they are."""
     if os.getuid() != 0 or shutil.which("apt-get") is None:
         return f"install {' '.join(packages)}"
-    with Path(tempfile.gettempdir(), "holdfast-tests-install").open("w") as lock:  # of all workers one installs
+    with Path(tempfile.gettempdir(), "keephold-tests-install").open("w") as lock:  # of all workers one installs
         fcntl.flock(lock, fcntl.LOCK_EX)
         failed = _apt("install", "-y", "--no-install-recommends", *packages)
         if failed:  # the lists may be old, or not there

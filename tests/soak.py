@@ -1,8 +1,8 @@
-"""How often random tests try: some of it every time, all of it with `HOLDFAST_SOAK=1`."""
+"""How often random tests try: some of it every time, all of it with `KEEPHOLD_SOAK=1`."""
 
 import os
 
-SOAK = bool(os.environ.get("HOLDFAST_SOAK"))
+SOAK = bool(os.environ.get("KEEPHOLD_SOAK"))
 
 
 def tries(usual: int, *, soak: int) -> int:

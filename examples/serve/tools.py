@@ -1,9 +1,9 @@
-"""Functions that `make run` serves beside the commands of `holdfast.toml`."""
+"""Functions that `make run` serves beside the commands of `keephold.toml`."""
 
 import asyncio
 from typing import Any
 
-import holdfast
+import keephold
 
 _PLACES = ["staging", "production"]
 
@@ -13,11 +13,11 @@ async def _upload(release: dict[str, Any]) -> str:
     return f"{release['target']} is on {release['place']}"
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"), on_crash="replay")
-async def deploy(call: holdfast.Call, target: str) -> str:
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"), on_crash="replay")
+async def deploy(call: keephold.Call, target: str) -> str:
     """Deploy a target: asks a person where to, and is done once, also if the server is killed on the way."""
     call.emit(f"{target} is ready\n")
-    where = holdfast.Question(
+    where = keephold.Question(
         id="where", text=f"Where should {target} go?", answer_type={"Select": {"options": _PLACES}}
     )
     release = {"target": target, "place": await call.ask(where)}

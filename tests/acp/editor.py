@@ -1,4 +1,4 @@
-"""An editor for tests: `holdfast acp` as a process, driven by the Python ACP SDK, which checks all that it says."""
+"""An editor for tests: `keephold acp` as a process, driven by the Python ACP SDK, which checks all that it says."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ def config(directory: Path, more: str = "") -> Path:
         f'function = "tests.acp.agents.playing:{name}"\n'
         for name in TOOLS
     )
-    file = directory / "holdfast.toml"
+    file = directory / "keephold.toml"
     file.write_text(CONFIG + tools + ASKED + more)
     return file
 
@@ -154,7 +154,7 @@ class Editor:
         elif method in _REQUESTS:
             _fits(_REQUESTS[method], message["params"])
         elif method is not None:
-            assert method == "_holdfast/turn_complete"
+            assert method == "_keephold/turn_complete"
         elif "result" in message and self._methods[message["id"]] in _RESULTS:
             _fits(_RESULTS[self._methods[message["id"]]], message["result"])
 
@@ -204,7 +204,7 @@ class Editor:
 
     def signals(self) -> list[dict[str, Any]]:
         """The ends of turns that were told."""
-        return [m["params"] for way, m in self.messages if m.get("method") == "_holdfast/turn_complete" and way == "in"]
+        return [m["params"] for way, m in self.messages if m.get("method") == "_keephold/turn_complete" and way == "in"]
 
 
 def statuses(updates: list[dict[str, Any]]) -> list[str]:
@@ -237,10 +237,10 @@ async def editor(
     capabilities: dict[str, Any] | None = None,
     more: str = "",
 ) -> AsyncIterator[Editor]:
-    """`holdfast acp` in a directory, and an editor that is connected to it."""
+    """`keephold acp` in a directory, and an editor that is connected to it."""
     file = config(directory, more)
     person = Editor()
-    words = ["-m", "holdfast", "acp", "--config", str(file), "--store", store or f"sqlite:///{directory}/store.db"]
+    words = ["-m", "keephold", "acp", "--config", str(file), "--store", store or f"sqlite:///{directory}/store.db"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (directory / "stderr").open("ab") as stderr:
         async with acp.spawn_agent_process(

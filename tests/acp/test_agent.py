@@ -1,4 +1,4 @@
-"""`holdfast acp` and an editor made with the Python ACP SDK: sessions, turns, tool calls (X1, X2)."""
+"""`keephold acp` and an editor made with the Python ACP SDK: sessions, turns, tool calls (X1, X2)."""
 
 import asyncio
 from pathlib import Path
@@ -18,11 +18,11 @@ def tail(person: Editor) -> list[Any]:
 async def test_X1_the_handshake(tmp_path: Path) -> None:
     async with editor(tmp_path) as person:
         answer = next(m["result"] for way, m in person.messages if way == "in")
-        assert answer["protocolVersion"] == 1 and answer["agentInfo"]["name"] == "holdfast"
+        assert answer["protocolVersion"] == 1 and answer["agentInfo"]["name"] == "keephold"
         offered = answer["agentCapabilities"]
         assert offered["loadSession"] and offered["promptCapabilities"]["image"]
         assert {"list", "resume", "close", "delete"} == set(offered["sessionCapabilities"])
-        assert offered["_meta"] == {"holdfast/turnComplete": {}}
+        assert offered["_meta"] == {"keephold/turnComplete": {}}
         created = await person.connection.new_session(cwd="/tmp", mcp_servers=[])
         assert created.modes is not None and created.modes.current_mode_id == "ask"
         assert len(created.session_id) >= 32
@@ -39,7 +39,7 @@ async def test_X1_a_turn_streams_and_X2_its_end_is_told_last(tmp_path: Path) -> 
         assert person.text(session) == "a b c"
         request = next(m["id"] for way, m in person.messages if way == "out" and m.get("method") == "session/prompt")
         assert person.signals() == [{"sessionId": session, "promptRequestId": str(request), "stopReason": "end_turn"}]
-        assert tail(person) == ["_holdfast/turn_complete", {"stopReason": "end_turn"}]
+        assert tail(person) == ["_keephold/turn_complete", {"stopReason": "end_turn"}]
         assert all("_meta" not in update for update in person.updates(session))
 
 
@@ -106,7 +106,7 @@ async def test_X2_a_kept_handle_stays_in_progress_and_its_end_is_told_between_tu
         await person.until(lambda: person.updates(session, since))
         (update,) = person.updates(session, since)
         assert update["status"] == "completed" and "it is there" in shown(update)
-        assert update["_meta"] == {"holdfast/background": True}
+        assert update["_meta"] == {"keephold/background": True}
         assert len(person.signals()) == 1
         assert await person.prompt(session, {"text": ["next"]}) == "end_turn"
         assert all("_meta" not in each for each in person.updates(session, since)[1:])
@@ -150,7 +150,7 @@ async def test_X2_an_error_of_the_model_is_an_error_after_the_signal(tmp_path: P
         with pytest.raises(acp.RequestError):
             await person.prompt(session, {"fail": "no such luck"})
         assert person.signals()[-1]["stopReason"] == "error"
-        assert [method for method in tail(person) if isinstance(method, str)] == ["_holdfast/turn_complete"]
+        assert [method for method in tail(person) if isinstance(method, str)] == ["_keephold/turn_complete"]
         assert "no such luck" in tail(person)[1]["message"]
         assert await person.prompt(session, {"text": ["again"]}) == "end_turn"
 

@@ -1,6 +1,6 @@
-"""`holdfast acp` and a client that does anything, at any time; the process is ended or killed, and come back to.
+"""`keephold acp` and a client that does anything, at any time; the process is ended or killed, and come back to.
 
-Each play is drawn from a seed: `HOLDFAST_SEED=…` tries others, `HOLDFAST_FUZZ=…` multiplies how many there are. A
+Each play is drawn from a seed: `KEEPHOLD_SEED=…` tries others, `KEEPHOLD_FUZZ=…` multiplies how many there are. A
 failure names its seed; what was said is in the log that it shows.
 """
 
@@ -21,8 +21,8 @@ from tests.acp.editor import ROOT, config
 from tests.acp.watching import Seen, Watch
 from tests.acp.wild import CONFIG, Wild, Words
 
-SEED = int(os.environ.get("HOLDFAST_SEED", "20260101"))
-TIMES = int(os.environ.get("HOLDFAST_FUZZ", "1"))
+SEED = int(os.environ.get("KEEPHOLD_SEED", "20260101"))
+TIMES = int(os.environ.get("KEEPHOLD_FUZZ", "1"))
 PLAYS = 5
 
 
@@ -171,7 +171,7 @@ def marked(owner: int) -> list[str]:
             environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
         except OSError:
             continue
-        if b"HOLDFAST_MARK=" in environment and f"-{owner}-".encode() in environment.partition(b"HOLDFAST_MARK=")[2]:
+        if b"KEEPHOLD_MARK=" in environment and f"-{owner}-".encode() in environment.partition(b"KEEPHOLD_MARK=")[2]:
             found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
     return found
 
@@ -196,20 +196,20 @@ WRONG: dict[str, list[Any]] = {
     "answered twice": [("in", {"id": 1, "result": {"sessionId": "s"}})],
     "never made": [("in", {"id": 9, "result": {}})],
     "its turn_complete said None": [("in", {"id": 2, "result": {"stopReason": "end_turn"}})],
-    "of no prompt": [("in", {"method": "_holdfast/turn_complete", "params": {**COMPLETE, "promptRequestId": "3"}})],
-    "turn_complete twice": [("in", {"method": "_holdfast/turn_complete", "params": COMPLETE})] * 2,
+    "of no prompt": [("in", {"method": "_keephold/turn_complete", "params": {**COMPLETE, "promptRequestId": "3"}})],
+    "turn_complete twice": [("in", {"method": "_keephold/turn_complete", "params": COMPLETE})] * 2,
     "not marked": [
-        ("in", {"method": "_holdfast/turn_complete", "params": COMPLETE}),
+        ("in", {"method": "_keephold/turn_complete", "params": COMPLETE}),
         ("update", {"sessionUpdate": "agent_message_chunk"}),
     ],
     "not open": [
         ("out", {"id": 3, "method": "session/close", "params": {"sessionId": "s"}}),
         ("in", {"id": 3, "result": {}}),
-        ("update", {"sessionUpdate": "agent_message_chunk", "_meta": {"holdfast/background": True}}),
+        ("update", {"sessionUpdate": "agent_message_chunk", "_meta": {"keephold/background": True}}),
     ],
     "a call is not": [
         ("update", {"sessionUpdate": "tool_call", "toolCallId": "c", "status": "pending"}),
-        ("in", {"method": "_holdfast/turn_complete", "params": COMPLETE}),
+        ("in", {"method": "_keephold/turn_complete", "params": COMPLETE}),
     ],
     "a call that is over": [
         ("update", {"sessionUpdate": "tool_call", "toolCallId": "c", "status": "pending"}),

@@ -46,11 +46,11 @@ async def test_Q3_a_spawned_handle_that_asks_shows_its_question_until_it_is_answ
         def question() -> str:
             return "".join(shown(update) for update in person.calls(session).get("1", ()))
 
-        await person.until(lambda: "holdfast send" in question())
+        await person.until(lambda: "keephold send" in question())
         assert "Which?" in question()
-        words = question().partition("`holdfast ")[2].partition("`")[0].replace("TEXT", "green").split()
+        words = question().partition("`keephold ")[2].partition("`")[0].replace("TEXT", "green").split()
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "holdfast", *words, env={**os.environ, "PYTHONPATH": str(ROOT)}
+            sys.executable, "-m", "keephold", *words, env={**os.environ, "PYTHONPATH": str(ROOT)}
         )
         assert await process.wait() == 0
         assert await turn == "end_turn"

@@ -13,13 +13,13 @@ import pytest
 from tests.acp.editor import statuses
 from tests.acp.within import Within, within
 
-from holdfast.acp.agent import opening
-from holdfast.acp.agent import server as served
-from holdfast.acp.agent.session import Session
-from holdfast.acp.wire import RpcError
-from holdfast.agent.conversation import Conversation
-from holdfast.store.base import ConversationRow
-from holdfast.turn.people import People
+from keephold.acp.agent import opening
+from keephold.acp.agent import server as served
+from keephold.acp.agent.session import Session
+from keephold.acp.wire import RpcError
+from keephold.agent.conversation import Conversation
+from keephold.store.base import ConversationRow
+from keephold.turn.people import People
 
 AGENT = """
 [agents.sub]
@@ -102,7 +102,7 @@ async def test_X1_a_session_that_brings_no_servers_waits_for_none(
 
 
 def told(agent: Within) -> list[dict[str, Any]]:
-    return [params for _, named, params, _ in agent.heard.messages if named == "_holdfast/turn_complete"]
+    return [params for _, named, params, _ in agent.heard.messages if named == "_keephold/turn_complete"]
 
 
 async def test_X2_a_prompt_that_is_cancelled_at_once_was_said_and_its_end_is_its_own(tmp_path: Path) -> None:

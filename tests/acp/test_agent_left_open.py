@@ -25,9 +25,9 @@ def said_of(person: Editor, session: str, since: int = 0) -> str:
 
 
 async def send(note: str, *more: str) -> None:
-    words = note.partition("`holdfast ")[2].partition("`")[0].replace("TEXT", "green").split()
+    words = note.partition("`keephold ")[2].partition("`")[0].replace("TEXT", "green").split()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "holdfast", *words, *more, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        sys.executable, "-m", "keephold", *words, *more, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert await process.wait() == 0
 
@@ -39,7 +39,7 @@ async def test_Q5_a_question_that_the_client_cannot_ask_keeps_nothing_else_from_
     async with editor(tmp_path) as person:
         session = await person.new()
         await person.prompt(session, wonders(kind))
-        await person.until(lambda: "holdfast send" in said_of(person, session))
+        await person.until(lambda: "keephold send" in said_of(person, session))
         assert await person.prompt(session, ASK) == "end_turn"
         assert len(requests(person)) == 1 and "ran hello" in shown(person.calls(session)["1"][-1])
         assert statuses(person.calls(session)["w"])[-1] == "in_progress"
@@ -49,7 +49,7 @@ async def test_Q2_a_question_that_was_left_open_is_answered_elsewhere(tmp_path: 
     async with editor(tmp_path) as person:
         session = await person.new()
         await person.prompt(session, wonders("text"))
-        await person.until(lambda: "holdfast send" in said_of(person, session))
+        await person.until(lambda: "keephold send" in said_of(person, session))
         await send(said_of(person, session))
         await person.until(lambda: "completed" in statuses(person.calls(session)["w"]))
         assert "answered 'green'" in shown(person.calls(session)["w"][-1])
@@ -85,11 +85,11 @@ async def test_Q2_how_a_question_can_be_answered_is_said_again_when_its_session_
     async with editor(tmp_path) as person:
         session = await person.new()
         await person.prompt(session, wonders("text"))
-        await person.until(lambda: "holdfast send" in said_of(person, session))
+        await person.until(lambda: "keephold send" in said_of(person, session))
         await person.connection.close_session(session_id=session)
         since = len(person.messages)
         await person.connection.load_session(cwd="/tmp", session_id=session, mcp_servers=[])
-        await person.until(lambda: "holdfast send" in said_of(person, session, since))
+        await person.until(lambda: "keephold send" in said_of(person, session, since))
         assert await person.prompt(session, ASK) == "end_turn"
 
 

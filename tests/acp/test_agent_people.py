@@ -148,7 +148,7 @@ async def test_Q2_what_a_client_cannot_ask_is_refused_and_says_how(tmp_path: Pat
         await person.prompt(session, {"calls": [["1", "asks", {"kind": kind}]]})
         assert requests(person) == requests(person, "elicitation/create") == []
         call = person.calls(session)["1"]
-        assert statuses(call)[-1] == "failed" and "holdfast send" in shown(call[-1])
+        assert statuses(call)[-1] == "failed" and "keephold send" in shown(call[-1])
 
 
 async def test_X4_cancel_in_the_middle_of_a_stream(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ async def test_X4_cancel_in_the_middle_of_a_batch_ends_its_calls_before_the_sign
         ended = {id: statuses(updates)[-1] for id, updates in person.calls(session).items()}
         assert ended == {"1": "failed", "2": "completed", "3": "in_progress"}  # `keep` keeps, also then
         came = [m.get("method", "answer") for way, m in person.messages if way == "in"]
-        assert came[-2:] == ["_holdfast/turn_complete", "answer"]
+        assert came[-2:] == ["_keephold/turn_complete", "answer"]
 
 
 async def test_X4_cancel_while_a_permission_is_asked_takes_the_request_back(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ async def test_X4_a_prompt_can_be_cancelled_by_its_request(tmp_path: Path) -> No
 
 
 async def test_X2_a_client_that_asks_gets_the_signal_as_an_update(tmp_path: Path) -> None:
-    wanted: dict[str, Any] = {"_meta": {"holdfast/turnComplete": {}}}
+    wanted: dict[str, Any] = {"_meta": {"keephold/turnComplete": {}}}
     async with editor(tmp_path, capabilities=wanted) as person:
         answer = next(m["result"] for way, m in person.messages if way == "in")
         assert "_meta" not in answer["agentCapabilities"]

@@ -1,4 +1,4 @@
-"""`holdfast acp` as a process: how it ends, and what it writes where (X1, R6)."""
+"""`keephold acp` as a process: how it ends, and what it writes where (X1, R6)."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ async def started(directory: Path, *options: str) -> asyncio.subprocess.Process:
     words = ("--config", str(config(directory)), "--store", f"sqlite:///{directory}/store.db")
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "holdfast", "acp", *words, *options),
+        *("-m", "keephold", "acp", *words, *options),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

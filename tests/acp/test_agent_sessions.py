@@ -69,7 +69,7 @@ async def test_X1_a_kept_handle_is_found_again_and_its_end_is_told(tmp_path: Pat
         await person.until(lambda: "completed" in statuses(person.calls(session, since)["1"]))
         waits = person.calls(session, since)["1"]
         assert statuses(waits) == ["pending", "in_progress", "completed"] and "it is there" in shown(waits[-1])
-        assert waits[-1]["_meta"] == {"holdfast/background": True}
+        assert waits[-1]["_meta"] == {"keephold/background": True}
 
 
 async def test_X1_sessions_are_listed_by_directory_newest_first(tmp_path: Path) -> None:
@@ -131,9 +131,9 @@ async def test_X1_what_cannot_be_a_session_is_refused(tmp_path: Path) -> None:
 
 
 async def test_X1_mcp_servers_that_an_editor_brings_are_connected_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "holdfast", "mcp", "--store", "memory:"]
+    command = [sys.executable, "-m", "keephold", "mcp", "--store", "memory:"]
     (tmp_path / "theirs").mkdir()
-    theirs = tmp_path / "theirs" / "holdfast.toml"
+    theirs = tmp_path / "theirs" / "keephold.toml"
     theirs.write_text('[conversation.tools.greet]\nsource = "local"\nrun = "unattended"\ncommand = ["echo", "hello"]\n')
     server = acp.schema.McpServerStdio(
         name="an editor's", command=command[0], args=[*command[1:], "--config", str(theirs)], env=[]

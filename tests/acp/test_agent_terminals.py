@@ -8,8 +8,8 @@ import pytest
 from tests.acp.editor import shown
 from tests.acp.within import Within, within
 
-from holdfast.acp.agent import calls
-from holdfast.acp.wire import REQUEST_CANCELLED, RpcError
+from keephold.acp.agent import calls
+from keephold.acp.wire import REQUEST_CANCELLED, RpcError
 
 ECHO = '[conversation.tools.echo]\nsource = "local"\nrun = "unattended"\ncommand = ["sh", "-c", "echo hello"]\n'
 
@@ -44,7 +44,7 @@ async def test_X2_what_was_printed_is_told_before_the_turn_ends_also_if_the_term
         (tmp_path / "asked").touch()
         assert await turn == "end_turn"
         named = [named if named != "session/update" else str(params) for _, named, params, _ in agent.heard.messages]
-        end = named.index("_holdfast/turn_complete")
+        end = named.index("_keephold/turn_complete")
         assert any("begun" in each for each in named[:end])
         agent.peer.respond(id, {"terminalId": "t"})
         await agent.until(lambda: "terminalId" in str(agent.updates("b")[-1]))

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import ConfigError, Question, Tool, ToolCall, tool
-from holdfast.acp.agent.content import prompt_content, title_of
-from holdfast.acp.agent.describing import KINDS, check_kinds, describe, kind_of
-from holdfast.acp.agent.permissions import decided, elsewhere, filled_in, form, permission
-from holdfast.acp.agent.replay import Replayed, replay
-from holdfast.acp.agent.updates import fenced
-from holdfast.acp.wire import RpcError
-from holdfast.handles.handle import Handle, Watcher
-from holdfast.store.base import Line
-from holdfast.turn.prompts import Approved, AskQuestion, Cancelled, DeliverResult, Denied, RunTool, Said
+import keephold
+from keephold import ConfigError, Question, Tool, ToolCall, tool
+from keephold.acp.agent.content import prompt_content, title_of
+from keephold.acp.agent.describing import KINDS, check_kinds, describe, kind_of
+from keephold.acp.agent.permissions import decided, elsewhere, filled_in, form, permission
+from keephold.acp.agent.replay import Replayed, replay
+from keephold.acp.agent.updates import fenced
+from keephold.acp.wire import RpcError
+from keephold.handles.handle import Handle, Watcher
+from keephold.store.base import Line
+from keephold.turn.prompts import Approved, AskQuestion, Cancelled, DeliverResult, Denied, RunTool, Said
 
 
 @tool
@@ -152,28 +152,28 @@ def test_X1_a_session_is_called_after_its_first_words() -> None:
 
 @pytest.mark.parametrize("threaded", [False, True])
 async def test_X1_who_watches_a_handle_is_shown_its_diffs(threaded: bool) -> None:
-    def sync(call: holdfast.Call) -> str:
-        call.show(holdfast.Diff("a", None, "new"))
+    def sync(call: keephold.Call) -> str:
+        call.show(keephold.Diff("a", None, "new"))
         return "done"
 
-    async def coroutine(call: holdfast.Call) -> str:
+    async def coroutine(call: keephold.Call) -> str:
         return sync(call)
 
     function = sync if threaded else coroutine
-    found: list[holdfast.Diff] = []
+    found: list[keephold.Diff] = []
 
     class Looks(Watcher):
-        def showed(self, handle: Handle, diff: holdfast.Diff) -> None:
+        def showed(self, handle: Handle, diff: keephold.Diff) -> None:
             found.append(diff)
 
     def watch(handles: Sequence[Handle]) -> None:
         for handle in handles:
             handle.watch(Looks())
 
-    async with holdfast.Runtime(tools=[tool(name="change")(function)]) as rt, rt.turn() as turn:
+    async with keephold.Runtime(tools=[tool(name="change")(function)]) as rt, rt.turn() as turn:
         rt.registry.on_created = watch
         (response,) = await turn.run([ToolCall("1", "change")])
-        assert response.result == "done" and found == [holdfast.Diff("a", None, "new")]
+        assert response.result == "done" and found == [keephold.Diff("a", None, "new")]
 
 
 # Telling again

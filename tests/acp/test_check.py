@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.acp.check import CHECKS, Report, Settings, run
-from holdfast.errors import HoldfastError
+from keephold.acp.check import CHECKS, Report, Settings, run
+from keephold.errors import KeepholdError
 
 AGENTS = Path(__file__).parent / "agents"
 LONG, SHORT = 20.0, 5.0
@@ -163,5 +163,5 @@ async def test_X5_checks_are_chosen_by_name_or_topic() -> None:
 
 
 async def test_X5_a_program_that_is_not_there_is_no_verdict() -> None:
-    with pytest.raises(HoldfastError, match="could not be started"):
+    with pytest.raises(KeepholdError, match="could not be started"):
         await run(Settings(("no-such-agent-anywhere",)))

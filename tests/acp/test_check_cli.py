@@ -1,4 +1,4 @@
-"""`holdfast acp-check`: what it prints, and its exit codes (X5)."""
+"""`keephold acp-check`: what it prints, and its exit codes (X5)."""
 
 import json
 import re
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast import cli
-from holdfast.acp.check import CHECKS
+from keephold import cli
+from keephold.acp.check import CHECKS
 
 AGENT = [sys.executable, "-I", "-S", str(Path(__file__).parent / "agents" / "broken.py")]
 PROMPTS = ["--prompt", "talk", "--permission-prompt", "may I", "--slow-prompt", "slow"]
@@ -17,7 +17,7 @@ PROMPTS = ["--prompt", "talk", "--permission-prompt", "may I", "--slow-prompt", 
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cli.COMMANDS, "acp-check", ("holdfast.cli.acp_check:acp_check", "Check any ACP agent."))
+    monkeypatch.setitem(cli.COMMANDS, "acp-check", ("keephold.cli.acp_check:acp_check", "Check any ACP agent."))
 
 
 def check(*arguments: str) -> Result:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.acp.editor import ROOT, config, script
 
-from holdfast.acp.check import CHECKS, Report, Settings, run
+from keephold.acp.check import CHECKS, Report, Settings, run
 
 LONG = 20.0
 PROMPT = script({"text": ["a "], "calls": [["1", "look", {"path": "a.txt"}], ["2", "floods", {"lines": 200}]]})
@@ -18,8 +18,8 @@ SLOW = script({"text": ["a "], "calls": [["1", "hangs", {}], ["2", "job", {"acti
 
 
 @pytest.fixture(scope="module")
-def holdfast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]:
-    """The command `holdfast`; the kit starts it some twenty times."""
+def keephold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]:
+    """The command `keephold`; the kit starts it some twenty times."""
     place = tmp_path_factory.mktemp("warm")
     door = str(place / "door")
     serving = [sys.executable, "-m", "tests.acp.agents.warm", door]
@@ -32,22 +32,22 @@ def holdfast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ..
 
 
 async def examine(
-    directory: Path, holdfast: tuple[str, ...], more: str = "", only: tuple[str, ...] = ()
+    directory: Path, keephold: tuple[str, ...], more: str = "", only: tuple[str, ...] = ()
 ) -> tuple[Report, list[tuple[str, str]]]:
     """The report, and what was not passed with the reason."""
-    command = (*holdfast, "acp", "--config", str(config(directory, more)), "--store", f"sqlite:///{directory}/store.db")
+    command = (*keephold, "acp", "--config", str(config(directory, more)), "--store", f"sqlite:///{directory}/store.db")
     report = await run(Settings(command, LONG, prompt=PROMPT, permission_prompt=ASKING, slow_prompt=SLOW), only)
     return report, [(each.name, each.why) for each in report.checks if each.outcome != "passed"]
 
 
-async def test_X5_our_agent_passes_every_check(tmp_path: Path, holdfast: tuple[str, ...]) -> None:
-    report, left = await examine(tmp_path, holdfast)
+async def test_X5_our_agent_passes_every_check(tmp_path: Path, keephold: tuple[str, ...]) -> None:
+    report, left = await examine(tmp_path, keephold)
     assert left == []
     assert [each.name for each in report.checks] == [check.name for check in CHECKS]
-    assert report.agent["name"] == "holdfast"
+    assert report.agent["name"] == "keephold"
 
 
-async def test_X5_our_agent_passes_with_the_other_form_of_the_signal(tmp_path: Path, holdfast: tuple[str, ...]) -> None:
+async def test_X5_our_agent_passes_with_the_other_form_of_the_signal(tmp_path: Path, keephold: tuple[str, ...]) -> None:
     only = ("turn_complete", "updates", "cancel-order")
-    report, left = await examine(tmp_path, holdfast, '[acp]\nturn_complete = "update"\n', only)
+    report, left = await examine(tmp_path, keephold, '[acp]\nturn_complete = "update"\n', only)
     assert left == [] and report.count("passed") == 12

@@ -11,10 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast.acp import Connection, ConnectionLost, Permission, RpcError, connect
-from holdfast.acp.client.asking import reject
-from holdfast.acp.client.connection import capabilities
-from holdfast.errors import HoldfastError
+from keephold.acp import Connection, ConnectionLost, Permission, RpcError, connect
+from keephold.acp.client.asking import reject
+from keephold.acp.client.connection import capabilities
+from keephold.errors import KeepholdError
 
 AGENT = str(Path(__file__).parent / "agents" / "scripted.py")
 COMMAND = [sys.executable, AGENT]
@@ -51,7 +51,7 @@ def test_what_there_are_handlers_for_is_offered() -> None:
 
 
 async def test_an_agent_of_another_version_is_refused() -> None:
-    with pytest.raises(HoldfastError, match="speaks version 2"):
+    with pytest.raises(KeepholdError, match="speaks version 2"):
         async with connect([*COMMAND, "--version-2"]):
             pass
 
@@ -106,7 +106,7 @@ async def test_updates_can_be_iterated_over() -> None:
             seen.append(text(update))
         assert seen == ["0", "1", "2", "3", "4"]
         assert (await turn).stop_reason == "end_turn"
-        with pytest.raises(HoldfastError, match="go to its on_update"):
+        with pytest.raises(KeepholdError, match="go to its on_update"):
             aiter(session.prompt(order(), on_update=lambda update: None))
 
 
@@ -265,7 +265,7 @@ async def test_a_program_that_is_no_agent_is_named() -> None:
 
 @pytest.mark.parametrize("command", [["no-such-program-anywhere"], [], "", ["a\0b"]])
 async def test_a_program_that_is_not_there_is_named(command: Any) -> None:
-    with pytest.raises(HoldfastError) as caught:
+    with pytest.raises(KeepholdError) as caught:
         async with connect(command):
             pass
     assert caught.value.code == "command_not_started"
@@ -291,8 +291,8 @@ async def test_the_environment_is_inherited_and_added_to(monkeypatch: pytest.Mon
 
 
 async def test_an_agent_that_will_not_go_is_killed_with_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.acp.client.process._EOF_SECS", 0.01)
-    monkeypatch.setattr("holdfast.acp.client.process._TERM_SECS", 0.01)
+    monkeypatch.setattr("keephold.acp.client.process._EOF_SECS", 0.01)
+    monkeypatch.setattr("keephold.acp.client.process._TERM_SECS", 0.01)
     stubborn = f"trap '' TERM; sleep 1000 & {sys.executable} {AGENT}; while :; do wait; sleep 0.05; done"
     async with connect(["sh", "-c", stubborn]) as agent:
         await agent.new_session("/")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.acp import connect
-from holdfast.acp.client.process import AgentProcess
-from holdfast.acp.wire import Params, Peer
+from keephold.acp import connect
+from keephold.acp.client.process import AgentProcess
+from keephold.acp.wire import Params, Peer
 
 AGENT = str(Path(__file__).parent / "agents" / "scripted.py")
 THOUSAND = [str(number) for number in range(1000)]

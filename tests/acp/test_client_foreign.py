@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast.acp import Permission, connect
+from keephold.acp import Permission, connect
 
 COMMAND = [sys.executable, str(Path(__file__).parent / "agents" / "foreign.py")]
 

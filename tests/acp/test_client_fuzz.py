@@ -1,6 +1,6 @@
 """Our client and an agent that is told at random what to do: no update is lost, doubled, early or late (X3).
 
-Each play is drawn from a seed: `HOLDFAST_SEED=…` tries others, `HOLDFAST_FUZZ=…` multiplies how many there are.
+Each play is drawn from a seed: `KEEPHOLD_SEED=…` tries others, `KEEPHOLD_FUZZ=…` multiplies how many there are.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from tests.acp.test_client_drained import agent, text
 
-from holdfast.acp import ConnectionLost, RpcError, connect
-from holdfast.acp.client.asking import Permission
-from holdfast.acp.client.connection import Connection
-from holdfast.acp.client.session import Session
+from keephold.acp import ConnectionLost, RpcError, connect
+from keephold.acp.client.asking import Permission
+from keephold.acp.client.connection import Connection
+from keephold.acp.client.session import Session
 
-SEED = int(os.environ.get("HOLDFAST_SEED", "20260101"))
-TIMES = int(os.environ.get("HOLDFAST_FUZZ", "1"))
+SEED = int(os.environ.get("KEEPHOLD_SEED", "20260101"))
+TIMES = int(os.environ.get("KEEPHOLD_FUZZ", "1"))
 PLAYS = 8
 PATIENCE = 20.0
 

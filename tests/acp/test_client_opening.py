@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.acp import RpcError, connect
-from holdfast.errors import HoldfastError
+from keephold.acp import RpcError, connect
+from keephold.errors import KeepholdError
 
 COMMAND = [sys.executable, str(Path(__file__).parent / "agents" / "scripted.py")]
 
@@ -33,7 +33,7 @@ async def test_a_session_that_is_given_up_leaves_nothing_waiting(tmp_path: Path)
 
 async def test_an_answer_without_an_id_is_an_error(tmp_path: Path) -> None:
     async with connect([*COMMAND, "--nameless"]) as agent:
-        with pytest.raises(HoldfastError, match="has no `sessionId`"):
+        with pytest.raises(KeepholdError, match="has no `sessionId`"):
             await agent.new_session(tmp_path)
         assert agent._sessions == {}
 
@@ -67,7 +67,7 @@ async def test_a_session_whose_turn_runs_is_not_opened_again(tmp_path: Path) -> 
     async with connect(COMMAND) as agent:
         session = await agent.new_session(tmp_path)
         turn = session.prompt('{"hang": true}')
-        with pytest.raises(HoldfastError, match="is running") as refused:
+        with pytest.raises(KeepholdError, match="is running") as refused:
             await agent.load_session(session.id, tmp_path)
         assert refused.value.code == "turn_open"
         turn.cancel()
@@ -85,6 +85,6 @@ async def test_nothing_is_kept_of_turns_that_nobody_holds(tmp_path: Path) -> Non
         while session._signals:  # what the last await left behind goes with it
             await asyncio.sleep(0)
             gc.collect()
-        with pytest.raises(HoldfastError, match=f"no turn of prompt {id}"):
+        with pytest.raises(KeepholdError, match=f"no turn of prompt {id}"):
             await session.turn_complete(id)
         assert len(session._signals) == 0

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from holdfast.turn.people import Asking, LeftOpen, People
-from holdfast.turn.prompts import Approved, Decision, Prompt, RunTool
+from keephold.turn.people import Asking, LeftOpen, People
+from keephold.turn.prompts import Approved, Decision, Prompt, RunTool
 
 
 class Absent:

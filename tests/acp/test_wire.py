@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.acp.wires import Heard, bare, pair
 
-from holdfast.acp.wire import ConnectionLost, Id, Params, Peer, RpcError, unknown_method
+from keephold.acp.wire import ConnectionLost, Id, Params, Peer, RpcError, unknown_method
 
 
 async def test_messages_arrive_in_the_order_of_the_calls() -> None:

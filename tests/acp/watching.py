@@ -1,4 +1,4 @@
-"""What a client may rely on of `holdfast acp`, checked message by message (X1, X2, X4).
+"""What a client may rely on of `keephold acp`, checked message by message (X1, X2, X4).
 
 A `Watch` is told every message in the order in which it is sent or read. What is wrong is in `wrong`, with the message
 at which it showed. Nothing here knows the agent's code: it says what docs/reference/acp.md says.
@@ -96,7 +96,7 @@ class Watch:
             self._question(message)
         elif method == "session/update":
             self._update(message["params"]["sessionId"], message["params"]["update"])
-        elif method == "_holdfast/turn_complete":
+        elif method == "_keephold/turn_complete":
             self._complete(message["params"])
         elif method == "$/cancel_request":
             id = message["params"]["requestId"]
@@ -178,7 +178,7 @@ class Watch:
         if session is None:
             self._bad("an update for a session that nobody knows")
             return
-        marked = (update.get("_meta") or {}).get("holdfast/background") is True
+        marked = (update.get("_meta") or {}).get("keephold/background") is True
         if not session.open and not session.opening:
             self._bad(f"an update for a session that is not open: {update}")
         running = any(reason is None for reason in session.prompts.values())

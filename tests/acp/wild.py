@@ -1,4 +1,4 @@
-"""A client of `holdfast acp` that does anything, drawn from a generator: over pipes, line by line, by hand."""
+"""A client of `keephold acp` that does anything, drawn from a generator: over pipes, line by line, by hand."""
 
 import asyncio
 import json

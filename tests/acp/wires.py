@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.acp.wire import Id, Params, Peer
+from keephold.acp.wire import Id, Params, Peer
 
 
 @dataclass

@@ -11,10 +11,10 @@ from typing import Any
 from tests.acp.editor import config, script
 from tests.acp.wires import Heard
 
-from holdfast import Runtime
-from holdfast.acp.agent.persons import Persons
-from holdfast.acp.agent.server import Agent
-from holdfast.acp.wire import Id, Peer
+from keephold import Runtime
+from keephold.acp.agent.persons import Persons
+from keephold.acp.agent.server import Agent
+from keephold.acp.wire import Id, Peer
 
 
 @dataclass

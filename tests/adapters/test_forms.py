@@ -13,27 +13,27 @@ from openai.types.chat import ChatCompletionFunctionToolParam as ChatTool
 from openai.types.responses import FunctionToolParam, Response, ResponseInputItemParam
 from pydantic import TypeAdapter
 
-import holdfast
-from holdfast import Notification, Runtime, ToolCall
-from holdfast.adapters import anthropic, openai
+import keephold
+from keephold import Notification, Runtime, ToolCall
+from keephold.adapters import anthropic, openai
 
 Shaped = Callable[[Any], Any]
 FORMS = pytest.mark.parametrize("sdk", [True, False], ids=["objects", "JSON"])
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"))
 async def greet(name: str = "you") -> str:
     """Greet somebody."""
     return f"Hello, {name}!"
 
 
-@holdfast.tool
+@keephold.tool
 async def silent() -> str:
     """Say nothing."""
     return ""
 
 
-async def answered(calls: list[ToolCall]) -> list[holdfast.Response]:
+async def answered(calls: list[ToolCall]) -> list[keephold.Response]:
     async with Runtime([greet, silent]) as rt, rt.turn() as turn:
         return await turn.run(calls)
 
@@ -233,15 +233,15 @@ async def test_anthropic_results_are_one_message_that_says_what_failed() -> None
 
 def test_N4_news_stands_behind_the_results() -> None:
     news = (Notification("disk.full", "warning", "The disk is full."),)
-    responses = [holdfast.Response("1", "a", model="a", notifications=news), holdfast.Response("2", "b", model="b")]
+    responses = [keephold.Response("1", "a", model="a", notifications=news), keephold.Response("2", "b", model="b")]
     for api in ("chat", "responses"):
         *_, last = told = openai.results(responses, api)
         assert len(told) == 3
         assert last["role"] == "user"
-        assert last["content"] == holdfast.notification_block(news)
+        assert last["content"] == keephold.notification_block(news)
     (said,) = anthropic.results(responses)
     assert [block["type"] for block in said["content"]] == ["tool_result", "tool_result", "text"]
-    assert said["content"][2]["text"] == holdfast.notification_block(news)
+    assert said["content"][2]["text"] == keephold.notification_block(news)
 
 
 def test_nothing_called_is_nothing_to_append() -> None:
@@ -250,7 +250,7 @@ def test_nothing_called_is_nothing_to_append() -> None:
 
 def test_no_sdk_is_imported() -> None:
     program = (
-        "import json, sys, holdfast.adapters, holdfast.adapters.openai, holdfast.adapters.anthropic\n"
+        "import json, sys, keephold.adapters, keephold.adapters.openai, keephold.adapters.anthropic\n"
         "print(json.dumps([name for name in ('openai', 'anthropic', 'pydantic_ai') if name in sys.modules]))"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -16,10 +16,10 @@ from tests.agent.providers.neutral import Asked
 from tests.agent.providers.script import Reply
 from tests.agent.servers import model_of, provider
 
-import holdfast
-from holdfast import Runtime, Turn
-from holdfast.adapters import anthropic, openai
-from holdfast.adapters.pydantic_ai import HoldfastToolset
+import keephold
+from keephold import Runtime, Turn
+from keephold.adapters import anthropic, openai
+from keephold.adapters.pydantic_ai import KeepholdToolset
 
 SCRIPT = [
     Reply(
@@ -36,7 +36,7 @@ SCRIPT = [
 Loop = Callable[[Provider, Runtime, Turn, bool], Awaitable[str]]
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"))
 async def build(target: str, fast: bool = False) -> str:
     """Build a target."""
     return f"{target} built"
@@ -108,7 +108,7 @@ async def test_G4_a_turn_with_the_sdk(format: str, loop: Loop, strict: bool) -> 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_G4_a_run_of_pydantic_ai(format: str, streamed: bool) -> None:
     async with provider(format, SCRIPT) as server, Runtime([build]) as rt, model_of(server) as model:
-        agent = Agent(model, toolsets=[HoldfastToolset(rt)])
+        agent = Agent(model, toolsets=[KeepholdToolset(rt)])
         if streamed:
             async with agent.run_stream_events("Build it.") as events:
                 result = [event async for event in events][-1]

@@ -1,4 +1,4 @@
-"""holdfast's tools in pydantic-ai's own agent: the calls of a response are one batch, whatever they are mixed with."""
+"""keephold's tools in pydantic-ai's own agent: the calls of a response are one batch, whatever they are mixed with."""
 
 import asyncio
 import json
@@ -15,35 +15,35 @@ from pydantic_ai.tool_manager import ToolManager
 from pydantic_ai.usage import RunUsage
 from tests.adapters.scripted import Said, Script, spawn
 
-import holdfast
-from holdfast import Runtime, ToolError, TurnFailed
-from holdfast.adapters.pydantic_ai import HoldfastToolset
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Runtime, ToolError, TurnFailed
+from keephold.adapters.pydantic_ai import KeepholdToolset
+from keephold.testing import VirtualClock
 
 MODES = pytest.mark.parametrize("mode", ["parallel", "sequential", "parallel_ordered_events"])
 Mode = Literal["parallel", "sequential", "parallel_ordered_events"]
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "abort"))
 async def build(target: str) -> str:
     """Build a target."""
     return f"{target} built"
 
 
-@holdfast.tool
+@keephold.tool
 async def fail(why: str) -> str:
     """Fail."""
     raise ToolError(why)
 
 
-@holdfast.tool
+@keephold.tool
 async def add(a: int, b: int = 0) -> int:
     """Add."""
     return a + b
 
 
 def agent_of(script: Script, source: Any, **options: Any) -> Agent[None, Any]:
-    return Agent(script.model, toolsets=[HoldfastToolset(source)], **options)
+    return Agent(script.model, toolsets=[KeepholdToolset(source)], **options)
 
 
 async def run(script: Script, rt: Runtime, mode: Mode = "parallel", **options: Any) -> Any:
@@ -78,7 +78,7 @@ async def test_B3_four_calls_run_beside_each_other() -> None:
     begun: list[int] = []
     everyone = asyncio.Event()
 
-    @holdfast.tool
+    @keephold.tool
     async def meet(number: int) -> str:
         """Return when all four have begun."""
         begun.append(number)
@@ -118,7 +118,7 @@ async def test_B1_calls_of_other_tools_may_stand_between(mode: Mode, alone: bool
 async def test_B1_also_under_other_names(mode: Mode) -> None:
     script = Script([("1", "hf_await", {"all": ["a"]}), spawn("2", "hf_make", "a", target="x")], "done")
     async with Runtime([build]) as rt:
-        agent = Agent(script.model, toolsets=[HoldfastToolset(rt).renamed({"make": "build"}).prefixed("hf")])
+        agent = Agent(script.model, toolsets=[KeepholdToolset(rt).renamed({"make": "build"}).prefixed("hf")])
         with ToolManager.parallel_execution_mode(mode):
             await agent.run("go")
     assert json.loads(script.results()[0][1])["completed"][0]["result"] == "x built"
@@ -171,7 +171,7 @@ async def test_G3_the_schemas_are_in_the_dialect_of_the_model() -> None:
     ]
     rt = Runtime([build])
     for model, dialect in models:
-        offered = await HoldfastToolset(rt).get_tools(RunContext(deps=None, model=model, usage=RunUsage()))
+        offered = await KeepholdToolset(rt).get_tools(RunContext(deps=None, model=model, usage=RunUsage()))
         assert [each.tool_def.parameters_json_schema for each in offered.values()] == [
             tool["parameters"] for tool in rt.tools(dialect)
         ]
@@ -199,11 +199,11 @@ async def test_streamed_runs_are_the_same() -> None:
 
 
 async def test_D11_a_turn_that_fails_takes_the_run_with_it(clock: VirtualClock) -> None:
-    @holdfast.tool
-    async def approve(call: holdfast.Call) -> holdfast.Pending:
+    @keephold.tool
+    async def approve(call: keephold.Call) -> keephold.Pending:
         """Wait for somebody."""
         await call.completion_key()
-        return holdfast.Pending(deadline=5, on_timeout="fail_turn")
+        return keephold.Pending(deadline=5, on_timeout="fail_turn")
 
     script = Script([("1", "approve", {}), ("2", "add", {"a": 1})], "never")
     async with Runtime([approve, add], clock=clock) as rt:
@@ -214,5 +214,5 @@ async def test_D11_a_turn_that_fails_takes_the_run_with_it(clock: VirtualClock) 
 
 
 async def test_a_toolset_needs_a_runtime_or_a_turn() -> None:
-    with pytest.raises(TypeError, match=r"holdfast\.Runtime or a holdfast\.Turn"):
-        HoldfastToolset([build])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"keephold\.Runtime or a keephold\.Turn"):
+        KeepholdToolset([build])  # type: ignore[arg-type]

@@ -13,9 +13,9 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import WrapperToolset
 from tests.adapters.scripted import Script
 
-import holdfast
-from holdfast import Runtime
-from holdfast.adapters.pydantic_ai import HoldfastToolset
+import keephold
+from keephold import Runtime
+from keephold.adapters.pydantic_ai import KeepholdToolset
 
 Mode = Literal["parallel", "sequential"]
 MODES = pytest.mark.parametrize("mode", ["parallel", "sequential"])
@@ -28,14 +28,14 @@ class World:
     def __init__(self) -> None:
         self.done: list[str] = []
 
-    def tools(self) -> list[holdfast.Tool]:
-        @holdfast.tool
+    def tools(self) -> list[keephold.Tool]:
+        @keephold.tool
         async def note(text: str) -> str:
             """Harmless."""
             self.done.append(text)
             return text
 
-        @holdfast.tool
+        @keephold.tool
         async def launch(target: str) -> str:
             """Not harmless."""
             self.done.append(target)
@@ -48,7 +48,7 @@ class World:
 async def test_a_call_that_needs_approval_waits_for_it(mode: Mode) -> None:
     world, script = World(), Script(TWO, "done")
     async with Runtime(world.tools()) as rt:
-        careful = HoldfastToolset(rt).approval_required(lambda ctx, tool, args: tool.name == "launch")
+        careful = KeepholdToolset(rt).approval_required(lambda ctx, tool, args: tool.name == "launch")
         agent = Agent(script.model, toolsets=[careful], output_type=[str, DeferredToolRequests])
         with ToolManager.parallel_execution_mode(mode):
             first = await agent.run("go")
@@ -73,7 +73,7 @@ async def test_a_tool_that_needs_approval_leaves_the_others_as_they_are(mode: Mo
     world, script = World(), Script([*TWO, ("3", "note", {"text": "too"})], "done")
     approving = HandleDeferredToolCalls[Any](lambda ctx, requests: DeferredToolResults(approvals={"2": True}))
     async with Runtime(world.tools()) as rt:
-        careful = HoldfastToolset(rt).prepared(launches_need_approval)
+        careful = KeepholdToolset(rt).prepared(launches_need_approval)
         output: Any = [str, DeferredToolRequests]
         agent = Agent(script.model, toolsets=[careful], output_type=output, capabilities=[approving] if at_once else [])
         with ToolManager.parallel_execution_mode(mode):
@@ -88,7 +88,7 @@ async def test_a_tool_that_needs_approval_leaves_the_others_as_they_are(mode: Mo
 async def test_a_denied_call_is_never_run(mode: Mode) -> None:
     world, script = World(), Script([*TWO, ("3", "launch", {"target": "sun"})], "done")
     async with Runtime(world.tools()) as rt:
-        careful = HoldfastToolset(rt).approval_required(lambda ctx, tool, args: tool.name == "launch")
+        careful = KeepholdToolset(rt).approval_required(lambda ctx, tool, args: tool.name == "launch")
         agent = Agent(script.model, toolsets=[careful], output_type=[str, DeferredToolRequests])
         with ToolManager.parallel_execution_mode(mode):
             first = await agent.run("go")
@@ -111,7 +111,7 @@ async def test_hooks_may_skip_and_change_calls(mode: Mode) -> None:
         return {"target": "mars"} if tool_def.name == "launch" else args
 
     async with Runtime(world.tools()) as rt:
-        agent = Agent(script.model, toolsets=[HoldfastToolset(rt)], capabilities=[hooks])
+        agent = Agent(script.model, toolsets=[KeepholdToolset(rt)], capabilities=[hooks])
         with ToolManager.parallel_execution_mode(mode):
             await agent.run("go")
     assert world.done == ["harmless", "mars"]
@@ -129,7 +129,7 @@ class Doorman(WrapperToolset[Any]):
 async def test_a_toolset_around_it_may_keep_calls_to_itself(mode: Mode) -> None:
     world, script = World(), Script(TWO, "done")
     async with Runtime(world.tools()) as rt:
-        agent = Agent(script.model, toolsets=[Doorman(HoldfastToolset(rt))])
+        agent = Agent(script.model, toolsets=[Doorman(KeepholdToolset(rt))])
         with ToolManager.parallel_execution_mode(mode):
             await agent.run("go")
     assert world.done == ["harmless"]
@@ -150,7 +150,7 @@ class Twice(AbstractCapability[Any]):
 async def test_a_hook_that_calls_again_is_obeyed(mode: Mode) -> None:
     world, script = World(), Script(TWO, "done")
     async with Runtime(world.tools()) as rt:
-        agent = Agent(script.model, toolsets=[HoldfastToolset(rt)], capabilities=[Twice()])
+        agent = Agent(script.model, toolsets=[KeepholdToolset(rt)], capabilities=[Twice()])
         with ToolManager.parallel_execution_mode(mode):
             await agent.run("go")
     assert sorted(world.done) == ["harmless", "harmless", "moon", "moon"]

@@ -15,30 +15,30 @@ from tests.adapters.scripted import Script, spawn
 from tests.turn.assistant import Assistant
 from tests.turn.calls import STATEFUL
 
-import holdfast
-from holdfast import Call, HoldfastError, Runtime
-from holdfast.adapters.pydantic_ai import HoldfastToolset
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, KeepholdError, Runtime
+from keephold.adapters.pydantic_ai import KeepholdToolset
+from keephold.testing import VirtualClock
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def work(secs: float = 60) -> str:
     """Take its time."""
     await asyncio.sleep(secs)
     return "done"
 
 
-@holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+@keephold.tool(actions=STATEFUL, on_turn_end="keep")
 async def serve(secs: float = 60) -> str:
     """Take its time, beyond the turn."""
     await asyncio.sleep(secs)
     return "served"
 
 
-@holdfast.tool
+@keephold.tool
 async def fail() -> str:
     """Fail."""
-    raise holdfast.ToolError("no disk")
+    raise keephold.ToolError("no disk")
 
 
 class Stuck:
@@ -50,8 +50,8 @@ class Stuck:
         self.cancelled = 0
         self.model = FunctionModel(self._answer)
 
-    def tool(self) -> holdfast.Tool:
-        @holdfast.tool
+    def tool(self) -> keephold.Tool:
+        @keephold.tool
         async def stick(call: Call) -> str:
             """Never return by itself."""
             self.begun.set()
@@ -71,7 +71,7 @@ class Stuck:
 
 
 def agent_of(script: Script, source: Any) -> Agent[None, str]:
-    return Agent(script.model, toolsets=[HoldfastToolset(source)])
+    return Agent(script.model, toolsets=[KeepholdToolset(source)])
 
 
 # News
@@ -172,10 +172,10 @@ async def test_T4_nothing_runs_on_unless_it_is_kept(clock: VirtualClock) -> None
 async def test_B1_one_run_of_a_conversation_at_a_time() -> None:
     stuck = Stuck()
     async with Runtime([work]) as rt:
-        agent = Agent(stuck.model, toolsets=[HoldfastToolset(rt)])
+        agent = Agent(stuck.model, toolsets=[KeepholdToolset(rt)])
         first = asyncio.create_task(agent.run("go", conversation_id="main"))
         await stuck.begun.wait()
-        with pytest.raises(HoldfastError, match="open turn"):
+        with pytest.raises(KeepholdError, match="open turn"):
             await agent.run("go", conversation_id="main")
         with agent.override(model=Script("done").model):
             await agent.run("go", conversation_id="other")
@@ -213,7 +213,7 @@ async def test_T5_a_run_cancelled_between_batches_asks_nobody() -> None:
                 return await script._respond(messages, info)
             return await stuck._answer(messages, info)
 
-        agent = Agent(FunctionModel(first_calls_then_hangs), toolsets=[HoldfastToolset(rt)])
+        agent = Agent(FunctionModel(first_calls_then_hangs), toolsets=[KeepholdToolset(rt)])
         running = asyncio.create_task(agent.run("go"))
         await stuck.begun.wait()
         running.cancel()
@@ -309,7 +309,7 @@ async def test_B7_a_call_that_a_hook_gives_up_on_does_not_end_the_others() -> No
 
     script = Script([("1", "stick", {}), ("2", "work", {"secs": 0})], "done")
     async with Runtime([work, stuck.tool()]) as rt:
-        await Agent(script.model, toolsets=[HoldfastToolset(rt)], capabilities=[hooks]).run("go")
+        await Agent(script.model, toolsets=[KeepholdToolset(rt)], capabilities=[hooks]).run("go")
     assert script.results() == [("1", "too slow"), ("2", "done")]
 
 
@@ -333,5 +333,5 @@ async def test_B1_a_call_that_comes_late_waits_for_the_batch_before_it() -> None
 
     script = Script([("1", "work", {"secs": 0}), ("2", "stick", {})], "done")
     async with Runtime([work, stuck.tool()]) as rt:
-        await Agent(script.model, toolsets=[HoldfastToolset(rt)], capabilities=[hooks]).run("go")
+        await Agent(script.model, toolsets=[KeepholdToolset(rt)], capabilities=[hooks]).run("go")
     assert script.results() == [("1", "done"), ("2", "")]

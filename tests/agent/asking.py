@@ -20,8 +20,8 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 from tests.agent.providers.base import PATIENCE
 
-from holdfast.runtime import Runtime
-from holdfast.schema.dialects import Dialect
+from keephold.runtime import Runtime
+from keephold.schema.dialects import Dialect
 
 DIALECTS: dict[str, Dialect] = {
     "openai-chat": "openai",

@@ -24,12 +24,12 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, User
 from tests.agent.scripted import Line, Reply, Script, at_end, called, put, spawned
 from tests.crash.stage import Commits
 
-import holdfast
-from holdfast import Call, Question, Runtime
-from holdfast.agent.conversation import Conversation
-from holdfast.agent.events import Answered, Event, Text
-from holdfast.store.sqlite import SqliteStore
-from holdfast.testing.clock import where
+import keephold
+from keephold import Call, Question, Runtime
+from keephold.agent.conversation import Conversation
+from keephold.agent.events import Answered, Event, Text
+from keephold.store.sqlite import SqliteStore
+from keephold.testing.clock import where
 
 PATIENCE = 15.0
 """Seconds in which a child must come to its end, or it is stuck."""
@@ -78,14 +78,14 @@ def effects(directory: Path) -> list[str]:
 # Tools
 
 
-@holdfast.tool
+@keephold.tool
 async def note(name: str) -> str:
     """Has a side effect; a crash ends it (`fail`)."""
     _here.act(f"note {name}")
     return f"noted {name}"
 
 
-@holdfast.tool(scheduling="serial")
+@keephold.tool(scheduling="serial")
 async def later(name: str) -> str:
     """The same, one at a time: it starts when all others have returned."""
     _here.act(f"later {name}")
@@ -103,19 +103,19 @@ async def _slow(call: Call) -> str:
     return "slow is done"
 
 
-@holdfast.tool
+@keephold.tool
 async def slow(call: Call) -> str:
     """Dies with its process."""
     return await _slow(call)
 
 
-@holdfast.tool(on_crash="replay")
+@keephold.tool(on_crash="replay")
 async def patient(call: Call) -> str:
     """Is run again."""
     return await _slow(call)
 
 
-@holdfast.tool(on_crash="replay")
+@keephold.tool(on_crash="replay")
 async def steps(call: Call, name: str) -> str:
     """Two journaled steps."""
     fx = call.durable()
@@ -129,7 +129,7 @@ async def steps(call: Call, name: str) -> str:
     return f"steps {name}: {first} {second}"
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"), on_crash="replay", on_turn_end="inquire")
+@keephold.tool(actions=("spawn", "fetch", "abort"), on_crash="replay", on_turn_end="inquire")
 async def work(call: Call) -> str:
     """Takes a moment, and lives on when the assistant has finished."""
     _here.at("in a spawned call")
@@ -137,7 +137,7 @@ async def work(call: Call) -> str:
     return "work is done"
 
 
-@holdfast.tool(on_crash="replay")
+@keephold.tool(on_crash="replay")
 async def ask(call: Call) -> str:
     """Asks the assistant."""
     return f"asked: {await call.ask(Question(id='sure', text='Sure?', answer_type='Boolean'))}"
@@ -233,7 +233,7 @@ def _listen(event: Event) -> None:
 async def _play(scene: str, commits: Commits) -> dict[str, Any]:
     main, helper = _script(SCENES[scene]), _script(HELP)
     put(main=main, helper=helper)
-    config = _here.directory / "holdfast.toml"
+    config = _here.directory / "keephold.toml"
     config.write_text(CONFIG)
     _here.store = store = SqliteStore(_here.directory / "work.db", fault=commits)
     async with Runtime(TOOLS, store=store, config=config) as rt:

@@ -24,8 +24,8 @@ from pydantic_ai.messages import ModelMessage, ModelRequest
 from pydantic_ai.models.function import AgentInfo
 from tests.agent.scripted import Line, Reply, Script, Sent, problems
 
-import holdfast
-from holdfast import Call, Pending, Question, QuestionPolicy, ToolError
+import keephold
+from keephold import Call, Pending, Question, QuestionPolicy, ToolError
 
 ALL: Any = ("spawn", "fetch", "apply", "abort")
 HANDLES = ("a", "b", "c")
@@ -40,14 +40,14 @@ _REQUESTS = 14
 """After that many requests of a turn the model only says its last word."""
 
 
-@holdfast.tool
+@keephold.tool
 async def note(call: Call, text: str, secs: float = 0) -> str:
     """Take a note."""
     await asyncio.sleep(secs)
     return f"noted {text}"
 
 
-@holdfast.tool(actions=ALL)
+@keephold.tool(actions=ALL)
 async def work(call: Call, secs: float = 1) -> str:
     """Takes its time, and what it is told."""
     call.emit("working\n")
@@ -55,47 +55,47 @@ async def work(call: Call, secs: float = 1) -> str:
     return "worked"
 
 
-@holdfast.tool(actions=ALL, on_turn_end="keep")
+@keephold.tool(actions=ALL, on_turn_end="keep")
 async def kept(call: Call, secs: float = 1) -> str:
     """Outlives its turn."""
     await asyncio.sleep(secs)
     return "kept on"
 
 
-@holdfast.tool(actions=ALL, on_turn_end="await", turn_end_timeout_secs=5)
+@keephold.tool(actions=ALL, on_turn_end="await", turn_end_timeout_secs=5)
 async def awaited(call: Call, secs: float = 1) -> str:
     """The turn waits for it."""
     await asyncio.sleep(secs)
     return "waited for"
 
 
-@holdfast.tool(actions=ALL, on_turn_end="abort")
+@keephold.tool(actions=ALL, on_turn_end="abort")
 async def listens(call: Call) -> str:
     """Works until it hears a word."""
     return f"heard {await call.input()}"
 
 
-@holdfast.tool(questions={"sure": QuestionPolicy(target="assistant")})
+@keephold.tool(questions={"sure": QuestionPolicy(target="assistant")})
 async def asks(call: Call, secs: float = 0) -> str:
     """Asks the assistant."""
     await asyncio.sleep(secs)
     return f"sure: {await call.ask(Question(id='sure', text='Sure?', answer_type='Boolean'))}"
 
 
-@holdfast.tool(actions=ALL)
+@keephold.tool(actions=ALL)
 async def wonders(call: Call, secs: float = 0) -> str:
     """Asks whoever talks to it."""
     await asyncio.sleep(secs)
     return f"which: {await call.ask(Question(id='which', text='Which?', answer_type='Text'))}"
 
 
-@holdfast.tool
+@keephold.tool
 async def breaks(call: Call, kind: str = "") -> str:
     """Fails."""
     raise ToolError("it broke") if kind == "told" else RuntimeError("it broke badly")
 
 
-@holdfast.tool
+@keephold.tool
 async def parks(call: Call, secs: float = 40, fatal: bool = False) -> Pending:
     """Waits for somebody outside, who never comes."""
     await call.completion_key()

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from tests.agent.scripted import Script
 
-from holdfast import Runtime, Tool
-from holdfast.agent.conversation import Conversation
-from holdfast.agent.events import Answer, Event, Listener, Text
-from holdfast.testing import VirtualClock
+from keephold import Runtime, Tool
+from keephold.agent.conversation import Conversation
+from keephold.agent.events import Answer, Event, Listener, Text
+from keephold.testing import VirtualClock
 
 E = TypeVar("E")
 
@@ -75,7 +75,7 @@ async def until(found: Callable[[], Any]) -> None:
 
 def written(directory: Path, text: str) -> Path:
     """A configuration."""
-    file = directory / "holdfast.toml"
+    file = directory / "keephold.toml"
     file.write_text(text)
     return file
 

@@ -13,9 +13,9 @@ from tests.agent.scripted import Reply, Script, at_end, called, spawned
 from tests.agent.talk import Talk, kinds, talking, until
 from tests.agent.test_loop import TOOLS, running
 
-import holdfast
-from holdfast.agent.events import Event
-from holdfast.testing import VirtualClock
+import keephold
+from keephold.agent.events import Event
+from keephold.testing import VirtualClock
 
 
 async def test_T5_cancelled_in_the_stream(clock: VirtualClock) -> None:
@@ -133,7 +133,7 @@ async def test_B9_what_was_said_is_kept_if_the_turn_that_it_takes_up_is_cancelle
     """A prompt that goes on with a turn whose process died, in the middle of a batch."""
     store, began = f"sqlite:///{tmp_path / 'work.db'}", asyncio.Event()
 
-    @holdfast.tool(on_crash="replay")
+    @keephold.tool(on_crash="replay")
     async def hang() -> str:
         """Never ends."""
         began.set()
@@ -144,7 +144,7 @@ async def test_B9_what_was_said_is_kept_if_the_turn_that_it_takes_up_is_cancelle
     async with talking(script, hang, store=store) as talk:
         task = await running(talk, "First")
         await began.wait()
-    with pytest.raises(holdfast.HoldfastError):
+    with pytest.raises(keephold.KeepholdError):
         await task
     began.clear()
     async with talking(script, hang, store=store) as talk:

@@ -9,36 +9,36 @@ from pydantic_ai.messages import ModelResponse
 from tests.agent.scripted import Reply, Script, called, spawned
 from tests.agent.talk import Talk, kinds, talking, until, written
 
-import holdfast
-from holdfast import Call, Pending
-from holdfast.agent.events import Compacted, Retrying, Text
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, Pending
+from keephold.agent.events import Compacted, Retrying, Text
+from keephold.testing import VirtualClock
 
 STATEFUL: Any = ("spawn", "fetch", "abort")
 SMALL = "[conversation]\ncontext_tokens = 1000\n"
 LONG, SHORT = (900, 200), (90, 20)
 
 
-@holdfast.tool
+@keephold.tool
 async def note(text: str) -> str:
     """Take a note."""
     return f"noted {text}"
 
 
-@holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+@keephold.tool(actions=STATEFUL, on_turn_end="keep")
 async def kept(call: Call) -> str:
     """Outlives its turn."""
     await asyncio.sleep(100_000)
     return "kept on"
 
 
-@holdfast.tool
+@keephold.tool
 async def keyed(call: Call) -> str:
     """Shows a key that somebody outside may use."""
     return f"The key is {await call.completion_key()}."
 
 
-@holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+@keephold.tool(actions=STATEFUL, on_turn_end="keep")
 async def approve(call: Call) -> Pending:
     """Prints its key, and waits for it to be used."""
     call.emit(f"Use {await call.completion_key()} to approve.\n")

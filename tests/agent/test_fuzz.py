@@ -1,6 +1,6 @@
 """Conversations whose model says anything, and that somebody meddles with at any time (G1, T, N4, R6).
 
-Each play is drawn from a seed: `HOLDFAST_SEED=…` tries others, `HOLDFAST_FUZZ=…` multiplies how many there are. A
+Each play is drawn from a seed: `KEEPHOLD_SEED=…` tries others, `KEEPHOLD_FUZZ=…` multiplies how many there are. A
 failure names its seed.
 """
 
@@ -20,16 +20,16 @@ from pydantic_ai.messages import ModelMessage
 from tests.agent.rambling import AGENT, KEPT, TOOLS, Rambler
 from tests.agent.scripted import put
 
-from holdfast import HoldfastError, Runtime
-from holdfast.agent.conversation import Conversation
-from holdfast.agent.events import Answer, Answered, Called, Event, TurnFinished, TurnStarted
-from holdfast.agent.transcript import Transcript
-from holdfast.testing import VirtualClock
-from holdfast.testing.clock import where
-from holdfast.turn.lineage import parent_of
+from keephold import KeepholdError, Runtime
+from keephold.agent.conversation import Conversation
+from keephold.agent.events import Answer, Answered, Called, Event, TurnFinished, TurnStarted
+from keephold.agent.transcript import Transcript
+from keephold.testing import VirtualClock
+from keephold.testing.clock import where
+from keephold.turn.lineage import parent_of
 
-SEED = int(os.environ.get("HOLDFAST_SEED", "20260101"))
-TIMES = int(os.environ.get("HOLDFAST_FUZZ", "1"))
+SEED = int(os.environ.get("KEEPHOLD_SEED", "20260101"))
+TIMES = int(os.environ.get("KEEPHOLD_FUZZ", "1"))
 PLAYS, REOPENED = 60, 4
 """In virtual time; in real time, with a store that is closed and opened again."""
 SOON = 20.0
@@ -65,7 +65,7 @@ class Play:
             async with asyncio.timeout(1e6 if self.unit >= 1 else 20):
                 answer = await running
             self.done.append(f"{answer.stop_reason} {answer.error or ''}")
-        except HoldfastError as error:
+        except KeepholdError as error:
             self.done.append(f"raised {error.code}: {error.message}")
             assert rt.closing, f"it raised {error!r}"
         except asyncio.CancelledError:
@@ -112,7 +112,7 @@ class Play:
             elif action == "task cancelled" and not running.cancelling():  # a second time waits for nothing
                 running.cancel()
             elif action == "prompt" and conversation.busy:
-                with pytest.raises(HoldfastError):
+                with pytest.raises(KeepholdError):
                     await conversation.prompt("Too early.")
             elif action == "close":
                 await rt.close()
@@ -197,7 +197,7 @@ async def real(seed: str, store: str, config: Path) -> list[str]:
 
 def written(directory: Path, rng: Random) -> Path:
     """Sometimes with limits."""
-    file = directory / "holdfast.toml"
+    file = directory / "keephold.toml"
     limits = rng.choice(["", "", "max_requests = 3\n", "max_tokens = 4000\n", "context_tokens = 2000\n"])
     file.write_text(f"[conversation]\n{limits}detached = 'auto'\n{AGENT}")
     return file

@@ -12,15 +12,15 @@ from pydantic_ai.profiles import ModelProfile
 from tests.agent.scripted import Reply, Script, at_end, called, put, spawned
 from tests.agent.talk import talking, written
 
-import holdfast
-from holdfast import Call, Question, QuestionPolicy
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, Question, QuestionPolicy
+from keephold.testing import VirtualClock
 
 STATEFUL: Any = ("spawn", "fetch", "abort")
 TO_ASSISTANT = QuestionPolicy(target="assistant")
 
 
-@holdfast.tool(questions={"sure": TO_ASSISTANT, "which": TO_ASSISTANT})
+@keephold.tool(questions={"sure": TO_ASSISTANT, "which": TO_ASSISTANT})
 async def asks(call: Call, which: bool = False) -> str:
     """Asks the assistant."""
     if which:
@@ -29,20 +29,20 @@ async def asks(call: Call, which: bool = False) -> str:
     return f"sure: {await call.ask(Question(id='sure', text='Sure?', answer_type='Boolean'))}"
 
 
-@holdfast.tool(questions={"sure": QuestionPolicy(target="assistant", assistant={"temperature": 0.1})})
+@keephold.tool(questions={"sure": QuestionPolicy(target="assistant", assistant={"temperature": 0.1})})
 async def asks_coldly(call: Call) -> str:
     """Asks the assistant, with settings of its own."""
     return f"sure: {await call.ask(Question(id='sure', text='Sure?', answer_type='Boolean'))}"
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def work(call: Call, secs: float = 60) -> str:
     """Takes its time."""
     await asyncio.sleep(secs)
     return "worked"
 
 
-@holdfast.tool
+@keephold.tool
 async def note(text: str) -> str:
     """Take a note."""
     return f"noted {text}"
@@ -118,7 +118,7 @@ async def test_Q7_an_answer_outside_the_type_is_asked_for_again(clock: VirtualCl
 )
 async def test_Q7_no_answer_ends_the_call(clock: VirtualClock, answer: Any, caplog: Any) -> None:
     script = Script([called("c1", "asks"), called("c2", "note", text="a")], "Done.", answers=lambda _: answer)
-    with caplog.at_level("CRITICAL", "holdfast.turn"):
+    with caplog.at_level("CRITICAL", "keephold.turn"):
         async with talking(script, *TOOLS, clock=clock) as talk:
             assert (await talk.prompt()).text == "Done."
     failed, noted = script.results()
@@ -148,7 +148,7 @@ async def test_Q7_an_inquiry_is_made_again_like_any_request(clock: VirtualClock,
 
 async def test_Q2_the_model_is_asked_as_it_was_instructed(clock: VirtualClock) -> None:
     script = Script([called("c1", "asks")], "Done.", answers=[{"answer": True}])
-    async with holdfast.Runtime(TOOLS, clock=clock) as rt:
+    async with keephold.Runtime(TOOLS, clock=clock) as rt:
         await rt.conversation("main", model=script.model, instructions="Say no to everything.").prompt("Go.")
     parts = script.asked_by[0].model_request_parameters.instruction_parts or []
     assert "Say no to everything." in "".join(part.content for part in parts)
@@ -194,19 +194,19 @@ async def test_Q2_settings_of_one_question(clock: VirtualClock, tmp_path: Path) 
     main = Script([called("c1", "asks_coldly"), called("c2", "asks")], "Done.", answers=[{"answer": True}] * 2)
     names = put(main=main)
     file = written(tmp_path, f'[conversation.assistant]\nmodel = "{names["main"]}"\ntemperature = 0.9')
-    async with holdfast.Runtime(TOOLS, clock=clock, config=file) as rt:
+    async with keephold.Runtime(TOOLS, clock=clock, config=file) as rt:
         await rt.conversation("main").prompt("Go.")
     warmth = [by.model_settings.get("temperature") for by in main.asked_by if by.model_settings is not None]
     assert sorted(map(str, warmth)) == ["0.1", "0.9"]
 
 
 async def test_Q2_an_inquiry_without_a_conversation(clock: VirtualClock, tmp_path: Path) -> None:
-    """`holdfast turn`, MCP: a model is configured, and nobody talks with it."""
+    """`keephold turn`, MCP: a model is configured, and nobody talks with it."""
     main = Script(answers=[{"answer": True}])
     names = put(main=main)
     file = written(tmp_path, f'[conversation.assistant]\nmodel = "{names["main"]}"')
-    async with holdfast.Runtime(TOOLS, clock=clock, config=file) as rt, rt.turn("other") as turn:
-        (response,) = await turn.run([holdfast.ToolCall("c1", "asks", {})])
+    async with keephold.Runtime(TOOLS, clock=clock, config=file) as rt, rt.turn("other") as turn:
+        (response,) = await turn.run([keephold.ToolCall("c1", "asks", {})])
     assert response.result == "sure: True"
     assert len(main.asked[0]) == 1 and main.invalid == []
 

@@ -10,9 +10,9 @@ from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse
 from tests.agent.scripted import Reply, Script, at_end, called, spawned
 from tests.agent.talk import Talk, kinds, talking
 
-import holdfast
-from holdfast import Call, HoldfastError, Pending
-from holdfast.agent.events import (
+import keephold
+from keephold import Call, KeepholdError, Pending
+from keephold.agent.events import (
     Answered,
     Called,
     Event,
@@ -24,32 +24,32 @@ from holdfast.agent.events import (
     TurnStarted,
     Used,
 )
-from holdfast.testing import VirtualClock
+from keephold.testing import VirtualClock
 
 STATEFUL: Any = ("spawn", "fetch", "abort")
 
 
-@holdfast.tool
+@keephold.tool
 async def note(text: str) -> str:
     """Take a note."""
     return f"noted {text}"
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def work(call: Call, secs: float = 600) -> str:
     """Takes its time."""
     await asyncio.sleep(secs)
     return "worked"
 
 
-@holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+@keephold.tool(actions=STATEFUL, on_turn_end="keep")
 async def kept(call: Call, secs: float = 60) -> str:
     """Outlives its turn."""
     await asyncio.sleep(secs)
     return "kept on"
 
 
-@holdfast.tool
+@keephold.tool
 async def fatal(call: Call) -> Pending:
     """Takes its turn with it."""
     await call.completion_key()
@@ -99,7 +99,7 @@ async def test_G1_turn_after_turn(clock: VirtualClock) -> None:
 
 async def test_G1_what_is_offered(clock: VirtualClock) -> None:
     script = Script("Hello.")
-    async with holdfast.Runtime(TOOLS, clock=clock) as rt:
+    async with keephold.Runtime(TOOLS, clock=clock) as rt:
         await rt.conversation(model=script.model, instructions="Be brief.").prompt("Hi")
         tools = [each["name"] for each in rt.tools()]
     assert [tool.name for tool in script.offered[0].function_tools] == tools
@@ -324,7 +324,7 @@ async def test_G1_a_model_that_raises_anything(clock: VirtualClock) -> None:
 async def test_G1_half_characters(clock: VirtualClock) -> None:
     """Some gateways cut a character in two, each half in JSON of its own; people have file names that are no text."""
 
-    @holdfast.tool
+    @keephold.tool
     async def odd() -> str:
         """Says what is no text."""
         return "odd \udc80"
@@ -373,10 +373,10 @@ async def test_G1_said_during_the_last_words(clock: VirtualClock) -> None:
 
 async def test_G1_nothing_to_say_it_to(clock: VirtualClock) -> None:
     async with talking(Script("Hello."), clock=clock) as talk:
-        with pytest.raises(HoldfastError, match="prompt") as caught:
+        with pytest.raises(KeepholdError, match="prompt") as caught:
             talk.conversation.say("Hello?")
         assert caught.value.code == "turn_not_open"
-        with pytest.raises(HoldfastError):
+        with pytest.raises(KeepholdError):
             await talk.prompt("")
 
 
@@ -385,7 +385,7 @@ async def test_G1_prompts_while_busy(clock: VirtualClock) -> None:
     async with talking(script, *TOOLS, clock=clock) as talk:
         task = await running(talk)
         assert talk.conversation.busy
-        with pytest.raises(HoldfastError) as caught:
+        with pytest.raises(KeepholdError) as caught:
             await talk.prompt("Me too!")
         assert caught.value.code == "turn_open"
         assert (await task).text == "Slow."
@@ -397,7 +397,7 @@ async def test_B1_a_turn_that_somebody_else_has_open(clock: VirtualClock) -> Non
     script = Script("Now.")
     async with talking(script, *TOOLS, clock=clock) as talk:
         async with talk.rt.turn("main"):
-            with pytest.raises(HoldfastError) as caught:
+            with pytest.raises(KeepholdError) as caught:
                 await talk.prompt()
             assert caught.value.code == "turn_open"
         assert (await talk.prompt()).text == "Now."
@@ -411,7 +411,7 @@ async def test_G1_a_listener_that_raises_changes_nothing(clock: VirtualClock, ca
         raise RuntimeError("cannot be shown")
 
     script = Script([called("c1", "note", text="a")], "Done.")
-    with caplog.at_level(logging.CRITICAL, "holdfast.agent"):
+    with caplog.at_level(logging.CRITICAL, "keephold.agent"):
         async with talking(script, *TOOLS, clock=clock) as talk:
             assert (await talk.prompt(then=then)).text == "Done."
     assert kinds(talk.events)[-1] == "TurnFinished"
@@ -430,7 +430,7 @@ async def test_D11_a_failed_turn_makes_no_further_request(clock: VirtualClock) -
 
 
 async def test_G1_parked_calls_are_not_waited_for_for_ever(clock: VirtualClock) -> None:
-    @holdfast.tool
+    @keephold.tool
     async def approve(call: Call) -> Pending:
         """Waits for somebody."""
         await call.completion_key()
@@ -451,10 +451,10 @@ async def test_G1_a_conversation_that_was_dropped_can_be_opened_again(clock: Vir
     import gc
 
     script = Script("One.", "Two.")
-    async with holdfast.Runtime(clock=clock) as rt:
+    async with keephold.Runtime(clock=clock) as rt:
         first = rt.conversation("main", model=script.model)
         await first.prompt("First")
-        with pytest.raises(HoldfastError):
+        with pytest.raises(KeepholdError):
             rt.conversation("main", model=script.model)
         del first
         gc.collect()
@@ -466,5 +466,5 @@ async def test_G1_a_listener_that_would_never_run_is_refused() -> None:
     async def listen(_: Event) -> None: ...
 
     async with talking(Script("Never.")) as talk:
-        with pytest.raises(HoldfastError, match="not awaited"):
+        with pytest.raises(KeepholdError, match="not awaited"):
             await talk.conversation.prompt("Go.", listener=listen)  # type: ignore[arg-type]

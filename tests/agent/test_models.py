@@ -13,10 +13,10 @@ from pydantic_ai.models.test import TestModel
 from tests.agent.scripted import Script
 from tests.agent.talk import written
 
-from holdfast import HoldfastError, Runtime
-from holdfast.agent.models import Assistant, dialect_of, laid_over, open_assistant
-from holdfast.config.model import AssistantSettings
-from holdfast.testing import VirtualClock
+from keephold import KeepholdError, Runtime
+from keephold.agent.models import Assistant, dialect_of, laid_over, open_assistant
+from keephold.config.model import AssistantSettings
+from keephold.testing import VirtualClock
 
 KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GOOGLE_API_KEY", "GEMINI_API_KEY", "MISTRAL_API_KEY", "OWN_KEY")
 
@@ -71,10 +71,10 @@ def test_G3_strict_is_for_those_who_have_it(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("name", ["openai:gpt-4o", "anthropic:claude-sonnet-4-5", "google:gemini-2.5-flash"])
 def test_G1_a_key_that_is_missing(name: str) -> None:
-    with pytest.raises(HoldfastError, match="API_KEY") as caught:
+    with pytest.raises(KeepholdError, match="API_KEY") as caught:
         opened(model=name)
     assert caught.value.code == "no_model"
-    with pytest.raises(HoldfastError, match="OWN_KEY") as caught:
+    with pytest.raises(KeepholdError, match="OWN_KEY") as caught:
         opened(model=name, api_key_env="OWN_KEY")
     assert caught.value.code == "no_model"
 
@@ -83,23 +83,23 @@ def test_G1_a_key_that_is_missing(name: str) -> None:
     "name", ["nobody:nothing", "gpt-4o-no-provider", "", ":", "openai:", "python:", "python:json", "python::x"]
 )
 def test_G1_a_model_that_nobody_knows(name: str) -> None:
-    with pytest.raises(HoldfastError) as caught:
+    with pytest.raises(KeepholdError) as caught:
         opened(model=name)
     assert caught.value.code == "no_model"
 
 
 def test_G1_no_model_at_all() -> None:
-    with pytest.raises(HoldfastError, match=r"\[conversation.assistant\]") as caught:
+    with pytest.raises(KeepholdError, match=r"\[conversation.assistant\]") as caught:
         opened()
     assert caught.value.code == "no_model"
 
 
 async def test_G1_the_error_comes_before_any_turn(tmp_path: Path) -> None:
     async with Runtime() as rt:
-        with pytest.raises(HoldfastError) as caught:
+        with pytest.raises(KeepholdError) as caught:
             rt.conversation("main")
         assert caught.value.code == "no_model"
-        with pytest.raises(HoldfastError):
+        with pytest.raises(KeepholdError):
             rt.conversation("main", model="nobody:nothing")
         rt.conversation("main", model=TestModel())
 
@@ -123,15 +123,15 @@ def test_G1_python_models(monkeypatch: pytest.MonkeyPatch) -> None:
     assert opened(model="python:own_models:ready").model is model
     assert opened(model="python:own_models:made").model is model
     for name in ("wrong", "failing", "missing"):
-        with pytest.raises(HoldfastError, match=f"python:own_models:{name}"):
+        with pytest.raises(KeepholdError, match=f"python:own_models:{name}"):
             opened(model=f"python:own_models:{name}")
-    with pytest.raises(HoldfastError, match="no_such_module"):
+    with pytest.raises(KeepholdError, match="no_such_module"):
         opened(model="python:no_such_module:x")
 
 
 def test_Q2_settings_that_come_as_a_table() -> None:
     assert laid_over(AssistantSettings(), {"model": "x:y", "temperature": 1}).temperature == 1
-    with pytest.raises(HoldfastError, match="temprature") as caught:
+    with pytest.raises(KeepholdError, match="temprature") as caught:
         laid_over(AssistantSettings(), {"temprature": 1})
     assert caught.value.code == "no_model"
 

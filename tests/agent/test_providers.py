@@ -32,10 +32,10 @@ from tests.agent.providers.neutral import Asked
 from tests.agent.providers.script import Reply, Usage
 from tests.agent.servers import KEPT, model_of, provider, provider_process
 
-import holdfast
-from holdfast import Call as ToolContext
-from holdfast import Runtime
-from holdfast.tools.waiting import NAMES as WAIT_TOOLS
+import keephold
+from keephold import Call as ToolContext
+from keephold import Runtime
+from keephold.tools.waiting import NAMES as WAIT_TOOLS
 
 THINKS = [format for format in FORMATS if format != "openai-chat"]
 REPLY = Reply(
@@ -226,13 +226,13 @@ async def test_G1_the_google_sdk_streams_content() -> None:
 # The tools of a runtime
 
 
-@holdfast.tool
+@keephold.tool
 async def word_count(text: str, least: int = 1, kinds: list[str] | None = None) -> str:
     """Count words."""
     return str(len(text.split()))
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"))
 async def deploy(call: ToolContext, env: str, options: dict[str, str] | None = None) -> str:
     """Deploy."""
     return str(await call.input())
@@ -256,7 +256,7 @@ stateful = true
 
 def office(directory: Path) -> Runtime:
     """A runtime with a tool of every kind."""
-    config = directory / "holdfast.toml"
+    config = directory / "keephold.toml"
     config.write_text(CONFIG)
 
     async def person(prompt: Any) -> Any:

@@ -24,15 +24,15 @@ from tests.agent import scripted
 from tests.agent.scripted import Reply, Script, called
 from tests.agent.talk import kinds, talking, written
 
-import holdfast
-from holdfast.agent.events import Compacted, Restarted, Retrying, Text
-from holdfast.agent.requests import ATTEMPTS
-from holdfast.testing import VirtualClock
+import keephold
+from keephold.agent.events import Compacted, Restarted, Retrying, Text
+from keephold.agent.requests import ATTEMPTS
+from keephold.testing import VirtualClock
 
 _ran: list[str] = []
 
 
-@holdfast.tool
+@keephold.tool
 async def note(text: str) -> str:
     """Take a note."""
     _ran.append(text)
@@ -176,7 +176,7 @@ async def test_G1_a_client_that_cancels_itself_is_a_failure_like_others(clock: V
         yield "Done."
 
     model = FunctionModel(stream_function=answer)
-    async with holdfast.Runtime(clock=clock) as rt:
+    async with keephold.Runtime(clock=clock) as rt:
         answered = await rt.conversation("main", model=model).prompt("Go.")
     if times == ATTEMPTS:
         assert (answered.stop_reason, len(asked)) == ("error", ATTEMPTS)

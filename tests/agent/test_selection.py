@@ -2,24 +2,24 @@
 
 import pytest
 
-import holdfast
-from holdfast import Call, Runtime, ToolCall, ToolError
-from holdfast.tools.selection import Selection
+import keephold
+from keephold import Call, Runtime, ToolCall, ToolError
+from keephold.tools.selection import Selection
 
 
-@holdfast.tool
+@keephold.tool
 async def read_file(path: str) -> str:
     """Read."""
     return f"read {path}"
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "abort"))
 async def read_all(call: Call) -> str:
     """Read all."""
     return "all"
 
 
-@holdfast.tool
+@keephold.tool
 async def write_file(path: str) -> str:
     """Write."""
     return f"wrote {path}"

@@ -9,13 +9,13 @@ from pydantic_ai.usage import RequestUsage
 from tests.agent.scripted import Reply, Script, called
 from tests.agent.talk import talking, written
 
-import holdfast
-from holdfast.agent.events import Usage, Used
-from holdfast.agent.spending import Allowance, Spending, total, usage_of
-from holdfast.testing import VirtualClock
+import keephold
+from keephold.agent.events import Usage, Used
+from keephold.agent.spending import Allowance, Spending, total, usage_of
+from keephold.testing import VirtualClock
 
 
-@holdfast.tool
+@keephold.tool
 async def note(text: str) -> str:
     """Take a note."""
     return f"noted {text}"
@@ -107,7 +107,7 @@ async def test_G1_a_turn_that_is_resumed_has_spent_before(tmp_path: Path) -> Non
 
     from tests.agent.talk import until
 
-    from holdfast import HoldfastError, Runtime
+    from keephold import KeepholdError, Runtime
 
     store = f"sqlite:///{tmp_path / 'work.db'}"
     file = written(tmp_path, "[conversation]\nmax_requests = 3")
@@ -122,7 +122,7 @@ async def test_G1_a_turn_that_is_resumed_has_spent_before(tmp_path: Path) -> Non
         closing = asyncio.create_task(rt.close())
         await closing
         task.cancel()
-    with pytest.raises((HoldfastError, asyncio.CancelledError)):
+    with pytest.raises((KeepholdError, asyncio.CancelledError)):
         await task
     second = Script(*[[called("c", "note", text="c")]] * 5)
     async with talking(second, note, store=store, config=file) as talk:

@@ -7,15 +7,15 @@ import pytest
 from tests.agent.scripted import Reply, Script, called, put, spawned
 from tests.agent.talk import talking, until, written
 
-import holdfast
-from holdfast import HoldfastError, Runtime
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import KeepholdError, Runtime
+from keephold.testing import VirtualClock
 
 HUNDRED = (90, 10)
 """What a response takes, in tokens."""
 
 
-@holdfast.tool
+@keephold.tool
 async def nap(secs: float = 60) -> str:
     """Takes its time."""
     await asyncio.sleep(secs)
@@ -75,7 +75,7 @@ async def test_G2_what_an_agent_spent_before_a_restart_counts(tmp_path: Path) ->
     """The turn that started it has taken that, too."""
     store, opened = f"sqlite:///{tmp_path / 'work.db'}", asyncio.Event()
 
-    @holdfast.tool(on_crash="replay")
+    @keephold.tool(on_crash="replay")
     async def gate() -> str:
         """Opens when it is told to."""
         await opened.wait()
@@ -86,7 +86,7 @@ async def test_G2_what_an_agent_spent_before_a_restart_counts(tmp_path: Path) ->
     async with Runtime([nap, gate], store=store, config=config(tmp_path, 10_000, helper)) as rt:
         running = asyncio.create_task(rt.conversation("main", model=main.model).prompt("Go."))
         await until(lambda: any(info.tool == "gate" for info in rt.live()))
-    with pytest.raises(HoldfastError):
+    with pytest.raises(KeepholdError):
         await running
     helper, main = Script("Helped."), Script("Done.")
     async with talking(main, nap, gate, store=store, config=config(tmp_path, 10_000, helper)) as talk:
@@ -105,7 +105,7 @@ async def test_G2_what_an_agent_spent_that_ended_before_a_restart_counts(tmp_pat
     async with Runtime([nap], store=store, config=config(tmp_path, 10_000, helper)) as rt:
         running = asyncio.create_task(rt.conversation("main", model=main.model).prompt("Go."))
         await until(lambda: len(main.read) == 2)
-    with pytest.raises(HoldfastError):
+    with pytest.raises(KeepholdError):
         await running
     main = Script("Done.")
     async with talking(main, nap, store=store, config=config(tmp_path, 10_000, helper)) as talk:

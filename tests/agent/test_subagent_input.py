@@ -10,9 +10,9 @@ from tests.agent.scripted import Reply, Script, Sent, called, spawned
 from tests.agent.talk import talking, until
 from tests.agent.test_subagents import completed, config, helped
 
-import holdfast
-from holdfast import Call, Runtime
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, Runtime
+from keephold.testing import VirtualClock
 
 SENT: list[Any] = [{"x": 1, "say": "ünï"}, ["a", 2], 7, True, "plain", "", "two\nlines"]
 HEARD = ['{"x":1,"say":"ünï"}', '["a",2]', "7", "true", "plain", "two\nlines"]
@@ -60,7 +60,7 @@ async def test_E10_empty_messages_do_not_disturb_the_count(tmp_path: Path) -> No
     store = f"sqlite:///{tmp_path / 'work.db'}"
     opened = asyncio.Event()
 
-    @holdfast.tool(on_crash="replay")
+    @keephold.tool(on_crash="replay")
     async def gate() -> str:
         """Opens when it is told to."""
         await opened.wait()
@@ -79,7 +79,7 @@ async def test_E10_empty_messages_do_not_disturb_the_count(tmp_path: Path) -> No
     async with Runtime([gate], store=store, config=config(tmp_path, helper=helper)) as rt:
         running = asyncio.create_task(rt.conversation("main", model=main.model).prompt("Go."))
         await until(lambda: len(helper.read) == 2)
-    with pytest.raises(holdfast.HoldfastError):
+    with pytest.raises(keephold.KeepholdError):
         await running
     helper, main = Script("Helped."), Script("Done.")
     async with talking(main, gate, store=store, config=config(tmp_path, helper=helper)) as talk:
@@ -91,7 +91,7 @@ async def test_E10_empty_messages_do_not_disturb_the_count(tmp_path: Path) -> No
 async def test_R4_what_is_sent_while_it_tidies_up_is_answered(clock: VirtualClock, tmp_path: Path) -> None:
     """An agent that has spoken ends what it kept, which takes a while; until then it can be spoken to."""
 
-    @holdfast.tool(actions=("spawn", "fetch", "abort"), on_turn_end="keep")
+    @keephold.tool(actions=("spawn", "fetch", "abort"), on_turn_end="keep")
     async def stubborn(call: Call) -> str:
         """Takes a second to end."""
         try:

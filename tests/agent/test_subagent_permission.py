@@ -11,20 +11,20 @@ from tests.agent.scripted import Script, Sent, called, put, spawned
 from tests.agent.talk import talking, written
 from tests.turn.people import Person
 
-import holdfast
-from holdfast.testing import VirtualClock
-from holdfast.turn.prompts import Approved, AskQuestion, Denied, RunTool, Said
+import keephold
+from keephold.testing import VirtualClock
+from keephold.turn.prompts import Approved, AskQuestion, Denied, RunTool, Said
 
 WAYS = ["call", "spawn", "async", "workflow", "step"]
 
 
-@holdfast.tool
+@keephold.tool
 async def note(text: str) -> str:
     """Take a note."""
     return f"noted {text}"
 
 
-@holdfast.tool(examples=["deploy prod with key ABC"])
+@keephold.tool(examples=["deploy prod with key ABC"])
 async def deploy(env: str) -> str:
     """Deploys, the secret way."""
     return f"deployed {env}"

@@ -19,8 +19,8 @@ from tests.e2e.driver import turn
 from tests.e2e.driver import until as eventually
 from tests.turn.people import Person
 
-from holdfast.acp import subagent
-from holdfast.turn.prompts import AskQuestion, Said
+from keephold.acp import subagent
+from keephold.turn.prompts import AskQuestion, Said
 
 AGENT = Path(__file__).parents[1] / "acp" / "agents" / "obedient.py"
 OPTIONS = [

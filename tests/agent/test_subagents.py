@@ -11,41 +11,41 @@ import pytest
 from tests.agent.scripted import Reply, Script, Sent, at_end, called, put, spawned
 from tests.agent.talk import Talk, talking, until, written
 
-import holdfast
-from holdfast import Call, ConfigError, Question, QuestionPolicy, Runtime
-from holdfast.testing import VirtualClock
-from holdfast.turn.lineage import depth_of, parent_of, root_of
+import keephold
+from keephold import Call, ConfigError, Question, QuestionPolicy, Runtime
+from keephold.testing import VirtualClock
+from keephold.turn.lineage import depth_of, parent_of, root_of
 
 STATEFUL: Any = ("spawn", "fetch", "abort")
 
 
-@holdfast.tool
+@keephold.tool
 async def note(text: str) -> str:
     """Take a note."""
     return f"noted {text}"
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def work(call: Call, secs: float = 600) -> str:
     """Takes its time."""
     await asyncio.sleep(secs)
     return "worked"
 
 
-@holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+@keephold.tool(actions=STATEFUL, on_turn_end="keep")
 async def kept(call: Call) -> str:
     """Outlives its turn."""
     await asyncio.sleep(3600)
     return "kept"
 
 
-@holdfast.tool(questions={"sure": QuestionPolicy(target="assistant")})
+@keephold.tool(questions={"sure": QuestionPolicy(target="assistant")})
 async def asks_assistant(call: Call) -> str:
     """Asks the assistant that called it."""
     return f"assistant: {await call.ask(Question(id='sure', text='Sure?', answer_type='Boolean'))}"
 
 
-@holdfast.tool
+@keephold.tool
 async def asks_user(call: Call) -> str:
     """Asks the person."""
     return f"user: {await call.ask(Question(id='sure', text='Sure?', answer_type='Boolean'))}"
@@ -346,7 +346,7 @@ async def test_Q2_an_agents_tool_asks_the_person(clock: VirtualClock, tmp_path: 
 
     async def prompter(prompt: Any) -> Any:
         asked.append(prompt)
-        return holdfast.Said(False)
+        return keephold.Said(False)
 
     file = config(tmp_path, helper=helper)
     async with talking(main, *TOOLS, clock=clock, config=file, prompter=prompter) as talk:
@@ -388,7 +388,7 @@ async def test_G2_many_at_once(clock: VirtualClock, tmp_path: Path) -> None:
 async def test_G2_an_ended_agent_is_forgotten(clock: VirtualClock, tmp_path: Path) -> None:
     import gc
 
-    from holdfast.agent.conversation import Conversation
+    from keephold.agent.conversation import Conversation
 
     helper = Script("Helped.")
     main = Script([called("c1", "helper", prompt="Go.")], "Done.")
@@ -407,7 +407,7 @@ async def test_R1_an_agent_goes_on_after_a_restart(tmp_path: Path) -> None:
     async with Runtime(TOOLS, store=store, config=config(tmp_path, helper=helper)) as rt:
         running = asyncio.create_task(rt.conversation("main", model=main.model).prompt("Go."))
         await until(lambda: len(helper.read) == 2)
-    with pytest.raises(holdfast.HoldfastError):
+    with pytest.raises(keephold.KeepholdError):
         await running
     helper, main = Script("Helped."), Script("Done.")
     async with talking(main, *TOOLS, store=store, config=config(tmp_path, helper=helper)) as talk:
@@ -422,7 +422,7 @@ async def test_E10_what_was_sent_to_it_comes_once(tmp_path: Path) -> None:
     """Taken into its transcript before a restart, or not yet."""
     opened = asyncio.Event()
 
-    @holdfast.tool(on_crash="replay")
+    @keephold.tool(on_crash="replay")
     async def gate() -> str:
         """Opens when it is told to."""
         await opened.wait()
@@ -448,7 +448,7 @@ async def test_E10_what_was_sent_to_it_comes_once(tmp_path: Path) -> None:
     async with Runtime(tools, store=store, config=config(tmp_path, helper=helper)) as rt:
         running = asyncio.create_task(rt.conversation("main", model=main.model).prompt("Go."))
         await until(lambda: len(main.read) == 5 and rt.batches)
-    with pytest.raises(holdfast.HoldfastError):
+    with pytest.raises(keephold.KeepholdError):
         await running
     assert helper.told(1) == ["Early."]
     helper, main = Script("Helped.", "Helped more.", "And more."), Script("Done.")

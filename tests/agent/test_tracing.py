@@ -5,13 +5,13 @@ from tests.agent.scripted import Reply, Script
 from tests.agent.talk import talking
 from tests.spans import Spans, said, spans
 
-import holdfast
-from holdfast.serve.metrics import Prometheus
+import keephold
+from keephold.serve.metrics import Prometheus
 
 __all__ = ["spans"]
 
 
-@holdfast.tool
+@keephold.tool
 async def note(text: str) -> str:
     """Take a note."""
     return f"noted {text}"
@@ -33,6 +33,6 @@ async def test_G1_requests_to_a_model_belong_to_the_turn(spans: Spans) -> None:
         sample.labels["direction"]: sample.value
         for family in text_string_to_metric_families(body.decode())
         for sample in family.samples
-        if sample.name == "holdfast_model_tokens_total"
+        if sample.name == "keephold_model_tokens_total"
     }
     assert tokens == {"input": 250, "output": 25}

@@ -21,14 +21,14 @@ from pydantic_ai.messages import (
 from tests.agent.scripted import Reply, Script, called, problems
 from tests.agent.talk import talking, until
 
-import holdfast
-from holdfast import HoldfastError, Runtime, ToolCall
-from holdfast.agent.events import Answered, Event
-from holdfast.agent.transcript import INTERRUPTED, Transcript, request
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import KeepholdError, Runtime, ToolCall
+from keephold.agent.events import Answered, Event
+from keephold.agent.transcript import INTERRUPTED, Transcript, request
+from keephold.testing import VirtualClock
 
 
-@holdfast.tool
+@keephold.tool
 async def note(text: str) -> str:
     """Take a note."""
     return f"noted {text}"
@@ -171,7 +171,7 @@ async def test_G1_a_conversation_is_taken_up_again(tmp_path: Path) -> None:
     async with talking(script, note, store=store) as talk:
         await talk.conversation.open()
         assert not talk.conversation.interrupted
-        with pytest.raises(HoldfastError) as caught:
+        with pytest.raises(KeepholdError) as caught:
             await talk.resume()
         assert caught.value.code == "no_open_batch"
         await talk.prompt("Second")
@@ -181,7 +181,7 @@ async def test_G1_a_conversation_is_taken_up_again(tmp_path: Path) -> None:
 
 
 async def test_G1_a_turn_without_the_assistant_in_between(tmp_path: Path) -> None:
-    """`holdfast turn` runs batches in the conversation, and writes no lines."""
+    """`keephold turn` runs batches in the conversation, and writes no lines."""
     store = f"sqlite:///{tmp_path / 'work.db'}"
     async with talking(Script("One."), note, store=store) as talk:
         await talk.prompt("First")
@@ -196,7 +196,7 @@ async def test_G1_a_turn_without_the_assistant_in_between(tmp_path: Path) -> Non
 async def test_B9_an_open_batch_of_somebody_else_is_not_taken_for_ours(tmp_path: Path) -> None:
     ran = []
 
-    @holdfast.tool(on_crash="replay")
+    @keephold.tool(on_crash="replay")
     async def slow(text: str) -> str:
         """Never ends in the first process."""
         ran.append(text)
@@ -211,7 +211,7 @@ async def test_B9_an_open_batch_of_somebody_else_is_not_taken_for_ours(tmp_path:
         turn = await rt.turn("main").__aenter__()
         running = asyncio.create_task(turn.run([ToolCall("c1", "slow", {"text": "a"})]))
         await until(lambda: ran)
-    with pytest.raises(HoldfastError):
+    with pytest.raises(KeepholdError):
         await running
     script = Script([called("c1", "slow", text="b")], "Two.")
     async with talking(script, slow, store=store) as talk:
@@ -236,7 +236,7 @@ async def test_R6_closed_in_a_stream_and_in_a_batch(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'work.db'}"
     ran = []
 
-    @holdfast.tool(on_crash="replay")
+    @keephold.tool(on_crash="replay")
     async def slow(text: str) -> str:
         """Ends in the last process."""
         ran.append(text)
@@ -247,7 +247,7 @@ async def test_R6_closed_in_a_stream_and_in_a_batch(tmp_path: Path) -> None:
     async with talking(script, slow, store=store) as talk:
         running = asyncio.create_task(talk.prompt("First"))
         await until(lambda: script.read)
-    with pytest.raises(HoldfastError):
+    with pytest.raises(KeepholdError):
         await running
     script = Script([called("c1", "slow", text="a"), called("c2", "slow", text="b")])
     async with talking(script, slow, store=store) as talk:
@@ -255,7 +255,7 @@ async def test_R6_closed_in_a_stream_and_in_a_batch(tmp_path: Path) -> None:
         assert talk.conversation.interrupted
         running = asyncio.create_task(talk.resume())
         await until(lambda: len(ran) == 2)
-    with pytest.raises(HoldfastError):
+    with pytest.raises(KeepholdError):
         await running
     script = Script("Done.")
     async with talking(script, slow, store=store) as talk:
@@ -289,7 +289,7 @@ async def test_R6_closed_while_results_are_written(clock: VirtualClock) -> None:
             if isinstance(event, Answered):
                 talk.rt.agency.leave()  # what closing does first
 
-        with pytest.raises(HoldfastError) as caught:
+        with pytest.raises(KeepholdError) as caught:
             await talk.prompt(then=leave)
     assert caught.value.code == "runtime_closed"
     assert len(script.read) == 1

@@ -12,8 +12,8 @@ from tests.agent.providers.neutral import Asked
 from tests.agent.servers import model_of, provider
 from tests.agent.whole import QUESTION, THINKING, Yard
 
-from holdfast import Runtime
-from holdfast.agent.events import Answer, Answered, Event, Text, Told
+from keephold import Runtime
+from keephold.agent.events import Answer, Answered, Event, Text, Told
 
 CASES = [
     ("openai-chat", "gpt-5.5", False),
@@ -71,7 +71,7 @@ async def talked(format: str, name: str, config: Path, strict: bool) -> Seen:
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """The conversation, once for all tests."""
     format, name, strict = request.param
-    config = tmp_path_factory.mktemp("whole") / "holdfast.toml"
+    config = tmp_path_factory.mktemp("whole") / "keephold.toml"
     config.write_text(f"[conversation.assistant]\nstrict = {str(strict).lower()}\n")
     return asyncio.run(talked(format, name, config, strict))
 

@@ -12,11 +12,11 @@ from tests.agent.providers.script import Break, Fail, Hang, Reply, Step
 from tests.agent.servers import model_of, provider
 from tests.turn.people import few
 
-import holdfast
-from holdfast import Runtime
-from holdfast.agent import requests
-from holdfast.agent.conversation import Conversation
-from holdfast.agent.events import Event, Restarted, Retrying, Text
+import keephold
+from keephold import Runtime
+from keephold.agent import requests
+from keephold.agent.conversation import Conversation
+from keephold.agent.events import Event, Restarted, Retrying, Text
 
 every = pytest.mark.parametrize("format", FORMATS)
 PIECES = {"openai-chat": 5, "openai-responses": 2, "anthropic": 3, "gemini": 6}
@@ -36,8 +36,8 @@ class Counter:
     def __init__(self) -> None:
         self.calls = 0
 
-    def tool(self) -> holdfast.Tool:
-        @holdfast.tool
+    def tool(self) -> keephold.Tool:
+        @keephold.tool
         async def count() -> str:
             """Count."""
             self.calls += 1

@@ -13,10 +13,10 @@ from tests.agent.providers.base import PATIENCE
 from tests.agent.providers.neutral import Asked
 from tests.agent.providers.script import Reply, Step, Usage
 
-import holdfast
-from holdfast import Call, Question, Runtime, Tool
-from holdfast.tools.base import Action, QuestionPolicy
-from holdfast.turn.prompts import Denied, Prompt, RunTool
+import keephold
+from keephold import Call, Question, Runtime, Tool
+from keephold.tools.base import Action, QuestionPolicy
+from keephold.turn.prompts import Denied, Prompt, RunTool
 
 STATEFUL: tuple[Action, ...] = ("spawn", "fetch", "abort")
 QUESTION = "Drop the old tables?"
@@ -47,7 +47,7 @@ class Yard:
     def tools(self) -> list[Tool]:
         gates, order = self.gates, self.order
 
-        @holdfast.tool(actions=STATEFUL)
+        @keephold.tool(actions=STATEFUL)
         async def build(call: Call, target: str) -> str:
             """Build a target."""
             call.emit(f"compiling {target}\n")
@@ -55,26 +55,26 @@ class Yard:
             order.append(f"built {target}")
             return f"{target} is built"
 
-        @holdfast.tool(questions={"drop": QuestionPolicy(target="assistant")})
+        @keephold.tool(questions={"drop": QuestionPolicy(target="assistant")})
         async def migrate(call: Call, database: str) -> str:
             """Migrate a database."""
             drop = await call.ask(Question(id="drop", text=QUESTION, answer_type="Boolean"))
             order.append(f"migrated {database}")
             return f"{database} is migrated, old tables {'dropped' if drop else 'kept'}"
 
-        @holdfast.tool(run="ask")
+        @keephold.tool(run="ask")
         async def delete(path: str) -> str:
             """Delete a file."""
             order.append(f"deleted {path}")
             return "deleted"
 
-        @holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+        @keephold.tool(actions=STATEFUL, on_turn_end="keep")
         async def watch(call: Call, gate: str) -> str:
             """Watch a gate, also after the turn."""
             await gates[gate].wait()
             return f"somebody came through {gate}"
 
-        @holdfast.tool(actions=STATEFUL)
+        @keephold.tool(actions=STATEFUL)
         async def measure(call: Call, what: str) -> str:
             """Measure something; takes long."""
             call.emit("measuring\n")

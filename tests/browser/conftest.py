@@ -15,7 +15,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def workshop(tmp_path: Path) -> Iterator[Served]:
-    """`holdfast serve` with everything there is to see."""
+    """`keephold serve` with everything there is to see."""
     with served(tmp_path, CONFIG) as server:
         yield server
 

@@ -73,7 +73,7 @@ async def test_people_answer_what_an_agent_asks(workshop: Served, camera: Camera
         asked = assistant.spawning("deploy", "deploy", host="web-1")
         for look, tab in tabs.items():
             await expect(needs(tab).get_by_role("article")).to_have_count(3)
-            await expect(tab).to_have_title("(3) Home · holdfast")
+            await expect(tab).to_have_title("(3) Home · keephold")
             await camera.take(tab, "needs", look)
 
         await card(phone_dark, "Where should 1.0 go?").get_by_role("button", name="staging").click()
@@ -114,7 +114,7 @@ def card(tab: Page, text: str) -> Locator:
 
 async def shows_the_rest(tab: Page) -> None:
     """Nothing asks any more, one build has ended and the other goes on."""
-    await expect(tab).to_have_title("Home · holdfast")
+    await expect(tab).to_have_title("Home · keephold")
     happened = tab.locator("section", has=tab.get_by_role("heading", name="Just happened"))
     await expect(happened.get_by_role("link", name="app", exact=True)).to_be_visible()
     running = tab.locator("section", has=tab.get_by_role("heading", name="Running"))

@@ -7,9 +7,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import holdfast
-from holdfast import Call, Question
-from holdfast.tools.base import Action
+import keephold
+from keephold import Call, Question
+from keephold.tools.base import Action
 
 STATEFUL: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
 
@@ -20,10 +20,10 @@ async def opened(gate: str) -> None:
         await asyncio.sleep(0.02)
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def publish(call: Call, version: str) -> str:
     """Asks a person, and nobody else, before it publishes."""
-    call.emit(f"holdfast-{version}.tar.gz is ready\n")
+    call.emit(f"keephold-{version}.tar.gz is ready\n")
     where = await call.ask(
         Question(
             id="where",
@@ -35,13 +35,13 @@ async def publish(call: Call, version: str) -> str:
     return f"{version} is on {where}"
 
 
-@holdfast.tool(actions=STATEFUL, on_crash="replay")
+@keephold.tool(actions=STATEFUL, on_crash="replay")
 async def name_release(call: Call) -> str:
     """Asks a person for a name; asks again if its process dies."""
     return f"called {await call.ask(Question(id='name', text='What shall it be called?'))}"
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def survey(call: Call) -> str:
     """Asks a person three things, one after another; what answers them stands in the same place."""
     select = {"Select": {"options": ["one", "two"]}}
@@ -51,7 +51,7 @@ async def survey(call: Call) -> str:
     return f"{first}, {second}, {sure}"
 
 
-@holdfast.tool(actions=STATEFUL, on_crash="replay")
+@keephold.tool(actions=STATEFUL, on_crash="replay")
 async def release(call: Call, gate: str) -> str:
     """Takes recorded steps, waits at its gate, and takes a last one; is run again if its process dies."""
     effects = call.durable()
@@ -66,20 +66,20 @@ async def release(call: Call, gate: str) -> str:
     return "released"
 
 
-@holdfast.tool
+@keephold.tool
 async def check(name: str) -> dict[str, Any]:
     """A step of a workflow."""
     return {"name": name, "good": True}
 
 
-@holdfast.tool
+@keephold.tool
 async def held(gate: str) -> str:
     """A step of a workflow that waits at its gate."""
     await opened(gate)
     return "through"
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def shout(call: Call, text: str) -> str:
     """Prints and returns what it is given, whatever that is."""
     call.emit(text + "\n")

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("holdfast.testing.conformance")
+pytest.register_assert_rewrite("keephold.testing.conformance")
 
-from holdfast.errors import HoldfastError  # noqa: E402
-from holdfast.store.base import Store  # noqa: E402
-from holdfast.store.memory import MemoryStore  # noqa: E402
-from holdfast.store.urls import open_store  # noqa: E402
-from holdfast.testing.conformance import StoreConformance  # noqa: E402
+from keephold.errors import KeepholdError  # noqa: E402
+from keephold.store.base import Store  # noqa: E402
+from keephold.store.memory import MemoryStore  # noqa: E402
+from keephold.store.urls import open_store  # noqa: E402
+from keephold.testing.conformance import StoreConformance  # noqa: E402
 
 
 class Memory(StoreConformance):
@@ -26,7 +26,7 @@ class Sqlite(StoreConformance):
         self._directory = directory
 
     def make(self) -> Store:
-        from holdfast.store.sqlite import SqliteStore
+        from keephold.store.sqlite import SqliteStore
 
         return SqliteStore(self._directory / "store.db")
 
@@ -49,7 +49,7 @@ def test_a_store_that_does_not_last_is_spared_what_needs_a_second_one() -> None:
 
 
 def test_Y1_a_url_names_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.store.sqlite import SqliteStore
+    from keephold.store.sqlite import SqliteStore
 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -65,7 +65,7 @@ def test_Y1_a_url_names_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
      "sqlite:///:memory:", "postgresql://me:hunter2@host/db", "mysql://me:hunter2@host/db", "me:hunter2@host"],
 )  # fmt: skip
 def test_Y1_any_other_url_is_an_error_that_says_what_would_be_right(url: str) -> None:
-    with pytest.raises(HoldfastError) as refused:
+    with pytest.raises(KeepholdError) as refused:
         open_store(url)
     assert refused.value.code == "unsupported_store"
     assert "`memory:`" in refused.value.message and "`sqlite:///work.db`" in refused.value.message

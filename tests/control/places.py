@@ -8,9 +8,9 @@ from typing import Any
 
 from tests.durable.lives import stored_in
 
-from holdfast import Runtime, Tool
-from holdfast.control.control import Control
-from holdfast.control.needs import Needs
+from keephold import Runtime, Tool
+from keephold.control.control import Control
+from keephold.control.needs import Needs
 
 PLACES = ("memory", "sqlite", "elsewhere")
 """Where the handles are: in a store that does not last, in one that does, and run by another process of that store."""

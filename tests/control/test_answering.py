@@ -10,17 +10,17 @@ import pytest
 from tests.control.places import PLACES, controlled, uid_of, until
 from tests.turn.calls import spawn
 
-import holdfast
-from holdfast import Call, Question, Runtime, ToolCall
-from holdfast.control.control import Control
-from holdfast.control.needs import Needs
-from holdfast.errors import HoldfastError
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, Question, Runtime, ToolCall
+from keephold.control.control import Control
+from keephold.control.needs import Needs
+from keephold.errors import KeepholdError
+from keephold.testing import VirtualClock
 
 Places = pytest.mark.parametrize("place", PLACES)
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"))
 async def careful(call: Call, ids: Sequence[str] = ("one", "two")) -> str:
     """Asks one thing after another, then reads a line."""
     said = [await call.ask(Question(id=id, text=f"{id}?", answer_type="Boolean")) for id in ids]
@@ -35,12 +35,12 @@ async def test_C6_an_answer_is_for_the_question_that_was_seen(place: str, tmp_pa
         first = (await control.handle(uid))["question"]["key"]
         await control.answer(uid, True, question=first)
         second = await until(lambda: _asks(control, uid, first))
-        with pytest.raises(HoldfastError, match="asks no question"):
+        with pytest.raises(KeepholdError, match="asks no question"):
             await control.answer(uid, True, question=first)
         await control.answer(uid, False, question=second)
         await until(lambda: _state(control, uid, "running"))
         for question in (None, "sure", second):
-            with pytest.raises(HoldfastError, match="asks no question"):
+            with pytest.raises(KeepholdError, match="asks no question"):
                 await control.answer(uid, True, question=question)
         await control.apply(uid, "a line")
         waited = await rt.wait(all=["c"], conversation="main")
@@ -80,7 +80,7 @@ async def test_a_need_of_another_process_is_gone_when_its_question_is(tmp_path: 
         assert (await control.handle(stale["handle"]))["question"]["id"] == "two"
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "abort"))
 async def work(call: Call) -> str:
     return "done"
 

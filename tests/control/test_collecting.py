@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tests.durable.lives import START, stored_in
 
-from holdfast import Runtime
-from holdfast.control.control import Control
-from holdfast.store.base import Emitted, Registered
-from holdfast.testing.conformance.suite import record, uid
+from keephold import Runtime
+from keephold.control.control import Control
+from keephold.store.base import Emitted, Registered
+from keephold.testing.conformance.suite import record, uid
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])

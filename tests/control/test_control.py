@@ -11,22 +11,22 @@ from tests.control.places import PLACES, controlled, uid_of, until
 from tests.durable.lives import approval, ok, stored_in
 from tests.turn.calls import STATEFUL, TALKING, call, spawn, wait_all
 
-import holdfast
-from holdfast import Call, HoldfastError, Key, Question, Runtime
-from holdfast.control.control import Control
-from holdfast.control.needs import Needs
-from holdfast.control.reading import PAGE
-from holdfast.handles.state import Running, Waiting
-from holdfast.store.base import Inquired, Journaled, Registered
-from holdfast.testing.conformance.suite import record, uid
-from holdfast.tools.base import QuestionPolicy
-from holdfast.turn.prompts import RunTool
+import keephold
+from keephold import Call, KeepholdError, Key, Question, Runtime
+from keephold.control.control import Control
+from keephold.control.needs import Needs
+from keephold.control.reading import PAGE
+from keephold.handles.state import Running, Waiting
+from keephold.store.base import Inquired, Journaled, Registered
+from keephold.testing.conformance.suite import record, uid
+from keephold.tools.base import QuestionPolicy
+from keephold.turn.prompts import RunTool
 
 Places = pytest.mark.parametrize("place", PLACES)
 Stores = pytest.mark.parametrize("place", PLACES[:2])
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def talk(call: Call) -> str:
     """Says again what it is told, until that is `bye`."""
     call.emit("hello\n")
@@ -35,18 +35,18 @@ async def talk(call: Call) -> str:
     return "bye"
 
 
-@holdfast.tool(actions=TALKING, questions={"sure": QuestionPolicy(exclusive=True)})
+@keephold.tool(actions=TALKING, questions={"sure": QuestionPolicy(exclusive=True)})
 async def asks(call: Call, answer_type: Any = "Boolean", secret: bool = False) -> str:
     question = Question(id="sure", text="Sure?", answer_type="Text" if secret else answer_type, secret=secret)
     return f"answer {json.dumps(await call.ask(question))}"
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def breaks() -> str:
-    raise holdfast.ToolError("x" * 300, code="tool_error")
+    raise keephold.ToolError("x" * 300, code="tool_error")
 
 
-@holdfast.tool(actions=STATEFUL, on_crash="replay")
+@keephold.tool(actions=STATEFUL, on_crash="replay")
 async def steps(call: Call) -> str:
     fx = call.durable()
 
@@ -61,7 +61,7 @@ TOOLS = [talk, asks, breaks]
 
 
 async def refused(doing: Any) -> str:
-    with pytest.raises(HoldfastError) as error:
+    with pytest.raises(KeepholdError) as error:
         await doing
     assert error.value.message
     return error.value.code
@@ -192,7 +192,7 @@ async def test_A3_waiting_by_uid_and_by_id(place: str, tmp_path: Path) -> None:
 async def test_who_waits_for_a_handle_is_told(place: str, tmp_path: Path) -> None:
     gate = asyncio.Event()
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def build() -> str:
         await gate.wait()
         return "built"
@@ -414,7 +414,7 @@ async def test_K5_stats_and_tools_say_what_there_is(tmp_path: Path) -> None:
 
 @Places
 async def test_C6_a_person_may_close_the_input_of_a_tool(place: str, tmp_path: Path) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def lines(call: Call) -> list[str]:
         found: list[str] = []
         with contextlib.suppress(EOFError):

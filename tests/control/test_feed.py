@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tests.durable.lives import START, stored_in
 
-from holdfast import HoldfastError, Runtime
-from holdfast.control import feed as feeding
-from holdfast.control.feed import Feed, Passing, Told
-from holdfast.store.base import Collected, Emitted, Registered, StoredEvent
-from holdfast.testing.conformance.suite import record, uid
+from keephold import KeepholdError, Runtime
+from keephold.control import feed as feeding
+from keephold.control.feed import Feed, Passing, Told
+from keephold.store.base import Collected, Emitted, Registered, StoredEvent
+from keephold.testing.conformance.suite import record, uid
 
 PLACES = ("main", "other")
 PATIENCE = 20.0
@@ -334,7 +334,7 @@ async def test_a_store_that_cannot_be_read_for_a_moment_costs_no_event(monkeypat
         before, real = log.last, store.events
 
         async def broken(*_: Any, **__: Any) -> list[StoredEvent]:
-            raise HoldfastError("the disk is away", code="store_unavailable")
+            raise KeepholdError("the disk is away", code="store_unavailable")
 
         monkeypatch.setattr(store, "events", broken)
         await log.runtime.registry.write((Emitted(uid(1), "built", {}, START),))

@@ -10,20 +10,20 @@ import pytest
 from tests.durable.lives import stored_in
 from tests.turn.calls import STATEFUL, spawn
 
-import holdfast
-from holdfast import Call, HoldfastError, Pending, Response, Runtime, ToolCall
-from holdfast.control.control import Control
-from holdfast.control.finding import find
+import keephold
+from keephold import Call, KeepholdError, Pending, Response, Runtime, ToolCall
+from keephold.control.control import Control
+from keephold.control.finding import find
 
 
-@holdfast.tool
+@keephold.tool
 async def gate() -> str:
     """Waits for ever."""
     await asyncio.Event().wait()
     return "never"
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def door(call: Call) -> Pending:
     """Waits for somebody outside, by a name."""
     await call.completion_key()
@@ -85,7 +85,7 @@ async def test_L_several_live_ones_are_refused_with_their_uids(
     async with running(store, tmp_path) as place:
         first, second = await place.call("2"), await place.call("2")
         await place.call("22")  # its id begins alike
-        with pytest.raises(HoldfastError) as refused:
+        with pytest.raises(KeepholdError) as refused:
             await place.found("call:2", conversation)
         told = f"2 live handles are called `call:2`: {first} (gate), {second} (gate); name one by its uid"
         assert refused.value.message == told
@@ -109,14 +109,14 @@ async def test_L_a_live_one_goes_before_those_that_have_stopped_in_other_convers
 ) -> None:
     async with running(store, tmp_path) as place:
         here, there = await place.call("2", "here"), await place.call("2", "there")
-        with pytest.raises(HoldfastError, match="in 2 conversations: `here`, `there`; name one by --conversation"):
+        with pytest.raises(KeepholdError, match="in 2 conversations: `here`, `there`; name one by --conversation"):
             await place.found("call:2")
         assert await place.found("call:2", "there") == there
         await place.abort(there)
         assert await place.found("call:2") == here
         assert await place.found("call:2", "there") == there
         await place.abort(here)
-        with pytest.raises(HoldfastError, match="in 2 conversations"):
+        with pytest.raises(KeepholdError, match="in 2 conversations"):
             await place.found("call:2")
 
 
@@ -132,5 +132,5 @@ async def test_L_names_that_were_used_again_mean_the_newest(tmp_path: Path, stor
         assert uids[0] != uids[1]
         assert [await place.found("d", where) for where in (None, "main")] == [uids[1], uids[1]]
         for where in (None, "main"):
-            with pytest.raises(HoldfastError, match="Handle `e` not found in the store"):
+            with pytest.raises(KeepholdError, match="Handle `e` not found in the store"):
                 await place.found("e", where)

@@ -9,10 +9,10 @@ import pytest
 from tests.control.test_needs import TOOLS, open_now, say
 from tests.turn.calls import reply, spawn, texts, wait_all
 
-from holdfast import HoldfastError, Runtime
-from holdfast.control.control import Control
-from holdfast.control.needs import Needs
-from holdfast.store.sqlite import SqliteStore
+from keephold import KeepholdError, Runtime
+from keephold.control.control import Control
+from keephold.control.needs import Needs
+from keephold.store.sqlite import SqliteStore
 
 
 class Disk:
@@ -33,7 +33,7 @@ async def mended(store: SqliteStore) -> None:
 
 
 async def unavailable(doing: Any) -> str:
-    with pytest.raises(HoldfastError) as caught:
+    with pytest.raises(KeepholdError) as caught:
         await doing
     assert caught.value.code == "store_unavailable"
     return caught.value.message
@@ -47,7 +47,7 @@ async def test_R4_an_answer_is_not_taken_while_it_cannot_be_written(tmp_path: Pa
         await reply(turn, spawn("wonders", "w"))
         (need,) = await open_now(needs)
         disk.full = True
-        with pytest.raises(HoldfastError):
+        with pytest.raises(KeepholdError):
             await rt.revoke_keys("main")
         assert "stays open" in await unavailable(control.decide(need["id"], say("answer", value=True)))
         assert "stays open" in await unavailable(control.answer(need["handle"], True))

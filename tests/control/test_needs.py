@@ -13,43 +13,43 @@ from tests.mcp.serving import serving
 from tests.turn.calls import STATEFUL, abort, call, spawn, texts
 from tests.turn.people import Person, few
 
-import holdfast
-from holdfast import Call, Question, Runtime, Turn
-from holdfast.control.control import Control
-from holdfast.control.needs import Needs
-from holdfast.testing import VirtualClock
-from holdfast.turn.people import LeftOpen
-from holdfast.turn.prompts import Approved, AskQuestion, Cancelled, Decision, Denied, Prompt, RunTool, Said
+import keephold
+from keephold import Call, Question, Runtime, Turn
+from keephold.control.control import Control
+from keephold.control.needs import Needs
+from keephold.testing import VirtualClock
+from keephold.turn.people import LeftOpen
+from keephold.turn.prompts import Approved, AskQuestion, Cancelled, Decision, Denied, Prompt, RunTool, Said
 
 SELECT = {"Select": {"options": ["one", "two"]}}
 SHOWN = {"id", "kind", "conversation", "tool", "handle", "handle_id", "since", "action", "arguments", "result",
          "is_error", "question", "may_remember", "edit", "problem"}  # fmt: skip
 
 
-@holdfast.tool(run="ask")
+@keephold.tool(run="ask")
 async def echo(text: str) -> str:
     return f"echo {text}"
 
 
-@holdfast.tool(run="edit")
+@keephold.tool(run="edit")
 async def shape(text: str) -> str:
     return f"shape {text}"
 
 
-@holdfast.tool(result="ask")
+@keephold.tool(result="ask")
 async def private(fails: bool = False) -> str:
     if fails:
-        raise holdfast.ToolError("it went wrong", code="tool_error")
+        raise keephold.ToolError("it went wrong", code="tool_error")
     return "a secret"
 
 
-@holdfast.tool
+@keephold.tool
 async def asks(call: Call, answer_type: Any = "Text", secret: bool = False, default: Any = None) -> str:
     question = Question(id="q", text="Well?", answer_type=answer_type, secret=secret, default=default)
     return f"answer {json.dumps(await call.ask(question))}"
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def wonders(call: Call) -> str:
     return f"answer {json.dumps(await call.ask(Question(id='sure', text='Sure?', answer_type='Boolean')))}"
 
@@ -103,7 +103,7 @@ def say(decision: str, **more: Any) -> dict[str, Any]:
     ],
 )
 async def test_P1_Q1_every_prompt_takes_its_decisions(
-    one: holdfast.ToolCall, kind: str, said: dict[str, Any], result: str, clock: VirtualClock
+    one: keephold.ToolCall, kind: str, said: dict[str, Any], result: str, clock: VirtualClock
 ) -> None:
     async with asked(clock) as (needs, control, turn):
         running = asyncio.create_task(texts(turn, one))
@@ -138,7 +138,7 @@ async def test_P1_Q1_every_prompt_takes_its_decisions(
     ],
 )
 async def test_P5_what_does_not_fit_is_said_again_and_nothing_is_decided(
-    one: holdfast.ToolCall, said: dict[str, Any], problem: str, clock: VirtualClock
+    one: keephold.ToolCall, said: dict[str, Any], problem: str, clock: VirtualClock
 ) -> None:
     async with asked(clock) as (needs, _, turn):
         running = asyncio.create_task(texts(turn, one))
@@ -153,7 +153,7 @@ async def test_P5_what_does_not_fit_is_said_again_and_nothing_is_decided(
 async def test_P5_edited_arguments_that_the_tool_does_not_take_are_refused_where_they_were_edited() -> None:
     spawned = spawn("careful", "c", text="hi")
 
-    @holdfast.tool(actions=STATEFUL, run="ask")
+    @keephold.tool(actions=STATEFUL, run="ask")
     async def careful(text: str) -> str:
         return f"careful {text}"
 

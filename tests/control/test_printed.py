@@ -9,17 +9,17 @@ import pytest
 from tests.control.places import PLACES, controlled, heard, text_of, uid_of, until
 from tests.turn.calls import TALKING, spawn
 
-import holdfast
-from holdfast import Call, HoldfastError, OutputPolicy
-from holdfast.control import printed
-from holdfast.control.control import Control
-from holdfast.durable.keys import make_key, masked, new_secret
+import keephold
+from keephold import Call, KeepholdError, OutputPolicy
+from keephold.control import printed
+from keephold.control.control import Control
+from keephold.durable.keys import make_key, masked, new_secret
 
 Places = pytest.mark.parametrize("place", PLACES)
 Ended = pytest.mark.parametrize("ended", [False, True])
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def says(call: Call) -> str:
     """Prints what it is told, as it is, until that is null."""
     while (said := await call.input()) is not None:
@@ -27,7 +27,7 @@ async def says(call: Call) -> str:
     return "the result"
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def gushes(call: Call, size: int) -> str:
     """Prints numbered lines of 64 bytes."""
     for start in range(0, size, 1 << 20):
@@ -106,7 +106,7 @@ async def test_O5_what_is_not_kept_is_told_and_offsets_stay(place: str, ended: b
 async def test_O4_a_pattern_is_found_across_pieces_and_searched_on(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.tools.builtin.read_output._SEARCH_STEP", 10)
+    monkeypatch.setattr("keephold.tools.builtin.read_output._SEARCH_STEP", 10)
     async with controlled(place, tmp_path, [says]) as (control, rt), rt.turn("main") as turn:
         await turn.run([spawn("says", "s")])
         uid = await uid_of(rt, "s")
@@ -220,7 +220,7 @@ async def _longer(seen: list[dict[str, Any]], before: int) -> bool:
 
 @Places
 async def test_K4_a_terminal_is_read_as_lines_that_were_seen(place: str, tmp_path: Path) -> None:
-    shell = holdfast.terminal(
+    shell = keephold.terminal(
         ["bash", "--norc", "--noprofile", "--noediting"], name="shell", env={"PS1": "$ "}, rows=10, cols=40
     )
     async with controlled(place, tmp_path, [shell]) as (control, rt), rt.turn("main") as turn:
@@ -243,7 +243,7 @@ async def test_K4_a_terminal_is_read_as_lines_that_were_seen(place: str, tmp_pat
 
 @Places
 async def test_C5_a_terminal_is_followed_from_the_byte_that_is_wanted(place: str, tmp_path: Path) -> None:
-    shell = holdfast.terminal(["sh", "-c", "stty -onlcr; printf 'hello world\\nsecond\\n'; cat"], name="shell")
+    shell = keephold.terminal(["sh", "-c", "stty -onlcr; printf 'hello world\\nsecond\\n'; cat"], name="shell")
     async with controlled(place, tmp_path, [shell]) as (control, rt), rt.turn("main") as turn:
         await turn.run([spawn("shell", "s")])
         uid = await uid_of(rt, "s")
@@ -271,7 +271,7 @@ async def test_following_is_let_go_of_at_any_time(place: str, tmp_path: Path) ->
         assert handle is not None
         if place == "memory":
             assert not handle.watchers
-        with pytest.raises(HoldfastError, match="not found"):
+        with pytest.raises(KeepholdError, match="not found"):
             await anext(control.follow("unknown"))
 
 
@@ -290,5 +290,5 @@ async def test_R6_who_follows_when_the_runtime_closes_is_told_so(place: str, tmp
         try:
             told = await following
             assert told[-1]["type"] == "end", "it is parked: nobody runs it, so there is nothing to wait for"
-        except HoldfastError as error:
+        except KeepholdError as error:
             assert error.code in ("runtime_closed", "owner_not_answering")

@@ -5,18 +5,18 @@ import asyncio
 from tests.durable.lives import approval
 from tests.turn.calls import STATEFUL, spawn
 
-import holdfast
-from holdfast import Call, Key, Pending, Runtime
-from holdfast.cli.stored import Stored
-from holdfast.control.reading import PAGE
-from holdfast.store.ops import Described, Journaled, Registered
-from holdfast.testing.conformance.suite import record, uid
+import keephold
+from keephold import Call, Key, Pending, Runtime
+from keephold.cli.stored import Stored
+from keephold.control.reading import PAGE
+from keephold.store.ops import Described, Journaled, Registered
+from keephold.testing.conformance.suite import record, uid
 
 
 async def test_L1_the_journal_has_what_the_tool_did_and_neither_traces_nor_keys() -> None:
     done = asyncio.Event()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def wait(call: Call) -> Pending:
         async def same(given: object) -> object:
             return given

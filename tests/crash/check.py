@@ -15,7 +15,7 @@ from tests.crash.snapshot import Row, Snapshot
 from tests.crash.tools import said
 from tests.crash.world import Effect, Report, effects, matches
 
-from holdfast.tools import marks
+from keephold.tools import marks
 
 if TYPE_CHECKING:
     from tests.crash.driver import Life

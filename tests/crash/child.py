@@ -24,7 +24,7 @@ from tests.crash.stage import Commits, play
 from tests.crash.tools import CONFIG, config_file
 from tests.crash.world import World, enter
 
-from holdfast.testing.clock import where
+from keephold.testing.clock import where
 
 PATIENCE = 10.0
 """Seconds in which a run must come to its end, or it is stuck."""

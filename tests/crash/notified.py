@@ -24,8 +24,8 @@ from tests.crash.talk import Play, Talk, _Entered, until_it_writes
 from tests.crash.tools import TOOLS
 from tests.crash.world import Report
 
-from holdfast import Response, Tool
-from holdfast.turn.notifications import Notification
+from keephold import Response, Tool
+from keephold.turn.notifications import Notification
 
 _labels = itertools.count(1)
 _END = re.compile(r"`(\w+)` \(\w+\) (?:stopped|failed)")

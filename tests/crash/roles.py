@@ -14,9 +14,9 @@ from tests.crash.stage import Commits, runtime_of
 from tests.crash.talk import Play
 from tests.crash.world import World
 
-import holdfast.runtime
-import holdfast.turn.relay
-from holdfast import HoldfastError, ToolCall
+import keephold.runtime
+import keephold.turn.relay
+from keephold import KeepholdError, ToolCall
 
 Request = dict[str, Any]
 
@@ -57,7 +57,7 @@ async def compete(world: World, request: Request) -> str:
             play = Play(runtime, world)
             async with play.resolving(name), play.turn(name):
                 pass
-        except HoldfastError as error:
+        except KeepholdError as error:
             assert error.code == "turn_open", error
         world.say("competed")
         await _until_released(world)
@@ -159,7 +159,7 @@ async def _until_released(world: World) -> None:
 
 def _impatient() -> None:
     """A peer that has died is noticed after 5 s; a test does not wait so long."""
-    holdfast.upkeep.SWEEP_SECS = 0.1
+    keephold.upkeep.SWEEP_SECS = 0.1
 
 
 Role = Callable[[World, Request], Awaitable[str]]

@@ -1,4 +1,4 @@
-"""What a store holds on the disk, read without holdfast: from a copy, as a crash left it.
+"""What a store holds on the disk, read without keephold: from a copy, as a crash left it.
 
 A connection to the file itself would write the WAL back when it closes, and the next run would not find what the one
 before had left.

@@ -9,8 +9,8 @@ from tests.crash.talk import Later, Play
 from tests.crash.tools import TOOLS, config_file
 from tests.crash.world import World
 
-from holdfast import HoldfastError, Runtime
-from holdfast.store.sqlite import SqliteStore
+from keephold import KeepholdError, Runtime
+from keephold.store.sqlite import SqliteStore
 
 
 def store_file(directory: Path) -> Path:
@@ -47,7 +47,7 @@ async def opened(world: World, commits: Commits, *, commands: bool) -> Runtime:
         runtime = runtime_of(world, commits, commands=commands)
         try:
             await runtime.open()
-        except HoldfastError as error:
+        except KeepholdError as error:
             await runtime.close()
             if error.code != "store_unavailable":
                 raise
@@ -82,11 +82,11 @@ async def play_until_closed(names: Sequence[str], world: World, commits: Commits
         async with runtime:
             scenes = (ALL[name](Play(runtime, world)) for name in names)
             ends = await asyncio.gather(*scenes, return_exceptions=True)
-    except HoldfastError as error:
+    except KeepholdError as error:
         ends = [error]
     await asyncio.gather(*closing)
     for end in ends if closing else ():
-        if not isinstance(end, HoldfastError | Later | None):
+        if not isinstance(end, KeepholdError | Later | None):
             raise end
     return "closed" if closing else _verdict(ends)
 

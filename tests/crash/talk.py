@@ -1,4 +1,4 @@
-"""A program that uses holdfast and may be killed anywhere: what its scenes are written with.
+"""A program that uses keephold and may be killed anywhere: what its scenes are written with.
 
 It takes up its turn, answers the batch that was left open, looks for handles before it spawns them, and reports what it
 was told, and nothing else.
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from tests.crash.world import World
 
-from holdfast import HandleInfo, HoldfastError, Response, Runtime, ToolCall, ToolError, Turn
+from keephold import HandleInfo, KeepholdError, Response, Runtime, ToolCall, ToolError, Turn
 
 _PAUSE = 0.003
 
@@ -160,7 +160,7 @@ async def until_it_writes(work: Callable[[], Awaitable[Any]]) -> Any:
     while True:
         try:
             return await work()
-        except HoldfastError as error:
+        except KeepholdError as error:
             if error.code != "store_unavailable":
                 raise
             await asyncio.sleep(_PAUSE)

@@ -19,7 +19,7 @@ from tests.crash.scenes import SCENES
 from tests.crash.stage import Commits
 from tests.crash.world import effects
 
-from holdfast.store.sqlite import opening, writer
+from keephold.store.sqlite import opening, writer
 
 
 @pytest.fixture(autouse=True)

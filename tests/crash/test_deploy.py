@@ -11,7 +11,7 @@ from tests.crash.driver import Life, Nursery
 from tests.crash.stage import store_file
 from tests.crash.world import effects
 
-from holdfast import Runtime
+from keephold import Runtime
 
 
 async def test_E2_a_deployment_is_approved_after_the_machine_died(nursery: Nursery, tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ import pytest
 from tests.durable.lives import Story, approval, ok, parked, stopped, stored_in, until
 from tests.turn.calls import STATEFUL, call, spawn
 
-import holdfast
-from holdfast import Call, HoldfastError, Key, Ok, Runtime, Turn
-from holdfast.handles.state import name
-from holdfast.store.sqlite import opening, writer
-from holdfast.turn import closing
+import keephold
+from keephold import Call, KeepholdError, Key, Ok, Runtime, Turn
+from keephold.handles.state import name
+from keephold.store.sqlite import opening, writer
+from keephold.turn import closing
 
 LARGE = "x" * 60_000
 """Small enough for a row, too large for the free part of any page."""
@@ -93,7 +93,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     made.free()
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def count(text: str) -> int:
     return len(text)
 
@@ -144,7 +144,7 @@ async def test_R4_new_batches_are_refused_with_what_to_do(tmp_path: Path, disk: 
 async def test_R4_the_end_of_a_call_waits_and_becomes_visible(tmp_path: Path, disk: Disk) -> None:
     finish = asyncio.Event()
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work() -> str:
         await finish.wait()
         return LARGE
@@ -165,7 +165,7 @@ async def test_R4_the_end_of_a_call_waits_and_becomes_visible(tmp_path: Path, di
 async def test_E2_a_step_waits_for_its_record_and_runs_once(tmp_path: Path, disk: Disk) -> None:
     story = Story()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> int:
         fx = call.durable()
         await story.reached.wait()
@@ -193,7 +193,7 @@ async def test_D5_resolving_is_refused_and_works_afterwards(tmp_path: Path, disk
         await parked(rt)
         async with full(disk, rt):
             for _ in range(2):
-                with pytest.raises(HoldfastError) as caught:
+                with pytest.raises(KeepholdError) as caught:
                     async with asyncio.timeout(5):
                         await rt.resolve(keys[0], ok(LARGE))
                 assert caught.value.code == "store_unavailable"
@@ -208,7 +208,7 @@ async def test_R6_closing_does_not_wait_for_room(tmp_path: Path, disk: Disk, mon
     finish, keys = asyncio.Event(), list[Key]()
     monkeypatch.setattr(closing, "_CLOSE_SECS", 0.2)
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work() -> str:
         await finish.wait()
         return LARGE
@@ -233,7 +233,7 @@ async def test_a_store_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
     try:
-        with pytest.raises(HoldfastError) as caught:
+        with pytest.raises(KeepholdError) as caught:
             await Runtime(store=stored_in(tmp_path)).open()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -16,7 +16,7 @@ import pytest
 from tests.soak import SOAK
 from tests.unit.sqlite_stores import NOON, commit, end, line, opened, registered, uid
 
-from holdfast.store.base import (
+from keephold.store.base import (
     Claimed,
     Emitted,
     Op,
@@ -29,8 +29,8 @@ from holdfast.store.base import (
     TurnBegan,
     WaitOpened,
 )
-from holdfast.store.sqlite import SqliteStore
-from holdfast.store.sqlite.reads import Reads
+from keephold.store.sqlite import SqliteStore
+from keephold.store.sqlite.reads import Reads
 
 HEADER, FRAME, PAGE = 32, 24, 4096
 """Bytes of what a WAL begins with, of what each of its frames begins with, and of the page in it."""

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from tests.crash.world import World, here
 
-import holdfast
-from holdfast import Call, Effects, Key, Pending, Question, RetryPolicy, ToolError
+import keephold
+from keephold import Call, Effects, Key, Pending, Question, RetryPolicy, ToolError
 
 _SPAWN: Final = ("spawn", "fetch", "abort")
 _LIVE_SECS = 0.01
@@ -30,7 +30,7 @@ spawn = {{ stateful = true, abort_grace_ms = 100 }}
 
 
 def config_file(directory: Path) -> Path:
-    return directory / "holdfast.toml"
+    return directory / "keephold.toml"
 
 
 def said(step: str, run: int) -> str:
@@ -61,13 +61,13 @@ def _tell_key(call: Call, key: Key, name: str) -> None:
     here().say("key", uid=call.uid, name=name, key=str(key), key_id=key.key_id)
 
 
-@holdfast.tool
+@keephold.tool
 async def hello(name: str) -> str:
     """Greet."""
     return f"hello {name}"
 
 
-@holdfast.tool(scheduling="serial")
+@keephold.tool(scheduling="serial")
 async def in_turn(call: Call, name: str) -> str:
     """Greet, one at a time. Whoever is not first has not started when the process dies early."""
     _begin(call)
@@ -75,7 +75,7 @@ async def in_turn(call: Call, name: str) -> str:
     return f"hello {name}"
 
 
-@holdfast.tool(actions=_SPAWN)
+@keephold.tool(actions=_SPAWN)
 async def plain(call: Call) -> str:
     """`fail`: a crash ends it."""
     _begin(call)
@@ -83,7 +83,7 @@ async def plain(call: Call) -> str:
     return "done"
 
 
-@holdfast.tool(actions=_SPAWN, on_crash="replay")
+@keephold.tool(actions=_SPAWN, on_crash="replay")
 async def pipeline(call: Call) -> Any:
     """Steps: one after the other, one that fails, some at once; a sleep and a process event between them."""
     _begin(call)
@@ -107,7 +107,7 @@ async def pipeline(call: Call) -> Any:
     return {"first": first, "luck": luck, "both": both}
 
 
-@holdfast.tool(actions=_SPAWN, on_crash="replay")
+@keephold.tool(actions=_SPAWN, on_crash="replay")
 async def deploy(call: Call, env: str) -> Any:
     """Two steps around an approval from outside."""
     _begin(call)
@@ -119,7 +119,7 @@ async def deploy(call: Call, env: str) -> Any:
     return {"made": made, "approved": approved, "released": await step(call, fx, "release", approved)}
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"), on_crash="replay")
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"), on_crash="replay")
 async def talker(call: Call) -> Any:
     """A question, then a line of input, then a step."""
     _begin(call)
@@ -127,7 +127,7 @@ async def talker(call: Call) -> Any:
     return await step(call, call.durable(), "greet", {"who": who, "line": await call.input()})
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"), on_crash="replay", on_turn_end="keep")
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"), on_crash="replay", on_turn_end="keep")
 async def keeper(call: Call) -> Any:
     """Keeps what it is told, beyond the end of the turn, until it is told to end."""
     _begin(call)
@@ -137,7 +137,7 @@ async def keeper(call: Call) -> Any:
     return lines
 
 
-@holdfast.tool(actions=_SPAWN)
+@keephold.tool(actions=_SPAWN)
 async def approve(call: Call, deadline: float | None = None, slow: bool = False, fatal: bool = False) -> Pending:
     """Waits for its completion, nobody runs it. A slow one is completed before it waits."""
     _begin(call)
@@ -147,7 +147,7 @@ async def approve(call: Call, deadline: float | None = None, slow: bool = False,
     return Pending(deadline=deadline, on_timeout="fail_turn" if fatal else "error_as_result")
 
 
-@holdfast.tool(actions=_SPAWN)
+@keephold.tool(actions=_SPAWN)
 async def rent(call: Call) -> Pending:
     """The same, with work outside that must be ended if the call is."""
     _begin(call)
@@ -160,7 +160,7 @@ async def give_back(key: Key, arguments: dict[str, Any]) -> None:
     here().act(key.key_id, "hook")
 
 
-@holdfast.tool(actions=_SPAWN, on_crash="external", deadline_secs=60)
+@keephold.tool(actions=_SPAWN, on_crash="external", deadline_secs=60)
 async def outside(call: Call) -> Pending:
     """Parked from the commit that takes its key, also if the process dies before it says so."""
     _begin(call)
@@ -169,7 +169,7 @@ async def outside(call: Call) -> Pending:
     return Pending(deadline=60)
 
 
-@holdfast.tool(actions=_SPAWN, resources=["thing"])
+@keephold.tool(actions=_SPAWN, resources=["thing"])
 async def borrow(call: Call) -> Pending:
     """Holds the thing until it is completed from outside."""
     _begin(call)
@@ -177,7 +177,7 @@ async def borrow(call: Call) -> Pending:
     return Pending()
 
 
-@holdfast.tool(actions=_SPAWN, on_crash="replay", resources=["thing"])
+@keephold.tool(actions=_SPAWN, on_crash="replay", resources=["thing"])
 async def use(call: Call, after: str) -> Any:
     """Needs the thing, and must not have it before the other one has stopped."""
     _begin(call)
@@ -187,7 +187,7 @@ async def use(call: Call, after: str) -> Any:
     return await step(call, call.durable(), "use")
 
 
-@holdfast.tool(actions=_SPAWN, on_crash="replay", scheduling="serial")
+@keephold.tool(actions=_SPAWN, on_crash="replay", scheduling="serial")
 async def queued(call: Call) -> Any:
     """One at a time."""
     _begin(call)
@@ -206,8 +206,8 @@ async def _luckless(call: Call) -> str:
     return "at last"
 
 
-safely = holdfast.tool(name="safely", actions=_SPAWN, retry=RetryPolicy(policy="safe", **_QUICKLY))(_luckless)
-again = holdfast.tool(name="again", actions=_SPAWN, retry=RetryPolicy(policy="idempotent", **_QUICKLY))(_luckless)
+safely = keephold.tool(name="safely", actions=_SPAWN, retry=RetryPolicy(policy="safe", **_QUICKLY))(_luckless)
+again = keephold.tool(name="again", actions=_SPAWN, retry=RetryPolicy(policy="idempotent", **_QUICKLY))(_luckless)
 
 TOOLS = (
     hello, in_turn, plain, pipeline, deploy, talker, keeper, approve, rent, outside, borrow, use, queued, safely, again,

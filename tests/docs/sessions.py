@@ -44,7 +44,7 @@ def steps(session: str) -> list[Step]:
 def environment(directory: Path) -> dict[str, str]:
     """What commands are run with: this Python's programs in front of the PATH."""
     # Nothing of whoever runs the tests: not their stores, their pytest options, nor the make they may run under.
-    theirs = ("HOLDFAST_", "PYTEST_", "MAKE", "MFLAGS")
+    theirs = ("KEEPHOLD_", "PYTEST_", "MAKE", "MFLAGS")
     ours = {key: value for key, value in os.environ.items() if not key.startswith(theirs)}
     ours["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{ours.get('PATH', '')}"
     ours["LC_ALL"] = "C.UTF-8"

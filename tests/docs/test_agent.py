@@ -8,9 +8,9 @@ import pytest
 from tests.docs.declarations import attributes, members, signatures, source
 from tests.docs.pages import ROOT, blocks, rows, sections
 
-from holdfast.agent import events
-from holdfast.agent.conversation import Conversation
-from holdfast.agent.instructions import TEACHING
+from keephold.agent import events
+from keephold.agent.conversation import Conversation
+from keephold.agent.instructions import TEACHING
 
 PAGE = ROOT / "docs" / "reference" / "agent.md"
 EVENTS = [event.__name__ for event in typing.get_args(events.Event)]

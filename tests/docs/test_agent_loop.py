@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from tests.docs.pages import ROOT, blocks
 
-import holdfast
+import keephold
 
 PAGE = ROOT / "docs" / "howto" / "agent-loop.md"
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"))
 async def greet(name: str) -> str:
     """Greet somebody."""
     return f"Hello, {name}!"
@@ -28,14 +28,14 @@ def functions(heading: str) -> dict[str, Callable[..., Any]]:
     return names
 
 
-async def run(calls: list[holdfast.ToolCall]) -> list[holdfast.Response]:
-    async with holdfast.Runtime([greet]) as rt, rt.turn() as turn:
+async def run(calls: list[keephold.ToolCall]) -> list[keephold.Response]:
+    async with keephold.Runtime([greet]) as rt, rt.turn() as turn:
         return await turn.run(calls)
 
 
 async def test_openai() -> None:
     page = functions("A loop")
-    tool = page["tools_of"](holdfast.Runtime([greet]))[0]
+    tool = page["tools_of"](keephold.Runtime([greet]))[0]
     assert (tool["type"], tool["function"]["name"]) == ("function", "greet")
     assert "name" in tool["function"]["parameters"]["properties"]
     sent = [("a", "greet", '{"name": "you"}'), ("b", "greet", "{")]
@@ -56,7 +56,7 @@ async def test_openai() -> None:
 
 async def test_anthropic() -> None:
     page = functions("Anthropic")
-    tool = page["tools_of"](holdfast.Runtime([greet]))[0]
+    tool = page["tools_of"](keephold.Runtime([greet]))[0]
     assert set(tool) == {"name", "description", "input_schema"}
     assert tool["input_schema"]["type"] == "object"
     message = {
@@ -76,7 +76,7 @@ async def test_anthropic() -> None:
 
 async def test_gemini() -> None:
     page = functions("Gemini")
-    [tools] = page["tools_of"](holdfast.Runtime([greet]))
+    [tools] = page["tools_of"](keephold.Runtime([greet]))
     assert [tool["name"] for tool in tools["functionDeclarations"]] == ["greet", "await", "read_output"]
     message = {
         "role": "model",
@@ -97,11 +97,11 @@ async def test_gemini() -> None:
 @pytest.mark.parametrize("dialect", ["openai", "anthropic", "gemini", "openai-strict"])
 def test_what_the_page_says_of_the_flat_schemas(dialect: Any) -> None:
     """`action` is required in all of them and never null, so a model that keeps to the strict one must send it."""
-    schema = holdfast.Runtime([greet]).tools(dialect=dialect)[0]["parameters"]
+    schema = keephold.Runtime([greet]).tools(dialect=dialect)[0]["parameters"]
     assert "action" in schema["required"]
     assert "null" not in json.dumps(schema["properties"]["action"])
 
 
 async def test_a_call_without_action_is_taken_all_the_same() -> None:
-    [response] = await run([holdfast.ToolCall("1", "greet", {"name": "you"})])
+    [response] = await run([keephold.ToolCall("1", "greet", {"name": "you"})])
     assert (response.model, response.is_error) == ("Hello, you!", False)

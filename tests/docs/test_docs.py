@@ -14,8 +14,8 @@ from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, links, name, p
 from tests.docs.sessions import Step, matches, run, steps
 from tests.docs.typed import run_typed, typing
 
-from holdfast import HoldfastError
-from holdfast.config import load_config
+from keephold import KeepholdError
+from keephold.config import load_config
 
 TOOL = '[conversation.tools.fragment]\nsource = "local"\ncommand = ["true"]\n'
 """What a fragment of a tool's table is put under."""
@@ -74,7 +74,7 @@ def load(block: Block, directory: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_file_of_the_page_is_used(page: Path) -> None:
-    """A file that no later block names would be shown and never tried; `holdfast.toml` is found without a name."""
+    """A file that no later block names would be shown and never tried; `keephold.toml` is found without a name."""
     shown = blocks(page)
     for at, block in enumerate(shown):
         if block.file is not None and block.language != "hidden":
@@ -188,5 +188,5 @@ def test_a_page_is_read_block_by_block(tmp_path: Path) -> None:
     ],
 )
 def test_a_block_that_does_not_work_is_found(language: str, text: str, mark: str, reason: str, tmp_path: Path) -> None:
-    with pytest.raises((AssertionError, HoldfastError, ValueError, SyntaxError), match=re.escape(reason)):
+    with pytest.raises((AssertionError, KeepholdError, ValueError, SyntaxError), match=re.escape(reason)):
         show(Block(ROOT / "README.md", 1, language, text, mark), tmp_path)

@@ -9,7 +9,7 @@ import pytest
 from tests.docs.pages import ROOT, blocks
 from tests.docs.sessions import run
 
-from holdfast.config import load_config
+from keephold.config import load_config
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -124,7 +124,7 @@ def _counted(text: str) -> str:
     return re.sub(r"\d+", "1", re.sub(r"\s+", "", text))
 
 
-@pytest.mark.parametrize("name", ["holdfast.toml", "serve/holdfast.toml"])
+@pytest.mark.parametrize("name", ["keephold.toml", "serve/keephold.toml"])
 def test_the_configuration_of_the_examples_is_right(name: str) -> None:
     config = load_config(ROOT / "examples" / name)
     assert config.conversation.tools

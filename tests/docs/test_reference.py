@@ -13,11 +13,11 @@ from pydantic import BaseModel
 from tests.docs.declarations import attributes, definitions, members, signatures, source
 from tests.docs.pages import ROOT, rows, sections
 
-import holdfast
-import holdfast.handles.view
-import holdfast.testing
-from holdfast.cli import COMMANDS, main
-from holdfast.config import load_config, model
+import keephold
+import keephold.handles.view
+import keephold.testing
+from keephold.cli import COMMANDS, main
+from keephold.config import load_config, model
 
 REFERENCE = ROOT / "docs" / "reference"
 
@@ -25,8 +25,8 @@ REFERENCE = ROOT / "docs" / "reference"
 # Python
 
 PAGE = REFERENCE / "python.md"
-PUBLIC = {name: getattr(holdfast, name) for name in holdfast.__all__} | {
-    name: getattr(holdfast.testing, name) for name in holdfast.testing.__all__
+PUBLIC = {name: getattr(keephold, name) for name in keephold.__all__} | {
+    name: getattr(keephold.testing, name) for name in keephold.testing.__all__
 }
 NOT_MADE_BY_HAND = ("Call", "Turn")
 
@@ -48,7 +48,7 @@ def test_what_a_call_sees_of_handles_is_declared_as_in_the_code(name: str) -> No
     """Not all of it is public, so the page may leave members out."""
     text = sections(PAGE)["Call"]
     block = text.partition("<!-- handles -->\n```python\n")[2].partition("```")[0]
-    [page], [code] = definitions(block, name), definitions(inspect.getsource(holdfast.handles.view), name)
+    [page], [code] = definitions(block, name), definitions(inspect.getsource(keephold.handles.view), name)
     shown, real = members(page), members(code) | {key: "str" for key in attributes(code) if key == "conversation"}
     assert shown
     assert shown == {key: real[key] for key in shown}
@@ -59,7 +59,7 @@ def test_the_page_has_no_other_names() -> None:
     assert titles == set(PUBLIC)
 
 
-# holdfast.toml
+# keephold.toml
 
 NAME = "[conversation.tools.<name>]"
 TABLES: dict[str, type[BaseModel]] = {
@@ -89,13 +89,13 @@ TABLES: dict[str, type[BaseModel]] = {
 """Which section is about which table. The four caps of a view are those of `output`."""
 
 EFFECTIVE = {
-    ("output", "limit"): holdfast.View().limit,
-    ("output", "mode"): holdfast.View().mode,
-    ("output", "max_lines"): holdfast.View().max_lines,
-    ("output", "window"): holdfast.View().window,
+    ("output", "limit"): keephold.View().limit,
+    ("output", "mode"): keephold.View().mode,
+    ("output", "max_lines"): keephold.View().max_lines,
+    ("output", "window"): keephold.View().window,
     ("[conversation.tools.<name>.spawn]", "input"): "line",
     ("[store]", "url"): "memory:",
-    ("[store]", "retention_secs"): holdfast.Runtime().registry.retention,
+    ("[store]", "retention_secs"): keephold.Runtime().registry.retention,
 }
 """The defaults of keys that are None in their model, because somebody else has the default."""
 
@@ -176,8 +176,8 @@ lifecycle.on_turn_end = "inquire"
 
 @pytest.mark.parametrize(("note", "mark"), [("not acted on yet", "not yet"), ("no model to ask", "model")])
 def test_keys_that_are_not_acted_on_are_marked(note: str, mark: str, tmp_path: Path) -> None:
-    """`holdfast check` and the page agree on them; a key that begins to work loses its mark."""
-    file = tmp_path / "holdfast.toml"
+    """`keephold check` and the page agree on them; a key that begins to work loses its mark."""
+    file = tmp_path / "keephold.toml"
     file.write_text(IDLE)
     noted = [line for line in load_config(file).not_acted_on() if note in line]
     expected = {documented(tuple(line.split(": ")[1].split("."))) for line in noted}
@@ -204,15 +204,15 @@ def documented(path: tuple[str, ...]) -> tuple[str, str]:
 
 
 def test_every_command_is_listed() -> None:
-    titles = [title for title in sections(REFERENCE / "cli.md") if title.startswith("holdfast ")]
-    assert titles == [f"holdfast {name}" for name in COMMANDS]
+    titles = [title for title in sections(REFERENCE / "cli.md") if title.startswith("keephold ")]
+    assert titles == [f"keephold {name}" for name in COMMANDS]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_listed(name: str) -> None:
     command = main.get_command(click.Context(main), name)
     assert command is not None
-    text = sections(REFERENCE / "cli.md")[f"holdfast {name}"]
+    text = sections(REFERENCE / "cli.md")[f"keephold {name}"]
     options = {option: param for param in command.params for option in param.opts}
     assert {key.split()[0] for key in rows(text)} == set(options)
     for param in options.values():

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.docs.pages import ROOT, rows, sections
 
-import holdfast
+import keephold
 
 CONFIG = """
 [conversation.tools.failing]
@@ -19,29 +19,29 @@ spawn.stateful = true
 """
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"), scheduling="serial")
-async def asking(call: holdfast.Call) -> str:
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"), scheduling="serial")
+async def asking(call: keephold.Call) -> str:
     """Says something, asks, then reads."""
     call.emit("hello\n")
-    await call.ask(holdfast.Question(id="sure", text="Sure?", answer_type="Boolean"))
+    await call.ask(keephold.Question(id="sure", text="Sure?", answer_type="Boolean"))
     return str(await call.input())
 
 
-@holdfast.tool(
-    actions=("spawn", "fetch", "abort"), output=holdfast.OutputPolicy(model=holdfast.View(limit=10), max_output=20)
+@keephold.tool(
+    actions=("spawn", "fetch", "abort"), output=keephold.OutputPolicy(model=keephold.View(limit=10), max_output=20)
 )
-async def flood(call: holdfast.Call) -> str:
+async def flood(call: keephold.Call) -> str:
     """Prints more than is kept, then waits."""
     call.emit("0123456789\n" * 10)
     await asyncio.Event().wait()
     return ""
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
-async def parked(call: holdfast.Call) -> holdfast.Pending:
+@keephold.tool(actions=("spawn", "fetch", "abort"))
+async def parked(call: keephold.Call) -> keephold.Pending:
     """Waits for somebody outside."""
     await call.completion_key()
-    return holdfast.Pending(deadline=3600)
+    return keephold.Pending(deadline=3600)
 
 
 def keys(section: str) -> set[str]:
@@ -49,17 +49,17 @@ def keys(section: str) -> set[str]:
 
 
 async def test_C3_A3_O4_D9_every_key_of_a_reply_is_on_the_page(tmp_path: Path) -> None:
-    (tmp_path / "holdfast.toml").write_text(CONFIG)
+    (tmp_path / "keephold.toml").write_text(CONFIG)
     handles: list[dict[str, Any]] = []
     waits: list[dict[str, Any]] = []
     reads: list[dict[str, Any]] = []
     async with (
-        holdfast.Runtime([asking, flood, parked], config=tmp_path / "holdfast.toml") as rt,
+        keephold.Runtime([asking, flood, parked], config=tmp_path / "keephold.toml") as rt,
         rt.turn("main") as turn,
     ):
 
         async def batch(*calls: tuple[str, dict[str, Any]]) -> None:
-            numbered = [holdfast.ToolCall(str(number), *call) for number, call in enumerate(calls)]
+            numbered = [keephold.ToolCall(str(number), *call) for number, call in enumerate(calls)]
             for call, response in zip(numbered, await turn.run(numbered), strict=True):
                 assert not response.is_error, response.result
                 {"await": waits, "read_output": reads}.get(call.name, handles).append(json.loads(response.result))
@@ -84,7 +84,7 @@ async def test_C3_A3_O4_D9_every_key_of_a_reply_is_on_the_page(tmp_path: Path) -
             ("flood", {"action": "abort", "id": "flood"}),
             ("parked", {"action": "fetch", "id": "parked"}),
         )
-        await turn.run([holdfast.ToolCall("once", "failing", {})])
+        await turn.run([keephold.ToolCall("once", "failing", {})])
         await batch(("read_output", {"call_id": "once"}))
 
     assert {key for reply in handles for key in reply} == keys("A handle")
@@ -97,12 +97,12 @@ DRAWING = ["sh", "-c", r"printf '\033[?1049h\033]0;a title\007hello'; read -r li
 
 
 async def test_C3_every_key_of_a_terminals_reply_is_on_the_page() -> None:
-    draw = holdfast.terminal(DRAWING, name="draw")
+    draw = keephold.terminal(DRAWING, name="draw")
     replies: list[dict[str, Any]] = []
-    async with holdfast.Runtime([draw]) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([draw]) as rt, rt.turn("main") as turn:
 
         async def reply(**arguments: Any) -> None:
-            [response] = await turn.run([holdfast.ToolCall("1", "draw", arguments)])
+            [response] = await turn.run([keephold.ToolCall("1", "draw", arguments)])
             replies.append(json.loads(response.result))
 
         await reply(action="spawn", id="d")

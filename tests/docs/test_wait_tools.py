@@ -3,8 +3,8 @@
 import pytest
 from tests.docs.pages import ROOT, rows, sections
 
-from holdfast import Runtime
-from holdfast.tools.waiting import NAMES
+from keephold import Runtime
+from keephold.tools.waiting import NAMES
 
 PAGE = ROOT / "docs" / "reference" / "wait-tools.md"
 

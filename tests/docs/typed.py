@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.docs.sessions import TIMEOUT, environment
 
-from holdfast.handles.rendering import render
+from keephold.handles.rendering import render
 
 ROWS, COLUMNS = 24, 80
 # The terminal is opened by the leader of a new session, which makes it the controlling one.

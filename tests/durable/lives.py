@@ -15,9 +15,9 @@ from typing import Any
 
 from tests.turn.calls import STATEFUL
 
-import holdfast
-from holdfast import Call, Key, Pending, Response, Runtime, ToolCall, Turn
-from holdfast.tools.function import FunctionTool
+import keephold
+from keephold import Call, Key, Pending, Response, Runtime, ToolCall, Turn
+from keephold.tools.function import FunctionTool
 
 START = 1_767_225_600.0
 """2026-01-01 00:00 UTC, where the virtual clock begins, too."""
@@ -85,7 +85,7 @@ def approval(keys: list[Key], pending: Pending | None = None, name: str = "appro
     """A tool whose result comes from outside: it hands its key over and returns `Pending`."""
     terms = Pending() if pending is None else pending
 
-    @holdfast.tool(**{"actions": STATEFUL, "name": name, **options})
+    @keephold.tool(**{"actions": STATEFUL, "name": name, **options})
     async def approve(call: Call, what: str = "it") -> Pending:
         keys.append(await call.completion_key())
         return terms
@@ -108,7 +108,7 @@ async def news(rt: Runtime, conversation: str = "main") -> list[tuple[str, str]]
     return [(each.kind, each.level) for each in await rt.registry.store.news(conversation)]
 
 
-async def stopped(rt: Runtime, id: str, conversation: str = "main", within: float = 8) -> holdfast.HandleInfo:
+async def stopped(rt: Runtime, id: str, conversation: str = "main", within: float = 8) -> keephold.HandleInfo:
     """The handle when it has stopped; a hang is an error."""
     await rt.wait(all=[id], timeout=within, conversation=conversation)
     info = await rt.handle(id, conversation=conversation)

@@ -12,8 +12,8 @@ from typing import Any
 
 from tests.turn.calls import STATEFUL, TALKING
 
-import holdfast
-from holdfast import Call, Pending, Runtime, Tool, ToolCall
+import keephold
+from keephold import Call, Pending, Runtime, Tool, ToolCall
 
 
 def tools(directory: Path) -> list[Tool]:
@@ -23,7 +23,7 @@ def tools(directory: Path) -> list[Tool]:
         with (directory / file).open("a") as traces:
             traces.write(f"{line}\n")
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def deploy(call: Call) -> list[Any]:
         """Creates something once, then waits to be told to go on."""
         fx = call.durable()
@@ -36,13 +36,13 @@ def tools(directory: Path) -> list[Tool]:
         note("deploy", await fx.external_event_key("go"))
         return [made, await fx.await_event_json(await fx.external_event_key("go")), call.attempt]
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def approve(call: Call) -> Pending:
         """Waits for an approval from outside."""
         note("approve", await call.completion_key())
         return Pending()
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work(call: Call) -> str:
         """Works for ever."""
         note("work", f"attempt {call.attempt}")
@@ -50,7 +50,7 @@ def tools(directory: Path) -> list[Tool]:
         await asyncio.sleep(3600)
         return "never"
 
-    @holdfast.tool(actions=TALKING, on_turn_end="keep")
+    @keephold.tool(actions=TALKING, on_turn_end="keep")
     async def session(call: Call) -> str:
         """Talks."""
         note("session", "open")

@@ -7,9 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from holdfast import Runtime
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.turn import frames
+from keephold import Runtime
+from keephold.store.sqlite.store import SqliteStore
+from keephold.turn import frames
 
 PATIENCE = 8.0
 

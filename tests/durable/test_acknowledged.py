@@ -22,16 +22,16 @@ from tests.durable.lives import (
 )
 from tests.turn.calls import STATEFUL, abort, call, fetch, reply, spawn
 
-import holdfast
-from holdfast import Call, Error, Key, Ok, Pending, Runtime, Tool
-from holdfast.handles.handle import Handle
+import keephold
+from keephold import Call, Error, Key, Ok, Pending, Runtime, Tool
+from keephold.handles.handle import Handle
 
 
 async def test_R4_a_reply_that_was_given_is_recorded(tmp_path: Path) -> None:
     """The power goes in the instant after each reply."""
     store, ran = stored_in(tmp_path), list[str]()
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work(call: Call) -> str:
         ran.append(call.id)
         if call.process_id is not None:
@@ -63,7 +63,7 @@ async def test_R4_a_resolution_that_was_accepted_counts(tmp_path: Path) -> None:
     events: list[Key] = []
     store, clock = stored_in(tmp_path), HandClock()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def listens(call: Call) -> Any:
         fx = call.durable()
         events.append(await fx.external_event_key("go"))
@@ -110,7 +110,7 @@ async def test_N3_a_crash_loses_no_news(tmp_path: Path) -> None:
 async def test_E10_what_a_call_printed_is_neither_repeated_nor_removed(tmp_path: Path, ending: str) -> None:
     store, story = stored_in(tmp_path), Story()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def prints(call: Call) -> str:
         fx = call.durable()
         call.emit(f"one of {call.attempt}\n")
@@ -168,7 +168,7 @@ async def test_S5_in_a_store_handles_expire_after_a_week_and_parked_ones_never(t
     clock.at += 2 * 86_400
     async with Runtime(tools, store=store, clock=clock) as rt:
         assert [(info.id, info.parked) for info in await rt.handles()] == [("b", True)]
-        with pytest.raises(holdfast.ToolError) as caught:
+        with pytest.raises(keephold.ToolError) as caught:
             await rt.handle("a", conversation="main")
         assert caught.value.code == "handle_expired"
         answer = await rt.resolve(keys[0], ok("late"))
@@ -199,7 +199,7 @@ async def test_S2_an_abort_and_a_resolution_at_once(tmp_path: Path, runtimes: in
             await until(lambda n=n: len(keys) == n + 1)  # type: ignore[misc]
             await parked(one)
 
-            async def resolve(n: int = n) -> holdfast.ResolveOutcome:
+            async def resolve(n: int = n) -> keephold.ResolveOutcome:
                 await asyncio.sleep(n * 0.0005)
                 return await other.resolve(keys[n], ok("yes"))
 
@@ -245,13 +245,13 @@ async def test_S2_a_resolution_while_the_call_is_being_parked(tmp_path: Path) ->
     store = stored_in(tmp_path)
 
     async with Runtime(store=store) as other:
-        resolving: list[asyncio.Task[holdfast.ResolveOutcome]] = []
+        resolving: list[asyncio.Task[keephold.ResolveOutcome]] = []
 
-        @holdfast.tool(actions=STATEFUL)
+        @keephold.tool(actions=STATEFUL)
         async def approve(call: Call, delay: float) -> Pending:
             key = await call.completion_key()
 
-            async def resolve() -> holdfast.ResolveOutcome:
+            async def resolve() -> keephold.ResolveOutcome:
                 await asyncio.sleep(delay)
                 return await other.resolve(key, ok(delay))
 
@@ -283,7 +283,7 @@ async def test_B7_cancelling_the_task_that_runs_a_batch_cancels_what_is_parked(t
 
 async def test_D10_a_call_that_was_let_go_of_can_be_aborted(tmp_path: Path) -> None:
     async with Runtime([approval([])], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
-        (response,) = await turn.run([holdfast.ToolCall("c1", "approve")], park_after=0.01)
+        (response,) = await turn.run([keephold.ToolCall("c1", "approve")], park_after=0.01)
         assert parsed(response)["id"] == "call:c1"
         aborted = parsed(await only(turn, abort("approve", "call:c1")))
         assert (aborted["result"], aborted["ended_by"]) == ("pending tool completion cancelled", "abort")

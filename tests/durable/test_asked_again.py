@@ -10,9 +10,9 @@ from tests.durable.lives import HandClock, approval, only, parked, power_cut, st
 from tests.turn.calls import STATEFUL, call, fetch, reply, spawn, wait_all
 from tests.turn.people import Person, attended
 
-import holdfast
-from holdfast import Call, Error, HoldfastError, Key, Ok, Question, Runtime, Tool, ToolCall
-from holdfast.turn.prompts import Approved, AskQuestion, Denied, Edited, RunTool, Said
+import keephold
+from keephold import Call, Error, KeepholdError, Key, Ok, Question, Runtime, Tool, ToolCall
+from keephold.turn.prompts import Approved, AskQuestion, Denied, Edited, RunTool, Said
 
 SECRET = "correct horse battery staple"
 SURE = Question(id="sure", text="Sure?", answer_type="Boolean")
@@ -45,7 +45,7 @@ async def over(batch: "asyncio.Task[Any]") -> None:
 async def test_B9_a_resumed_turn_asks_for_permission_again(tmp_path: Path, ending: str) -> None:
     store, ran = stored_in(tmp_path), list[str]()
 
-    @holdfast.tool(actions=STATEFUL, run="ask")
+    @keephold.tool(actions=STATEFUL, run="ask")
     async def work(path: str) -> str:
         ran.append(path)
         return path
@@ -75,7 +75,7 @@ async def test_B9_a_resumed_turn_asks_for_permission_again(tmp_path: Path, endin
 async def test_P5_a_remembered_yes_does_not_outlive_the_process(tmp_path: Path) -> None:
     store, ran = stored_in(tmp_path), list[str]()
 
-    @holdfast.tool(run="ask")
+    @keephold.tool(run="ask")
     async def work() -> str:
         ran.append("work")
         return "done"
@@ -93,7 +93,7 @@ async def test_P5_a_remembered_yes_does_not_outlive_the_process(tmp_path: Path) 
 async def test_P5_E10_a_replay_runs_with_the_edited_arguments(tmp_path: Path) -> None:
     store, ran, reached = stored_in(tmp_path), list[str](), asyncio.Event()
 
-    @holdfast.tool(actions=STATEFUL, run="edit", on_crash="replay")
+    @keephold.tool(actions=STATEFUL, run="edit", on_crash="replay")
     async def work(call: Call, path: str) -> str:
         ran.append(path)
         reached.set()
@@ -118,7 +118,7 @@ async def test_P5_B5_what_a_parked_call_holds_is_that_of_the_edited_arguments_af
     store, locks = stored_in(tmp_path), ("lock:{{ tool.arguments.what }}",)
     approve = approval(keys, resources=locks, run="ask")
 
-    @holdfast.tool(resources=locks)
+    @keephold.tool(resources=locks)
     async def deploy(what: str) -> str:
         return f"deployed {what}"
 
@@ -137,7 +137,7 @@ async def test_P5_B5_what_a_parked_call_holds_is_that_of_the_edited_arguments_af
 async def test_E10_an_open_question_is_asked_again_and_an_answered_one_is_not(tmp_path: Path, ending: str) -> None:
     store = stored_in(tmp_path)
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> list[Any]:
         return [await call.ask(Question(id=id, text=f"{id}?", answer_type="Boolean")) for id in "abc"]
 
@@ -158,7 +158,7 @@ async def test_E10_an_open_question_is_asked_again_and_an_answered_one_is_not(tm
 async def test_B9_Q8_ask_user_asks_again_in_a_resumed_turn(tmp_path: Path) -> None:
     store = stored_in(tmp_path)
 
-    @holdfast.tool
+    @keephold.tool
     async def idle() -> str:
         return "idle"
 
@@ -177,7 +177,7 @@ async def test_B9_Q8_ask_user_asks_again_in_a_resumed_turn(tmp_path: Path) -> No
 async def test_Q5_an_answer_that_is_no_text_is_taken_or_asked_again(tmp_path: Path, on_crash: Any) -> None:
     """Half of a surrogate pair, as a terminal that is not UTF-8 gives: it must not leave the call hanging."""
 
-    @holdfast.tool(on_crash=on_crash)
+    @keephold.tool(on_crash=on_crash)
     async def asks(call: Call) -> str:
         return "got " + ascii(await call.ask(Question(id="q", text="?", answer_type="Text")))
 
@@ -195,7 +195,7 @@ async def test_Q5_an_answer_that_is_no_text_is_taken_or_asked_again(tmp_path: Pa
 async def test_R6_E10_a_result_nobody_has_decided_about_is_asked_about_again(tmp_path: Path, ending: str) -> None:
     store, ran = stored_in(tmp_path), list[int]()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay", result="ask")
+    @keephold.tool(actions=STATEFUL, on_crash="replay", result="ask")
     async def work(call: Call) -> str:
         ran.append(call.attempt)
         return f"attempt {call.attempt}"
@@ -216,7 +216,7 @@ async def test_R6_E10_a_result_nobody_has_decided_about_is_asked_about_again(tmp
 async def test_R1_a_result_nobody_has_decided_about_goes_with_a_process_that_dies(tmp_path: Path) -> None:
     store = stored_in(tmp_path)
 
-    @holdfast.tool(actions=STATEFUL, result="ask")
+    @keephold.tool(actions=STATEFUL, result="ask")
     async def work() -> str:
         return "a secret"
 
@@ -237,7 +237,7 @@ async def test_P1_output_that_was_stored_with_a_step_is_withheld_too(tmp_path: P
     """Output of a replay tool is written with its steps: what is withheld at the end must not be read from there."""
     store = stored_in(tmp_path)
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay", result=mode)
+    @keephold.tool(actions=STATEFUL, on_crash="replay", result=mode)
     async def work(call: Call) -> str:
         async def once(given: Any) -> Any:
             return given
@@ -278,22 +278,22 @@ async def test_R6_what_comes_up_while_the_runtime_closes_is_left_to_the_next(tmp
     store, clock = stored_in(tmp_path), HandClock()
     closing = asyncio.Event()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay", result="ask" if what == "result" else "unattended")
+    @keephold.tool(actions=STATEFUL, on_crash="replay", result="ask" if what == "result" else "unattended")
     async def work(call: Call) -> str:
         if call.attempt == 1:
             await closing.wait()
         return "done" if what == "result" else str(await call.ask(SURE))
 
-    @holdfast.tool
+    @keephold.tool
     async def before() -> str:
         await closing.wait()
         return "before"
 
-    @holdfast.tool(scheduling="serial", run="ask")
+    @keephold.tool(scheduling="serial", run="ask")
     async def step() -> str:
         return "stepped"
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def asks(call: Call) -> str:
         return str(await call.ask(SURE))
 
@@ -322,7 +322,7 @@ async def test_R6_what_comes_up_while_the_runtime_closes_is_left_to_the_next(tmp
 
 
 async def test_R6_closing_raises_for_whoever_waits_for_the_batch(tmp_path: Path) -> None:
-    @holdfast.tool(run="ask")
+    @keephold.tool(run="ask")
     async def work() -> str:
         return "done"
 
@@ -330,6 +330,6 @@ async def test_R6_closing_raises_for_whoever_waits_for_the_batch(tmp_path: Path)
     async with Runtime([work], store=stored_in(tmp_path), prompter=person) as rt:
         batch = await left_open(rt, [call("work")])
         await person.sees()
-    with pytest.raises(HoldfastError) as caught:
+    with pytest.raises(KeepholdError) as caught:
         await batch
     assert caught.value.code == "runtime_closed"

@@ -10,15 +10,15 @@ from tests.durable.lives import in_state, only, stored_in, until
 from tests.turn.calls import TALKING, apply, reply, spawn, wait_all
 from tests.turn.people import Person
 
-import holdfast
-from holdfast import Call, Question, QuestionPolicy, Runtime, Tool, Turn
-from holdfast.tools.base import SpawnPolicy
-from holdfast.turn.prompts import Approved, Denied, RunTool, Said
+import keephold
+from keephold import Call, Question, QuestionPolicy, Runtime, Tool, Turn
+from keephold.tools.base import SpawnPolicy
+from keephold.turn.prompts import Approved, Denied, RunTool, Said
 
 KEPT = SpawnPolicy(on_turn_end="keep", settle_max_ms=100)
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def asks(call: Call, secret: bool = False) -> str:
     asked = Question(id="q", text="?", answer_type="Text", secret=secret)
     return "answered" if await call.ask(asked) == "yes" else "wrong"
@@ -80,7 +80,7 @@ async def test_A6_what_the_caller_may_not_answer_is_not_the_callers_in_another_p
 async def test_P1_the_person_at_the_handles_own_runtime_is_asked(
     tmp_path: Path, said: Approved | Denied, result: str
 ) -> None:
-    @holdfast.tool(actions=TALKING, run_actions={"apply": "ask"})
+    @keephold.tool(actions=TALKING, run_actions={"apply": "ask"})
     async def listens(call: Call) -> str:
         return f"heard {await call.input()}"
 

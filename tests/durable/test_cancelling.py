@@ -9,10 +9,10 @@ import pytest
 from tests.durable.lives import HandClock, approval, ok, only, parked, power_cut, stored_in, until
 from tests.turn.calls import STATEFUL, abort, call, opened, reply, spawn
 
-import holdfast
-from holdfast import Call, Key, Pending, Runtime, ToolError
-from holdfast.testing import VirtualClock
-from holdfast.tools.function import FunctionTool
+import keephold
+from keephold import Call, Key, Pending, Runtime, ToolError
+from keephold.testing import VirtualClock
+from keephold.tools.function import FunctionTool
 
 CANCELLED = "pending tool completion cancelled"
 Hooked = list[tuple[Key, dict[str, Any]]]
@@ -118,7 +118,7 @@ async def test_D2_told_to_end_before_it_parks_the_hook_is_called_all_the_same(cl
     called: Hooked = []
     keys: list[Key] = []
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def approve(call: Call) -> Pending:
         keys.append(await call.completion_key())
         try:
@@ -149,7 +149,7 @@ async def test_D2_a_hook_that_fails_is_logged_and_hurts_nobody(
     async def withdraw(key: Key, arguments: dict[str, Any]) -> None:
         raise ValueError("the ticket system is down")
 
-    caplog.set_level(logging.ERROR, "holdfast")
+    caplog.set_level(logging.ERROR, "keephold")
     async with opened(clock, [approve]) as (rt, turn):
         await reply(turn, spawn("approve", "a"))
         await clock.advance(1)
@@ -189,7 +189,7 @@ async def test_D2_a_hook_is_called_again_if_the_process_died_in_it(tmp_path: Pat
 async def test_D2_a_transient_failure_of_the_hook_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.turn.recovery.HOOK_AGAIN_SECS", 0.05)
+    monkeypatch.setattr("keephold.turn.recovery.HOOK_AGAIN_SECS", 0.05)
     approve, called = approval([]), list[Key]()
 
     @approve.on_cancel

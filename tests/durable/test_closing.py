@@ -8,16 +8,16 @@ import pytest
 from tests.durable.lives import Story, ok, only, stopped, stored_in, until
 from tests.turn.calls import STATEFUL, TALKING, apply, call, reply, spawn
 
-import holdfast
-from holdfast import Call, Error, HoldfastError, Key, Ok, Runtime
-from holdfast.testing import VirtualClock
-from holdfast.tools.base import OnTurnEnd
+import keephold
+from keephold import Call, Error, KeepholdError, Key, Ok, Runtime
+from keephold.testing import VirtualClock
+from keephold.tools.base import OnTurnEnd
 
 
 async def test_R6_a_replay_call_is_let_go_and_the_next_runtime_goes_on(tmp_path: Path) -> None:
     story, store = Story(), stored_in(tmp_path)
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> list[Any]:
         fx = call.durable()
         await fx.run_json("first", None, story.step("first"))
@@ -41,7 +41,7 @@ async def test_R6_a_replay_call_is_let_go_and_the_next_runtime_goes_on(tmp_path:
 async def test_R6_a_fail_function_ends(tmp_path: Path) -> None:
     store = stored_in(tmp_path)
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work() -> None:
         await asyncio.sleep(600)
 
@@ -61,7 +61,7 @@ async def test_R6_the_effects_of_a_call_that_is_let_go_refuse(tmp_path: Path) ->
     """Also in what a tool does last: nothing is begun that could not be recorded."""
     store, told, story = stored_in(tmp_path), list[str](), Story()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> str:
         fx = call.durable()
         try:
@@ -76,7 +76,7 @@ async def test_R6_the_effects_of_a_call_that_is_let_go_refuse(tmp_path: Path) ->
             ):
                 try:
                     await effect()
-                except HoldfastError as error:
+                except KeepholdError as error:
                     told.append(error.code)
             raise
         return f"attempt {call.attempt}"
@@ -96,14 +96,14 @@ async def test_R6_the_effects_of_a_call_that_is_let_go_refuse(tmp_path: Path) ->
 async def test_R6_what_a_tool_says_when_it_is_let_go_is_not_its_end(tmp_path: Path, last_words: str) -> None:
     store, story = stored_in(tmp_path), Story()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay", retry="idempotent")
+    @keephold.tool(actions=STATEFUL, on_crash="replay", retry="idempotent")
     async def work(call: Call) -> str:
         try:
             await story.cut_here()
         except asyncio.CancelledError:
             if last_words == "return":
                 return "gave up"
-            raise holdfast.ToolError("gave up", transient=last_words == "transient") from None
+            raise keephold.ToolError("gave up", transient=last_words == "transient") from None
         return "finished"
 
     async with Runtime([work], store=store) as rt:
@@ -118,7 +118,7 @@ async def test_R6_what_a_tool_says_when_it_is_let_go_is_not_its_end(tmp_path: Pa
 async def test_R6_a_step_that_is_under_way_is_cut_off_like_in_a_crash(tmp_path: Path) -> None:
     store, story = stored_in(tmp_path), Story()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> Any:
         async def pay(given: Any) -> str:
             story.did.append(f"pay {call.attempt}")
@@ -140,7 +140,7 @@ async def test_R6_a_step_that_is_under_way_is_cut_off_like_in_a_crash(tmp_path: 
 async def test_R6_what_waits_in_effects_and_for_input_goes_on(tmp_path: Path) -> None:
     store, keys = stored_in(tmp_path), list[Key]()
 
-    @holdfast.tool(actions=TALKING, on_crash="replay")
+    @keephold.tool(actions=TALKING, on_crash="replay")
     async def work(call: Call) -> list[Any]:
         fx = call.durable()
         line = await call.input()
@@ -166,7 +166,7 @@ async def test_R6_a_queued_replay_call_is_not_lost(tmp_path: Path) -> None:
     """A spawned serial call that waits for another has a batch that was answered: it starts in the next runtime."""
     store, story = stored_in(tmp_path), Story()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay", scheduling="serial")
+    @keephold.tool(actions=STATEFUL, on_crash="replay", scheduling="serial")
     async def work(call: Call) -> str:
         await story.cut_here()
         return call.id
@@ -184,7 +184,7 @@ async def test_R6_a_queued_replay_call_is_not_lost(tmp_path: Path) -> None:
 async def test_B4_serial_calls_that_are_taken_up_again_keep_emitted_order(tmp_path: Path) -> None:
     store, story, ran = stored_in(tmp_path), Story(), list[int]()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay", scheduling="serial")
+    @keephold.tool(actions=STATEFUL, on_crash="replay", scheduling="serial")
     async def work(call: Call, n: int) -> int:
         await story.cut_here()
         ran.append(n)
@@ -202,7 +202,7 @@ async def test_B4_serial_calls_that_are_taken_up_again_keep_emitted_order(tmp_pa
 
 
 async def test_R6_on_memory_nothing_is_let_go(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> None:
         await call.durable().sleep(600)
 
@@ -217,7 +217,7 @@ async def test_R6_a_closed_runtime_says_so(tmp_path: Path) -> None:
     async with Runtime(store=stored_in(tmp_path)) as rt:
         pass
     for use in (lambda: rt.resolve("x", ok(1)), lambda: rt.turn("main").__aenter__()):
-        with pytest.raises(HoldfastError) as caught:
+        with pytest.raises(KeepholdError) as caught:
             await use()
         assert caught.value.code == "runtime_closed"
 
@@ -225,10 +225,10 @@ async def test_R6_a_closed_runtime_says_so(tmp_path: Path) -> None:
 # T1
 
 
-def durable_tool(policy: OnTurnEnd | None, **options: Any) -> holdfast.Tool:
+def durable_tool(policy: OnTurnEnd | None, **options: Any) -> keephold.Tool:
     """Waits in durable effects, or works, as it is told."""
 
-    @holdfast.tool(**{"actions": STATEFUL, "on_crash": "replay", "on_turn_end": policy, **options})
+    @keephold.tool(**{"actions": STATEFUL, "on_crash": "replay", "on_turn_end": policy, **options})
     async def work(call: Call, how: str) -> str:
         fx = call.durable()
         if how == "sleep":
@@ -298,7 +298,7 @@ async def test_T5_a_cancelled_call_with_effects_does_not_come_back(tmp_path: Pat
     """Aborted and cancelled calls have ended: the next runtime leaves them alone."""
     store, ran = stored_in(tmp_path), list[int]()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> None:
         ran.append(call.attempt)
         await asyncio.sleep(600)

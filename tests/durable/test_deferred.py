@@ -9,16 +9,16 @@ import pytest
 from tests.durable.lives import approval, ok, only
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, fetch, opened, reply, spawn, wait_all
 
-import holdfast
-from holdfast import Call, Error, Key, Ok, Pending
-from holdfast.handles.handle import Handle
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, Error, Key, Ok, Pending
+from keephold.handles.handle import Handle
+from keephold.testing import VirtualClock
 
 SOON = "2026-01-01T00:01:00Z"
 
 
 async def test_D1_taking_the_key_twice_gives_the_same_key(clock: VirtualClock) -> None:
-    @holdfast.tool
+    @keephold.tool
     async def twice(call: Call) -> bool:
         first, second = await asyncio.gather(call.completion_key(), call.completion_key())
         return first == second == await call.completion_key()
@@ -39,11 +39,11 @@ async def test_D1_the_keys_of_two_calls_are_two_keys(clock: VirtualClock) -> Non
 
 
 async def test_D1_pending_without_a_key_is_an_error(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def keyless() -> Pending:
         return Pending()
 
-    @holdfast.tool
+    @keephold.tool
     def threaded() -> Pending:
         return Pending()
 
@@ -64,7 +64,7 @@ async def test_D1_pending_without_a_key_is_an_error(clock: VirtualClock) -> None
         ("done", ok("done")),
         ({"deep": [1, None]}, ok({"deep": [1, None]})),
         (
-            holdfast.ToolError("no", code="mine"),
+            keephold.ToolError("no", code="mine"),
             {"status": "err", "payload": {"code": "mine", "message": "no"}},
         ),
     ],
@@ -72,7 +72,7 @@ async def test_D1_pending_without_a_key_is_an_error(clock: VirtualClock) -> None
 async def test_D1_a_key_taken_and_a_plain_result(clock: VirtualClock, returned: Any, terminal: dict[str, Any]) -> None:
     keys: list[Key] = []
 
-    @holdfast.tool
+    @keephold.tool
     async def changes_its_mind(call: Call) -> Any:
         keys.append(await call.completion_key())
         if isinstance(returned, Exception):
@@ -88,7 +88,7 @@ async def test_D1_a_key_taken_and_a_plain_result(clock: VirtualClock, returned: 
 async def test_D1_a_key_taken_and_then_aborted(clock: VirtualClock) -> None:
     keys: list[Key] = []
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def slow(call: Call) -> str:
         keys.append(await call.completion_key())
         await asyncio.sleep(600)
@@ -151,7 +151,7 @@ async def test_D2_without_a_deadline_it_waits_for_ever(clock: VirtualClock) -> N
 
 
 async def test_D2_each_deadline_fires_at_its_own_time(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def approve(call: Call, secs: float) -> Pending:
         await call.completion_key()
         return Pending(deadline=secs)
@@ -232,7 +232,7 @@ async def test_D4_what_is_no_resolution_is_refused_and_the_call_waits_on(clock: 
     async with opened(clock, [approval(keys)]) as (rt, turn):
         await reply(turn, spawn("approve", "a"))
         await clock.advance(1)
-        with pytest.raises(holdfast.ToolError) as caught:
+        with pytest.raises(keephold.ToolError) as caught:
             await rt.resolve(keys[0], wrong)
         assert caught.value.code == "invalid_resolution"
         assert str(await rt.resolve(keys[0], ok("right"))) == "accepted"
@@ -247,7 +247,7 @@ async def test_K6_a_resolution_is_not_nested_deeper_than_arguments_may_be(clock:
     async with opened(clock, [approval(keys)]) as (rt, turn):
         await reply(turn, spawn("approve", "a"))
         await clock.advance(1)
-        with pytest.raises(holdfast.ToolError, match=r"nested deeper than 64 levels \(\[limits\] nesting\)"):
+        with pytest.raises(keephold.ToolError, match=r"nested deeper than 64 levels \(\[limits\] nesting\)"):
             await rt.resolve(keys[0], ok(deep))
         while levels > 63:  # it is inside the resolution, which is a level
             (deep,) = deep
@@ -287,7 +287,7 @@ async def test_D9_a_parked_call_is_running_parked_and_has_its_deadline_in_every_
 
 
 async def test_D9_what_it_printed_is_shown_while_it_is_parked(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def deploy(call: Call) -> Pending:
         call.emit("asked the boss\n")
         await call.completion_key()

@@ -24,11 +24,11 @@ from tests.mcp.serving import ROOT, environment, serving
 from tests.soak import tries
 from tests.turn.calls import STATEFUL
 
-import holdfast
-from holdfast import Call, HoldfastError, Key, Ok, Pending, Question, Runtime, ToolCall
-from holdfast.handles.state import Stopped
-from holdfast.store.base import Record
-from holdfast.turn.desk import Visit
+import keephold
+from keephold import Call, KeepholdError, Key, Ok, Pending, Question, Runtime, ToolCall
+from keephold.handles.state import Stopped
+from keephold.store.base import Record
+from keephold.turn.desk import Visit
 
 __all__ = ["disk"]
 
@@ -38,37 +38,37 @@ MILLISECONDS = (0, 1, 8, 9, 10, 11, 12, 25)
 """Around the moment when a call that goes on is written down."""
 
 
-@holdfast.tool
+@keephold.tool
 async def nap(ms: int) -> str:
     await asyncio.sleep(ms / 1000)
     return f"napped {ms}"
 
 
-@holdfast.tool
+@keephold.tool
 async def prints(call: Call, ms: int) -> str:
     call.emit(CUT)
     await asyncio.sleep(ms / 1000)
     return CUT
 
 
-@holdfast.tool
+@keephold.tool
 async def takes_key(call: Call, ms: int) -> str:
     await asyncio.sleep(ms / 1000)
     await call.completion_key()
     return f"napped {ms}"
 
 
-@holdfast.tool
+@keephold.tool
 async def parks(call: Call, ms: int) -> Pending:
     await asyncio.sleep(ms / 1000)
     await call.completion_key()
     return Pending()
 
 
-@holdfast.tool
+@keephold.tool
 async def asks(call: Call, ms: int) -> str:
     await asyncio.sleep(ms / 1000)
-    with suppress(HoldfastError):
+    with suppress(KeepholdError):
         await call.ask(Question(id="q", text="Sure?", answer_type="Boolean"))
     return f"napped {ms}"
 
@@ -135,7 +135,7 @@ async def test_B1_any_label_is_answered(tmp_path: Path, label: str) -> None:
 
 @pytest.mark.parametrize("ms", [0, 25])
 async def test_C9_what_cannot_be_stored_is_told(tmp_path: Path, ms: int) -> None:
-    @holdfast.tool(questions={"q": holdfast.QuestionPolicy(target="assistant")})
+    @keephold.tool(questions={"q": keephold.QuestionPolicy(target="assistant")})
     async def asks_oddly(call: Call) -> str:
         await asyncio.sleep(ms / 1000)
         await call.ask(Question(id="q", text="Which?", default=object()))
@@ -170,7 +170,7 @@ async def test_N3_the_end_of_a_left_call_is_news_once(tmp_path: Path, steps: int
     """Also if it ends while it is being given its name."""
     go = asyncio.Event()
 
-    @holdfast.tool
+    @keephold.tool
     async def work() -> str:
         await go.wait()
         return "done"
@@ -201,7 +201,7 @@ async def test_N3_the_end_of_a_left_call_is_news_once(tmp_path: Path, steps: int
 async def test_N4_news_does_not_go_to_a_client_that_is_gone(tmp_path: Path, ms: int) -> None:
     go = asyncio.Event()
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work() -> str:
         await go.wait()
         return "done"
@@ -227,7 +227,7 @@ async def test_N4_news_does_not_go_to_a_client_that_is_gone(tmp_path: Path, ms: 
 async def test_N4_news_rides_once_whoever_answers(tmp_path: Path, runtimes: int) -> None:
     """Side by side, and by two runtimes of one store: each end is told once."""
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work(ms: int) -> str:
         await asyncio.sleep(ms / 1000)
         return "done"
@@ -348,7 +348,7 @@ async def test_R4_the_end_of_an_unwritten_call_waits_for_room(tmp_path: Path, di
     """The store has never heard of it when the disk is full; its answer comes when it has."""
     go = asyncio.Event()
 
-    @holdfast.tool
+    @keephold.tool
     async def work(size: int) -> str:
         await go.wait()
         return "x" * size
@@ -373,7 +373,7 @@ async def test_R4_the_end_of_an_unwritten_call_waits_for_room(tmp_path: Path, di
 async def busy(store: str, name: str) -> None:
     """Calls without end. What is told is printed first."""
 
-    @holdfast.tool
+    @keephold.tool
     async def ticket(call: Call, ms: int) -> Pending:
         await asyncio.sleep(ms / 1000)
         print(json.dumps({"key": await call.completion_key()}), flush=True)
@@ -396,7 +396,7 @@ async def test_R4_what_two_killed_processes_have_told_is_so(tmp_path: Path) -> N
     store = stored_in(tmp_path)
     told = await _two_killed(store, tmp_path)
 
-    @holdfast.tool
+    @keephold.tool
     async def ticket(call: Call, ms: int) -> Pending:
         return Pending()
 

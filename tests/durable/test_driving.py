@@ -9,16 +9,16 @@ from tests.durable.lives import stored_in, until
 from tests.durable.streams import Client, wanting
 from tests.turn.calls import apply, reply, spawn
 
-import holdfast
-from holdfast import Runtime, Tool
-from holdfast.tools.base import Screen
-from holdfast.turn import frames
+import keephold
+from keephold import Runtime, Tool
+from keephold.tools.base import Screen
+from keephold.turn import frames
 
 
 def shell() -> Tool:
     """A shell without a line editor: what is typed is what it gets."""
     command = ["bash", "--norc", "--noprofile", "--noediting"]
-    return holdfast.terminal(command, name="shell", env={"PS1": "$ "}, rows=10, cols=40)
+    return keephold.terminal(command, name="shell", env={"PS1": "$ "}, rows=10, cols=40)
 
 
 async def screen_of(client: Client) -> Screen:

@@ -10,10 +10,10 @@ import pytest
 from tests.durable.lives import ok, only, stopped, stored_in
 from tests.turn.calls import STATEFUL, abort, call, opened, reply, spawn
 
-import holdfast
-from holdfast import Call, ConfigError, Effects, Error, Key, Ok, Runtime, ToolCall, ToolError
-from holdfast.testing import VirtualClock
-from holdfast.tools.function import FunctionTool
+import keephold
+from keephold import Call, ConfigError, Effects, Error, Key, Ok, Runtime, ToolCall, ToolError
+from keephold.testing import VirtualClock
+from keephold.tools.function import FunctionTool
 
 Body = Callable[[Effects, Call], Awaitable[Any]]
 
@@ -21,7 +21,7 @@ Body = Callable[[Effects, Call], Awaitable[Any]]
 def effectful(body: Body, **options: Any) -> FunctionTool:
     """A tool with durable effects that does this."""
 
-    @holdfast.tool(**{"name": "work", "actions": STATEFUL, "on_crash": "replay", **options})
+    @keephold.tool(**{"name": "work", "actions": STATEFUL, "on_crash": "replay", **options})
     async def work(call: Call) -> Any:
         return await body(call.durable(), call)
 
@@ -41,11 +41,11 @@ async def double(given: Any) -> Any:
 
 
 async def test_E1_effects_are_declared_never_inferred(clock: VirtualClock) -> None:
-    @holdfast.tool
+    @keephold.tool
     async def undeclared(call: Call) -> None:
         call.durable()
 
-    @holdfast.tool(on_crash="external", deadline_secs=60)
+    @keephold.tool(on_crash="external", deadline_secs=60)
     async def external(call: Call) -> None:
         call.durable()
 
@@ -66,7 +66,7 @@ async def test_E1_a_call_without_an_id_has_no_effects(clock: VirtualClock) -> No
 def test_E1_a_sync_function_cannot_have_effects() -> None:
     with pytest.raises(ConfigError, match="async"):
 
-        @holdfast.tool(on_crash="replay")
+        @keephold.tool(on_crash="replay")
         def sync(call: Call) -> None: ...
 
 

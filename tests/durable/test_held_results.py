@@ -23,9 +23,9 @@ from tests.durable.lives import (
 from tests.turn.calls import STATEFUL, abort, call, fetch, reply, spawn, wait_all
 from tests.turn.people import Person
 
-import holdfast
-from holdfast import Call, Error, Key, Ok, Pending, Runtime, Tool, Turn
-from holdfast.turn.prompts import Approved, Cancelled, DeliverResult, Denied, Edited
+import keephold
+from keephold import Call, Error, Key, Ok, Pending, Runtime, Tool, Turn
+from keephold.turn.prompts import Approved, Cancelled, DeliverResult, Denied, Edited
 
 STORES = ("memory", "sqlite")
 
@@ -102,7 +102,7 @@ async def test_D5_resolved_before_it_is_parked_is_asked_about_once(tmp_path: Pat
     """The completion is there when the tool returns `Pending`."""
     person = Person()
 
-    @holdfast.tool(actions=STATEFUL, result="ask")
+    @keephold.tool(actions=STATEFUL, result="ask")
     async def quick(call: Call) -> Pending:
         await rt.resolve(await call.completion_key(), ok("the secret"))
         return Pending()
@@ -187,7 +187,7 @@ async def test_R6_D7_the_next_runtime_asks_again(tmp_path: Path, ending: str) ->
 async def test_P1_what_it_printed_before_it_parked_is_withheld_too(tmp_path: Path) -> None:
     keys, person, store = list[Key](), Person(Denied()), stored_in(tmp_path)
 
-    @holdfast.tool(actions=STATEFUL, result="ask")
+    @keephold.tool(actions=STATEFUL, result="ask")
     async def prints(call: Call) -> Pending:
         call.emit("printed secret\n")
         keys.append(await call.completion_key())

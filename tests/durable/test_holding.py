@@ -7,14 +7,14 @@ import pytest
 from tests.durable.lives import HandClock, approval, news, ok, only, parked, parsed, power_cut, stopped, stored_in
 from tests.turn.calls import STATEFUL, abort, call, fetch, opened, replies, reply, settings, spawn, wait_all
 
-import holdfast
-from holdfast import Error, Key, Ok, Pending, Runtime
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Error, Key, Ok, Pending, Runtime
+from keephold.testing import VirtualClock
 
 LOCK = ("lock:{{ tool.arguments.what }}",)
 
 
-@holdfast.tool(actions=STATEFUL, resources=LOCK)
+@keephold.tool(actions=STATEFUL, resources=LOCK)
 async def deploy(what: str = "it") -> str:
     return f"deployed {what}"
 
@@ -34,8 +34,8 @@ async def test_B5_a_one_shot_call_errs_at_once_and_names_the_parked_holder(clock
 
 
 async def test_B5_one_that_queues_when_the_holder_parks_errs_then(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, resources=LOCK)
-    async def thinks(call: holdfast.Call, what: str = "it") -> Pending:
+    @keephold.tool(actions=STATEFUL, resources=LOCK)
+    async def thinks(call: keephold.Call, what: str = "it") -> Pending:
         await asyncio.sleep(10)
         await call.completion_key()
         return Pending()
@@ -70,7 +70,7 @@ async def test_B5_a_spawned_call_queues_and_starts_when_the_parked_one_stops(clo
 async def test_B5_a_parked_one_shot_call_holds_too(clock: VirtualClock) -> None:
     keys: list[Key] = []
     async with opened(clock, [approval(keys, resources=LOCK), deploy]) as (rt, turn):
-        await turn.run([holdfast.ToolCall("c1", "approve")], park_after=1)
+        await turn.run([keephold.ToolCall("c1", "approve")], park_after=1)
         held = await only(turn, call("deploy"))
         assert held.code == "resource_held" and "`call:c1`" in held.result
         await rt.resolve(keys[0], ok("yes"))
@@ -111,7 +111,7 @@ async def test_B4_a_parked_spawn_does_not_hold_the_serial_lane(clock: VirtualClo
     """D6: nobody runs it. What is spawned after it starts."""
     ran: list[str] = []
 
-    @holdfast.tool(actions=STATEFUL, scheduling="serial")
+    @keephold.tool(actions=STATEFUL, scheduling="serial")
     async def step(n: str) -> str:
         ran.append(n)
         return n
@@ -131,7 +131,7 @@ async def test_W11_a_parked_call_needs_no_slot(clock: VirtualClock) -> None:
 
 
 async def test_K6_parked_calls_do_not_count_as_live_handles(clock: VirtualClock, tmp_path: Path) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work() -> str:
         await asyncio.sleep(600)
         return "done"

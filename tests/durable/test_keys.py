@@ -12,9 +12,9 @@ import pytest
 from tests.durable.lives import HandClock, approval, ok, parked, power_cut, stopped, stored_in, until
 from tests.turn.calls import STATEFUL, opened, reply, spawn
 
-import holdfast
-from holdfast import Call, Error, Key, Ok, Pending, Runtime
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, Error, Key, Ok, Pending, Runtime
+from keephold.testing import VirtualClock
 
 
 async def parked_key(rt: Runtime, clock: VirtualClock, keys: list[Key], conversation: str = "main") -> Key:
@@ -54,7 +54,7 @@ async def test_D3_a_key_is_a_string_for_everyone(clock: VirtualClock) -> None:
     """It is published by steps, shown in events and returned as a result; on the way it is JSON like any string."""
     seen: list[str] = []
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def publish(call: Call) -> dict[str, str]:
         fx = call.durable()
         key = await fx.external_event_key("approved")
@@ -67,7 +67,7 @@ async def test_D3_a_key_is_a_string_for_everyone(clock: VirtualClock) -> None:
         await fx.emit_process_event("sent", {"key_id": key.key_id, "key": key})
         return {"key": key, "returned": returned}
 
-    @holdfast.tool
+    @keephold.tool
     async def plain(call: Call) -> str:
         return await call.completion_key()
 
@@ -78,16 +78,16 @@ async def test_D3_a_key_is_a_string_for_everyone(clock: VirtualClock) -> None:
         assert info.outcome.value["key"] == info.outcome.value["returned"] == seen[0]
         (event,) = await rt.process_events(info.uid)
         assert event.payload["key"] == seen[0]
-        (response,) = await turn.run([holdfast.ToolCall("1", "plain")])
+        (response,) = await turn.run([keephold.ToolCall("1", "plain")])
         assert response.result.startswith("hf1.")
 
 
 async def test_D3_a_key_as_a_result_can_be_stored(tmp_path: Path) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def plain(call: Call) -> str:
         return await call.completion_key()
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def boxed(call: Call) -> list[str]:
         return [await call.completion_key()]
 
@@ -113,7 +113,7 @@ async def test_D3_keys_outlive_the_process(tmp_path: Path) -> None:
 async def test_D3_rotation_makes_new_keys_with_a_new_secret_and_old_ones_stay_good(tmp_path: Path) -> None:
     keys: list[Key] = []
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def approve(call: Call) -> Pending:
         keys.append(await call.completion_key())
         await asyncio.sleep(0.05)
@@ -215,7 +215,7 @@ async def test_D5_a_revoked_key_is_worth_nothing_and_its_call_is_stopped(clock: 
     keys: list[Key] = []
     events: list[Key] = []
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def listens(call: Call) -> str:
         fx = call.durable()
         events.append(await fx.external_event_key("ready"))
@@ -242,7 +242,7 @@ async def test_D5_a_revoked_key_is_worth_nothing_and_its_call_is_stopped(clock: 
 
 
 async def test_D5_revoked_before_the_tool_returns_pending(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def slow(call: Call) -> Pending:
         await call.completion_key()
         await asyncio.sleep(10)
@@ -260,14 +260,14 @@ async def test_D5_revoked_before_the_tool_returns_pending(clock: VirtualClock) -
 async def test_D5_resolving_before_anyone_waits_is_kept(clock: VirtualClock) -> None:
     keys: list[Key] = []
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def slow(call: Call) -> Pending:
         keys.append(await call.completion_key())
         await asyncio.sleep(10)
         return Pending(deadline=60)
 
     async with opened(clock, [slow]) as (rt, turn):
-        batch = asyncio.create_task(turn.run([holdfast.ToolCall("1", "slow"), spawn("slow", "s")]))
+        batch = asyncio.create_task(turn.run([keephold.ToolCall("1", "slow"), spawn("slow", "s")]))
         await clock.advance(1)
         for key in keys:
             assert str(await rt.resolve(key, ok("early"))) == "accepted"
@@ -314,13 +314,13 @@ async def test_D5_a_resolution_is_kept_as_long_as_the_tombstone(clock: VirtualCl
 async def test_K5_no_key_reaches_a_log_or_an_error(clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
     keys: list[Key] = []
 
-    @holdfast.tool
+    @keephold.tool
     async def breaks(call: Call) -> str:
         keys.append(await call.completion_key())
         raise ValueError(f"could not publish {keys[0]!r}")
 
     caplog.set_level(logging.DEBUG)
     async with opened(clock, [breaks]) as (_, turn):
-        (response,) = await turn.run([holdfast.ToolCall("1", "breaks")])
+        (response,) = await turn.run([keephold.ToolCall("1", "breaks")])
         assert response.is_error and keys[0] not in response.result
     assert keys[0] not in caplog.text and keys[0].key_id in caplog.text

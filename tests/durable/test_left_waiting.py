@@ -9,16 +9,16 @@ import pytest
 from tests.durable.lives import Story, approval, ok, only, parked, parsed, power_cut, stopped, stored_in, until
 from tests.turn.calls import TALKING, abort, apply, call, fetch, reply, spawn, wait_all
 
-import holdfast
-from holdfast import Call, HoldfastError, Key, Ok, Question, Runtime, Tool, ToolCall
+import keephold
+from keephold import Call, KeepholdError, Key, Ok, Question, Runtime, Tool, ToolCall
 
 
-@holdfast.tool(actions=TALKING, on_turn_end="keep")
+@keephold.tool(actions=TALKING, on_turn_end="keep")
 async def asks(call: Call) -> Any:
     return await call.ask(Question(id="sure", text="Sure?", answer_type="Boolean"))
 
 
-@holdfast.tool(actions=TALKING, on_turn_end="keep", on_crash="replay")
+@keephold.tool(actions=TALKING, on_turn_end="keep", on_crash="replay")
 async def reads(call: Call) -> Any:
     return await call.input()
 
@@ -35,7 +35,7 @@ async def test_R6_whoever_waits_in_python_is_told_that_the_runtime_closes(tmp_pa
         await parked(rt)
         waiting = asyncio.create_task(rt.wait(all=["a"], conversation="main"))
         await asyncio.sleep(0.05)
-    with pytest.raises(HoldfastError) as caught:
+    with pytest.raises(KeepholdError) as caught:
         await waiting
     assert caught.value.code == "runtime_closed"
 
@@ -69,14 +69,14 @@ async def test_B9_calls_about_handles_are_made_again_in_order(tmp_path: Path) ->
     """An `apply` that was acknowledged inside is not sent twice; an `abort` twice is harmless."""
     story, store = Story(), stored_in(tmp_path)
 
-    @holdfast.tool(actions=TALKING, on_crash="replay", on_turn_end="keep")
+    @keephold.tool(actions=TALKING, on_crash="replay", on_turn_end="keep")
     async def collects(call: Call) -> list[Any]:
         lines: list[Any] = []
         while (line := await call.input()) != "end":
             lines.append(line)
         return lines
 
-    @holdfast.tool
+    @keephold.tool
     async def dies() -> None:
         await asyncio.sleep(1.5)  # the replies about the handle have settled
         await story.cut_here()
@@ -111,7 +111,7 @@ async def test_D10_a_time_to_stop_waiting_that_comes_after_the_end_does_nothing(
         await until(lambda: len(keys) == 2)
         await parked(rt, 2)
     await asyncio.sleep(0.6)
-    with pytest.raises(HoldfastError):
+    with pytest.raises(KeepholdError):
         await batch
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
@@ -132,7 +132,7 @@ async def test_A6_an_await_elsewhere_is_told_that_the_caller_must_answer(tmp_pat
 async def test_A6_a_question_that_is_asked_again_after_a_restart_needs_input(tmp_path: Path, ending: str) -> None:
     store = stored_in(tmp_path)
 
-    @holdfast.tool(actions=TALKING, on_turn_end="keep", on_crash="replay")
+    @keephold.tool(actions=TALKING, on_turn_end="keep", on_crash="replay")
     async def asks(call: Call) -> Any:
         return await call.ask(Question(id="sure", text="Sure?", answer_type="Boolean"))
 

@@ -7,8 +7,8 @@ import pytest
 from tests.durable.lives import approval, news, ok, only, parked, parsed, stored_in, until
 from tests.turn.calls import abort, call, fetch, opened, reply, spawn, wait_all
 
-from holdfast import Key, Pending, Runtime, ToolCall
-from holdfast.testing import VirtualClock
+from keephold import Key, Pending, Runtime, ToolCall
+from keephold.testing import VirtualClock
 
 FAILED = {"status": "err", "payload": {"code": "no", "message": "Ann said no"}}
 

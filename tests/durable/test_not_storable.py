@@ -5,14 +5,14 @@ from pathlib import Path
 
 from tests.durable.lives import stored_in
 
-import holdfast
-from holdfast import Call, Question, Runtime, ToolCall
+import keephold
+from keephold import Call, Question, Runtime, ToolCall
 
 
 async def test_C9_a_question_that_cannot_be_stored_ends_the_call(tmp_path: Path) -> None:
     ended: list[bool] = []
 
-    @holdfast.tool
+    @keephold.tool
     async def asks(call: Call) -> str:
         try:
             await call.ask(Question(id="q", text="Which?", default=object()))
@@ -28,13 +28,13 @@ async def test_C9_a_question_that_cannot_be_stored_ends_the_call(tmp_path: Path)
 
 
 async def test_S3_a_code_that_is_no_text_is_stored_as_text(tmp_path: Path) -> None:
-    @holdfast.tool(actions=("spawn", "fetch"))
+    @keephold.tool(actions=("spawn", "fetch"))
     async def fails() -> str:
-        raise holdfast.ToolError("gone", code=404)  # type: ignore[arg-type]
+        raise keephold.ToolError("gone", code=404)  # type: ignore[arg-type]
 
     async with Runtime([fails], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
         await turn.run([ToolCall("1", "fails", {"action": "spawn", "id": "f"})])
         await rt.wait(all=["f"], conversation="main")
     async with Runtime([fails], store=stored_in(tmp_path)) as rt:
         (info,) = await rt.handles(conversation="main")
-        assert isinstance(info.outcome, holdfast.Error) and info.outcome.code == "404"
+        assert isinstance(info.outcome, keephold.Error) and info.outcome.code == "404"

@@ -9,9 +9,9 @@ from tests.turn.assistant import Assistant
 from tests.turn.calls import call, fetch, reply, spawn
 from tests.turn.puppets import Puppets, heard, hold, in_state, lines, nothing, over, start, told, waited_for
 
-import holdfast
-from holdfast import Call, NotificationPolicy, Runtime, Turn
-from holdfast.tools.base import OnTurnEnd
+import keephold
+from keephold import Call, NotificationPolicy, Runtime, Turn
+from keephold.tools.base import OnTurnEnd
 
 CRASHED = "The process that ran this call ended before the call did."
 
@@ -158,10 +158,10 @@ async def test_N3_an_open_question_is_news_again_after_a_crash(tmp_path: Path) -
     """Replayed, it asks again: nobody has answered."""
     url = stored_in(tmp_path)
 
-    @holdfast.tool(actions=("spawn", "fetch", "apply", "abort"), on_crash="replay", on_turn_end="keep")
+    @keephold.tool(actions=("spawn", "fetch", "apply", "abort"), on_crash="replay", on_turn_end="keep")
     async def deploy(call: Call) -> str:
         await go.wait()
-        return str(await call.ask(holdfast.Question(id="sure", text="Sure?")))
+        return str(await call.ask(keephold.Question(id="sure", text="Sure?")))
 
     go, tools = asyncio.Event(), [deploy, nothing]
     async with Runtime(tools, store=url) as rt, rt.turn("main") as turn:

@@ -7,19 +7,19 @@ import pytest
 from tests.durable.lives import approval, news, ok, only, parsed
 from tests.turn.calls import STATEFUL, call, fetch, opened, replies, reply, spawn, wait_all
 
-import holdfast
-from holdfast import Call, HoldfastError, Key, Pending, Runtime, ToolCall, TurnFailed
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, KeepholdError, Key, Pending, Runtime, ToolCall, TurnFailed
+from keephold.testing import VirtualClock
 
 TIMED_OUT = "pending tool completion timed out"
 
 
-@holdfast.tool(scheduling="serial")
+@keephold.tool(scheduling="serial")
 async def write() -> str:
     return "written"
 
 
-@holdfast.tool
+@keephold.tool
 async def slow(secs: float = 600) -> str:
     await asyncio.sleep(secs)
     return "slept"
@@ -63,7 +63,7 @@ async def test_D10_the_serial_lane_does_not_wait_for_it(clock: VirtualClock) -> 
     keys: list[Key] = []
     ran: list[float] = []
 
-    @holdfast.tool(scheduling="serial")
+    @keephold.tool(scheduling="serial")
     async def note() -> str:
         ran.append(clock.now())
         return "noted"
@@ -83,7 +83,7 @@ async def test_D10_a_parallel_call_that_parked_has_returned_for_the_serial_lane(
     keys: list[Key] = []
     ran: list[str] = []
 
-    @holdfast.tool(scheduling="serial")
+    @keephold.tool(scheduling="serial")
     async def note() -> str:
         ran.append("noted")
         return "noted"
@@ -149,7 +149,7 @@ async def test_D10_the_same_label_twice_in_a_batch(clock: VirtualClock) -> None:
 async def test_D10_park_after_is_for_parked_calls_only(clock: VirtualClock) -> None:
     """What still runs is waited for; when it parks after that time, it is answered at once."""
 
-    @holdfast.tool
+    @keephold.tool
     async def thinks(call: Call) -> Pending:
         await asyncio.sleep(50)
         await call.completion_key()
@@ -192,7 +192,7 @@ async def test_D10_a_tool_without_actions_can_be_awaited_once_it_is_a_handle(clo
 
 
 async def test_D11_fail_turn_fails_the_turn_whose_batch_waits(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, on_turn_end="await")
+    @keephold.tool(actions=STATEFUL, on_turn_end="await")
     async def server() -> str:
         await asyncio.sleep(600)
         return "never"
@@ -273,6 +273,6 @@ async def test_R6_on_memory_closing_answers_nothing_and_says_so(clock: VirtualCl
         turn = await rt.turn("main").__aenter__()
         batch = asyncio.create_task(turn.run([call("approve")]))
         await clock.advance(1)
-    with pytest.raises(HoldfastError) as caught:
+    with pytest.raises(KeepholdError) as caught:
         await batch
     assert caught.value.code == "runtime_closed"

@@ -9,9 +9,9 @@ import pytest
 from tests.durable.lives import HandClock, Story, journaled, ok, power_cut, stopped, stored_in, until
 from tests.turn.calls import STATEFUL, spawn
 
-import holdfast
-from holdfast import Call, Error, Key, Ok, Runtime, ToolError
-from holdfast.tools.function import FunctionTool
+import keephold
+from keephold import Call, Error, Key, Ok, Runtime, ToolError
+from keephold.tools.function import FunctionTool
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def story() -> Story:
 
 async def relive(
     tool: FunctionTool, story: Story, directory: Path, *, clock: HandClock | None = None, until_dead: float = 0
-) -> holdfast.HandleInfo:
+) -> keephold.HandleInfo:
     """Spawn the tool as `w`, cut the power where the story says, and see what the next life makes of it."""
     clock = clock or HandClock()
     store = stored_in(directory)
@@ -41,7 +41,7 @@ async def relive(
 async def test_E2_what_is_recorded_is_returned_and_not_done_again(tmp_path: Path, story: Story) -> None:
     attempts: list[int] = []
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> list[Any]:
         attempts.append(call.attempt)
         fx = call.durable()
@@ -58,7 +58,7 @@ async def test_E2_what_is_recorded_is_returned_and_not_done_again(tmp_path: Path
 async def test_E2_a_recorded_error_is_raised_again(tmp_path: Path, story: Story) -> None:
     error = ToolError("the till is locked", code="mine", transient=True)
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> list[Any]:
         fx = call.durable()
         told = []
@@ -76,7 +76,7 @@ async def test_E2_a_recorded_error_is_raised_again(tmp_path: Path, story: Story)
 
 
 async def test_E3_another_input_on_replay_is_a_conflict_and_nothing_runs(tmp_path: Path, story: Story) -> None:
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> None:
         fx = call.durable()
         await fx.run_json("same", {"a": 1, "b": [{}]}, story.step("same"))
@@ -90,7 +90,7 @@ async def test_E3_another_input_on_replay_is_a_conflict_and_nothing_runs(tmp_pat
 
 
 async def test_E3_the_order_of_the_keys_is_no_other_input(tmp_path: Path, story: Story) -> None:
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> Any:
         given = {"a": 1, "b": {"c": 2, "d": 3}} if call.attempt == 1 else {"b": {"d": 3, "c": 2}, "a": 1}
         made = await call.durable().run_json("step", given, story.step("step", "made"))
@@ -104,7 +104,7 @@ async def test_E3_the_order_of_the_keys_is_no_other_input(tmp_path: Path, story:
 async def test_E3_a_result_that_is_not_json_is_recorded_as_nothing(tmp_path: Path, story: Story) -> None:
     """The step failed, but not with an error of its function: the next life runs it again."""
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> Any:
         result = object() if call.attempt == 1 else "json"
         try:
@@ -119,7 +119,7 @@ async def test_E3_a_result_that_is_not_json_is_recorded_as_nothing(tmp_path: Pat
 async def test_E4_a_step_that_was_cut_off_runs_again_and_the_tool_can_see_that(tmp_path: Path, story: Story) -> None:
     seen: list[tuple[int, str]] = []
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> Any:
         fx = call.durable()
         await fx.run_json("before", None, story.step("before"))
@@ -139,7 +139,7 @@ async def test_E4_a_step_that_was_cut_off_runs_again_and_the_tool_can_see_that(t
 async def test_E4_a_step_costs_one_commit(tmp_path: Path, story: Story) -> None:
     commits: list[int] = []
 
-    @holdfast.tool(on_crash="replay")
+    @keephold.tool(on_crash="replay")
     async def work(call: Call) -> None:
         fx = call.durable()
         for n in range(5):
@@ -149,7 +149,7 @@ async def test_E4_a_step_costs_one_commit(tmp_path: Path, story: Story) -> None:
 
     async with Runtime([work], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
         store: Any = rt.registry.store
-        await turn.run([holdfast.ToolCall("1", "work")])
+        await turn.run([keephold.ToolCall("1", "work")])
     assert [after - before for before, after in pairwise(commits)] == [1] * 5
 
 
@@ -159,7 +159,7 @@ async def test_E4_a_step_costs_one_commit(tmp_path: Path, story: Story) -> None:
 async def test_E5_a_replay_sleeps_the_rest(tmp_path: Path, story: Story) -> None:
     clock, store = HandClock(), stored_in(tmp_path)
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> str:
         story.reached.set()
         await call.durable().sleep(3600)
@@ -179,7 +179,7 @@ async def test_E5_a_replay_sleeps_the_rest(tmp_path: Path, story: Story) -> None
 
 
 async def test_E5_a_sleep_whose_time_has_passed_is_over(tmp_path: Path, story: Story) -> None:
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> str:
         fx = call.durable()
         await fx.sleep(0.001 if call.attempt > 1 else 0)
@@ -196,7 +196,7 @@ async def test_E5_an_event_finds_the_call_in_whichever_life(tmp_path: Path, stor
     clock, store = HandClock(), stored_in(tmp_path)
     keys: list[Key] = []
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> Any:
         fx = call.durable()
         keys.append(await fx.external_event_key("approved"))
@@ -229,7 +229,7 @@ async def test_E5_an_event_finds_the_call_in_whichever_life(tmp_path: Path, stor
 
 
 async def test_E7_a_gather_replays_in_whatever_order_its_steps_are_reached(tmp_path: Path, story: Story) -> None:
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> Any:
         fx = call.durable()
         names = ["a", "b", "c", "d", "e"]

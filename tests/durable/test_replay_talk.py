@@ -8,8 +8,8 @@ import pytest
 from tests.durable.lives import Story, in_state, ok, power_cut, stopped, stored_in, until
 from tests.turn.calls import STATEFUL, TALKING, apply, reply, spawn
 
-import holdfast
-from holdfast import Call, Key, Ok, Pending, Question, Runtime, Turn
+import keephold
+from keephold import Call, Key, Ok, Pending, Question, Runtime, Turn
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ async def test_E10_an_answer_is_given_again(tmp_path: Path) -> None:
     store, asked = stored_in(tmp_path), list[str]()
     reached, dies = asyncio.Event(), [True]
 
-    @holdfast.tool(actions=TALKING, on_crash="replay")
+    @keephold.tool(actions=TALKING, on_crash="replay")
     async def work(call: Call) -> list[Any]:
         answers = []
         for id in ("name", "sure", "name"):
@@ -53,7 +53,7 @@ async def test_E10_an_answer_is_given_again(tmp_path: Path) -> None:
 async def test_E10_a_question_that_was_open_is_asked_again(tmp_path: Path) -> None:
     store = stored_in(tmp_path)
 
-    @holdfast.tool(actions=TALKING, on_crash="replay")
+    @keephold.tool(actions=TALKING, on_crash="replay")
     async def work(call: Call) -> Any:
         return await call.ask(Question(id="sure", text="Sure?", answer_type="Boolean"))
 
@@ -76,7 +76,7 @@ async def talk(turn: Turn, *lines: Any) -> None:
 async def test_E10_the_lines_already_taken_and_those_not_yet_read_come_again(tmp_path: Path, story: Story) -> None:
     store = stored_in(tmp_path)
 
-    @holdfast.tool(actions=TALKING, on_crash="replay")
+    @keephold.tool(actions=TALKING, on_crash="replay")
     async def work(call: Call) -> list[Any]:
         lines = [await call.input() for _ in range(2)]
         await story.cut_here()
@@ -104,7 +104,7 @@ async def test_E10_the_lines_already_taken_and_those_not_yet_read_come_again(tmp
 async def test_E10_an_input_that_was_closed_stays_closed(tmp_path: Path, story: Story) -> None:
     store = stored_in(tmp_path)
 
-    @holdfast.tool(actions=TALKING, on_crash="replay")
+    @keephold.tool(actions=TALKING, on_crash="replay")
     async def work(call: Call) -> list[Any]:
         lines = [await call.input()]
         with pytest.raises(EOFError):
@@ -126,7 +126,7 @@ async def test_E10_an_input_that_was_closed_stays_closed(tmp_path: Path, story: 
 async def test_E10_the_completion_key_is_the_same_and_the_replayed_call_parks(tmp_path: Path, story: Story) -> None:
     keys: list[Key] = []
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> Pending:
         keys.append(await call.completion_key())
         await story.cut_here()
@@ -147,7 +147,7 @@ async def test_E10_the_completion_key_is_the_same_and_the_replayed_call_parks(tm
 
 
 async def test_E8_E10_sleeps_and_process_events_are_numbered_and_appended_once(tmp_path: Path, story: Story) -> None:
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> str:
         fx = call.durable()
         await fx.emit_process_event("opened", {"attempt": call.attempt})

@@ -22,9 +22,9 @@ from tests.durable.lives import (
 )
 from tests.turn.calls import STATEFUL, abort, call, fetch, reply, spawn, wait_all
 
-import holdfast
-from holdfast import Call, ConfigError, Error, Key, Ok, OutputPolicy, Pending, Runtime, View
-from holdfast.tools.function import FunctionTool
+import keephold
+from keephold import Call, ConfigError, Error, Key, Ok, OutputPolicy, Pending, Runtime, View
+from keephold.tools.function import FunctionTool
 
 WIDE = OutputPolicy(dispatch=View(limit=1 << 23, max_lines=1 << 20), model=View(limit=1 << 23, max_lines=1 << 20))
 
@@ -92,11 +92,11 @@ async def test_D7_a_one_shot_call_that_was_let_go_of_survives(tmp_path: Path, en
     store = stored_in(tmp_path)
     approve = approval(keys)
     async with Runtime([approve], store=store) as rt, rt.turn("main") as turn:
-        await turn.run([holdfast.ToolCall("c1", "approve")], park_after=0.01)
+        await turn.run([keephold.ToolCall("c1", "approve")], park_after=0.01)
         cut = power_cut(store)
     async with Runtime([approve], store=cut if ending == "crash" else store) as rt, rt.turn("main") as turn:
         assert (await reply(turn, fetch("approve", "call:c1")))["parked"] is True
-        (response,) = await turn.run([holdfast.ToolCall("c1", "approve")], park_after=0.01)
+        (response,) = await turn.run([keephold.ToolCall("c1", "approve")], park_after=0.01)
         assert parsed(response)["id"] == "call:c1_2"
         await rt.resolve(keys[0], ok("yes"))
         assert (await stopped(rt, "call:c1")).outcome == Ok("yes")
@@ -122,7 +122,7 @@ async def crash_in(tool: FunctionTool, story: Story, directory: Path, clock: Han
 async def test_R1_fail_is_the_default_and_says_that_it_crashed(tmp_path: Path) -> None:
     story, ran = Story(), list[int]()
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work(call: Call) -> str:
         ran.append(call.attempt)
         await story.cut_here()
@@ -142,7 +142,7 @@ async def test_R1_a_key_of_a_call_that_crashed_is_resolved_by_that(tmp_path: Pat
     """D1: taking it is a commit; the call has ended since, and that is the answer."""
     story, keys = Story(), list[Key]()
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work(call: Call) -> Pending:
         keys.append(await call.completion_key())
         await story.cut_here()
@@ -157,7 +157,7 @@ async def test_R1_a_key_of_a_call_that_crashed_is_resolved_by_that(tmp_path: Pat
 
 
 def external(story: Story, keys: list[Key], key_first: bool = True) -> FunctionTool:
-    @holdfast.tool(actions=STATEFUL, on_crash="external", deadline_secs=600)
+    @keephold.tool(actions=STATEFUL, on_crash="external", deadline_secs=600)
     async def work(call: Call) -> Pending:
         if key_first:
             keys.append(await call.completion_key())
@@ -221,14 +221,14 @@ async def test_R1_external_that_returns_parks_on_the_terms_it_returns(tmp_path: 
 def test_R1_external_needs_a_deadline() -> None:
     with pytest.raises(ConfigError, match="deadline"):
 
-        @holdfast.tool(on_crash="external")
+        @keephold.tool(on_crash="external")
         async def work(call: Call) -> None: ...
 
 
 async def test_R1_calls_of_a_tool_nobody_has_stay_until_somebody_has_it(tmp_path: Path) -> None:
     story = Story()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> str:
         await story.cut_here()
         return f"attempt {call.attempt}"
@@ -248,7 +248,7 @@ async def test_R1_a_queued_call_whose_turn_is_over_never_starts(tmp_path: Path) 
     """B6: whoever awaits it is told. It was pending behind another serial one."""
     story, ran = Story(), list[str]()
 
-    @holdfast.tool(actions=STATEFUL, scheduling="serial")
+    @keephold.tool(actions=STATEFUL, scheduling="serial")
     async def work(call: Call) -> str:
         ran.append(call.id)
         await story.cut_here()
@@ -280,11 +280,11 @@ async def test_S5_results_and_output_are_readable_after_a_restart(
     clock, store = HandClock(), stored_in(tmp_path)
     text = "".join(f"line {n:09}\n" for n in range(size // 15))
 
-    @holdfast.tool(actions=STATEFUL, output=WIDE)
+    @keephold.tool(actions=STATEFUL, output=WIDE)
     async def work(call: Call) -> Any:
         call.emit(text)
         if stop == "fail":
-            raise holdfast.ToolError("it broke")
+            raise keephold.ToolError("it broke")
         if stop == "abort":
             await asyncio.sleep(600)
         if stop == "park":
@@ -345,7 +345,7 @@ async def test_S6_an_id_names_the_newest_handle_that_bore_it(tmp_path: Path, ste
     """Whatever the time of day was set to in between."""
     store, clock = stored_in(tmp_path), HandClock()
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work(n: int) -> int:
         return n
 
@@ -360,7 +360,7 @@ async def test_S6_an_id_names_the_newest_handle_that_bore_it(tmp_path: Path, ste
 
 async def test_S5_an_unknown_handle_is_not_found(tmp_path: Path) -> None:
     async with Runtime(store=stored_in(tmp_path)) as rt:
-        with pytest.raises(holdfast.ToolError) as caught:
+        with pytest.raises(keephold.ToolError) as caught:
             await rt.handle("nobody", conversation="main")
         assert caught.value.code == "handle_not_found"
 
@@ -369,7 +369,7 @@ async def test_C5_the_cursor_is_where_it_was(tmp_path: Path) -> None:
     """What a reply showed before the restart is not shown again; what is new is."""
     story, store = Story(), stored_in(tmp_path)
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work(call: Call) -> Pending:
         call.emit("first\n")
         await call.completion_key()

@@ -20,8 +20,8 @@ from tests.durable.lives import (
 )
 from tests.turn.calls import STATEFUL, abort, call, fetch, reply, spawn, wait_all
 
-import holdfast
-from holdfast import Call, HoldfastError, Key, Pending, Runtime, Tool, ToolCall, TurnFailed
+import keephold
+from keephold import Call, KeepholdError, Key, Pending, Runtime, Tool, ToolCall, TurnFailed
 
 
 class Cut:
@@ -66,31 +66,31 @@ async def cut_in(
 async def test_B9_finished_calls_as_recorded_others_by_how_far_they_came(tmp_path: Path) -> None:
     story, ran = Story(), list[str]()
 
-    @holdfast.tool
+    @keephold.tool
     async def quick(call: Call) -> dict[str, int]:
         ran.append(f"quick {call.attempt}")
         return {"n": 1}
 
-    @holdfast.tool
+    @keephold.tool
     async def fails(call: Call) -> str:
         ran.append(f"fails {call.attempt}")
-        raise holdfast.ToolError("no", code="mine")
+        raise keephold.ToolError("no", code="mine")
 
-    @holdfast.tool
+    @keephold.tool
     async def started(call: Call) -> str:
         ran.append(f"started {call.attempt}")
         await until(lambda: len(ran) == 4)
         await story.cut_here()
         return "never"
 
-    @holdfast.tool(on_crash="replay")
+    @keephold.tool(on_crash="replay")
     async def replays(call: Call) -> str:
         ran.append(f"replays {call.attempt}")
         if call.attempt == 1:
             await asyncio.sleep(600)
         return f"attempt {call.attempt}"
 
-    @holdfast.tool(scheduling="serial")
+    @keephold.tool(scheduling="serial")
     async def later(call: Call, n: int) -> int:
         ran.append(f"later {n}")
         return n
@@ -127,25 +127,25 @@ async def test_B9_the_open_batch_comes_first(tmp_path: Path) -> None:
     story, keys = Story(), list[Key]()
     approve = approval(keys)
 
-    @holdfast.tool
+    @keephold.tool
     async def dies() -> None:
         await story.cut_here()
 
     cut = await cut_in([approve, dies], [call("approve"), call("dies")], story, tmp_path, parks=1)
     async with Runtime([approve, dies], store=cut.store) as rt:
         turn = await rt.turn("main", resume=True).__aenter__()
-        with pytest.raises(HoldfastError) as caught:
+        with pytest.raises(KeepholdError) as caught:
             await turn.run([call("dies")])
         assert caught.value.code == "batch_open"
         resuming = asyncio.create_task(turn.resume())
         await asyncio.sleep(0.05)
-        with pytest.raises(HoldfastError) as caught:
+        with pytest.raises(KeepholdError) as caught:
             await turn.resume()
         assert not resuming.done()
         await rt.resolve(keys[0], ok("yes"))
         first, _ = await resuming
         assert first.result == "yes"
-        with pytest.raises(HoldfastError):
+        with pytest.raises(KeepholdError):
             await turn.resume()  # answered: there is no other
         await turn.end()
 
@@ -153,7 +153,7 @@ async def test_B9_the_open_batch_comes_first(tmp_path: Path) -> None:
 async def test_B9_a_turn_without_an_open_batch_can_be_taken_up_too(tmp_path: Path) -> None:
     store = stored_in(tmp_path)
 
-    @holdfast.tool
+    @keephold.tool
     async def quick() -> str:
         return "quick"
 
@@ -174,19 +174,19 @@ async def test_B9_spawned_handles_of_the_open_batch(tmp_path: Path) -> None:
     """A spawn that was made is answered by what has become of its handle; nothing is spawned twice."""
     story, ran = Story(), list[str]()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def server(call: Call) -> str:
         ran.append(f"server {call.attempt}")
         await call.durable().sleep(600)
         return "never"
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def worker(call: Call) -> str:
         ran.append(f"worker {call.attempt}")
         await asyncio.sleep(600)
         return "never"
 
-    @holdfast.tool
+    @keephold.tool
     async def dies() -> None:
         await story.cut_here()
 
@@ -215,7 +215,7 @@ async def test_D10_a_resumed_turn_waits_on_for_what_is_parked(tmp_path: Path, en
         await parked(rt, 2)
         if ending == "crash":
             store = power_cut(store)
-    with pytest.raises(HoldfastError) as caught:
+    with pytest.raises(KeepholdError) as caught:
         await batch
     assert caught.value.code == "runtime_closed" and "resume=True" in str(caught.value)
     async with Runtime(store=store) as rt:
@@ -233,7 +233,7 @@ async def test_D10_park_after_in_a_resumed_turn(tmp_path: Path) -> None:
     story, keys = Story(), list[Key]()
     approve = approval(keys)
 
-    @holdfast.tool
+    @keephold.tool
     async def dies() -> None:
         await story.cut_here()
 
@@ -249,7 +249,7 @@ async def test_D11_a_deadline_that_passed_while_nobody_ran_fails_the_turn_that_i
     story, clock = Story(), HandClock()
     strict = approval([], Pending(deadline=60, on_timeout="fail_turn"))
 
-    @holdfast.tool
+    @keephold.tool
     async def dies() -> None:
         await story.cut_here()
 
@@ -266,11 +266,11 @@ async def test_D11_a_deadline_that_passed_while_nobody_ran_fails_the_turn_that_i
 async def test_T5_a_turn_that_is_not_resumed_is_over_and_nothing_of_it_starts(tmp_path: Path) -> None:
     story, ran = Story(), list[str]()
 
-    @holdfast.tool
+    @keephold.tool
     async def dies() -> None:
         await story.cut_here()
 
-    @holdfast.tool(actions=STATEFUL, scheduling="serial")
+    @keephold.tool(actions=STATEFUL, scheduling="serial")
     async def later(call: Call) -> str:
         ran.append("later")
         return "later"
@@ -291,7 +291,7 @@ async def test_T5_a_turn_that_is_not_resumed_is_over_and_nothing_of_it_starts(tm
 async def test_T5_handles_of_a_dead_turn_come_under_the_next_one(tmp_path: Path) -> None:
     story = Story()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def busy(call: Call) -> str:
         await story.cut_here()
         await asyncio.sleep(600)
@@ -318,7 +318,7 @@ async def test_B9_a_resumed_turn_can_be_cancelled(tmp_path: Path) -> None:
     async def withdraw(key: Key, arguments: dict[str, Any]) -> None:
         called.append(arguments)
 
-    @holdfast.tool
+    @keephold.tool
     async def dies() -> None:
         await story.cut_here()
 
@@ -336,7 +336,7 @@ async def test_B9_a_resumed_turn_can_be_cancelled(tmp_path: Path) -> None:
 async def test_B9_a_resumed_batch_that_is_cut_off_again_is_resumed_again(tmp_path: Path) -> None:
     story, ran = Story(), list[int]()
 
-    @holdfast.tool(on_crash="replay")
+    @keephold.tool(on_crash="replay")
     async def work(call: Call) -> str:
         ran.append(call.attempt)
         await call.durable().run_json("once", None, story.step("once"))
@@ -353,7 +353,7 @@ async def test_B9_a_resumed_batch_that_is_cut_off_again_is_resumed_again(tmp_pat
             await until(lambda life=life: len(ran) == life)  # type: ignore[misc]
             await asyncio.sleep(0.05)
             store = power_cut(store)
-        with pytest.raises(HoldfastError):
+        with pytest.raises(KeepholdError):
             await resuming
     story.dies = False
     async with Runtime([work], store=store) as rt, rt.turn("main", resume=True) as turn:

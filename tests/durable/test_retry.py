@@ -10,10 +10,10 @@ import pytest
 from tests.durable.lives import START, HandClock, Story, approval, ok, only, power_cut, stopped, stored_in, until
 from tests.turn.calls import STATEFUL, abort, call, fetch, opened, reply, settings, spawn, wait_all
 
-import holdfast
-from holdfast import Call, Error, Key, Ok, Pending, RetryPolicy, Runtime, ToolError
-from holdfast.testing import VirtualClock
-from holdfast.tools.function import FunctionTool
+import keephold
+from keephold import Call, Error, Key, Ok, Pending, RetryPolicy, Runtime, ToolError
+from keephold.testing import VirtualClock
+from keephold.tools.function import FunctionTool
 
 Policy = Literal["never", "safe", "idempotent"]
 
@@ -26,7 +26,7 @@ def flaky(fails: int, retry: RetryPolicy | Policy, *, transient: bool = True, **
     """A tool that fails so many times before it succeeds."""
     TRIES.clear()
 
-    @holdfast.tool(**{"actions": STATEFUL, "retry": retry, **options})
+    @keephold.tool(**{"actions": STATEFUL, "retry": retry, **options})
     async def flaky(call: Call) -> str:
         TRIES.append(asyncio.get_running_loop().time())
         if call.attempt <= fails:
@@ -48,14 +48,14 @@ async def test_R5_never_is_the_default(clock: VirtualClock) -> None:
     async with opened(clock, [flaky(1, "never")]) as (_, turn):
         assert (await only(turn, call("flaky"))).result == "busy 1"
 
-    @holdfast.tool
+    @keephold.tool
     async def plain() -> None: ...
 
     assert plain.retry.policy == "never"
 
 
 async def test_R5_only_transient_errors_are(clock: VirtualClock) -> None:
-    @holdfast.tool(retry="idempotent", name="breaks")
+    @keephold.tool(retry="idempotent", name="breaks")
     async def breaks(call: Call) -> str:
         raise ValueError(str(call.attempt))
 
@@ -106,7 +106,7 @@ async def test_R5_between_attempts_it_is_running_and_says_when(clock: VirtualClo
 async def test_R5_the_idempotency_key_is_the_same_in_every_attempt(clock: VirtualClock) -> None:
     seen: list[tuple[int, str]] = []
 
-    @holdfast.tool(retry="idempotent")
+    @keephold.tool(retry="idempotent")
     async def pay(call: Call) -> str:
         seen.append((call.attempt, call.idempotency_key))
         if call.attempt < 3:
@@ -120,12 +120,12 @@ async def test_R5_the_idempotency_key_is_the_same_in_every_attempt(clock: Virtua
 
 
 async def test_R5_a_timeout_is_transient(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, timeout_secs=10, retry="safe")
+    @keephold.tool(actions=STATEFUL, timeout_secs=10, retry="safe")
     async def slow(call: Call) -> str:
         await asyncio.sleep(100 if call.attempt < 3 else 1)
         return f"done in {call.attempt}"
 
-    @holdfast.tool(timeout_secs=10, retry=RetryPolicy(policy="safe", max_attempts=2))
+    @keephold.tool(timeout_secs=10, retry=RetryPolicy(policy="safe", max_attempts=2))
     async def slower(call: Call) -> str:
         await asyncio.sleep(100)
         return "never"
@@ -137,7 +137,7 @@ async def test_R5_a_timeout_is_transient(clock: VirtualClock) -> None:
 
 
 async def test_R5_each_attempt_has_the_whole_timeout(clock: VirtualClock) -> None:
-    @holdfast.tool(timeout_secs=10, retry=RetryPolicy(policy="safe", base_delay_ms=60_000, max_delay_ms=60_000))
+    @keephold.tool(timeout_secs=10, retry=RetryPolicy(policy="safe", base_delay_ms=60_000, max_delay_ms=60_000))
     async def slow(call: Call) -> str:
         await asyncio.sleep(9)
         if call.attempt < 3:
@@ -151,7 +151,7 @@ async def test_R5_each_attempt_has_the_whole_timeout(clock: VirtualClock) -> Non
 async def test_R5_a_sync_function_is_tried_again(clock: VirtualClock) -> None:
     threads: list[str] = []
 
-    @holdfast.tool(retry=RetryPolicy(policy="safe", base_delay_ms=10))
+    @keephold.tool(retry=RetryPolicy(policy="safe", base_delay_ms=10))
     def sync(call: Call) -> str:
         threads.append(threading.current_thread().name)
         if call.attempt < 3:
@@ -181,7 +181,7 @@ async def test_R5_a_command_that_timed_out_is_run_again(tmp_path: Path) -> None:
 
 
 async def test_E10_an_attempts_output_follows_a_line(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, retry="safe")
+    @keephold.tool(actions=STATEFUL, retry="safe")
     async def prints(call: Call) -> str:
         call.emit(f"try {call.attempt}" + ("\n" if call.attempt == 1 else ""))
         if call.attempt < 3:
@@ -201,7 +201,7 @@ async def test_E10_an_attempts_output_follows_a_line(clock: VirtualClock) -> Non
 async def test_R5_a_retry_keeps_what_succeeded_and_forgets_what_failed(clock: VirtualClock) -> None:
     story = Story()
 
-    @holdfast.tool(on_crash="replay", retry="safe")
+    @keephold.tool(on_crash="replay", retry="safe")
     async def work(call: Call) -> Any:
         fx = call.durable()
         made = await fx.run_json("create", None, story.step("create", {"id": 1}))
@@ -218,7 +218,7 @@ async def test_R5_recorded_errors_are_replayed_after_a_crash(tmp_path: Path) -> 
     """The tool has seen the failure and gone on: after a crash it sees it again; only a retry forgets it."""
     story, store = Story(), stored_in(tmp_path)
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay", retry="safe")
+    @keephold.tool(actions=STATEFUL, on_crash="replay", retry="safe")
     async def work(call: Call) -> Any:
         fx = call.durable()
         try:
@@ -280,7 +280,7 @@ async def test_R5_an_aborted_call_is_not_tried_again(clock: VirtualClock) -> Non
     """Whatever the tool says about it."""
     tries: list[int] = []
 
-    @holdfast.tool(actions=STATEFUL, retry="idempotent")
+    @keephold.tool(actions=STATEFUL, retry="idempotent")
     async def stubborn(call: Call) -> str:
         tries.append(call.attempt)
         try:
@@ -333,12 +333,12 @@ async def test_R5_for_idempotent_too_crashes_come_to_an_end(tmp_path: Path) -> N
 CRASHED: list[int] = []
 
 
-async def after_a_crash(directory: Path, retry: RetryPolicy | Policy, lives: int = 1) -> holdfast.HandleInfo:
+async def after_a_crash(directory: Path, retry: RetryPolicy | Policy, lives: int = 1) -> keephold.HandleInfo:
     """What becomes of a call whose process dies under it in so many lives."""
     story, store, clock = Story(), stored_in(directory), HandClock()
     CRASHED.clear()
 
-    @holdfast.tool(actions=STATEFUL, retry=retry)
+    @keephold.tool(actions=STATEFUL, retry=retry)
     async def work(call: Call) -> str:
         CRASHED.append(call.attempt)
         await story.cut_here()

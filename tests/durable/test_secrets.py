@@ -10,9 +10,9 @@ from tests.durable.lives import power_cut, stopped, stored_in, until
 from tests.turn.calls import STATEFUL, TALKING, call, reply, spawn
 from tests.turn.people import Model, Person, attended
 
-import holdfast
-from holdfast import Call, Ok, Question, Runtime
-from holdfast.turn.prompts import Said
+import keephold
+from keephold import Call, Ok, Question, Runtime
+from keephold.turn.prompts import Said
 
 SECRET = "correct horse battery staple"
 
@@ -31,7 +31,7 @@ def stored(directory: Path, text: str) -> list[str]:
 async def test_Q4_a_secret_is_never_stored(tmp_path: Path, on_crash: Any, how: str) -> None:
     store, person, got = stored_in(tmp_path), Person(), list[str]()
 
-    @holdfast.tool(actions=TALKING, on_crash=on_crash)
+    @keephold.tool(actions=TALKING, on_crash=on_crash)
     async def login(call: Call) -> str:
         got.append(await call.ask(Question(id="password", text="Password?", answer_type="Text", secret=True)))
         return "logged in"
@@ -55,7 +55,7 @@ async def test_Q4_E10_a_secret_is_asked_again_after_a_crash(tmp_path: Path) -> N
     """It is not recorded, so a replay cannot know it."""
     store, got = stored_in(tmp_path), list[str]()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def login(call: Call) -> str:
         name = await call.ask(Question(id="name", text="Name?", answer_type="Text"))
         got.append(await call.ask(Question(id="password", text="Password?", answer_type="Text", secret=True)))

@@ -12,15 +12,15 @@ from tests.durable.lives import in_state, stored_in, until
 from tests.durable.streams import connected, path_of, wanting
 from tests.turn.calls import STATEFUL, TALKING, apply, reply, spawn
 
-import holdfast
-from holdfast import Call, OutputPolicy, Question, QuestionPolicy, Runtime, ToolError
-from holdfast.store.sqlite.bell import STREAM
-from holdfast.turn import frames
-from holdfast.turn.following import CHUNK
-from holdfast.turn.prompts import Decision, Prompt
+import keephold
+from keephold import Call, OutputPolicy, Question, QuestionPolicy, Runtime, ToolError
+from keephold.store.sqlite.bell import STREAM
+from keephold.turn import frames
+from keephold.turn.following import CHUNK
+from keephold.turn.prompts import Decision, Prompt
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def talk(call: Call) -> str:
     """Says what it is told, until that is `bye`."""
     call.emit("hello\n")
@@ -29,7 +29,7 @@ async def talk(call: Call) -> str:
     return "it was nice"
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def gush(call: Call, size: int) -> str:
     """Prints a lot, and is never held up by who reads it."""
     for start in range(0, size, 1 << 16):
@@ -51,7 +51,7 @@ async def test_C5_a_client_gets_what_was_printed_then_what_is_and_at_last_how_it
             await rt.send("t", "bye", conversation="main")
             heard = await client.everything()
         assert heard.end.handle == await rt.handle("t", conversation="main")
-        assert heard.end.handle.outcome == holdfast.Ok("it was nice")
+        assert heard.end.handle.outcome == keephold.Ok("it was nice")
         assert heard.end.offset == len("hello\nyou said Ada\n")
 
 
@@ -179,7 +179,7 @@ async def test_who_does_not_say_what_it_wants_is_told_so(tmp_path: Path, said: b
 
 
 async def test_R6_closing_the_runtime_tells_how_it_ended_or_that_it_goes_on(tmp_path: Path) -> None:
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def patient(call: Call) -> str:
         """Goes on in the next runtime."""
         await asyncio.Event().wait()
@@ -210,8 +210,8 @@ async def test_closing_does_not_wait_for_a_client_that_does_not_read(tmp_path: P
 # Sending
 
 
-def choosing(exclusive: bool = False) -> holdfast.Tool:
-    @holdfast.tool(actions=TALKING, questions={"which": QuestionPolicy(exclusive=exclusive)})
+def choosing(exclusive: bool = False) -> keephold.Tool:
+    @keephold.tool(actions=TALKING, questions={"which": QuestionPolicy(exclusive=exclusive)})
     async def choose(call: Call) -> str:
         """Asks for a colour."""
         kind = {"Select": {"options": ["red", "green"]}}
@@ -251,7 +251,7 @@ async def test_C6_an_answer_that_does_not_fit_is_refused_and_the_question_stays_
 
 @pytest.mark.parametrize(("typed", "answer"), [("yes", True), ("No", False), ("true", True), ("n", False)])
 async def test_Q1_yes_and_no_are_answers(tmp_path: Path, typed: str, answer: bool) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def sure(call: Call) -> bool:
         """Asks."""
         return bool(await call.ask(Question(id="sure", text="Sure?", answer_type="Boolean")))
@@ -286,7 +286,7 @@ async def test_attach_is_for_terminals(tmp_path: Path) -> None:
         await turn.run([spawn("talk", "t")])
         async with wanting(rt, "t", "attach", rows=24, cols=80) as client:
             refused = await client.refusal()
-        assert "`holdfast logs -f t`" in refused.message and "`holdfast send t`" in refused.message
+        assert "`keephold logs -f t`" in refused.message and "`keephold send t`" in refused.message
 
 
 async def never(prompt: Prompt) -> Decision:
@@ -308,7 +308,7 @@ async def test_Q4_an_exclusive_question_is_answered_by_whoever_sends_as_a_person
 
 
 async def test_K5_a_secret_is_taken_from_who_typed_it_unseen_and_is_nowhere_in_the_store(tmp_path: Path) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def log_in(call: Call) -> str:
         """Asks for a password."""
         word = await call.ask(Question(id="password", text="Password:", secret=True))

@@ -13,8 +13,8 @@ from tests.durable.lives import ok, only, parsed, stopped, stored_in, until
 from tests.durable.program import tools
 from tests.turn.calls import apply, fetch, reply
 
-from holdfast import Error, HoldfastError, Ok, Runtime
-from holdfast.turn import relay
+from keephold import Error, KeepholdError, Ok, Runtime
+from keephold.turn import relay
 
 ROOT = Path(__file__).parents[2]
 
@@ -122,7 +122,7 @@ async def test_B1_a_turn_is_open_while_its_process_lives_and_taken_over_when_it_
         Runtime(tools(tmp_path), store=stored_in(tmp_path)) as rt,
     ):
         for resume in (False, True):
-            with pytest.raises(HoldfastError) as caught:
+            with pytest.raises(KeepholdError) as caught:
                 await rt.turn("main", resume=resume).__aenter__()
             assert caught.value.code == "turn_open"
         async with rt.turn("other"):
@@ -133,7 +133,7 @@ async def test_B1_a_turn_is_open_while_its_process_lives_and_taken_over_when_it_
 
 
 async def test_R1_a_sweep_finds_who_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.upkeep.SWEEP_SECS", 0.1)
+    monkeypatch.setattr("keephold.upkeep.SWEEP_SECS", 0.1)
     async with (
         program(tmp_path, "spawn", "work") as running,
         Runtime(tools(tmp_path), store=stored_in(tmp_path)) as rt,

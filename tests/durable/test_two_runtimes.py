@@ -8,12 +8,12 @@ import pytest
 from tests.durable.lives import Story, approval, news, ok, only, parked, parsed, stopped, stored_in, until
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, fetch, reply, spawn, wait_all
 
-import holdfast
-from holdfast import Call, Error, HoldfastError, Key, Ok, Pending, Question, Runtime, Tool, ToolError
-from holdfast.store.sqlite import SqliteStore
+import keephold
+from keephold import Call, Error, KeepholdError, Key, Ok, Pending, Question, Runtime, Tool, ToolError
+from keephold.store.sqlite import SqliteStore
 
 
-@holdfast.tool(actions=TALKING, on_turn_end="keep")
+@keephold.tool(actions=TALKING, on_turn_end="keep")
 async def session(call: Call) -> str:
     call.emit("hello\n")
     while (line := await call.input()) != "ask":
@@ -22,14 +22,14 @@ async def session(call: Call) -> str:
     return f"sure: {sure}"
 
 
-@holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+@keephold.tool(actions=STATEFUL, on_turn_end="keep")
 async def slow(call: Call, secs: float = 0.3) -> str:
     call.emit("begun\n")
     await asyncio.sleep(secs)
     return "done"
 
 
-async def kept(rt: Runtime, *calls: holdfast.ToolCall) -> None:
+async def kept(rt: Runtime, *calls: keephold.ToolCall) -> None:
     """Spawn these in a turn that ends, so that another runtime may have the next one."""
     async with rt.turn("main") as turn:
         await turn.run(calls)
@@ -103,7 +103,7 @@ async def test_A7_an_await_of_a_parked_call_that_another_runtime_completes(tmp_p
 async def test_E5_an_event_that_comes_by_another_runtime(tmp_path: Path) -> None:
     keys: list[Key] = []
 
-    @holdfast.tool(on_crash="replay")
+    @keephold.tool(on_crash="replay")
     async def listens(call: Call) -> Any:
         fx = call.durable()
         keys.append(await fx.external_event_key("go"))
@@ -145,14 +145,14 @@ async def test_B1_one_turn_a_conversation_across_runtimes(tmp_path: Path) -> Non
     async with Runtime([slow], store=store) as one, Runtime([slow], store=store) as two:
         async with one.turn("main"):
             for rt in (one, two):
-                with pytest.raises(HoldfastError) as caught:
+                with pytest.raises(KeepholdError) as caught:
                     await rt.turn("main").__aenter__()
                 assert caught.value.code == "turn_open"
         async with two.turn("main") as turn:
             assert (await only(turn, call("slow", secs=0))).result == "done"
         entering = [rt.turn("race").__aenter__() for rt in (one, two)]
         raced = await asyncio.gather(*entering, return_exceptions=True)
-        assert sorted(isinstance(each, HoldfastError) for each in raced) == [False, True]
+        assert sorted(isinstance(each, KeepholdError) for each in raced) == [False, True]
 
 
 async def test_S6_an_id_that_is_active_in_another_runtime_is_active(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ async def test_E6_what_a_stale_owner_records_is_refused(tmp_path: Path) -> None:
     story, told = Story(), list[str]()
     store = stored_in(tmp_path)
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> Any:
         fx = call.durable()
         await fx.run_json("first", None, story.step("first"))
@@ -202,7 +202,7 @@ async def test_E6_what_a_stale_owner_records_is_refused(tmp_path: Path) -> None:
 
         try:
             return await fx.run_json("pay", None, pay)
-        except (HoldfastError, ToolError) as error:
+        except (KeepholdError, ToolError) as error:
             told.append(error.code)
             raise
 
@@ -227,7 +227,7 @@ async def test_E6_what_a_stale_owner_records_is_refused(tmp_path: Path) -> None:
 async def test_E6_two_that_recover_at_once_run_the_call_once(tmp_path: Path) -> None:
     story, store, ran = Story(), stored_in(tmp_path), list[int]()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call, n: int) -> int:
         ran.append(n)
         if story.dies:
@@ -249,10 +249,10 @@ async def test_E6_two_that_recover_at_once_run_the_call_once(tmp_path: Path) -> 
 async def test_M3_a_runtime_that_closes_hands_over_to_one_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.upkeep.SWEEP_SECS", 0.1)
+    monkeypatch.setattr("keephold.upkeep.SWEEP_SECS", 0.1)
     story, store = Story(), stored_in(tmp_path)
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> int:
         await story.cut_here()
         return call.attempt
@@ -272,7 +272,7 @@ async def test_M3_a_runtime_that_closes_hands_over_to_one_that_waits(
 async def test_D7_a_deadline_that_both_see_pass_is_one_end_and_one_piece_of_news(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.upkeep.SWEEP_SECS", 0.1)
+    monkeypatch.setattr("keephold.upkeep.SWEEP_SECS", 0.1)
     store, tools = stored_in(tmp_path), [approval([], Pending(deadline=0.4))]
     async with Runtime(tools, store=store) as one, Runtime(tools, store=store) as two, one.turn("main") as turn:
         await turn.run([spawn("approve", f"a{n}") for n in range(5)])
@@ -286,7 +286,7 @@ async def test_D7_a_deadline_that_both_see_pass_is_one_end_and_one_piece_of_news
 async def test_D5_keys_that_another_runtime_revokes(tmp_path: Path) -> None:
     keys: list[Key] = []
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def listens(call: Call) -> Any:
         fx = call.durable()
         keys.append(await fx.external_event_key("go"))
@@ -310,7 +310,7 @@ async def test_D5_keys_that_another_runtime_revokes(tmp_path: Path) -> None:
 async def test_T1_what_waits_in_effects_is_kept_by_the_turns_after_a_restart_too(tmp_path: Path) -> None:
     keys: list[Key] = []
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def listens(call: Call) -> Any:
         fx = call.durable()
         keys.append(await fx.external_event_key("go"))

@@ -9,11 +9,11 @@ import pytest
 from tests.durable.lives import HandClock, Story, power_cut, stopped, stored_in, until
 from tests.unit.waiting.calls import Caller
 
-import holdfast
-from holdfast import AgentRequest, Call, Runtime, ToolCall
-from holdfast.cli.store import without_tools
-from holdfast.handles.state import Running
-from holdfast.store.base import Parked, Parking, Record, Registered, Resolution
+import keephold
+from keephold import AgentRequest, Call, Runtime, ToolCall
+from keephold.cli.store import without_tools
+from keephold.handles.state import Running
+from keephold.store.base import Parked, Parking, Record, Registered, Resolution
 
 
 async def test_W8_created_here_waited_for_there_completed_here(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ async def test_D5_a_completion_before_it_is_parked_is_kept(tmp_path: Path) -> No
         result = await rt.durability.waits.complete(handle, Resolution("ok", 1))
         assert result.status == "accepted" and result.state is None
         (state,) = await registry.write((Parked(handle.uid, 1, Parking(), now),))
-        assert state.outcome == holdfast.Ok(1)
+        assert state.outcome == keephold.Ok(1)
 
 
 async def test_W8_handles_survive_and_time_out_while_nobody_runs(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ async def test_R1_an_agent_nobody_has_waits_for_who_has_it(tmp_path: Path) -> No
 async def test_W10_a_crash_resumes_a_workflow_at_its_step(tmp_path: Path) -> None:
     store, story = stored_in(tmp_path), Story()
 
-    @holdfast.tool
+    @keephold.tool
     async def note(what: str) -> str:
         story.did.append(what)
         if what == "second":
@@ -204,7 +204,7 @@ async def test_W10_a_crash_resumes_a_workflow_at_its_step(tmp_path: Path) -> Non
 async def test_R1_a_workflow_waits_for_who_has_its_tools(tmp_path: Path) -> None:
     store, story = stored_in(tmp_path), Story()
 
-    @holdfast.tool
+    @keephold.tool
     async def mine() -> str:
         await story.cut_here()
         return "went on"
@@ -228,7 +228,7 @@ async def test_R1_a_workflow_waits_for_who_has_its_tools(tmp_path: Path) -> None
 async def test_W10_a_workflow_of_an_unanswered_batch_does_not_wait_for_the_turn(tmp_path: Path) -> None:
     store, story = stored_in(tmp_path), Story()
 
-    @holdfast.tool
+    @keephold.tool
     async def hang() -> str:
         await story.cut_here()
         return "went on"

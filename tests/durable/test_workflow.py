@@ -13,9 +13,9 @@ from tests.durable.lives import HandClock, journaled, ok, power_cut, stopped, st
 from tests.durable.workflow_program import LINES, Around, flow_tool
 from tests.turn.calls import spawn
 
-import holdfast
-from holdfast import Call, Error, Ok, RetryPolicy, Runtime, ToolError
-from holdfast.tools.workflow import read_workflow, run_workflow
+import keephold
+from keephold import Call, Error, Ok, RetryPolicy, Runtime, ToolError
+from keephold.tools.workflow import read_workflow, run_workflow
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,7 +63,7 @@ async def test_W10_a_process_that_is_killed_again_and_again_does_every_step_once
 async def test_W10_a_step_costs_one_commit(tmp_path: Path) -> None:
     took: list[int] = []
 
-    @holdfast.tool(on_crash="replay")
+    @keephold.tool(on_crash="replay")
     async def measured(call: Call) -> None:
         given = read_workflow(workflow(*(transform(f"s{n}", "1") for n in range(10))))
         before = store.commits
@@ -72,7 +72,7 @@ async def test_W10_a_step_costs_one_commit(tmp_path: Path) -> None:
 
     async with Runtime([measured], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
         store: Any = rt.registry.store
-        await turn.run([holdfast.ToolCall("1", "measured")])
+        await turn.run([keephold.ToolCall("1", "measured")])
     assert took == [11]  # and one for when it began
 
 

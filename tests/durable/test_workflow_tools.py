@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.durable.lives import HandClock, ok, parked, power_cut, stopped, stored_in, until
 
-import holdfast
-from holdfast import Call, Error, Key, Ok, Pending, Runtime, ToolCall, ToolError
-from holdfast.tools.function import FunctionTool
+import keephold
+from keephold import Call, Error, Key, Ok, Pending, Runtime, ToolCall, ToolError
+from keephold.tools.function import FunctionTool
 
 EVENT = {"id": "then", "type": "wait", "config": {"event": "go"}}
 
@@ -49,7 +49,7 @@ async def attempt(rt: Runtime, id: str, number: int) -> None:
 
 
 def approval(keys: list[Key], **options: Any) -> FunctionTool:
-    @holdfast.tool(**options)
+    @keephold.tool(**options)
     async def approve(call: Call) -> Pending:
         keys.append(await call.completion_key())
         return Pending()
@@ -99,7 +99,7 @@ async def test_W10_R4_an_external_call_is_parked_and_waited_for(tmp_path: Path) 
     keys: list[Key] = []
     never = asyncio.Event()
 
-    @holdfast.tool(on_crash="external", deadline_secs=3600)
+    @keephold.tool(on_crash="external", deadline_secs=3600)
     async def order(call: Call) -> Pending:
         keys.append(await call.completion_key())
         await never.wait()
@@ -122,7 +122,7 @@ async def test_W10_R1_a_call_that_is_replayed_is_not_made_again(tmp_path: Path) 
     did: list[str] = []
     clock, store = HandClock(), stored_in(tmp_path)
 
-    @holdfast.tool(on_crash="replay")
+    @keephold.tool(on_crash="replay")
     async def slow(call: Call) -> str:
         async def once(_: Any) -> str:
             did.append(call.uid)
@@ -164,7 +164,7 @@ async def test_W10_R4_the_result_of_a_call_counts_if_only_the_record_of_its_step
 ) -> None:
     did: list[str] = []
 
-    @holdfast.tool
+    @keephold.tool
     async def note(fails: bool = False, transient: bool = False) -> int:
         did.append("note")
         if fails:
@@ -195,7 +195,7 @@ async def test_W10_a_call_that_went_with_its_process_is_made_again(tmp_path: Pat
     did: list[str] = []
     goes_on = asyncio.Event()
 
-    @holdfast.tool
+    @keephold.tool
     async def work(call: Call) -> str:
         did.append(call.id)
         await goes_on.wait()

@@ -17,10 +17,10 @@ from typing import Any
 
 from tests.turn.calls import STATEFUL
 
-import holdfast
-from holdfast import Call, Runtime, ToolCall, ToolError
-from holdfast.tools.function import FunctionTool
-from holdfast.tools.workflow import read_workflow, run_workflow
+import keephold
+from keephold import Call, Runtime, ToolCall, ToolError
+from keephold.tools.function import FunctionTool
+from keephold.tools.workflow import read_workflow, run_workflow
 
 Note = Callable[[dict[str, Any]], Any]
 
@@ -50,7 +50,7 @@ class Around:
 def flow_tool(note: Note, now: Callable[[], float], **options: Any) -> FunctionTool:
     """A tool that runs the workflow it is given."""
 
-    @holdfast.tool(name="flow", actions=STATEFUL, on_crash="replay", **options)
+    @keephold.tool(name="flow", actions=STATEFUL, on_crash="replay", **options)
     async def flow(call: Call, workflow: dict[str, Any]) -> Any:
         """Run a workflow."""
         return await run_workflow(read_workflow(workflow), call.durable(), Around(call, note), now=now)
@@ -115,7 +115,7 @@ async def main(store: str, directory: Path, kill_at: int) -> None:
             await turn.run([ToolCall("1", "flow", spawned)])
         await rt.wait(all=["w"], timeout=30, conversation="main")
         info = await rt.handle("w", conversation="main")
-        assert isinstance(info.outcome, holdfast.Ok), info
+        assert isinstance(info.outcome, keephold.Ok), info
         print(json.dumps(info.outcome.value), flush=True)
         await rt.close()
 

@@ -17,14 +17,14 @@ from tests.e2e.driver import PATIENCE
 from tests.e2e.place import Said
 from tests.turn.calls import STATEFUL, TALKING
 
-import holdfast
-from holdfast import Call, Question, QuestionPolicy, Runtime, ToolCall
-from holdfast.turn.prompts import Decision, Prompt
+import keephold
+from keephold import Call, Question, QuestionPolicy, Runtime, ToolCall
+from keephold.turn.prompts import Decision, Prompt
 
 ROOT = Path(__file__).parents[2]
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def talk(call: Call) -> str:
     """Says what it is told, in colour, until that is `bye` or its input is closed."""
     call.emit("hello\n")
@@ -36,20 +36,20 @@ async def talk(call: Call) -> str:
     return "it was nice"
 
 
-@holdfast.tool(actions=TALKING, questions={"which": QuestionPolicy(exclusive=True)})
+@keephold.tool(actions=TALKING, questions={"which": QuestionPolicy(exclusive=True)})
 async def choose(call: Call) -> str:
     """Asks a person for a colour."""
     kind = {"Select": {"options": ["red", "green"]}}
     return f"painted {await call.ask(Question(id='which', text='Which colour?', answer_type=kind))}"
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def log_in(call: Call) -> str:
     """Asks for a password."""
     return f"{len(str(await call.ask(Question(id='password', text='Password:', secret=True))))} characters"
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def gush(call: Call, size: int) -> str:
     """Prints much more than it keeps."""
     for _ in range(size // 100):
@@ -65,7 +65,7 @@ async def never(prompt: Prompt) -> Decision:
 
 
 async def main(store: str) -> None:
-    shell = holdfast.terminal(["bash", "--norc", "--noprofile"], name="shell", env={"PS1": "$ "}, rows=20, cols=70)
+    shell = keephold.terminal(["bash", "--norc", "--noprofile"], name="shell", env={"PS1": "$ "}, rows=20, cols=70)
     async with Runtime([talk, choose, log_in, gush, shell], store=store, prompter=never) as rt, rt.turn("main") as turn:
         while line := await asyncio.to_thread(sys.stdin.readline):
             calls = [ToolCall(str(at), *call) for at, call in enumerate(json.loads(line))]
@@ -78,9 +78,9 @@ class Agent:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.environment = {**os.environ, "HOLDFAST_STORE": f"sqlite:///{directory}/work.db", "PYTHONPATH": str(ROOT)}
+        self.environment = {**os.environ, "KEEPHOLD_STORE": f"sqlite:///{directory}/work.db", "PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.agent", self.environment["HOLDFAST_STORE"]],
+            [sys.executable, "-m", "tests.e2e.agent", self.environment["KEEPHOLD_STORE"]],
             cwd=ROOT, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -121,7 +121,7 @@ class Agent:
         (answer,) = self.run((tool, {"action": "apply", "id": id, "input": input, **more}))
         return answer
 
-    def holdfast(self, *arguments: str, stdin: str = "") -> Said:
+    def keephold(self, *arguments: str, stdin: str = "") -> Said:
         """Run a command to its end."""
         code, out, err = forked.run(arguments, self.directory, self.environment, stdin, PATIENCE)
         assert "Traceback" not in err, err
@@ -130,13 +130,13 @@ class Agent:
     def raw(self, *arguments: str) -> bytes:
         """The bytes that a command prints."""
         return subprocess.check_output(
-            [sys.executable, "-m", "holdfast", *arguments], cwd=self.directory, env=self.environment, timeout=PATIENCE
+            [sys.executable, "-m", "keephold", *arguments], cwd=self.directory, env=self.environment, timeout=PATIENCE
         )
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         """Start a command."""
         return subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "holdfast", *arguments],
+            [sys.executable, "-W", "error", "-m", "keephold", *arguments],
             cwd=self.directory, env=self.environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip

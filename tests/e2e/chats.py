@@ -1,4 +1,4 @@
-"""A directory for chats: a configuration with tools, a script for the model, and real `holdfast chat` processes."""
+"""A directory for chats: a configuration with tools, a script for the model, and real `keephold chat` processes."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from tests.e2e.driver import PATIENCE, until
 from tests.e2e.panes import Pane
 from tests.e2e.place import Said
 
-from holdfast.store.sqlite import SqliteStore
+from keephold.store.sqlite import SqliteStore
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
@@ -65,11 +65,11 @@ class Chats:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        (directory / "holdfast.toml").write_text(CONFIG)
+        (directory / "keephold.toml").write_text(CONFIG)
         self.script()
-        ours = {key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "EDITOR"))}
+        ours = {key: value for key, value in os.environ.items() if not key.startswith(("KEEPHOLD_", "EDITOR"))}
         self.environment = {
-            **ours, "HOLDFAST_STORE": f"sqlite:///{directory}/work.db", "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"
+            **ours, "KEEPHOLD_STORE": f"sqlite:///{directory}/work.db", "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"
         }  # fmt: skip
 
     def script(self, *says: dict[str, Any], of: str = "script") -> None:
@@ -99,7 +99,7 @@ class Chats:
 
     def start(self, *arguments: str, stdin: int = subprocess.PIPE) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "holdfast", "chat", *arguments],
+            [sys.executable, "-W", "error", "-m", "keephold", "chat", *arguments],
             cwd=self.directory, env=self.environment, start_new_session=True,
             stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -137,14 +137,14 @@ class ChatPane(Pane):
 
     @staticmethod
     def command(*arguments: str) -> str:
-        return " ".join((sys.executable, "-W", "error", "-m", "holdfast", *arguments))
+        return " ".join((sys.executable, "-W", "error", "-m", "keephold", *arguments))
 
     def processes(self) -> list[psutil.Process]:
         """The chats that run here."""
         found = []
         for process in psutil.process_iter(["cmdline", "cwd"]):
             here = process.info["cwd"] == str(self._directory)
-            if here and (process.info["cmdline"] or [])[3:6] == ["-m", "holdfast", "chat"]:
+            if here and (process.info["cmdline"] or [])[3:6] == ["-m", "keephold", "chat"]:
                 found.append(process)
         return found
 

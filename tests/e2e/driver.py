@@ -1,7 +1,7 @@
-"""A real `holdfast turn` process to talk to: write a line, read a line, with a bounded wait.
+"""A real `keephold turn` process to talk to: write a line, read a line, with a bounded wait.
 
 Whatever the process starts inherits a token in its environment. By it `survivors` finds what is left of a turn without
-asking holdfast: the tools, what they forked, the guard, and the process itself.
+asking keephold: the tools, what they forked, the guard, and the process itself.
 """
 
 import json
@@ -20,7 +20,7 @@ import psutil
 
 PATIENCE = 20.0
 """Seconds after which a turn that says nothing is a failure. Two busy cores make everything slow now and then."""
-_TOKEN = "HOLDFAST_E2E_TOKEN"
+_TOKEN = "KEEPHOLD_E2E_TOKEN"
 
 
 class Answer:
@@ -43,10 +43,10 @@ class Answer:
 
 
 class TurnProcess:
-    """One `holdfast turn`. Calls are pairs of a tool's name and its arguments; they are labelled by their place."""
+    """One `keephold turn`. Calls are pairs of a tool's name and its arguments; they are labelled by their place."""
 
     def __init__(self, config: str, directory: Path) -> None:
-        path = directory / "holdfast.toml"
+        path = directory / "keephold.toml"
         path.write_text(config)
         self.directory = directory
         self._token = secrets.token_hex(8)
@@ -54,7 +54,7 @@ class TurnProcess:
         self._buffer = bytearray()
         with self._complaints.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "holdfast", "turn", "--config", str(path)],
+                [sys.executable, "-W", "error", "-m", "keephold", "turn", "--config", str(path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -138,7 +138,7 @@ class TurnProcess:
         """No process, no word on stderr, no file of its own, once it has ended."""
         until(lambda: not self.survivors(), within, lambda: f"left behind: {self.survivors()}")
         assert self.complaints() == ""
-        left = [path for path in self.directory.glob("holdfast-*") if path.name != f"holdfast-{os.getuid()}"]
+        left = [path for path in self.directory.glob("keephold-*") if path.name != f"keephold-{os.getuid()}"]
         assert left == []
 
     def close(self) -> None:

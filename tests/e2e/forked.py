@@ -1,4 +1,4 @@
-"""`holdfast …` in a process of its own that does not begin with importing everything: a fork of this one.
+"""`keephold …` in a process of its own that does not begin with importing everything: a fork of this one.
 
 Its arguments, directory, environment, standard streams and exit code are real. How a program begins and ends, and what
 signals do to it, is for tests that start one.
@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-import holdfast.cli
+import keephold.cli
 
 
 def run(
@@ -46,7 +46,7 @@ def run(
         process.join()
         code = process.exitcode
         process.close()
-        assert not late and code is not None, f"holdfast {' '.join(arguments)} did not end within {patience:g} s"
+        assert not late and code is not None, f"keephold {' '.join(arguments)} did not end within {patience:g} s"
         return code, _read(out), _read(err)
 
 
@@ -57,8 +57,8 @@ def _read(file: IO[bytes]) -> str:
 
 @cache
 def _preload(command: str) -> None:
-    names = [module.name for module in pkgutil.iter_modules(holdfast.cli.__path__, "holdfast.cli.")]
-    names += ["holdfast.store.sqlite", *(("pydantic_ai", "tests.e2e.chat_model") if command == "chat" else ())]
+    names = [module.name for module in pkgutil.iter_modules(keephold.cli.__path__, "keephold.cli.")]
+    names += ["keephold.store.sqlite", *(("pydantic_ai", "tests.e2e.chat_model") if command == "chat" else ())]
     for name in names:
         importlib.import_module(name)
 
@@ -80,11 +80,11 @@ def _be(
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = ["holdfast", *arguments]
+    sys.argv = ["keephold", *arguments]
     sys.path.insert(0, str(directory))
     warnings.resetwarnings()
     warnings.simplefilter("error")
     logging.root.handlers.clear()  # pytest's
     logging.root.setLevel(logging.WARNING)
     sys.unraisablehook, threading.excepthook = sys.__unraisablehook__, threading.__excepthook__
-    holdfast.cli.main()
+    keephold.cli.main()

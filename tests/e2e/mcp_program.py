@@ -1,4 +1,4 @@
-"""An MCP server to be used by holdfast: `python mcp_program.py stdio`, or `… http PORT`, and `legacy` for the old era.
+"""An MCP server to be used by keephold: `python mcp_program.py stdio`, or `… http PORT`, and `legacy` for the old era.
 
 What it has done is noted, a line each, in the file that `MCP_NOTES` names: the tests see it from outside.
 """

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import holdfast
-from holdfast import Response, Runtime, ToolCall, Turn
-from holdfast.tools.remote.server import McpServer
+import keephold
+from keephold import Response, Runtime, ToolCall, Turn
+from keephold.tools.remote.server import McpServer
 
 PROGRAM = str(Path(__file__).with_name("mcp_program.py"))
 
@@ -30,9 +30,9 @@ class Server:
     def spec(self, name: str = "other", **options: Any) -> McpServer:
         options = {"run": "unattended", **options}
         if self.url is not None:
-            return holdfast.mcp_server(name, url=self.url, **options)
+            return keephold.mcp_server(name, url=self.url, **options)
         command = [sys.executable, PROGRAM, *self.words]
-        return holdfast.mcp_server(name, command=command, env=self.env, **options)
+        return keephold.mcp_server(name, command=command, env=self.env, **options)
 
     def noted(self) -> list[str]:
         return self.notes.read_text().splitlines() if self.notes.exists() else []

@@ -17,7 +17,7 @@ class Pane:
     """One window of one pane. `rows` and `cols` are what its shell has."""
 
     def __init__(self, directory: Path, environment: Mapping[str, str], rows: int = 15, cols: int = 60) -> None:
-        self._private = tempfile.TemporaryDirectory(prefix="holdfast-tmux-")
+        self._private = tempfile.TemporaryDirectory(prefix="keephold-tmux-")
         self._tmux = ["tmux", "-S", f"{self._private.name}/socket", "-f", "/dev/null"]
         shell = ["env", f"PS1={PROMPT}", "HISTFILE=", "bash", "--norc", "--noprofile"]
         self._run(

@@ -21,9 +21,9 @@ import msgspec
 from tests.e2e.driver import PATIENCE, until
 from tests.leaks import all_pids
 
-from holdfast.handles.question import AnswerType, Question
-from holdfast.tools.terminal.emulator import open_emulator
-from holdfast.turn.prompts import AskQuestion, DeliverResult, Prompt, RunTool
+from keephold.handles.question import AnswerType, Question
+from keephold.tools.terminal.emulator import open_emulator
+from keephold.turn.prompts import AskQuestion, DeliverResult, Prompt, RunTool
 
 _PROGRAM = Path(__file__).with_name("prompted.py")
 _ROWS, _COLUMNS = 40, 80

@@ -16,54 +16,54 @@ from tests.e2e.driver import PATIENCE, until
 
 WORKER = '''
 import asyncio, json, sys
-import holdfast
+import keephold
 
 gates = {}
 
 def say(**facts):
     print(json.dumps(facts), flush=True)
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"), timeout_secs=None)
-async def gate(call: holdfast.Call, name: str) -> str:
+@keephold.tool(actions=("spawn", "fetch", "abort"), timeout_secs=None)
+async def gate(call: keephold.Call, name: str) -> str:
     """Waits until it is told how to end."""
     call.emit(f"{name} is shut\\n")
     word = await gates.setdefault(name, asyncio.get_running_loop().create_future())
     if word == "fail":
-        raise holdfast.ToolError("the gate is broken", code="tool_error")
+        raise keephold.ToolError("the gate is broken", code="tool_error")
     return f"{name} is open"
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
-async def approve(call: holdfast.Call, what: str) -> holdfast.Pending:
+@keephold.tool(actions=("spawn", "fetch", "abort"))
+async def approve(call: keephold.Call, what: str) -> keephold.Pending:
     """Waits for somebody outside."""
     call.emit(f"asking for {what}\\x1b[31m\\n")
     say(keys={call.id: await call.completion_key()})
-    return holdfast.Pending(deadline=3600)
+    return keephold.Pending(deadline=3600)
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"), on_crash="replay")
-async def steps(call: holdfast.Call) -> str:
+@keephold.tool(actions=("spawn", "fetch", "abort"), on_crash="replay")
+async def steps(call: keephold.Call) -> str:
     """Does one thing, then waits for an event."""
     effects = call.durable()
     async def make(given):
         return {"made": given}
     async def burst(given):
-        raise holdfast.ToolError("a pipe has burst")
+        raise keephold.ToolError("a pipe has burst")
     await effects.run_json("make", 7, make)
     try:
         await effects.run_json("burst", 7, burst)
-    except holdfast.ToolError:
+    except keephold.ToolError:
         pass
     key = await effects.external_event_key("go:7")
     say(keys={call.id: key})
     return await effects.await_event_json(key)
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"))
-async def asking(call: holdfast.Call) -> str:
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"))
+async def asking(call: keephold.Call) -> str:
     """Asks a question."""
-    return str(await call.ask(holdfast.Question(id="sure", text="Really?", answer_type="Boolean")))
+    return str(await call.ask(keephold.Question(id="sure", text="Really?", answer_type="Boolean")))
 
 async def main():
     store, tools = sys.argv[1], [gate, approve, steps, asking]
-    async with holdfast.Runtime(tools, store=store) as rt:
+    async with keephold.Runtime(tools, store=store) as rt:
         turns = {}
         while line := await asyncio.to_thread(sys.stdin.readline):
             order = json.loads(line)
@@ -74,7 +74,7 @@ async def main():
             if turn is None:
                 turn = turns[order["conversation"]] = rt.turn(order["conversation"])
                 await turn.__aenter__()
-            calls = [holdfast.ToolCall(str(at), *call) for at, call in enumerate(order["calls"])]
+            calls = [keephold.ToolCall(str(at), *call) for at, call in enumerate(order["calls"])]
             if order.get("wait", True):
                 say(responses=[response.result for response in await turn.run(calls)])
             else:
@@ -160,21 +160,21 @@ class Place:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.directory = directory
         self._stack = stack
-        self._environment = {**os.environ, "HOLDFAST_STORE": "sqlite:///work.db"}
+        self._environment = {**os.environ, "KEEPHOLD_STORE": "sqlite:///work.db"}
 
     def worker(self) -> Worker:
         worker = Worker(self.directory)
         self._stack.callback(worker.kill)
         return worker
 
-    def holdfast(self, *arguments: str, stdin: str = "") -> Said:
+    def keephold(self, *arguments: str, stdin: str = "") -> Said:
         code, out, err = forked.run(arguments, self.directory, self._environment, stdin, PATIENCE)
         assert "Traceback" not in err, err
         return Said(code, out, err)
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "holdfast", *arguments],
+            [sys.executable, "-W", "error", "-m", "keephold", *arguments],
             cwd=self.directory,
             env=self._environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -183,7 +183,7 @@ class Place:
         return process
 
     def waiting(self, *arguments: str) -> "subprocess.Popen[str]":
-        """A `holdfast wait` that has the store open."""
+        """A `keephold wait` that has the store open."""
         before = self._present()
         process = self.start("wait", *arguments)
         until(lambda: self._present() - before or process.poll() is not None)

@@ -1,6 +1,6 @@
 """The program that tests of the prompter talk to: it has a terminal, and shows prompts there as it is told.
 
-Orders come as JSON lines on standard input, what came of them goes to standard output: the places of `holdfast turn`.
+Orders come as JSON lines on standard input, what came of them goes to standard output: the places of `keephold turn`.
 A task counts all the while, so that a test can see whether anything holds up the loop.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.cli.prompter import open_prompter
-from holdfast.turn.prompts import Decision, Prompt
+from keephold.cli.prompter import open_prompter
+from keephold.turn.prompts import Decision, Prompt
 
 
 class Order(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""A real `holdfast serve` on a store, for commands that ask it instead of the store."""
+"""A real `keephold serve` on a store, for commands that ask it instead of the store."""
 
 import os
 import re
@@ -28,9 +28,9 @@ def served(directory: Path, config: str = "", store: str = "work.db", **environm
     """A server on the store of a directory, with the tools of that configuration. The token is as it is printed."""
     (directory / "served.toml").write_text(config)
     process = subprocess.Popen(
-        [sys.executable, "-m", "holdfast", "serve", "--config", "served.toml", "--port", "0"],
+        [sys.executable, "-m", "keephold", "serve", "--config", "served.toml", "--port", "0"],
         cwd=directory,
-        env={**os.environ, "HOLDFAST_STORE": f"sqlite:///{store}", **environment},
+        env={**os.environ, "KEEPHOLD_STORE": f"sqlite:///{store}", **environment},
         stderr=subprocess.PIPE,
         text=True,
     )

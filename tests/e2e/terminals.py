@@ -19,8 +19,8 @@ from typing import Any
 
 from tests.e2e.driver import PATIENCE
 
-from holdfast import Response, Runtime, Tool, ToolCall, Turn, terminal
-from holdfast.turn.prompts import Prompter
+from keephold import Response, Runtime, Tool, ToolCall, Turn, terminal
+from keephold.turn.prompts import Prompter
 
 SCREENS = Path(__file__).with_name("screens")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -118,11 +118,11 @@ class Session:
     async def shows(self, name: str, as_seen: Callable[[Said], str] | None = None) -> Said:
         """Fetch the screen until it is that of the file; `as_seen` makes of it what is in the file.
 
-        With HOLDFAST_UPDATE_GOLDENS=1 the file is written: look at the difference before you keep it.
+        With KEEPHOLD_UPDATE_GOLDENS=1 the file is written: look at the difference before you keep it.
         """
         as_seen = as_seen or picture
         path = SCREENS / f"{name}.txt"
-        if os.environ.get("HOLDFAST_UPDATE_GOLDENS"):
+        if os.environ.get("KEEPHOLD_UPDATE_GOLDENS"):
             await asyncio.sleep(1.5)  # it may still be drawing, and there is nothing to compare with
             path.write_text(as_seen(await self.fetch("screen")))
         wanted = path.read_text()

@@ -1,4 +1,4 @@
-"""`holdfast attach`: a person in a terminal of their own takes over the terminal of an agent, and hands it back."""
+"""`keephold attach`: a person in a terminal of their own takes over the terminal of an agent, and hands it back."""
 
 import json
 import signal
@@ -34,7 +34,7 @@ def pane(agent: Agent) -> Iterator[Pane]:
 
 def attach(pane: Pane, *options: str) -> None:
     """Start the command, and wait until it is there."""
-    pane.type(" ".join((sys.executable, "-m", "holdfast", "attach", "sh", *options)))
+    pane.type(" ".join((sys.executable, "-m", "keephold", "attach", "sh", *options)))
     pane.until("detaches")
 
 
@@ -43,8 +43,8 @@ def client_of(agent: Agent) -> psutil.Process:
     (found,) = (
         process
         for process in psutil.process_iter(["cmdline", "environ"])
-        if (process.info["cmdline"] or [])[1:4] == ["-m", "holdfast", "attach"]
-        and (process.info["environ"] or {}).get("HOLDFAST_STORE") == agent.environment["HOLDFAST_STORE"]
+        if (process.info["cmdline"] or [])[1:4] == ["-m", "keephold", "attach"]
+        and (process.info["environ"] or {}).get("KEEPHOLD_STORE") == agent.environment["KEEPHOLD_STORE"]
     )
     return found
 
@@ -83,7 +83,7 @@ def test_while_a_person_drives_the_assistant_and_other_people_do_not(agent: Agen
     ((shown, _),) = agent.run(("shell", {"action": "fetch", "id": "sh"}))
     assert json.loads(shown)["driver"] == "person"
     with Pane(agent.directory, agent.environment, cols=100) as other:
-        other.type(f"{sys.executable} -m holdfast attach sh; echo exit code $?")
+        other.type(f"{sys.executable} -m keephold attach sh; echo exit code $?")
         other.until("exit code 2")
         assert "somebody has been driving terminal `sh` since 20" in other.screen
         attach(other, "--read-only")
@@ -148,13 +148,13 @@ def test_the_alternate_screen_is_shown_and_left(agent: Agent, pane: Pane) -> Non
 
 
 def test_a_person_without_a_terminal_cannot_attach(agent: Agent) -> None:
-    said = agent.holdfast("attach", "sh")
+    said = agent.keephold("attach", "sh")
     assert said.code == 2
-    assert "`holdfast logs -f` needs none" in said.err
+    assert "`keephold logs -f` needs none" in said.err
 
 
 def test_attach_is_for_terminals(agent: Agent, pane: Pane) -> None:
     agent.spawn("talk", "t")
-    pane.type(f"{sys.executable} -m holdfast attach t; echo exit code $?")
+    pane.type(f"{sys.executable} -m keephold attach t; echo exit code $?")
     pane.until("exit code 2")
     assert "is no terminal" in pane.screen

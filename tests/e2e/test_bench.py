@@ -1,4 +1,4 @@
-"""`holdfast bench` (L1): figures beside their raw limits, on a store of its own, which is gone afterwards."""
+"""`keephold bench` (L1): figures beside their raw limits, on a store of its own, which is gone afterwards."""
 
 import json
 import os
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast.cli import bench_figures, main
-from holdfast.cli.bench_figures import measured
+from keephold.cli import bench_figures, main
+from keephold.cli.bench_figures import measured
 
 NAMES = ["fsync", "step", "steps", "wake", "command"]
 
@@ -43,7 +43,7 @@ def test_L1_the_store_is_not_touched_and_nothing_is_left_beside_it(tmp_path: Pat
     said = bench(f"sqlite:///{path}")
     assert said.exit_code == 0, said.output
     head, *rows = said.stdout.splitlines()
-    assert head.split() == ["HOLDFAST", "RAW", "RATIO", "RAW", "IS"] and len(rows) == len(NAMES)
+    assert head.split() == ["KEEPHOLD", "RAW", "RATIO", "RAW", "IS"] and len(rows) == len(NAMES)
     assert str(tmp_path) in said.stderr
     assert path.read_bytes() == b"not a store" and list(tmp_path.iterdir()) == [path]
 
@@ -66,7 +66,7 @@ def test_L1_a_store_without_a_disk_or_a_directory_is_refused(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_L1_nothing_is_left_when_it_is_stopped(tmp_path: Path, number: int, code: int) -> None:
-    command = [sys.executable, "-m", "holdfast", "bench", "--store", f"sqlite:///{tmp_path / 'work.db'}"]
+    command = [sys.executable, "-m", "keephold", "bench", "--store", f"sqlite:///{tmp_path / 'work.db'}"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
         end = time.monotonic() + 30
         while not list(tmp_path.glob("*/ours.db")) and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""`holdfast chat` without a terminal: lines in, text or events out; and what it says when it cannot talk (G1, L3)."""
+"""`keephold chat` without a terminal: lines in, text or events out; and what it says when it cannot talk (G1, L3)."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.chats import Chats
 from tests.e2e.driver import PATIENCE, until
 
-from holdfast.agent.events import Event, Interjected, Text, TurnFinished, TurnStarted
+from keephold.agent.events import Event, Interjected, Text, TurnFinished, TurnStarted
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def chats(tmp_path: Path) -> Chats:
 
 
 def conversation_of(err: str) -> str:
-    line = next(line for line in err.splitlines() if line.startswith("Go on with: holdfast chat --conversation "))
+    line = next(line for line in err.splitlines() if line.startswith("Go on with: keephold chat --conversation "))
     return line.split()[-1]
 
 
@@ -72,7 +72,7 @@ def test_G1_nothing_that_is_piped_changes_no_prompt(chats: Chats, stdin: str) ->
 
 
 def test_the_command_that_goes_on_names_what_was_named(chats: Chats) -> None:
-    (chats.directory / "my config.toml").write_text((chats.directory / "holdfast.toml").read_text())
+    (chats.directory / "my config.toml").write_text((chats.directory / "keephold.toml").read_text())
     said = chats.chat("hi", "--config", "my config.toml", "--store", "sqlite:///other.db")
     assert " --config 'my config.toml' --store sqlite:///other.db\n" in said.err
 
@@ -225,9 +225,9 @@ def refused(chats: Chats, *arguments: str) -> str:
 
 
 def test_without_a_model_it_says_how_to_name_one(chats: Chats) -> None:
-    (chats.directory / "holdfast.toml").write_text("")
+    (chats.directory / "keephold.toml").write_text("")
     assert "[conversation.assistant]" in refused(chats)
-    (chats.directory / "holdfast.toml").unlink()
+    (chats.directory / "keephold.toml").unlink()
     assert "--model" in refused(chats)
 
 
@@ -242,13 +242,13 @@ def test_K5_a_key_that_is_missing_is_named(chats: Chats) -> None:
 
 
 def test_without_pydantic_ai_it_says_what_to_install(chats: Chats) -> None:
-    program = "import sys; sys.modules['pydantic_ai'] = None; from holdfast.cli import main; main(['chat', 'hi'])"
+    program = "import sys; sys.modules['pydantic_ai'] = None; from keephold.cli import main; main(['chat', 'hi'])"
     ran = subprocess.run(
         [sys.executable, "-c", program],
         cwd=chats.directory, env=chats.environment, capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert ran.returncode == 2
-    assert "pip install 'holdfast[agent]'" in ran.stderr
+    assert "pip install 'keephold[agent]'" in ran.stderr
     assert ran.stderr.count("\n") == 1
 
 

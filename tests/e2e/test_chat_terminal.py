@@ -1,4 +1,4 @@
-"""`holdfast chat` at a terminal: what a person sees and types (G1, L1)."""
+"""`keephold chat` at a terminal: what a person sees and types (G1, L1)."""
 
 import signal
 from collections.abc import Iterator
@@ -196,7 +196,7 @@ def test_B7_ctrl_c_cancels_the_turn_and_the_chat_goes_on(chats: Chats, pane: Cha
     pane.until("Something else.")
     pane.idle()
     pane.press("C-d")
-    pane.until("Go on with: holdfast chat --conversation c-")
+    pane.until("Go on with: keephold chat --conversation c-")
     pane.left()
 
 
@@ -216,8 +216,8 @@ def test_ctrl_c_stops_a_stream_and_a_second_one_leaves(chats: Chats, pane: ChatP
 
 def test_ctrl_c_twice_leaves_while_something_does_not_end(chats: Chats, pane: ChatPane) -> None:
     """A tool that ignores its end has two seconds; whoever leaves need not see that."""
-    config = (chats.directory / "holdfast.toml").read_text().replace('"echo $$ >>started;', "\"trap '' TERM; echo;")
-    (chats.directory / "holdfast.toml").write_text(config)
+    config = (chats.directory / "keephold.toml").read_text().replace('"echo $$ >>started;', "\"trap '' TERM; echo;")
+    (chats.directory / "keephold.toml").write_text(config)
     chats.script({"calls": [["gate", {}]]})
     pane.chat()
     pane.type("wait")
@@ -493,5 +493,5 @@ def test_B9_a_chat_that_was_killed_goes_on_in_the_middle_of_its_batch(chats: Cha
     assert (chats.directory / "started").read_text().count("\n") == 1
     pane.idle()
     pane.press("C-d")
-    pane.until("Go on with: holdfast chat --conversation main")
+    pane.until("Go on with: keephold chat --conversation main")
     pane.left()

@@ -1,4 +1,4 @@
-"""`holdfast check` on a real machine: agents and servers, permissions, ports, extras, each with what gets it right."""
+"""`keephold check` on a real machine: agents and servers, permissions, ports, extras, each with what gets it right."""
 
 import json
 import os
@@ -27,9 +27,9 @@ def check(
     """What is reported about this configuration; `without` is a module that is not installed. Unless `own_port` is
     False, it has a port that nobody else on this machine can have taken."""
     free = "\n[serve]\nport = 0\n" if own_port and "[serve]" not in text else ""
-    (directory / "holdfast.toml").write_text(text + free)
+    (directory / "keephold.toml").write_text(text + free)
     hidden = f"sys.modules[{without!r}] = None; " if without else ""
-    program = f"import sys; {hidden}from holdfast.cli import main; main(prog_name='holdfast')"
+    program = f"import sys; {hidden}from keephold.cli import main; main(prog_name='keephold')"
     done = subprocess.run(
         [sys.executable, "-c", program, "check", "--json"],
         cwd=directory, env={**environment(directory), **variables}, capture_output=True, text=True, timeout=60,
@@ -82,11 +82,11 @@ def test_M6_the_directory_of_a_server_must_be_there(tmp_path: Path) -> None:
 
 
 def test_L1_they_have_a_line_each_for_people(tmp_path: Path) -> None:
-    (tmp_path / "holdfast.toml").write_text(
+    (tmp_path / "keephold.toml").write_text(
         TOOL + "[agents.lost]\ncommand = 'no-such-agent'\n[mcp.servers.there]\nurl = 'https://example.org/mcp'\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast", "check"],
+        [sys.executable, "-m", "keephold", "check"],
         cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  ")]
@@ -106,7 +106,7 @@ def test_L1_an_extra_that_is_missing_is_noted_with_how_to_get_it(
 ) -> None:
     report = check(tmp_path, TOOL + text, without=module)
     assert report["ok"]
-    assert f"pip install 'holdfast[{extra}]'" in only(report, "notes")
+    assert f"pip install 'keephold[{extra}]'" in only(report, "notes")
 
 
 # Permissions
@@ -121,7 +121,7 @@ def test_K5_a_store_that_others_may_read_is_a_problem(tmp_path: Path) -> None:
     assert check(tmp_path, STORE)["ok"]
     store.chmod(0o640)
     problem = only(check(tmp_path, STORE))
-    assert problem.startswith(f"holdfast.toml:6: store.url: the store {store} may be read or written by other users")
+    assert problem.startswith(f"keephold.toml:6: store.url: the store {store} may be read or written by other users")
     assert problem.endswith(f": chmod 600 {store}")
 
 
@@ -131,8 +131,8 @@ def test_K5_a_token_that_others_may_read_is_a_problem(tmp_path: Path) -> None:
     assert only(check(tmp_path, STORE)).endswith(f"(whoever has it may do everything): chmod 600 {token}")
 
 
-def test_K5_what_holdfast_makes_itself_is_right(tmp_path: Path) -> None:
-    """The store, its token and the state directory as `holdfast serve` leaves them, under a careless umask."""
+def test_K5_what_keephold_makes_itself_is_right(tmp_path: Path) -> None:
+    """The store, its token and the state directory as `keephold serve` leaves them, under a careless umask."""
     before = os.umask(0o000)
     try:
         with served(tmp_path, TOOL, env={}):
@@ -143,7 +143,7 @@ def test_K5_what_holdfast_makes_itself_is_right(tmp_path: Path) -> None:
 
 
 def test_K5_a_state_directory_that_is_open_to_others_is_a_problem(tmp_path: Path) -> None:
-    directory = tmp_path / "state" / "holdfast"
+    directory = tmp_path / "state" / "keephold"
     directory.mkdir(0o755, parents=True)
     assert only(check(tmp_path, TOOL)).endswith(f"is open to other users of this machine: chmod 700 {directory}")
     directory.chmod(0o700)
@@ -174,7 +174,7 @@ def taken() -> Iterator[int]:
 def test_L1_a_port_that_is_taken_is_a_problem_that_names_who_has_it(tmp_path: Path, taken: int) -> None:
     problem = only(check(tmp_path, TOOL + f"[serve]\nport = {taken}\n"))
     assert problem.startswith(
-        f"holdfast.toml:6: serve.port: port {taken} of 127.0.0.1 is taken by process {os.getpid()} ("
+        f"keephold.toml:6: serve.port: port {taken} of 127.0.0.1 is taken by process {os.getpid()} ("
     )
     assert problem.endswith("; end that, or write another port")
 
@@ -185,7 +185,7 @@ def test_L1_the_port_that_serve_would_use_is_looked_at_also_if_the_file_has_none
             held.enter_context(socket.create_server(("127.0.0.1", 8420)))
         report = check(tmp_path, TOOL, own_port=False)
     assert report["ok"], "it may be there for something else"
-    assert only(report, "notes").startswith("`holdfast serve` could not start: port 8420 of 127.0.0.1 is taken by ")
+    assert only(report, "notes").startswith("`keephold serve` could not start: port 8420 of 127.0.0.1 is taken by ")
 
 
 def test_L1_a_port_that_is_free_is_fine(tmp_path: Path) -> None:
@@ -212,12 +212,12 @@ def test_K1_a_network_that_would_be_let_in_without_a_token_is_noted(tmp_path: Pa
     report = check(tmp_path, text)
     assert report["ok"], "a token may be given when it is served"
     note = only(report, "notes")
-    place = "holdfast.toml:6: serve.host: `holdfast serve` could not start: "
+    place = "keephold.toml:6: serve.host: `keephold serve` could not start: "
     assert note.startswith(f"{place}binding {host} lets the network in")
     serving = subprocess.run(
-        [sys.executable, "-m", "holdfast", "serve"],
+        [sys.executable, "-m", "keephold", "serve"],
         cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (serving.returncode, serving.stderr) == (2, f"Error: {note.removeprefix(place)}\n")
-    assert check(tmp_path, text, HOLDFAST_TOKEN="0123456789abcdef")["notes"] == []
+    assert check(tmp_path, text, KEEPHOLD_TOKEN="0123456789abcdef")["notes"] == []
     assert check(tmp_path, text.replace(host, "127.0.0.1"))["notes"] == []

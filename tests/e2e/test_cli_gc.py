@@ -1,4 +1,4 @@
-"""`holdfast gc`, `holdfast conversations` and `holdfast forget`, beside a process that works on the store (S5, L1)."""
+"""`keephold gc`, `keephold conversations` and `keephold forget`, beside a process that works on the store (S5, L1)."""
 
 import asyncio
 import os
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.e2e.place import Place, spawn
 
-from holdfast.store.base import Described, Op, Said
-from holdfast.store.sqlite import SqliteStore
+from keephold.store.base import Described, Op, Said
+from keephold.store.sqlite import SqliteStore
 
 OLD = 10 * 86_400
 
@@ -28,7 +28,7 @@ def over(place: Place) -> None:
     worker = place.worker()
     worker.run(spawn("gate", "g", name="g"), spawn("approve", "a", what="x"))
     worker.end("g")
-    place.holdfast("wait", "g")
+    place.keephold("wait", "g")
     assert worker.process.stdin is not None
     worker.process.stdin.close()  # which ends the worker
     worker.process.wait()
@@ -44,28 +44,28 @@ def end_turns(place: Place) -> None:
 
 def test_S5_gc_lets_go_of_what_is_old_and_says_what_went(place: Place) -> None:
     over(place)
-    untouched = place.holdfast("gc", "--dry-run", "--json").json
+    untouched = place.keephold("gc", "--dry-run", "--json").json
     assert (untouched["handles"], untouched["events"], untouched["dry_run"]) == (0, 0, True)  # a week is kept
-    would = place.holdfast("gc", "--before", "0s", "--dry-run", "--json").json
+    would = place.keephold("gc", "--before", "0s", "--dry-run", "--json").json
     assert (would["handles"], would["calls"]) == (1, 0)
     assert would["events"] > 0
-    assert len(place.holdfast("ps", "--all").rows) == 2  # and nothing went
-    said = place.holdfast("gc", "--before", "0s")
+    assert len(place.keephold("ps", "--all").rows) == 2  # and nothing went
+    said = place.keephold("gc", "--before", "0s")
     assert said.code == 0
     assert said.out.splitlines()[1] == "  1 handle, 0 one-shot calls"
-    assert [row[0] for row in place.holdfast("ps", "--all").rows] == ["a"]  # what is parked stays
-    again = place.holdfast("gc", "--before", "0s", "--json").json
+    assert [row[0] for row in place.keephold("ps", "--all").rows] == ["a"]  # what is parked stays
+    again = place.keephold("gc", "--before", "0s", "--json").json
     assert (again["handles"], again["calls"]) == (0, 0)
-    expired = place.holdfast("show", "g", "--conversation", "main")
+    expired = place.keephold("show", "g", "--conversation", "main")
     assert expired.code == 2 and "expired" in expired.err  # S5: a tombstone
 
 
 def test_gc_keeps_as_long_as_the_configuration_of_the_store_says(place: Place) -> None:
     over(place)
-    (place.directory / "holdfast.toml").write_text('[store]\nurl = "sqlite:///work.db"\nretention_secs = 0.001\n')
-    assert place.holdfast("gc", "--dry-run", "--json").json["handles"] == 1
-    (place.directory / "holdfast.toml").write_text('[store]\nurl = "sqlite:///other.db"\nretention_secs = 0.001\n')
-    assert place.holdfast("gc", "--dry-run", "--json").json["handles"] == 0
+    (place.directory / "keephold.toml").write_text('[store]\nurl = "sqlite:///work.db"\nretention_secs = 0.001\n')
+    assert place.keephold("gc", "--dry-run", "--json").json["handles"] == 1
+    (place.directory / "keephold.toml").write_text('[store]\nurl = "sqlite:///other.db"\nretention_secs = 0.001\n')
+    assert place.keephold("gc", "--dry-run", "--json").json["handles"] == 0
 
 
 def test_gc_removes_output_files_that_belong_to_nothing(place: Place) -> None:
@@ -75,9 +75,9 @@ def test_gc_removes_output_files_that_belong_to_nothing(place: Place) -> None:
     for file in (orphan, young):
         file.write_bytes(b"x" * 1000)
     os.utime(orphan, (time.time() - OLD, time.time() - OLD))
-    would = place.holdfast("gc", "--dry-run", "--json").json
+    would = place.keephold("gc", "--dry-run", "--json").json
     assert (would["files"], would["file_bytes"]) == (1, 1000) and orphan.exists()
-    assert place.holdfast("gc", "--json").json["files"] == 1
+    assert place.keephold("gc", "--json").json["files"] == 1
     assert not orphan.exists()
     assert young.exists()  # it may be of a call that is not written yet
 
@@ -89,26 +89,26 @@ def test_gc_vacuum_makes_the_file_smaller(place: Place) -> None:
         connection.execute("INSERT INTO ballast VALUES (zeroblob(4000000))")
         connection.execute("DROP TABLE ballast")
         connection.commit()
-    assert place.holdfast("gc", "--vacuum", "--json").json["bytes"] > 3_000_000
+    assert place.keephold("gc", "--vacuum", "--json").json["bytes"] > 3_000_000
     assert (place.directory / "work.db").stat().st_size < 1_000_000
-    assert len(place.holdfast("ps", "--all").rows) == 2  # nothing is lost
+    assert len(place.keephold("ps", "--all").rows) == 2  # nothing is lost
 
 
 def test_gc_refuses_an_age_before_all_time(place: Place) -> None:
     place.worker().run(spawn("gate", "g", name="g"))
-    refused = place.holdfast("gc", "--before", "1000000d")
+    refused = place.keephold("gc", "--before", "1000000d")
     assert refused.code == 2 and "100 years at most" in refused.err
-    assert "older than 19" in place.holdfast("gc", "--dry-run", "--before", "36500d").out
+    assert "older than 19" in place.keephold("gc", "--dry-run", "--before", "36500d").out
 
 
 @pytest.mark.parametrize("age", ["soon", "-1s", "1y", ""])
 def test_gc_refuses_an_age_that_is_none(place: Place, age: str) -> None:
-    refused = place.holdfast("gc", "--before", age)
+    refused = place.keephold("gc", "--before", age)
     assert refused.code == 2 and "an age such as" in refused.err
 
 
 def test_gc_does_not_vacuum_in_a_dry_run(place: Place) -> None:
-    assert "leave --vacuum out" in place.holdfast("gc", "--dry-run", "--vacuum").err
+    assert "leave --vacuum out" in place.keephold("gc", "--dry-run", "--vacuum").err
 
 
 # Conversations
@@ -119,19 +119,19 @@ def test_L1_conversations_are_listed_with_what_goes_on_in_them(place: Place) -> 
     worker.run(spawn("gate", "g", name="g"), spawn("approve", "a", what="x"), conversation="one")
     worker.run(spawn("gate", "h", name="h"), conversation="two")
     worker.end("g")
-    place.holdfast("wait", "g")
-    head, *_ = place.holdfast("conversations").out.splitlines()
+    place.keephold("wait", "g")
+    head, *_ = place.keephold("conversations").out.splitlines()
     assert head.split() == ["CONVERSATION", "TITLE", "HANDLES", "LIVE", "TURN", "CHANGED"]
-    assert [row[:5] for row in place.holdfast("conversations").rows] == [
+    assert [row[:5] for row in place.keephold("conversations").rows] == [
         ["one", "-", "2", "1", "open"],
         ["two", "-", "1", "1", "open"],
     ]
     worker.process.kill()
     worker.process.wait()
-    assert [row[4] for row in place.holdfast("conversations").rows] == ["open, owner gone"] * 2
-    first = place.holdfast("conversations", "--limit", "1", "--json")
+    assert [row[4] for row in place.keephold("conversations").rows] == ["open, owner gone"] * 2
+    first = place.keephold("conversations", "--limit", "1", "--json")
     assert first.json["id"] == "one" and "there are more" in first.err
-    assert place.holdfast("conversations", "--after", "one", "--json").json["id"] == "two"
+    assert place.keephold("conversations", "--after", "one", "--json").json["id"] == "two"
 
 
 async def say(path: Path, *ops: Op) -> None:
@@ -156,13 +156,13 @@ def test_forget_lets_go_of_what_was_said_and_of_nothing_else(place: Place) -> No
             Said("talk", "t", time.time(), lines),
         )
     )
-    assert [row[:4] for row in place.holdfast("conversations").rows] == [
+    assert [row[:4] for row in place.keephold("conversations").rows] == [
         ["one", "A plan", "1", "1"],
         ["talk", "-", "0", "0"],  # also one that has nothing but words
     ]
-    asked = place.holdfast("forget", "one", stdin="\n")
+    asked = place.keephold("forget", "one", stdin="\n")
     assert asked.code == 1 and "gone for ever" in asked.err
-    assert place.holdfast("forget", "one", stdin="y\n").out == "2 lines of one forgotten\n"
-    assert place.holdfast("forget", "talk", "--yes", "--json").json == {"lines": 2}
-    assert [row[:3] for row in place.holdfast("conversations").rows] == [["one", "-", "1"]]
-    assert place.holdfast("ps", "--json").json["id"] == "g"
+    assert place.keephold("forget", "one", stdin="y\n").out == "2 lines of one forgotten\n"
+    assert place.keephold("forget", "talk", "--yes", "--json").json == {"lines": 2}
+    assert [row[:3] for row in place.keephold("conversations").rows] == [["one", "-", "1"]]
+    assert place.keephold("ps", "--json").json["id"] == "g"

@@ -1,4 +1,4 @@
-"""Commands with `--server`: the same words and the same exit codes as on the store, by way of a `holdfast serve` (L1).
+"""Commands with `--server`: the same words and the same exit codes as on the store, by way of a `keephold serve` (L1).
 
 Mostly the server has no tools of its own. What it is asked about, another process runs, and is reached through both.
 """
@@ -26,8 +26,8 @@ from tests.e2e.place import Place, Said, spawn
 from tests.e2e.servers import Served, served
 from tests.programs import needs
 
-from holdfast import HoldfastError
-from holdfast.control.remote import RemoteControl
+from keephold import KeepholdError
+from keephold.control.remote import RemoteControl
 
 
 class Remote(Place):
@@ -36,12 +36,12 @@ class Remote(Place):
     server: Served
 
     def there(self, *arguments: str, stdin: str = "") -> Said:
-        return self.holdfast(*arguments, "--server", self.server.url, stdin=stdin)
+        return self.keephold(*arguments, "--server", self.server.url, stdin=stdin)
 
     def same(self, *arguments: str) -> Said:
         """What the server says, which is what the store says."""
         said = self.there(*arguments)
-        here = self.holdfast(*arguments)
+        here = self.keephold(*arguments)
         assert (said.code, _timeless(said.out)) == (here.code, _timeless(here.out))
         return said
 
@@ -64,7 +64,7 @@ def test_L1_ps_and_show_say_of_a_server_what_they_say_of_its_store(place: Remote
     for arguments in (("ps",), ("ps", "--state", "parked"), ("ps", "--limit", "2"), ("show", "q"), ("show", "s")):
         assert place.same(*arguments).code == 0
     facts = [json.loads(line) for line in place.there("ps", "--json").out.splitlines()]
-    here = [json.loads(line) for line in place.holdfast("ps", "--json").out.splitlines()]
+    here = [json.loads(line) for line in place.keephold("ps", "--json").out.splitlines()]
     assert [{name: fact[name] for name in known} for fact, known in zip(facts, here, strict=True)] == here
     parked = place.there("show", "a", "--json").json
     assert parked["output"]["bytes"] == 18 and parked["output"]["tail"] == "asking for x\n"
@@ -117,7 +117,7 @@ def test_C7_abort_over_a_server(place: Remote) -> None:
     assert place.there("abort", "g") == (0, "g: aborted\n", "")
     assert place.there("abort", "g") == (0, "g: had stopped already\n", "")
     assert sorted(place.there("abort", "--all-in", "main").out.splitlines()) == ["a: aborted", "h: aborted"]
-    assert "(no live call in" in place.holdfast("ps").out
+    assert "(no live call in" in place.keephold("ps").out
 
 
 def test_C7_abort_of_all_in_a_conversation_without_a_name_ends_nothing(place: Remote) -> None:
@@ -127,7 +127,7 @@ def test_C7_abort_of_all_in_a_conversation_without_a_name_ends_nothing(place: Re
         assert refused.code == 2 and "Invalid value for '--all-in': it is empty" in refused.err
         listed = place.there("ps", "--conversation", name)
         assert (listed.code, listed.out) == (2, "")
-    assert place.holdfast("ps").rows[0][:3] == ["g", "gate", "running"]
+    assert place.keephold("ps").rows[0][:3] == ["g", "gate", "running"]
 
 
 def test_conversations_gc_and_forget_over_a_server(place: Remote) -> None:
@@ -160,15 +160,15 @@ def test_K5_the_token_is_that_of_the_environment_the_option_or_the_store_beside(
 
 
 def test_a_server_that_is_not_there_and_one_that_is_none_are_told_apart(place: Remote) -> None:
-    nobody = place.holdfast("ps", "--server", "http://127.0.0.1:1")
+    nobody = place.keephold("ps", "--server", "http://127.0.0.1:1")
     assert nobody.code == 2 and "no server answers at http://127.0.0.1:1" in nobody.err
-    assert "is no address of a server" in place.holdfast("ps", "--server", "work.db").err
-    assert "is the address right?" in place.holdfast("ps", "--server", f"{place.server.url}/nowhere").err
+    assert "is no address of a server" in place.keephold("ps", "--server", "work.db").err
+    assert "is the address right?" in place.keephold("ps", "--server", f"{place.server.url}/nowhere").err
 
 
 def test_K5_the_printed_address_opens_the_server_whatever_its_token_is_made_of(tmp_path: Path) -> None:
     token = "aaaaaaaa&b=c#d +e%41/?\"'"
-    with served(tmp_path, HOLDFAST_TOKEN=token) as server:
+    with served(tmp_path, KEEPHOLD_TOKEN=token) as server:
         opened = httpx2.get(f"{server.url}/?token={server.token}")
         assert opened.status_code == 303 and "set-cookie" in opened.headers
         assert httpx2.get(f"{server.url}/api/stats", headers={"Authorization": f"Bearer {token}"}).status_code == 200
@@ -213,16 +213,16 @@ async def call(server: Served, tool: str, arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize("over", ["server", "store"])
 def test_C6_the_stdin_of_a_command_is_closed(serving: Remote, over: str) -> None:
     asyncio.run(call(serving.server, "count", {"action": "spawn", "id": "c"}))
-    holdfast = serving.there if over == "server" else serving.holdfast
-    assert holdfast("send", "c", "a line").out == "c: running\n"
-    assert holdfast("send", "c", "--close") == (0, "c: stopped\n1\n", "")
+    keephold = serving.there if over == "server" else serving.keephold
+    assert keephold("send", "c", "a line").out == "c: running\n"
+    assert keephold("send", "c", "--close") == (0, "c: stopped\n1\n", "")
 
 
 async def test_C6_over_the_api_null_closes_and_nothing_is_nothing(serving: Remote) -> None:
     await call(serving.server, "count", {"action": "spawn", "id": "c"})
     async with RemoteControl(serving.server.url, serving.server.token) as remote:
         (fact,) = await remote.find(("c",), None)
-        with pytest.raises(HoldfastError, match="there is nothing to send"):
+        with pytest.raises(KeepholdError, match="there is nothing to send"):
             await remote.apply(fact["uid"])
         assert (await remote.apply(fact["uid"], None))["state"] == "stopped"
 
@@ -249,8 +249,8 @@ def test_a_terminal_of_the_server_is_followed_and_driven_and_lost_with_it(tmp_pa
         place.server = stack.enter_context(served(tmp_path, TOOLS))
         asyncio.run(call(place.server, "shell", {"action": "spawn", "id": "sh"}))
         following = place.start("logs", "-f", "sh", "--server", place.server.url)
-        pane = stack.enter_context(Pane(tmp_path, {**os.environ, "HOLDFAST_STORE": "sqlite:///work.db"}, cols=120))
-        pane.type(f"{sys.executable} -m holdfast attach sh --server {place.server.url}")
+        pane = stack.enter_context(Pane(tmp_path, {**os.environ, "KEEPHOLD_STORE": "sqlite:///work.db"}, cols=120))
+        pane.type(f"{sys.executable} -m keephold attach sh --server {place.server.url}")
         pane.until("detaches")
         pane.type("echo from the person: $((6 * 9))")
         pane.until("from the person: 54")
@@ -274,28 +274,28 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     needs("tmux", "bash")
     with Agent(tmp_path) as agent:
         agent.spawn("shell", "sh")
-        store = Path(agent.environment["HOLDFAST_STORE"].removeprefix("sqlite:///"))
+        store = Path(agent.environment["KEEPHOLD_STORE"].removeprefix("sqlite:///"))
         with served(tmp_path, store=str(store)) as server:
-            agent.environment["HOLDFAST_SERVER"] = server.url
+            agent.environment["KEEPHOLD_SERVER"] = server.url
             yield agent
 
 
 def test_logs_and_send_over_a_server(agent: Agent) -> None:
     agent.spawn("talk", "t")
-    assert agent.holdfast("send", "t", "hello").code == 0
-    until(lambda: "hello" in agent.holdfast("logs", "t").out)
-    raw = agent.holdfast("logs", "sh", "--raw")
+    assert agent.keephold("send", "t", "hello").code == 0
+    until(lambda: "hello" in agent.keephold("logs", "t").out)
+    raw = agent.keephold("logs", "sh", "--raw")
     assert "\x1b" in raw.out
-    cast = agent.holdfast("logs", "sh", "--cast", "-").out.splitlines()
+    cast = agent.keephold("logs", "sh", "--cast", "-").out.splitlines()
     assert json.loads(cast[0])["version"] == 2
-    assert agent.holdfast("logs", "nobody").code == 2
-    refused = agent.holdfast("send", "sh", "--key", "NO_SUCH_KEY")
+    assert agent.keephold("logs", "nobody").code == 2
+    refused = agent.keephold("send", "sh", "--key", "NO_SUCH_KEY")
     assert refused.code == 1 and "NO_SUCH_KEY" in refused.err
 
 
 def test_a_person_attaches_over_a_server_and_hands_back_by_leaving(agent: Agent) -> None:
     with Pane(agent.directory, agent.environment) as pane:
-        pane.type(f"{sys.executable} -m holdfast attach sh")
+        pane.type(f"{sys.executable} -m keephold attach sh")
         pane.until("detaches")
         pane.type("echo from the person: $((6 * 9)); stty size")
         pane.until("from the person: 54")
@@ -306,7 +306,7 @@ def test_a_person_attaches_over_a_server_and_hands_back_by_leaving(agent: Agent)
         pane.type("clear; stty size")
         pane.until("12 50")
         with Pane(agent.directory, agent.environment, cols=100) as other:
-            other.type(f"{sys.executable} -m holdfast attach sh; echo exit code $?")
+            other.type(f"{sys.executable} -m keephold attach sh; echo exit code $?")
             other.until("exit code 2")
             assert "somebody has been driving terminal `sh`" in other.screen
         pane.press("C-]")
@@ -316,15 +316,15 @@ def test_a_person_attaches_over_a_server_and_hands_back_by_leaving(agent: Agent)
 
 def test_a_client_that_is_killed_hands_the_terminal_back_through_the_server(agent: Agent) -> None:
     with Pane(agent.directory, agent.environment) as pane:
-        pane.type(f"{sys.executable} -m holdfast attach sh")
+        pane.type(f"{sys.executable} -m keephold attach sh")
         pane.until("detaches")
         assert agent.apply("shell", "sh", "\r")[1] == "driven_by_person"
-        assert agent.holdfast("ps").rows[0][0] == "sh"  # others are served meanwhile
+        assert agent.keephold("ps").rows[0][0] == "sh"  # others are served meanwhile
         (client,) = (
             process
             for process in psutil.process_iter(["cmdline", "environ"])
-            if (process.info["cmdline"] or [])[1:4] == ["-m", "holdfast", "attach"]
-            and (process.info["environ"] or {}).get("HOLDFAST_STORE") == agent.environment["HOLDFAST_STORE"]
+            if (process.info["cmdline"] or [])[1:4] == ["-m", "keephold", "attach"]
+            and (process.info["environ"] or {}).get("KEEPHOLD_STORE") == agent.environment["KEEPHOLD_STORE"]
         )
         client.kill()
         until(lambda: agent.apply("shell", "sh", "\r")[1] != "driven_by_person")

@@ -1,4 +1,4 @@
-"""`holdfast completion`: what a shell offers, asked as the shell asks; zsh and fish where they are installed."""
+"""`keephold completion`: what a shell offers, asked as the shell asks; zsh and fish where they are installed."""
 
 import os
 import shlex
@@ -14,7 +14,7 @@ from tests.e2e.panes import Pane
 from tests.e2e.place import Place, spawn
 from tests.programs import needs
 
-from holdfast.cli import COMMANDS
+from keephold.cli import COMMANDS
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -29,22 +29,22 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         worker.run(spawn("gate", "north", name="n"), spawn("gate", "south", name="s"), spawn("asking", "sure"))
         worker.run(spawn("gate", "far", name="f"), conversation="elsewhere")
         worker.end("n")
-        place.holdfast("wait", "north")
+        place.keephold("wait", "north")
         yield place
 
 
 def environment(**more: str) -> dict[str, str]:
     bin = Path(sys.executable).parent
-    return {**os.environ, "PATH": f"{bin}:{os.environ['PATH']}", "HOLDFAST_STORE": "sqlite:///work.db", **more}
+    return {**os.environ, "PATH": f"{bin}:{os.environ['PATH']}", "KEEPHOLD_STORE": "sqlite:///work.db", **more}
 
 
 def offered(place: Place, line: str, **more: str) -> list[str]:
     """What bash offers for the line, whose last word is being typed."""
     words = shlex.split(line) + ([""] if line.endswith(" ") else [])
     script = (
-        'eval "$(holdfast completion bash)"; '
+        'eval "$(keephold completion bash)"; '
         f"COMP_WORDS=({' '.join(map(shlex.quote, words))}); COMP_CWORD={len(words) - 1}; "
-        '_holdfast_completion holdfast; printf "%s\\n" "${COMPREPLY[@]}"'
+        '_keephold_completion keephold; printf "%s\\n" "${COMPREPLY[@]}"'
     )
     done = subprocess.run(
         ["bash", "--norc", "-c", script],
@@ -55,65 +55,65 @@ def offered(place: Place, line: str, **more: str) -> list[str]:
 
 
 def test_L_bash_completes_commands_and_options(place: Place) -> None:
-    assert offered(place, "holdfast ") == list(COMMANDS)
-    assert offered(place, "holdfast comp") == ["complete", "completion"]
-    assert "--state" in offered(place, "holdfast ps --st")
-    assert offered(place, "holdfast ps --state wa") == ["waiting"]
-    assert offered(place, "holdfast completion ") == list(SHELLS)
-    assert offered(place, "holdfast help comp") == ["complete", "completion"]
+    assert offered(place, "keephold ") == list(COMMANDS)
+    assert offered(place, "keephold comp") == ["complete", "completion"]
+    assert "--state" in offered(place, "keephold ps --st")
+    assert offered(place, "keephold ps --state wa") == ["waiting"]
+    assert offered(place, "keephold completion ") == list(SHELLS)
+    assert offered(place, "keephold help comp") == ["complete", "completion"]
 
 
 def test_L_bash_completes_handles_of_the_store(place: Place) -> None:
-    assert sorted(offered(place, "holdfast show ")) == ["far", "north", "south", "sure"]
-    assert sorted(offered(place, "holdfast logs -f s")) == ["south", "sure"]
-    assert sorted(offered(place, "holdfast wait south s")) == ["south", "sure"]
-    assert "north" not in offered(place, "holdfast send "), "it has stopped"
+    assert sorted(offered(place, "keephold show ")) == ["far", "north", "south", "sure"]
+    assert sorted(offered(place, "keephold logs -f s")) == ["south", "sure"]
+    assert sorted(offered(place, "keephold wait south s")) == ["south", "sure"]
+    assert "north" not in offered(place, "keephold send "), "it has stopped"
 
 
 def test_L_bash_completes_conversations_of_the_store(place: Place) -> None:
-    assert offered(place, "holdfast ps --conversation ") == ["elsewhere", "main"]
-    assert offered(place, "holdfast show --conversation m") == ["main"]
-    assert offered(place, "holdfast abort --all-in ") == ["elsewhere", "main"]
+    assert offered(place, "keephold ps --conversation ") == ["elsewhere", "main"]
+    assert offered(place, "keephold show --conversation m") == ["main"]
+    assert offered(place, "keephold abort --all-in ") == ["elsewhere", "main"]
     for words in ("revoke", "forget", "chat --conversation", "turn --conversation", "serve --conversation"):
-        assert offered(place, f"holdfast {words} e") == ["elsewhere"]
+        assert offered(place, f"keephold {words} e") == ["elsewhere"]
 
 
 def test_L_the_store_is_the_one_that_the_line_names(place: Place, tmp_path: Path) -> None:
     there = f"sqlite:///{place.directory}/work.db"
-    assert "far" in offered(place, f"holdfast show --store {there} ", HOLDFAST_STORE="sqlite:///none.db")
+    assert "far" in offered(place, f"keephold show --store {there} ", KEEPHOLD_STORE="sqlite:///none.db")
     (tmp_path / "below").mkdir()
-    (tmp_path / "holdfast.toml").write_text(f'[store]\nurl = "{there}"\n')
+    (tmp_path / "keephold.toml").write_text(f'[store]\nurl = "{there}"\n')
     below = Place(tmp_path / "below", ExitStack())
-    assert "far" in offered(below, "holdfast show ", HOLDFAST_STORE="")
+    assert "far" in offered(below, "keephold show ", KEEPHOLD_STORE="")
 
 
 @pytest.mark.parametrize("damage", ["no-such.db", "text.db"])
 def test_L_nothing_is_offered_and_nothing_said_where_there_is_no_store(place: Place, damage: str) -> None:
     (place.directory / "text.db").write_text("this is not a database, but rather long all the same" * 100)
-    assert offered(place, "holdfast show ", HOLDFAST_STORE=f"sqlite:///{damage}") == []
-    assert offered(place, "holdfast show ", HOLDFAST_STORE="memory:") == []
+    assert offered(place, "keephold show ", KEEPHOLD_STORE=f"sqlite:///{damage}") == []
+    assert offered(place, "keephold show ", KEEPHOLD_STORE="memory:") == []
     assert not (place.directory / "no-such.db").exists()
 
 
 def test_L_a_broken_configuration_is_no_word_of_ours(place: Place, tmp_path: Path) -> None:
-    (tmp_path / "holdfast.toml").write_text("[store\n")
-    assert offered(Place(tmp_path, ExitStack()), "holdfast show ", HOLDFAST_STORE="") == []
+    (tmp_path / "keephold.toml").write_text("[store\n")
+    assert offered(Place(tmp_path, ExitStack()), "keephold show ", KEEPHOLD_STORE="") == []
 
 
 def test_L_a_person_at_bash_presses_tab(place: Place) -> None:
     needs("tmux")
     with Pane(place.directory, environment(), cols=80) as pane:
-        pane.type('eval "$(holdfast completion bash)"; echo read$?')
+        pane.type('eval "$(keephold completion bash)"; echo read$?')
         pane.until("read0")
-        pane._run("send-keys", "-l", "holdfast show so")
+        pane._run("send-keys", "-l", "keephold show so")
         pane.press("Tab")
-        pane.until("holdfast show south")
+        pane.until("keephold show south")
         pane.press("C-u")
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_L_the_script_of_each_shell_is_one_it_reads(place: Place, shell: str) -> None:
-    said = place.holdfast("completion", shell)
+    said = place.keephold("completion", shell)
     assert said.code == 0
     assert f"{shell}_complete" in said.out
     if shutil.which(shell):
@@ -123,10 +123,10 @@ def test_L_the_script_of_each_shell_is_one_it_reads(place: Place, shell: str) ->
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_L_what_the_script_of_other_shells_asks_is_answered(place: Place, shell: str) -> None:
     """As their scripts ask it: words and number for zsh, words and what is being typed for fish."""
-    asked = {"_HOLDFAST_COMPLETE": f"{shell}_complete", "COMP_WORDS": "holdfast show so"}
+    asked = {"_KEEPHOLD_COMPLETE": f"{shell}_complete", "COMP_WORDS": "keephold show so"}
     asked["COMP_CWORD"] = "2" if shell == "zsh" else "so"
     done = subprocess.run(
-        ["holdfast"],
+        ["keephold"],
         cwd=place.directory, env=environment(**asked), capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stderr == ""
@@ -136,6 +136,6 @@ def test_L_what_the_script_of_other_shells_asks_is_answered(place: Place, shell:
 
 
 def test_a_shell_that_is_not_known_is_told_which_are(place: Place) -> None:
-    said = place.holdfast("completion", "tcsh")
+    said = place.keephold("completion", "tcsh")
     assert said.code == 2
     assert "'bash', 'zsh', 'fish'" in said.err

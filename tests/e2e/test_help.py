@@ -1,4 +1,4 @@
-"""`--help` of every command: what it says is complete, its examples are right, and `holdfast help` says the same."""
+"""`--help` of every command: what it says is complete, its examples are right, and `keephold help` says the same."""
 
 import re
 import shlex
@@ -8,15 +8,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from holdfast.cli import COMMANDS, GROUPS, main
-from holdfast.cli.pages import PAGES
+from keephold.cli import COMMANDS, GROUPS, main
+from keephold.cli.pages import PAGES
 
 EXAMPLES = [(name, line) for name in COMMANDS for _, line in PAGES[name].examples]
-FILES = ("batches.jsonl", "more.jsonl", "key", "project/holdfast.toml")
+FILES = ("batches.jsonl", "more.jsonl", "key", "project/keephold.toml")
 
 
 def run(*arguments: str) -> str:
-    result = CliRunner().invoke(main, arguments, prog_name="holdfast")
+    result = CliRunner().invoke(main, arguments, prog_name="keephold")
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -49,7 +49,7 @@ def test_an_example_is_a_command_that_is_understood(
     for file in FILES:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
-    (part,) = [part for part in re.split(r"[|<>]|&&|\$\(|\)", line) if re.match(r'\s*"?holdfast ', part)]
+    (part,) = [part for part in re.split(r"[|<>]|&&|\$\(|\)", line) if re.match(r'\s*"?keephold ', part)]
     _, called, *arguments = shlex.split(part)
     command = main.get_command(click.Context(main), called)
     assert command is not None
@@ -71,6 +71,6 @@ def test_help_alone_lists_the_commands_by_purpose() -> None:
 
 
 def test_help_of_an_unknown_command_names_the_nearest() -> None:
-    result = CliRunner().invoke(main, ["help", "tol"], prog_name="holdfast")
+    result = CliRunner().invoke(main, ["help", "tol"], prog_name="keephold")
     assert result.exit_code == 2
     assert "No such command `tol`. Did you mean `tools`?" in result.stderr

@@ -1,4 +1,4 @@
-"""`holdfast init`: its file works as it is and says everything, and its snippets are what clients read."""
+"""`keephold init`: its file works as it is and says everything, and its snippets are what clients read."""
 
 import json
 import re
@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from tests.e2e.driver import TurnProcess
 from tests.e2e.place import Place, Said
 
-from holdfast.config import load_config, model
+from keephold.config import load_config, model
 
-STARTER = Path(__file__).parents[2] / "src" / "holdfast" / "cli" / "starter.toml"
+STARTER = Path(__file__).parents[2] / "src" / "keephold" / "cli" / "starter.toml"
 
 TABLES: dict[str, type[BaseModel]] = {
     "conversation": model.ConversationSettings,
@@ -43,7 +43,7 @@ def place(tmp_path: Path) -> Any:
 
 
 def init(place: Place, *arguments: str) -> Said:
-    return place.holdfast("init", *arguments)
+    return place.keephold("init", *arguments)
 
 
 # The file
@@ -51,7 +51,7 @@ def init(place: Place, *arguments: str) -> Said:
 
 def test_L1_the_file_works_as_it_is(place: Place) -> None:
     assert init(place).code == 0
-    checked = place.holdfast("check", "--json")
+    checked = place.keephold("check", "--json")
     assert checked.code == 0, checked
     assert [(tool["name"], tool["source"], tool["found"]) for tool in checked.json["tools"]] == [
         ("list_files", "local", True),
@@ -64,8 +64,8 @@ def test_L2_its_command_runs_with_and_without_its_argument(tmp_path: Path) -> No
     process = TurnProcess(STARTER.read_text(), tmp_path)
     try:
         here, there = process.run(("list_files", {}), ("list_files", {"path": "here"}))
-        assert "holdfast.toml" in here.text
-        assert "holdfast.toml" not in there.text
+        assert "keephold.toml" in here.text
+        assert "keephold.toml" not in there.text
         assert not there.is_error
         process.run(("list_files", {"action": "spawn", "id": "files"}))
         process.finish()
@@ -129,9 +129,9 @@ def test_L1_the_next_steps_come_last(place: Place) -> None:
     here = init(place).out.splitlines()
     assert here[-5:-3] == ["Next:", ""]
     assert [line.split()[:2] for line in here[-3:]] == [
-        ["holdfast", "check"],
-        ["holdfast", "serve"],
-        ["holdfast", "init"],
+        ["keephold", "check"],
+        ["keephold", "serve"],
+        ["keephold", "init"],
     ]
     there = init(place, "a project").out.splitlines()
     assert there[-4] == f"    cd '{place.directory}/a project'"
@@ -141,7 +141,7 @@ def test_L1_the_next_steps_come_last(place: Place) -> None:
 
 
 def test_a_file_that_is_there_stays(place: Place) -> None:
-    file = place.directory / "holdfast.toml"
+    file = place.directory / "keephold.toml"
     file.write_text("# mine\n")
     said = init(place)
     assert said.code == 2
@@ -151,18 +151,18 @@ def test_a_file_that_is_there_stays(place: Place) -> None:
 
 
 def test_force_keeps_what_was_there_each_time(place: Place) -> None:
-    file = place.directory / "holdfast.toml"
+    file = place.directory / "keephold.toml"
     for text in ("# mine\n", "# mine again\n"):
         file.write_text(text)
         assert init(place, "--force").code == 0
         assert load_config(file).conversation.tools
-    assert (place.directory / "holdfast.toml.bak").read_text() == "# mine\n"
-    assert (place.directory / "holdfast.toml.bak1").read_text() == "# mine again\n"
+    assert (place.directory / "keephold.toml.bak").read_text() == "# mine\n"
+    assert (place.directory / "keephold.toml.bak1").read_text() == "# mine again\n"
 
 
 def test_a_directory_is_made_and_one_that_cannot_be_is_told(place: Place) -> None:
     assert init(place, "deep/down").code == 0
-    assert (place.directory / "deep" / "down" / "holdfast.toml").exists()
+    assert (place.directory / "deep" / "down" / "keephold.toml").exists()
     (place.directory / "file").touch()
     said = init(place, "file/below")
     assert said.code == 2
@@ -183,7 +183,7 @@ def test_snippets_alone_write_nothing(place: Place) -> None:
 
 def test_snippets_are_in_the_formats_that_clients_read(place: Place) -> None:
     said = init(place, "--json").json
-    assert said["config"] == str(place.directory / "holdfast.toml")
+    assert said["config"] == str(place.directory / "keephold.toml")
     assert (said["written"], said["kept"]) == (True, None)
     found = {(each["client"], each["face"], each["by"]): each for each in said["snippets"]}
     read = {
@@ -191,19 +191,19 @@ def test_snippets_are_in_the_formats_that_clients_read(place: Place) -> None:
         for key, each in found.items()
         if each["format"] != "lua"
     }
-    program = read["Claude Desktop", "mcp", "stdio"]["mcpServers"]["holdfast"]
+    program = read["Claude Desktop", "mcp", "stdio"]["mcpServers"]["keephold"]
     assert shutil.which(program["command"]) == program["command"]
     assert program["args"][-3:] == ["mcp", "--config", said["config"]]
-    assert read["VS Code", "mcp", "stdio"]["servers"]["holdfast"] == {"type": "stdio", **program}
-    assert read["Codex", "mcp", "stdio"]["mcp_servers"]["holdfast"] == program
-    assert read["Zed", "mcp", "stdio"]["context_servers"]["holdfast"] == {**program, "env": {}}
+    assert read["VS Code", "mcp", "stdio"]["servers"]["keephold"] == {"type": "stdio", **program}
+    assert read["Codex", "mcp", "stdio"]["mcp_servers"]["keephold"] == program
+    assert read["Zed", "mcp", "stdio"]["context_servers"]["keephold"] == {**program, "env": {}}
     serve = model.ServeSettings()
-    assert read["Claude Code", "mcp", "http"]["mcpServers"]["holdfast"] == {
+    assert read["Claude Code", "mcp", "http"]["mcpServers"]["keephold"] == {
         "type": "http",
         "url": f"http://{serve.host}:{serve.port}/mcp",
         "headers": {"Authorization": "Bearer YOUR_TOKEN"},
     }
-    agent = read["JetBrains IDEs", "acp", "stdio"]["agent_servers"]["holdfast"]
+    agent = read["JetBrains IDEs", "acp", "stdio"]["agent_servers"]["keephold"]
     assert agent["args"][-3:] == ["acp", "--config", said["config"]]
     assert f'command = "{agent["command"]}"' in found["Neovim (avante.nvim)", "acp", "stdio"]["text"]
 
@@ -213,7 +213,7 @@ def test_the_program_of_a_snippet_serves(place: Place) -> None:
     import subprocess
 
     (snippet, *_) = init(place, "--json").json["snippets"]
-    server = json.loads(snippet["text"])["mcpServers"]["holdfast"]
+    server = json.loads(snippet["text"])["mcpServers"]["keephold"]
     hello = {
         "jsonrpc": "2.0",
         "id": 1,
@@ -228,4 +228,4 @@ def test_the_program_of_a_snippet_serves(place: Place) -> None:
         [server["command"], *server["args"], "--store", f"sqlite:///{place.directory}/work.db"],
         cwd="/", input=json.dumps(hello) + "\n", capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
-    assert json.loads(done.stdout.splitlines()[0])["result"]["serverInfo"]["name"] == "holdfast"
+    assert json.loads(done.stdout.splitlines()[0])["result"]["serverInfo"]["name"] == "keephold"

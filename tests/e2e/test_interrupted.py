@@ -14,8 +14,8 @@ from tests.programs import needs
 )
 def test_L3_ctrl_c_at_a_question_is_130(tmp_path: Path, command: str, asked: str) -> None:
     needs("tmux", "bash")
-    with Pane(tmp_path, {**os.environ, "HOLDFAST_STORE": "sqlite:///work.db"}, cols=100) as pane:
-        pane.type(f"{sys.executable} -m holdfast {command}; echo code $?")
+    with Pane(tmp_path, {**os.environ, "KEEPHOLD_STORE": "sqlite:///work.db"}, cols=100) as pane:
+        pane.type(f"{sys.executable} -m keephold {command}; echo code $?")
         pane.until(asked)
         pane.press("C-c")
         pane.until("\ncode ")

@@ -1,4 +1,4 @@
-"""`holdfast logs`: what a handle has printed, from the process that runs it or from the store (C5, K4, O5, L)."""
+"""`keephold logs`: what a handle has printed, from the process that runs it or from the store (C5, K4, O5, L)."""
 
 import json
 import signal
@@ -22,20 +22,20 @@ RAW = "hello\nyou said \x1b[31mAda\x1b[0m\r\n"
 
 def test_C5_what_a_running_handle_printed_is_shown_without_controls_or_as_it_was(agent: Agent) -> None:
     agent.spawn("talk", "t")
-    agent.holdfast("send", "t", "Ada")
-    assert agent.holdfast("logs", "t").out == SAID
+    agent.keephold("send", "t", "Ada")
+    assert agent.keephold("logs", "t").out == SAID
     assert agent.raw("logs", "t", "--raw") == RAW.encode()
     assert agent.raw("logs", "t", "--raw", "--since", "10") == RAW[10:].encode()
 
 
 def test_C5_what_a_stopped_handle_printed_is_shown_from_the_store(agent: Agent) -> None:
     agent.spawn("talk", "t")
-    agent.holdfast("send", "t", "Ada")
-    agent.holdfast("send", "t", "bye")
+    agent.keephold("send", "t", "Ada")
+    agent.keephold("send", "t", "bye")
     agent.kill()
-    assert agent.holdfast("logs", "t").out == SAID
+    assert agent.keephold("logs", "t").out == SAID
     assert agent.raw("logs", "t", "--raw") == RAW.encode()
-    assert agent.holdfast("logs", "-f", "t").out == SAID
+    assert agent.keephold("logs", "-f", "t").out == SAID
 
 
 def test_C5_follow_goes_on_until_the_handle_stops(agent: Agent) -> None:
@@ -43,22 +43,22 @@ def test_C5_follow_goes_on_until_the_handle_stops(agent: Agent) -> None:
     with agent.start("logs", "-f", "t") as following:
         assert following.stdout is not None
         assert following.stdout.readline() == "hello\n"
-        agent.holdfast("send", "t", "Ada")
+        agent.keephold("send", "t", "Ada")
         assert following.stdout.readline() == "you said Ada\n"
-        agent.holdfast("send", "t", "bye")
+        agent.keephold("send", "t", "bye")
         assert (following.stdout.read(), following.wait(PATIENCE)) == ("", 0)
 
 
 def test_L3_json_has_the_text_with_its_offset_which_since_goes_on_from(agent: Agent) -> None:
     agent.spawn("talk", "t")
-    agent.holdfast("send", "t", "Ada")
-    agent.holdfast("send", "t", "bye")
-    pieces = [json.loads(line) for line in agent.holdfast("logs", "t", "--json").out.splitlines()]
+    agent.keephold("send", "t", "Ada")
+    agent.keephold("send", "t", "bye")
+    pieces = [json.loads(line) for line in agent.keephold("logs", "t", "--json").out.splitlines()]
     assert pieces[0]["offset"] == 0
     assert "".join(piece["text"] for piece in pieces) == SAID
     place = RAW.index("said")
     (last,) = [
-        json.loads(line) for line in agent.holdfast("logs", "t", "--json", "--since", str(place)).out.splitlines()
+        json.loads(line) for line in agent.keephold("logs", "t", "--json", "--since", str(place)).out.splitlines()
     ]
     assert last == {"offset": place, "text": "said Ada\n"}
 
@@ -92,7 +92,7 @@ def test_when_the_process_dies_that_is_told(agent: Agent) -> None:
         _, err = following.communicate(timeout=PATIENCE)
         assert following.returncode == 2
         assert "is gone" in err
-    afterwards = agent.holdfast("logs", "t")
+    afterwards = agent.keephold("logs", "t")
     assert afterwards.code == 0
     assert "is gone" in afterwards.err
 
@@ -101,7 +101,7 @@ def test_a_process_that_stands_still_is_not_waited_for_for_ever(agent: Agent) ->
     agent.spawn("talk", "t")
     agent.signal(signal.SIGSTOP)
     try:
-        said = agent.holdfast("logs", "t")
+        said = agent.keephold("logs", "t")
     finally:
         agent.signal(signal.SIGCONT)
     assert said.code == 2
@@ -111,7 +111,7 @@ def test_a_process_that_stands_still_is_not_waited_for_for_ever(agent: Agent) ->
 def test_a_terminals_lines_are_shown_as_they_were_to_be_read(agent: Agent) -> None:
     agent.spawn("shell", "sh")
     agent.apply("shell", "sh", "printf 'at 1%%\\rat 2%%\\n'; exit\r")
-    text, bytes_ = agent.holdfast("logs", "sh").out, agent.raw("logs", "sh", "--raw")
+    text, bytes_ = agent.keephold("logs", "sh").out, agent.raw("logs", "sh", "--raw")
     assert "at 2%\n" in text
     assert "at 1%" not in text.replace("printf 'at 1%%", "")
     assert b"at 1%\rat 2%\r\n" in bytes_
@@ -120,11 +120,11 @@ def test_a_terminals_lines_are_shown_as_they_were_to_be_read(agent: Agent) -> No
 def test_a_session_can_be_recorded_while_it_runs_and_afterwards(agent: Agent) -> None:
     agent.spawn("shell", "sh")
     agent.apply("shell", "sh", "echo $((6 * 7)) times\r")
-    header, *events = map(json.loads, agent.holdfast("logs", "sh", "--cast", "-").out.splitlines())
+    header, *events = map(json.loads, agent.keephold("logs", "sh", "--cast", "-").out.splitlines())
     assert (header["version"], header["width"], header["height"]) == (2, 70, 20)
     assert "42 times\r\n" in "".join(event[2] for event in events)
     agent.apply("shell", "sh", "exit\r")
-    assert agent.holdfast("logs", "sh", "--cast", "session.cast").out == ""
+    assert agent.keephold("logs", "sh", "--cast", "session.cast").out == ""
     recorded = [json.loads(line) for line in (agent.directory / "session.cast").read_text().splitlines()]
     assert recorded[0] == header
     assert "".join(event[2] for event in recorded[1:]) == agent.raw("logs", "sh", "--raw").decode()
@@ -135,8 +135,8 @@ def test_what_is_no_terminal_has_no_session_and_no_file_is_made(agent: Agent, st
     agent.spawn("talk", "t")
     if stopped:
         agent.apply("talk", "t", "bye")
-    said = agent.holdfast("logs", "t", "--cast", "session.cast")
+    said = agent.keephold("logs", "t", "--cast", "session.cast")
     assert said.code == 2
     assert "is no terminal" in said.err
     assert not (agent.directory / "session.cast").exists()
-    assert agent.holdfast("logs", "t", "--cast", "-", "--raw").code == 2
+    assert agent.keephold("logs", "t", "--cast", "-", "--raw").code == 2

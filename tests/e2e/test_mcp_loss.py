@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from tests.e2e.mcp_servers import Server, free_port, names, serving, start_http, until, using
 
-import holdfast
-from holdfast import Runtime, ToolCall
-from holdfast.tools.remote.server import McpServer
+import keephold
+from keephold import Runtime, ToolCall
+from keephold.tools.remote.server import McpServer
 
 
 def alive(pid: int) -> bool:
@@ -25,9 +25,9 @@ def alive(pid: int) -> bool:
 
 
 async def test_M6_a_server_that_is_not_there_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
-    missing = holdfast.mcp_server("missing", command=["/no/such/program"], env={"TOKEN": "hunter2-hunter2"})
+    missing = keephold.mcp_server("missing", command=["/no/such/program"], env={"TOKEN": "hunter2-hunter2"})
 
-    @holdfast.tool
+    @keephold.tool
     async def own() -> str:
         return "here"
 
@@ -41,20 +41,20 @@ async def test_M6_a_server_that_is_not_there_holds_nothing_up(caplog: pytest.Log
 
 async def test_M6_a_program_that_fails_is_quoted_without_its_secrets(caplog: pytest.LogCaptureFixture) -> None:
     script = "import os, sys; sys.exit('no access with ' + os.environ['TOKEN'])"
-    broken = holdfast.mcp_server("broken", command=[sys.executable, "-c", script], env={"TOKEN": "hunter2-hunter2"})
+    broken = keephold.mcp_server("broken", command=[sys.executable, "-c", script], env={"TOKEN": "hunter2-hunter2"})
     async with Runtime(servers=[broken]) as rt:
         assert await rt.connected() is False
     assert "its program said: no access with ***" in caplog.text and "hunter2" not in caplog.text
 
 
 async def test_M6_a_server_that_says_nothing_is_given_up_after_its_timeout() -> None:
-    silent = holdfast.mcp_server("silent", command=["sleep", "300"], timeout_secs=0.3)
+    silent = keephold.mcp_server("silent", command=["sleep", "300"], timeout_secs=0.3)
     async with Runtime(servers=[silent]) as rt:
         assert await rt.connected() is False
 
 
 async def test_M6_a_configured_tool_of_a_server_that_is_away_fails_with_a_transient_error(tmp_path: Path) -> None:
-    file = tmp_path / "holdfast.toml"
+    file = tmp_path / "keephold.toml"
     file.write_text(
         '[mcp.servers.away]\ncommand = "/no/such/program"\n'
         '[conversation.tools.theirs]\nsource = "mcp"\nserver = "away"\nrun = "unattended"\n'
@@ -89,7 +89,7 @@ async def test_M6_a_program_that_dies_in_a_call_gives_a_transient_error_and_is_s
 
 async def test_R5_a_call_that_lost_its_server_is_tried_again_if_that_is_safe(tmp_path: Path) -> None:
     with serving(tmp_path, "stdio", "modern") as server:
-        file = tmp_path / "holdfast.toml"
+        file = tmp_path / "keephold.toml"
         file.write_text(
             f"""
             [mcp.servers.other]
@@ -202,7 +202,7 @@ async def test_R2_a_server_dies_with_a_runtime_that_was_killed(tmp_path: Path) -
             sys.path.insert(0, {str(Path.cwd())!r})
             from pathlib import Path
             from tests.e2e.mcp_servers import Server, using
-            from holdfast import Runtime
+            from keephold import Runtime
 
             async def main():
                 async with Runtime(servers=[Server(Path({str(tmp_path)!r}), "stdio", "modern").spec()]) as rt:
@@ -224,7 +224,7 @@ async def test_R2_a_server_dies_with_a_runtime_that_was_killed(tmp_path: Path) -
 
 
 async def test_M6_names_that_clash_belong_to_the_first_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    @holdfast.tool
+    @keephold.tool
     async def echo(text: str) -> str:
         return f"ours: {text}"
 
@@ -242,7 +242,7 @@ async def test_M6_names_that_clash_belong_to_the_first_server(tmp_path: Path, ca
 async def test_M6_settings_of_single_tools_hold(tmp_path: Path) -> None:
     with serving(tmp_path, "stdio", "modern") as server:
         spec = server.spec()
-        file = tmp_path / "holdfast.toml"
+        file = tmp_path / "keephold.toml"
         file.write_text(
             f"""
             [conversation.tools."*"]
@@ -271,5 +271,5 @@ async def test_M6_settings_of_single_tools_hold(tmp_path: Path) -> None:
             assert say["description"] == "Ours." and set(say["parameters"]["properties"]) == {"text"}
             assert (await using(turn, "say", text="hello")).result == "hello"
             assert (await using(turn, "add", a=1, b=2)).code == "permission_denied"
-            os.environ["HOLDFAST_TEST_INHERITED"] = "1"
-            assert (await using(turn, "environment", name="HOLDFAST_TEST_INHERITED")).result == "(none)"
+            os.environ["KEEPHOLD_TEST_INHERITED"] = "1"
+            assert (await using(turn, "environment", name="KEEPHOLD_TEST_INHERITED")).result == "(none)"

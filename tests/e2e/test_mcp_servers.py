@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.mcp_servers import Server, names, serving, until, using
 
-from holdfast import AskQuestion, Runtime, Said, ToolCall
+from keephold import AskQuestion, Runtime, Said, ToolCall
 
 WAYS = [("stdio", "modern"), ("stdio", "legacy"), ("http", "modern"), ("http", "legacy")]
 

@@ -10,7 +10,7 @@ import pytest
 from tests.durable.lives import power_cut, stored_in
 from tests.e2e.mcp_servers import Server, serving, until, using
 
-from holdfast import AskQuestion, Error, Ok, Runtime, Said, ToolCall
+from keephold import AskQuestion, Error, Ok, Runtime, Said, ToolCall
 
 
 @pytest.fixture(params=["stdio", "http"])

@@ -18,7 +18,7 @@ command = "touch particular"
 parameters.path = { type = "string", required = true }
 
 [conversation.tools.missing]
-command = "holdfast-no-such-program"
+command = "keephold-no-such-program"
 
 [conversation.tools.toucher]
 command = ["touch", "{{ tool.arguments.path }}"]
@@ -34,7 +34,7 @@ command = "sleep 300"
     [
         ("guarded", ["permission", 'run = "unattended"', "[conversation.tools.guarded]"]),
         ("particular", ["missing `path`"]),
-        ("missing", ["holdfast-no-such-program", "PATH"]),
+        ("missing", ["keephold-no-such-program", "PATH"]),
     ],
     ids=["denied", "invalid", "missing program"],
 )

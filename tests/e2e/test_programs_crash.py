@@ -26,7 +26,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 def alive(agent: Agent) -> list[str]:
     """Command lines of all processes that come from this agent: they inherit the name of its store."""
-    wanted = f"HOLDFAST_STORE={agent.environment['HOLDFAST_STORE']}".encode()
+    wanted = f"KEEPHOLD_STORE={agent.environment['KEEPHOLD_STORE']}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -75,7 +75,7 @@ def test_R2_nothing_of_a_terminal_outlives_a_crash(agent: Agent, tmp_path: Path)
             assert (said["state"], said["is_error"], said["transient"]) == ("stopped", True, True)
             assert said["result"] == "The process that ran this call ended before the call did."
             assert code is None
-            shown = json.loads(after.holdfast("show", id, "--json").out)
+            shown = json.loads(after.keephold("show", id, "--json").out)
             assert (shown["state"], shown["ended_by"]) == ("stopped", "crash")
         ((refused, code),) = after.run(("shell", {"action": "apply", "id": "jobs", "input": "ls\r"}))
         assert (code, "stopped" in refused) == ("not_running", True)
@@ -91,5 +91,5 @@ def test_R2_nothing_of_a_terminal_outlives_an_agent_that_ends(agent: Agent) -> N
     shows(agent, "jobs", "jobs: 3")
     agent.__exit__()
     until(lambda: not alive(agent), 5, lambda: f"left behind: {alive(agent)}")
-    shown = json.loads(agent.holdfast("show", "jobs", "--json").out)
+    shown = json.loads(agent.keephold("show", "jobs", "--json").out)
     assert (shown["state"], shown["ended_by"]) == ("stopped", "turn_end")

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from tests.e2e.terminals import Session, at_work, quick, shell
 
-from holdfast import OutputPolicy, terminal
-from holdfast.tools.refusals import UNREAD_LIMIT
+from keephold import OutputPolicy, terminal
+from keephold.tools.refusals import UNREAD_LIMIT
 
 MIB = 1 << 20
 pytestmark = pytest.mark.timeout(360)

@@ -9,7 +9,7 @@ from tests.e2e.driver import Start
 from tests.e2e.terminals import Said, at_work, patient
 from tests.programs import needs
 
-from holdfast import terminal
+from keephold import terminal
 
 QUESTION = re.compile(r"\((\d)/3\) Stage this hunk \[y,n,.*\?\]\? \Z")
 CHANGES = {2: "two", 30: "thirty", 58: "fifty-eight"}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.e2e.terminals import at_work, patient, python, quick, shell
 
-from holdfast import terminal
+from keephold import terminal
 
 ECHO = """
 import tty

@@ -58,7 +58,7 @@ def test_C5_a_full_screen_program_runs_and_what_is_missing_is_said(turn: TurnPro
     shown = turn.one("less", {"action": "fetch", "id": "l"}).json
     assert (shown["screen"]["alternate"], shown["screen"]["emulator"]) == (True, "line")
     assert "A full-screen program is running." in shown["content"]
-    assert "holdfast[terminal]" in shown["content"]
+    assert "keephold[terminal]" in shown["content"]
     turn.one("less", {"action": "apply", "id": "l", "keys": ["q"]})
     (ended,) = turn.one("await", {"all": ["l"]}).json["completed"]
     assert ended == {"id": "l", "state": "stopped", "result": ""}

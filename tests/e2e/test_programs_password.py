@@ -11,8 +11,8 @@ from tests.e2e.driver import PATIENCE
 from tests.e2e.terminals import Assistant, at_work, patient, python, shell
 from tests.turn.people import Person
 
-from holdfast import Tool, terminal
-from holdfast.turn.prompts import AskQuestion, Cancelled, Said
+from keephold import Tool, terminal
+from keephold.turn.prompts import AskQuestion, Cancelled, Said
 
 SECRET = "correct-horse-7731"
 TYPED = "read -s -p 'Vault password: ' word; echo; "
@@ -49,7 +49,7 @@ def everything(directory: Path) -> bytes:
 
 def recorded(store: str, *arguments: str) -> bytes:
     """What a command tells of what the store has."""
-    command = [sys.executable, "-m", "holdfast", *arguments, "--store", store]
+    command = [sys.executable, "-m", "keephold", *arguments, "--store", store]
     return subprocess.check_output(command, timeout=PATIENCE)
 
 

@@ -5,7 +5,7 @@ import sys
 
 from tests.e2e.terminals import Said, Session, at_work
 
-from holdfast import Tool, terminal
+from keephold import Tool, terminal
 
 PYTHON = {"TERM": "xterm-256color", "PYTHON_BASIC_REPL": "1", "PYTHONSTARTUP": "", "INPUTRC": "/dev/null"}
 """The session of Python 3.12 and before, also in later ones; `TERM` is what makes it edit its lines."""

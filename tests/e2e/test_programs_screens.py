@@ -12,7 +12,7 @@ from tests.e2e.terminals import SCREENS, Assistant, Said, at_work, patient, pict
 from tests.programs import needs
 from tests.turn.people import Model, attended, exactly
 
-from holdfast import Tool, terminal
+from keephold import Tool, terminal
 
 BARE = {"LC_ALL": "C.UTF-8", "LESS": "", "LESSOPEN": "", "LESSHISTFILE": "-", "VIMINIT": "", "EXINIT": ""}
 """Programs with nobody's settings."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.e2e.terminals import Said, at_work, patient, python, quick, shell
 
-from holdfast import Tool, terminal
+from keephold import Tool, terminal
 
 GREETS = "printf 'Name? '; read name; echo \"hello $name\""
 WORKS = "echo working; until [ -e done ]; do sleep 0.01; done; echo finished"

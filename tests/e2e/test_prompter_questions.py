@@ -27,7 +27,7 @@ from tests.e2e.person import (
     said,
 )
 
-from holdfast.turn.prompts import Prompt
+from keephold.turn.prompts import Prompt
 
 
 @pytest.fixture

@@ -336,7 +336,7 @@ def test_P5_a_withdrawn_prompt_ends_the_editor(tmp_path: Path, body: str, cleans
         assert ("CLEANED" in shown) is cleans_up
         assert ("\x1b[?1049l" in shown) is not cleans_up
         until(lambda: not members(borrower), what=lambda: str(members(borrower)))
-        assert list(tmp_path.glob("holdfast-*")) == []
+        assert list(tmp_path.glob("keephold-*")) == []
         assert somebody.foreground == somebody.pid
         assert somebody.modes == before
         assert somebody.leaves() == 0
@@ -345,7 +345,7 @@ def test_P5_a_withdrawn_prompt_ends_the_editor(tmp_path: Path, body: str, cleans
 # Where nobody can be asked
 
 
-ASK = "from holdfast.cli.prompter import open_prompter; raise SystemExit(10 if open_prompter() is None else 11)"
+ASK = "from keephold.cli.prompter import open_prompter; raise SystemExit(10 if open_prompter() is None else 11)"
 
 
 def test_P2_without_a_terminal_nobody_is_asked() -> None:
@@ -380,6 +380,6 @@ def test_P2_who_can_be_asked(shell: str, code: int) -> None:
 
 
 def test_importing_the_prompter_does_not_import_rich() -> None:
-    program = "import sys, holdfast.cli.prompter; print('rich' in sys.modules)"
+    program = "import sys, keephold.cli.prompter; print('rich' in sys.modules)"
     run_ = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run_.stdout == "False\n"

@@ -1,4 +1,4 @@
-"""The two examples that `await` was asked for with, by real commands through `holdfast turn`, each in one round."""
+"""The two examples that `await` was asked for with, by real commands through `keephold turn`, each in one round."""
 
 from tests.e2e.driver import Start, told_to_end
 

@@ -1,4 +1,4 @@
-"""`holdfast send`: a person sends something to a handle that another process runs (C6, Q4, L)."""
+"""`keephold send`: a person sends something to a handle that another process runs (C6, Q4, L)."""
 
 import json
 from collections.abc import Iterator
@@ -16,20 +16,20 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 def test_C6_a_text_is_sent_and_the_handles_state_is_shown(agent: Agent) -> None:
     agent.spawn("talk", "t")
-    said = agent.holdfast("send", "t", "Ada")
+    said = agent.keephold("send", "t", "Ada")
     assert (said.code, said.out, said.err) == (0, "t: running\nyou said Ada\n", "")
 
 
 def test_C6_a_text_may_come_from_stdin_and_json_is_for_scripts(agent: Agent) -> None:
     agent.spawn("talk", "t")
-    said = agent.holdfast("send", "t", "-", "--json", stdin="bye")
+    said = agent.keephold("send", "t", "-", "--json", stdin="bye")
     assert (said.code, said.json) == (0, {"id": "t", "state": "stopped", "result": "it was nice"})
 
 
 def test_C6_the_input_of_a_tool_is_closed(agent: Agent) -> None:
     agent.spawn("talk", "t")
-    assert agent.holdfast("send", "t", "--close") == (0, "t: stopped\nno goodbye?\n", "")
-    again = agent.holdfast("send", "t", "--close")
+    assert agent.keephold("send", "t", "--close") == (0, "t: stopped\nno goodbye?\n", "")
+    again = agent.keephold("send", "t", "--close")
     assert (again.code, again.out) == (1, "") and "`t` is stopped" in again.err
 
 
@@ -37,41 +37,41 @@ def test_C6_closing_the_input_answers_no_question(agent: Agent) -> None:
     agent.spawn("choose", "c")
     agent.spawn("log_in", "l")
     for id in ("c", "l"):
-        refused = agent.holdfast("send", id, "--close")
+        refused = agent.keephold("send", id, "--close")
         assert (refused.code, refused.out) == (1, "")
-    assert [row[2] for row in agent.holdfast("ps").rows] == ["waiting", "waiting"]
+    assert [row[2] for row in agent.keephold("ps").rows] == ["waiting", "waiting"]
 
 
 def test_C6_the_end_of_input_is_typed_at_a_terminal(agent: Agent) -> None:
     agent.spawn("shell", "sh")
-    assert agent.holdfast("send", "sh", "--close").code == 0
-    assert agent.holdfast("wait", "sh").code == 0
+    assert agent.keephold("send", "sh", "--close").code == 0
+    assert agent.keephold("wait", "sh").code == 0
 
 
 def test_Q4_a_question_for_a_person_is_answered_by_number(agent: Agent) -> None:
     agent.spawn("choose", "c")
     assert agent.apply("choose", "c", "red")[1] == "question_exclusive"
-    refused = agent.holdfast("send", "c", "3")
+    refused = agent.keephold("send", "c", "3")
     assert (refused.code, refused.out) == (1, "")
     assert '"red", "green"' in refused.err
-    assert agent.holdfast("send", "c", "2").out == "c: stopped\npainted green\n"
+    assert agent.keephold("send", "c", "2").out == "c: stopped\npainted green\n"
 
 
 def test_Q4_what_may_be_answered_is_shown(agent: Agent) -> None:
     agent.spawn("choose", "c")
     agent.spawn("log_in", "l")
-    lines = agent.holdfast("show", "c").out.splitlines()
+    lines = agent.keephold("show", "c").out.splitlines()
     asked = next(at for at, line in enumerate(lines) if line.startswith("  question "))
     assert [line.split() for line in lines[asked + 1 : asked + 3]] == [["answer", "1:", "red"], ["2:", "green"]]
-    assert "  answer        a secret: holdfast send --password" in agent.holdfast("show", "l").out.splitlines()
+    assert "  answer        a secret: keephold send --password" in agent.keephold("show", "l").out.splitlines()
 
 
 def test_K5_a_secret_is_read_and_not_given_as_an_argument(agent: Agent) -> None:
     agent.spawn("log_in", "l")
-    refused = agent.holdfast("send", "l", "open-sesame")
+    refused = agent.keephold("send", "l", "open-sesame")
     assert refused.code == 1
     assert "--password" in refused.err
-    said = agent.holdfast("send", "l", "--password", stdin="open-sesame\n")
+    said = agent.keephold("send", "l", "--password", stdin="open-sesame\n")
     assert (said.code, said.out) == (0, "l: stopped\n11 characters\n")
 
 
@@ -88,18 +88,18 @@ def test_K5_a_secret_is_read_and_not_given_as_an_argument(agent: Agent) -> None:
 )
 def test_L3_wrong_usage_has_exit_code_2(agent: Agent, arguments: list[str], why: str) -> None:
     agent.spawn("talk", "t")
-    said = agent.holdfast("send", *arguments)
+    said = agent.keephold("send", *arguments)
     assert said.code == 2
     assert why in said.err
 
 
 def test_L3_what_a_handle_does_not_take_has_exit_code_1(agent: Agent) -> None:
     agent.spawn("talk", "t")
-    keys = agent.holdfast("send", "t", "--key", "ENTER")
+    keys = agent.keephold("send", "t", "--key", "ENTER")
     assert keys.code == 1
     assert "takes no keys" in keys.err
-    agent.holdfast("send", "t", "bye")
-    stopped = agent.holdfast("send", "t", "more")
+    agent.keephold("send", "t", "bye")
+    stopped = agent.keephold("send", "t", "more")
     assert stopped.code == 1
     assert "`t` is stopped" in stopped.err
 
@@ -107,25 +107,25 @@ def test_L3_what_a_handle_does_not_take_has_exit_code_1(agent: Agent) -> None:
 def test_a_handle_whose_process_is_gone_takes_nothing(agent: Agent) -> None:
     agent.spawn("talk", "t")
     agent.kill()
-    said = agent.holdfast("send", "t", "Ada")
+    said = agent.keephold("send", "t", "Ada")
     assert said.code == 1
     assert "is gone" in said.err
 
 
 def test_what_a_person_sends_is_for_the_assistant_to_see(agent: Agent) -> None:
     agent.spawn("talk", "t")
-    agent.holdfast("send", "t", "Ada")
+    agent.keephold("send", "t", "Ada")
     ((shown, _),) = agent.run(("talk", {"action": "fetch", "id": "t"}))
     assert json.loads(shown)["content"] == "you said Ada\n"
 
 
 def test_C6_keys_are_sent_to_a_terminal(agent: Agent) -> None:
     agent.spawn("shell", "sh")
-    agent.holdfast("send", "sh", "echo sent: $((5 * 5))")
-    said = agent.holdfast("send", "sh", "--key", "ENTER")
+    agent.keephold("send", "sh", "echo sent: $((5 * 5))")
+    said = agent.keephold("send", "sh", "--key", "ENTER")
     assert (said.code, said.err) == (0, "")
     assert "sent: 25" in said.out
-    wrong = agent.holdfast("send", "sh", "--key", "ENTRE")
+    wrong = agent.keephold("send", "sh", "--key", "ENTRE")
     assert wrong.code == 1
     assert "ENTER" in wrong.err
 
@@ -134,8 +134,8 @@ def test_K5_a_password_is_given_to_the_program_that_reads_it_and_is_not_seen(age
     agent.spawn("shell", "sh")
     asked, _ = agent.apply("shell", "sh", "read -s word; echo ${#word} characters\r")
     assert json.loads(asked)["question"]["secret"]
-    assert agent.holdfast("send", "sh", "open-sesame").code == 1
-    said = agent.holdfast("send", "sh", "--password", stdin="open-sesame\n")
+    assert agent.keephold("send", "sh", "open-sesame").code == 1
+    said = agent.keephold("send", "sh", "--password", stdin="open-sesame\n")
     assert (said.code, said.err) == (0, "")
     assert "11 characters" in said.out
-    assert "open-sesame" not in agent.holdfast("logs", "sh", "--raw").out
+    assert "open-sesame" not in agent.keephold("logs", "sh", "--raw").out

@@ -53,14 +53,14 @@ def test_D5_complete_is_accepted_once_and_tells_who_comes_later_how_it_ended(
     place: Place, arguments: list[str], terminal: dict[str, Any], shown: str
 ) -> None:
     (key,) = place.worker().run(spawn("approve", "a", what="a desk"))
-    assert place.holdfast("complete", key, *arguments) == (0, "accepted\n", "")
-    code, out, _ = place.holdfast("complete", key, "--ok", '"late"')
+    assert place.keephold("complete", key, *arguments) == (0, "accepted\n", "")
+    code, out, _ = place.keephold("complete", key, "--ok", '"late"')
     assert code == 3
     assert out.startswith("already_resolved: ")
     assert json.loads(out.removeprefix("already_resolved: ")) == terminal
-    late = place.holdfast("complete", key, "--cancelled", "--json")
+    late = place.keephold("complete", key, "--cancelled", "--json")
     assert (late.code, late.json) == (3, {"outcome": "already_resolved", "terminal": terminal})
-    assert place.holdfast("ps", "--all").rows[0][:3] == ["a", "approve", shown]
+    assert place.keephold("ps", "--all").rows[0][:3] == ["a", "approve", shown]
 
 
 def test_D5_every_key_that_opens_nothing_is_told_alike(place: Place) -> None:
@@ -77,29 +77,29 @@ def test_D5_every_key_that_opens_nothing_is_told_alike(place: Place) -> None:
         "nothing": "",
         "no text": "\udcff",
     }
-    told = {name: place.holdfast("complete", each, "--ok", "1") for name, each in keys.items()}
+    told = {name: place.keephold("complete", each, "--ok", "1") for name, each in keys.items()}
     (alike,) = set(told.values())
     assert alike[:2] == (4, "unknown_or_revoked\n") and "work.db" in alike[2]  # and where that was
-    told = {name: place.holdfast("complete", each, "--ok", "1", "--json") for name, each in keys.items()}
+    told = {name: place.keephold("complete", each, "--ok", "1", "--json") for name, each in keys.items()}
     assert set(told.values()) == {(4, '{"outcome":"unknown_or_revoked","terminal":null}\n', "")}
-    assert place.holdfast("complete", key, "--timeout").code == 0  # and none of them did anything
+    assert place.keephold("complete", key, "--timeout").code == 0  # and none of them did anything
 
 
 def test_K5_complete_takes_key_and_value_from_stdin(place: Place) -> None:
     worker = place.worker()
     first, second = worker.run(spawn("approve", "a", what="x"), spawn("approve", "b", what="y"))
-    assert place.holdfast("complete", "-", "--ok", "-", stdin=f'{first}\n{{"by":\n"Ada"}}\n').out == "accepted\n"
-    assert place.holdfast("complete", second, "--ok", "-", stdin='"yes"').out == "accepted\n"
-    assert [place.holdfast("show", id, "--json").json["outcome"]["value"] for id in "ab"] == [{"by": "Ada"}, "yes"]
-    third = place.holdfast("complete", "-", "--timeout", stdin=first)
+    assert place.keephold("complete", "-", "--ok", "-", stdin=f'{first}\n{{"by":\n"Ada"}}\n').out == "accepted\n"
+    assert place.keephold("complete", second, "--ok", "-", stdin='"yes"').out == "accepted\n"
+    assert [place.keephold("show", id, "--json").json["outcome"]["value"] for id in "ab"] == [{"by": "Ada"}, "yes"]
+    third = place.keephold("complete", "-", "--timeout", stdin=first)
     assert third.code == 3
 
 
 def test_D8_a_completion_reaches_the_process_that_runs_the_call_at_once(place: Place) -> None:
     worker = place.worker()
     (key,) = worker.run(spawn("steps", "s"))
-    assert place.holdfast("complete", key, "--ok", '"gone"').code == 0
-    waited, took = timed(lambda: place.holdfast("wait", "s", "--json"))
+    assert place.keephold("complete", key, "--ok", '"gone"').code == 0
+    waited, took = timed(lambda: place.keephold("wait", "s", "--json"))
     assert waited.json == {
         "completed": [{"id": "s", "state": "stopped", "result": "gone", "is_error": False}],
         "pending": [],
@@ -128,22 +128,22 @@ def test_L3_the_exit_code_of_wait_tells_how_it_ended(place: Place) -> None:
     worker.end("good")
     worker.end("bad", "fail")
     worker.run(("gate", {"action": "abort", "id": "ended"}))
-    assert place.holdfast("wait", "good") == (0, "good: ok: good is open\n", "")
-    assert place.holdfast("wait", "good", "bad") == (1, "good: ok: good is open\nbad: error: the gate is broken\n", "")
-    assert place.holdfast("wait", "ended") == (1, "ended: abort: Aborted by the assistant.\n", "")
-    assert place.holdfast("wait", "slow", "good", "--timeout", "0") == (
+    assert place.keephold("wait", "good") == (0, "good: ok: good is open\n", "")
+    assert place.keephold("wait", "good", "bad") == (1, "good: ok: good is open\nbad: error: the gate is broken\n", "")
+    assert place.keephold("wait", "ended") == (1, "ended: abort: Aborted by the assistant.\n", "")
+    assert place.keephold("wait", "slow", "good", "--timeout", "0") == (
         124,
         "good: ok: good is open\nslow: running\n",
         "",
     )
-    code, out, _ = place.holdfast("wait", "slow", "bad", "--timeout", "0.2", "--json")
+    code, out, _ = place.keephold("wait", "slow", "bad", "--timeout", "0.2", "--json")
     assert code == 124
     assert json.loads(out) == {
         "completed": [{"id": "bad", "state": "stopped", "result": "the gate is broken", "is_error": True}],
         "pending": [{"id": "slow", "state": "running"}],
         "timed_out": True,
     }
-    any_of = place.holdfast("wait", "--any", "slow", "good", "--json")
+    any_of = place.keephold("wait", "--any", "slow", "good", "--json")
     assert (any_of.code, any_of.json["pending"]) == (0, [{"id": "slow", "state": "running"}])
 
 
@@ -151,22 +151,22 @@ def test_wait_takes_uids_and_handles_of_several_conversations(place: Place) -> N
     worker = place.worker()
     worker.run(spawn("gate", "g", name="one"), conversation="one")
     worker.run(spawn("gate", "g", name="two"), spawn("gate", "h", name="three"), conversation="two")
-    refused = place.holdfast("wait", "g")
+    refused = place.keephold("wait", "g")
     assert refused.code == 2
     assert "Handle `g` is in 2 conversations: `one`, `two`; name one by --conversation" in refused.err
     (uid,) = [
-        json.loads(line)["uid"] for line in place.holdfast("ps", "--json", "--conversation", "one").out.splitlines()
+        json.loads(line)["uid"] for line in place.keephold("ps", "--json", "--conversation", "one").out.splitlines()
     ]
     waiting = place.waiting(uid, "h")
     for name in ("one", "two", "three"):
         worker.end(name)
     assert waiting.communicate(timeout=PATIENCE)[0] == "g: ok: one is open\nh: ok: three is open\n"
-    assert place.holdfast("wait", "g", "--conversation", "two").out == "g: ok: two is open\n"
+    assert place.keephold("wait", "g", "--conversation", "two").out == "g: ok: two is open\n"
 
 
 def test_wait_says_which_handles_are_not_there(place: Place) -> None:
     place.worker().run(spawn("gate", "g", name="g"))
-    missing = place.holdfast("wait", "x", "g", "y")
+    missing = place.keephold("wait", "x", "g", "y")
     assert missing.code == 2
     assert "Handle `x` not found" in missing.err and "Handle `y` not found" in missing.err and "work.db" in missing.err
 
@@ -187,10 +187,10 @@ def test_L1_ps_lists_what_has_not_stopped(place: Place) -> None:
     worker.run(spawn("gate", "g", name="g"), spawn("approve", "a", what="x"), spawn("asking", "q"))
     worker.run(spawn("gate", "over", name="over"), conversation="other")
     worker.end("over")
-    place.holdfast("wait", "over")
-    head, *_ = place.holdfast("ps").out.splitlines()
+    place.keephold("wait", "over")
+    head, *_ = place.keephold("ps").out.splitlines()
     assert head.split() == ["ID", "TOOL", "STATE", "CONVERSATION", "AGE", "DEADLINE"]
-    gate, approve, asking = place.holdfast("ps").rows
+    gate, approve, asking = place.keephold("ps").rows
     assert gate[:4] == ["g", "gate", "running", "main"]
     assert gate[5:] == ["-"]
     assert approve[:4] == ["a", "approve", "running, parked", "main"]
@@ -198,7 +198,7 @@ def test_L1_ps_lists_what_has_not_stopped(place: Place) -> None:
     assert asking[:4] == ["q", "asking", "waiting", "main"]
 
     def ids(*options: str) -> list[str]:
-        return [json.loads(line)["id"] for line in place.holdfast("ps", "--json", *options).out.splitlines()]
+        return [json.loads(line)["id"] for line in place.keephold("ps", "--json", *options).out.splitlines()]
 
     assert ids() == ["g", "a", "q"]
     assert ids("--all") == ["g", "a", "q", "over"]
@@ -207,14 +207,14 @@ def test_L1_ps_lists_what_has_not_stopped(place: Place) -> None:
     assert ids("--state", "running") == ["g", "a"]
     assert ids("--state", "stopped") == ["over"]
     assert ids("--all", "--conversation", "other") == ["over"]
-    some = place.holdfast("ps", "--limit", "2", "--json")
+    some = place.keephold("ps", "--limit", "2", "--json")
     assert some.out.count("\n") == 2
     assert "the oldest 2; there are more, see --limit" in some.err
 
 
 def test_L3_ps_json_has_every_fact(place: Place) -> None:
     place.worker().run(spawn("approve", "a", what="x"))
-    fact = place.holdfast("ps", "--json").json
+    fact = place.keephold("ps", "--json").json
     times = [fact.pop(key) for key in ("created", "started")]
     assert all(0 <= time.time() - each < PATIENCE for each in times)
     assert 3500 < fact.pop("deadline") - time.time() < 3600
@@ -231,11 +231,11 @@ def test_R1_ps_says_what_nobody_goes_on_with(place: Place) -> None:
     worker = place.worker()
     worker.run(spawn("gate", "g", name="g"), spawn("steps", "s"), spawn("approve", "a", what="x"))
     worker.begin(("gate", {"name": "once"}), ("await", {"all": ["g"]}))
-    until(lambda: len(place.holdfast("ps").rows) == 5)
-    assert "note: " not in place.holdfast("ps").out
+    until(lambda: len(place.keephold("ps").rows) == 5)
+    assert "note: " not in place.keephold("ps").out
     worker.process.kill()
     worker.process.wait()
-    said = place.holdfast("ps")
+    said = place.keephold("ps")
     states = {row[0]: row[2] for row in said.rows if len(row) == 6}
     gone = "running, owner gone"
     assert states == {"g": gone, "s": gone, "a": "running, parked", "call:0": gone, "call:1": gone}
@@ -243,23 +243,23 @@ def test_R1_ps_says_what_nobody_goes_on_with(place: Place) -> None:
     nobody = "the owner is gone, and no process that has this tool has gone on with it; start one"
     assert notes[:2] == [f"note: 2 calls of `gate`: {nobody}", f"note: 1 call of `steps`: {nobody}"]
     assert "1 call of a batch of `main` that was never answered" in notes[2]
-    assert "`holdfast turn --conversation main --resume`" in notes[2]
-    assert "gone, and no other process" in place.holdfast("show", "g").out
-    waited = place.holdfast("wait", "g", "--timeout", "0")
+    assert "`keephold turn --conversation main --resume`" in notes[2]
+    assert "gone, and no other process" in place.keephold("show", "g").out
+    waited = place.keephold("wait", "g", "--timeout", "0")
     assert (waited.code, waited.out) == (124, "g: running\n")
     assert waited.err == "g: the process that ran it is gone, and no other has gone on with it yet\n"
-    assert {row[0]: row[2] for row in place.holdfast("ps").rows if len(row) == 6} == states  # looking recovers nothing
+    assert {row[0]: row[2] for row in place.keephold("ps").rows if len(row) == 6} == states  # looking recovers nothing
 
     place.worker().run()  # has the tools: by their `on_crash`
-    until(lambda: place.holdfast("ps", "--state", "running", "--json").out.count('"owner":"alive"') == 1)
-    states = {row[0]: row[2] for row in place.holdfast("ps", "--all").rows if len(row) == 6}
+    until(lambda: place.keephold("ps", "--state", "running", "--json").out.count('"owner":"alive"') == 1)
+    states = {row[0]: row[2] for row in place.keephold("ps", "--all").rows if len(row) == 6}
     assert states["g"] == "stopped, crash"
     assert states["s"] == "running, attempt 2"
 
 
 def test_K4_ps_fits_the_terminal_and_has_colours_there_alone(place: Place) -> None:
     place.worker().run(spawn("gate", "a-long-id-" * 8, name="g"), conversation="a-long-conversation-" * 4)
-    piped = place.holdfast("ps").out
+    piped = place.keephold("ps").out
     assert "\x1b" not in piped
     assert "a-long-id-" * 8 in piped
     lines = _on_a_terminal(place, ("ps",), columns=60)
@@ -291,8 +291,8 @@ def test_L1_ps_that_finds_nothing_says_what_it_looked_for(place: Place) -> None:
         (("--conversation", "other", "--all"), "(no call of `other` in the store"),
         (("--state", "waiting"), "(no waiting call in the store"),
     ):
-        assert said in place.holdfast("ps", *arguments).out
-    assert "work.db after `zzz`)" in place.holdfast("conversations", "--after", "zzz").out
+        assert said in place.keephold("ps", *arguments).out
+    assert "work.db after `zzz`)" in place.keephold("conversations", "--after", "zzz").out
 
 
 def _on_a_terminal(place: Place, arguments: tuple[str, ...], columns: int, **environment: str) -> list[str]:
@@ -300,7 +300,7 @@ def _on_a_terminal(place: Place, arguments: tuple[str, ...], columns: int, **env
     master, slave = pty.openpty()
     try:
         termios.tcsetwinsize(slave, (24, columns))
-        command = [sys.executable, "-m", "holdfast", *arguments, "--store", "sqlite:///work.db"]
+        command = [sys.executable, "-m", "keephold", *arguments, "--store", "sqlite:///work.db"]
         env = {**os.environ, **environment}
         subprocess.run(command, cwd=place.directory, env=env, stdout=slave, stderr=slave, timeout=PATIENCE, check=True)
         return os.read(master, 1 << 16).decode().splitlines()
@@ -326,24 +326,24 @@ def test_a_reader_that_goes_away_is_no_matter(place: Place) -> None:
 def test_L1_show_prints_open_keys_to_whoever_asks_for_them(place: Place) -> None:
     worker = place.worker()
     key, parked = worker.run(spawn("steps", "s"), spawn("approve", "a", what="a desk"))
-    assert place.holdfast("show", "s", "--keys", "--json").json["keys"] == {"go:7": key}
-    assert f"keys\n  completion  {parked}\n" in place.holdfast("show", "a", "--keys").out
-    place.holdfast("complete", key, "--ok", "1")
-    place.holdfast("wait", "s")
-    assert place.holdfast("show", "s", "--keys", "--json").json["keys"] == {}
+    assert place.keephold("show", "s", "--keys", "--json").json["keys"] == {"go:7": key}
+    assert f"keys\n  completion  {parked}\n" in place.keephold("show", "a", "--keys").out
+    place.keephold("complete", key, "--ok", "1")
+    place.keephold("wait", "s")
+    assert place.keephold("show", "s", "--keys", "--json").json["keys"] == {}
 
 
 def test_L1_show_has_everything_and_never_the_key(place: Place) -> None:
     worker = place.worker()
     (key,) = worker.run(spawn("steps", "s"))
-    said = place.holdfast("show", "s")
+    said = place.keephold("show", "s")
     lines = {line.split()[0]: line.split(None, 1)[-1] for line in said.out.splitlines() if line}
     assert lines["state"] == "running"
     assert lines["owner"] == "a process that lives"
     assert lines["arguments"] == "{}"
     assert 'step  make   ok     {"made":7}' in said.out
     assert "step  burst  error  a pipe has burst" in said.out
-    found = place.holdfast("show", "s", "--json")
+    found = place.keephold("show", "s", "--json")
     assert found.json["journal"] == [
         {"kind": "step", "name": "make", "ok": True, "input": 7, "value": {"made": 7}},
         {
@@ -357,12 +357,12 @@ def test_L1_show_has_everything_and_never_the_key(place: Place) -> None:
     (wait,) = found.json["waits"]
     assert wait == {"kind": "event", "name": "go:7", "key_id": wait["key_id"], "resolution": None, "revoked": False}
     assert f"event  go:7  key_id {wait['key_id']}  open" in said.out
-    place.holdfast("complete", key, "--ok", '{"at":"noon"}')
-    place.holdfast("wait", "s")
-    over = place.holdfast("show", "s")
+    place.keephold("complete", key, "--ok", '{"at":"noon"}')
+    place.keephold("wait", "s")
+    over = place.keephold("show", "s")
     assert '{"status":"ok","payload":{"at":"noon"}}' in over.out
     assert 'ok            {"at":"noon"}' in over.out
-    for printed in (said.out, found.out, over.out, place.holdfast("ps", "--json").out):
+    for printed in (said.out, found.out, over.out, place.keephold("ps", "--json").out):
         assert key not in printed
         assert key.rpartition(".")[2] not in printed
 
@@ -371,37 +371,37 @@ def test_L1_show_of_a_parked_a_waiting_and_a_failed_handle(place: Place) -> None
     worker = place.worker()
     worker.run(spawn("approve", "a", what="a desk"), spawn("asking", "q"), spawn("gate", "g", name="g"))
     worker.end("g", "fail")
-    place.holdfast("wait", "g")
-    parked = place.holdfast("show", "a")
+    place.keephold("wait", "g")
+    parked = place.keephold("show", "a")
     assert "running, parked" in parked.out
     assert "nobody: it waits for its completion from outside" in parked.out
     assert 'arguments     {"what":"a desk"}' in parked.out
     assert parked.out.endswith("output, the end of 23 bytes\n  asking for a desk\n")  # K4
-    assert place.holdfast("show", "a", "--json").json["output"] == {"bytes": 23, "tail": "asking for a desk\x1b[31m\n"}
-    waiting = place.holdfast("show", "q", "--json").json
+    assert place.keephold("show", "a", "--json").json["output"] == {"bytes": 23, "tail": "asking for a desk\x1b[31m\n"}
+    waiting = place.keephold("show", "q", "--json").json
     assert waiting["question"] == {
         "id": "sure", "key": "sure.1", "text": "Really?", "pre_amble": None, "answer_type": "Boolean", "default": None,
         "secret": False,
     }  # fmt: skip
-    assert "question      Really? (sure)" in place.holdfast("show", "q").out
-    failed = place.holdfast("show", "g", "--json").json
+    assert "question      Really? (sure)" in place.keephold("show", "q").out
+    failed = place.keephold("show", "g", "--json").json
     assert (failed["ok"], failed["ended_by"]) == (False, "self")
     assert failed["outcome"]["message"] == "the gate is broken"
-    assert "error         tool_error: the gate is broken" in place.holdfast("show", "g").out
+    assert "error         tool_error: the gate is broken" in place.keephold("show", "g").out
 
 
 def test_show_finds_by_uid_and_says_which_conversations_have_an_id(place: Place) -> None:
     worker = place.worker()
     for name in ("one", "two"):
         worker.run(spawn("gate", "g", name=name), conversation=name)
-    several = place.holdfast("show", "g")
+    several = place.keephold("show", "g")
     assert several.code == 2
     assert several.out == ""
     assert "is in 2 conversations: `one`, `two`" in several.err
-    found = place.holdfast("show", "g", "--conversation", "two", "--json").json
+    found = place.keephold("show", "g", "--conversation", "two", "--json").json
     assert found["arguments"] == {"name": "two"}
-    assert place.holdfast("show", found["uid"], "--json").json == found
+    assert place.keephold("show", found["uid"], "--json").json == found
     for arguments in (("nobody",), ("g", "--conversation", "three")):
-        missing = place.holdfast("show", *arguments)
+        missing = place.keephold("show", *arguments)
         assert (missing.code, missing.out) == (2, "")
         assert "not found" in missing.err

@@ -1,4 +1,4 @@
-"""`holdfast top`: what is on the screen and what its keys do, by textual's own Pilot, over a real store (L1)."""
+"""`keephold top`: what is on the screen and what its keys do, by textual's own Pilot, over a real store (L1)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,14 +12,14 @@ from tests.e2e.tops import Watched
 from textual.pilot import Pilot
 from textual.widgets import Input, Log, OptionList, Static
 
-import holdfast
-from holdfast.cli import top_source
-from holdfast.cli.store import Where
-from holdfast.cli.top_app import Top
-from holdfast.cli.top_detail import Detail
-from holdfast.cli.top_source import open_source
-from holdfast.tools.base import Action
-from holdfast.turn.prompts import Decision, Prompt
+import keephold
+from keephold.cli import top_source
+from keephold.cli.store import Where
+from keephold.cli.top_app import Top
+from keephold.cli.top_detail import Detail
+from keephold.cli.top_source import open_source
+from keephold.tools.base import Action
+from keephold.turn.prompts import Decision, Prompt
 
 SPAWNED: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
 
@@ -27,7 +27,7 @@ SPAWNED: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
 class World(Watched):
     """A runtime whose tools the test opens and shuts, and the screen that somebody watches it on."""
 
-    def __init__(self, turn: holdfast.Turn, pilot: "Pilot[None]", gates: dict[str, "asyncio.Future[str]"]) -> None:
+    def __init__(self, turn: keephold.Turn, pilot: "Pilot[None]", gates: dict[str, "asyncio.Future[str]"]) -> None:
         super().__init__(pilot)
         self._turn = turn
         self._gates = gates
@@ -37,13 +37,13 @@ class World(Watched):
         self._calls += 1
         if tool == "gate":
             arguments["name"] = id
-        call = holdfast.ToolCall(str(self._calls), tool, {"action": "spawn", "id": id, **arguments})
+        call = keephold.ToolCall(str(self._calls), tool, {"action": "spawn", "id": id, **arguments})
         (response,) = await self._turn.run([call])
         assert not response.is_error, response.result
 
     async def fetch(self, tool: str, id: str) -> str:
         self._calls += 1
-        (response,) = await self._turn.run([holdfast.ToolCall(str(self._calls), tool, {"action": "fetch", "id": id})])
+        (response,) = await self._turn.run([keephold.ToolCall(str(self._calls), tool, {"action": "fetch", "id": id})])
         return response.result
 
     async def open(self, name: str, word: str = "open") -> None:
@@ -51,9 +51,9 @@ class World(Watched):
         self._gates.pop(name).set_result(word)
 
 
-def tools(gates: dict[str, "asyncio.Future[str]"]) -> list[holdfast.Tool]:
-    @holdfast.tool(actions=SPAWNED)
-    async def gate(call: holdfast.Call, name: str, says: str = "it is shut") -> str:
+def tools(gates: dict[str, "asyncio.Future[str]"]) -> list[keephold.Tool]:
+    @keephold.tool(actions=SPAWNED)
+    async def gate(call: keephold.Call, name: str, says: str = "it is shut") -> str:
         """Waits until it is opened; whatever it is opened with but `open` it prints."""
         call.emit(f"{says}\n")
         while True:
@@ -62,18 +62,18 @@ def tools(gates: dict[str, "asyncio.Future[str]"]) -> list[holdfast.Tool]:
             if word == "open":
                 return "opened"
             if word == "fail":
-                raise holdfast.ToolError("the gate is broken")
+                raise keephold.ToolError("the gate is broken")
             call.emit(f"{word}\n")
 
-    @holdfast.tool(actions=SPAWNED)
-    async def asking(call: holdfast.Call, kind: str) -> str:
+    @keephold.tool(actions=SPAWNED)
+    async def asking(call: keephold.Call, kind: str) -> str:
         """Asks a question of a kind."""
         select: Any = {"Select": {"options": ["red [b]", "blue"]}}
         question = {
-            "boolean": holdfast.Question(id="q", text="Really?", answer_type="Boolean"),
-            "text": holdfast.Question(id="q", text="Who?", answer_type="Text", pre_amble="For the record."),
-            "select": holdfast.Question(id="q", text="Which?", answer_type=select),
-            "secret": holdfast.Question(id="q", text="The password?", answer_type="Text", secret=True),
+            "boolean": keephold.Question(id="q", text="Really?", answer_type="Boolean"),
+            "text": keephold.Question(id="q", text="Who?", answer_type="Text", pre_amble="For the record."),
+            "select": keephold.Question(id="q", text="Which?", answer_type=select),
+            "secret": keephold.Question(id="q", text="The password?", answer_type="Text", secret=True),
         }[kind]
         return repr(await call.ask(question))
 
@@ -90,7 +90,7 @@ async def world(directory: Path, size: tuple[int, int] = (80, 24)) -> AsyncItera
     url = f"sqlite:///{directory}/work.db"
     gates: dict[str, asyncio.Future[str]] = {}
     async with (
-        holdfast.Runtime(tools(gates), store=url, prompter=_nobody_else) as runtime,
+        keephold.Runtime(tools(gates), store=url, prompter=_nobody_else) as runtime,
         runtime.turn("main") as turn,
         open_source(Where(url)) as source,
     ):
@@ -351,7 +351,7 @@ async def test_Q4_a_question_that_somebody_else_answered_is_told(tmp_path: Path)
         await here.asked()
         here._calls += 1
         arguments = {"action": "apply", "id": "sure", "input": True}
-        await here._turn.run([holdfast.ToolCall(str(here._calls), "asking", arguments)])
+        await here._turn.run([keephold.ToolCall(str(here._calls), "asking", arguments)])
         await here.until(lambda: here.row("sure")[0] == "stopped, ok")
         await here.press("n")
         await here.answered()

@@ -1,10 +1,10 @@
-"""What `holdfast top` says of a handle, and in which order, from facts alone."""
+"""What `keephold top` says of a handle, and in which order, from facts alone."""
 
 from typing import Any
 
 import pytest
 
-from holdfast.cli.top_rows import HEAD, Fact, cells, need_fact, ordered, rows, widths
+from keephold.cli.top_rows import HEAD, Fact, cells, need_fact, ordered, rows, widths
 
 NOW = 1000.0
 

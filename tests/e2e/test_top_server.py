@@ -1,4 +1,4 @@
-"""`holdfast top --server`: the same screen over HTTP, with permissions; and when the server is gone."""
+"""`keephold top --server`: the same screen over HTTP, with permissions; and when the server is gone."""
 
 import asyncio
 import json
@@ -15,10 +15,10 @@ from tests.mcp.clients import connected, read, texts
 from tests.serve.serving import TOKEN, Served, served
 from textual.widgets import Log, Static
 
-from holdfast.cli.store import Where
-from holdfast.cli.top_app import Top
-from holdfast.cli.top_detail import Detail
-from holdfast.cli.top_source import open_source
+from keephold.cli.store import Where
+from keephold.cli.top_app import Top
+from keephold.cli.top_detail import Detail
+from keephold.cli.top_source import open_source
 
 CONFIG = """
 [conversation.tools.gate]
@@ -109,7 +109,7 @@ async def test_L_a_server_that_is_gone_is_told_and_found_again(tmp_path: Path) -
 def test_L3_a_snapshot_of_a_server(tmp_path: Path) -> None:
     with served(tmp_path, CONFIG) as server:
         (tmp_path / "token").write_text(TOKEN)
-        words = [sys.executable, "-m", "holdfast", "top", "--json", "--server", server.base]
+        words = [sys.executable, "-m", "keephold", "top", "--json", "--server", server.base]
         done = subprocess.run(
             [*words, "--token-file", "token"], cwd=tmp_path, capture_output=True, timeout=60, check=True
         )

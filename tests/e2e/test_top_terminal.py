@@ -1,4 +1,4 @@
-"""`holdfast top` as a program: in a real terminal of 80 × 24, with a real agent beside it, and without a terminal."""
+"""`keephold top` as a program: in a real terminal of 80 × 24, with a real agent beside it, and without a terminal."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def top(agent: Agent, **environment: str) -> Iterator[Pane]:
     with Pane(
         agent.directory, {**agent.environment, "TERM": "xterm-256color", **environment}, rows=24, cols=80
     ) as pane:
-        pane.type(f"{sys.executable} -W error -m holdfast top; echo code $?")
+        pane.type(f"{sys.executable} -W error -m keephold top; echo code $?")
         pane.until("urgent first")
         yield pane
         pane.press("q")
@@ -67,7 +67,7 @@ def test_L_a_person_watches_answers_and_leaves(agent: Agent) -> None:
         pane.press("Enter")
         pane.until("answered paint")
         pane.until("stopped, ok")
-    assert agent.holdfast("show", "paint", "--json").json["outcome"]["value"] == "painted green"
+    assert agent.keephold("show", "paint", "--json").json["outcome"]["value"] == "painted green"
 
 
 def test_Q_a_secret_is_never_on_the_screen(agent: Agent) -> None:
@@ -81,7 +81,7 @@ def test_Q_a_secret_is_never_on_the_screen(agent: Agent) -> None:
         assert "hunter2" not in pane.screen
         pane.press("Enter")
         pane.until("stopped, ok")
-    assert agent.holdfast("show", "door", "--json").json["outcome"]["value"] == "7 characters"
+    assert agent.keephold("show", "door", "--json").json["outcome"]["value"] == "7 characters"
 
 
 def test_L_a_person_takes_a_terminal_over_and_comes_back(agent: Agent) -> None:
@@ -142,13 +142,13 @@ def test_L_a_signal_ends_it_and_the_terminal_is_as_it_was(agent: Agent, number: 
     with Pane(agent.directory, {**agent.environment, "TERM": "xterm-256color"}, rows=24, cols=80) as pane:
         pane.type("stty -g > before")
         pane.back()
-        pane.type(f"{sys.executable} -m holdfast top; echo code $?")
+        pane.type(f"{sys.executable} -m keephold top; echo code $?")
         pane.until("urgent first")
         (shown,) = (
             process
             for process in psutil.process_iter(["cmdline", "environ"])
-            if (process.info["cmdline"] or [])[1:4] == ["-m", "holdfast", "top"]
-            and (process.info["environ"] or {}).get("HOLDFAST_STORE") == agent.environment["HOLDFAST_STORE"]
+            if (process.info["cmdline"] or [])[1:4] == ["-m", "keephold", "top"]
+            and (process.info["environ"] or {}).get("KEEPHOLD_STORE") == agent.environment["KEEPHOLD_STORE"]
         )
         shown.send_signal(number)
         pane.until(f"code {128 + number}")
@@ -164,21 +164,21 @@ def test_L_a_signal_ends_it_and_the_terminal_is_as_it_was(agent: Agent, number: 
 def test_L3_json_is_a_snapshot(agent: Agent) -> None:
     agent.spawn("talk", "chatty")
     agent.spawn("choose", "paint")
-    said = agent.holdfast("top", "--json").json
+    said = agent.keephold("top", "--json").json
     assert [fact["id"] for fact in said["handles"]] == ["paint", "chatty"]
     assert said["handles"][0]["question"]["text"] == "Which colour?"
     assert (said["needs"], said["more"]) == ([], False)
 
 
 def test_L_without_a_terminal_it_says_what_to_do(agent: Agent) -> None:
-    said = agent.holdfast("top")
+    said = agent.keephold("top")
     assert said.code == 2
-    assert "`holdfast top` needs a terminal; `--json` prints what it would show" in said.err
+    assert "`keephold top` needs a terminal; `--json` prints what it would show" in said.err
 
 
 def test_L_without_the_extra_it_says_how_to_get_it(agent: Agent) -> None:
     agent.spawn("talk", "chatty")
-    program = "import sys; sys.modules['textual'] = None; from holdfast.cli import main; main(prog_name='holdfast')"
+    program = "import sys; sys.modules['textual'] = None; from keephold.cli import main; main(prog_name='keephold')"
 
     def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -188,5 +188,5 @@ def test_L_without_the_extra_it_says_how_to_get_it(agent: Agent) -> None:
 
     refused = run()
     assert refused.returncode == 2
-    assert "pip install 'holdfast[tui]'" in refused.stderr
+    assert "pip install 'keephold[tui]'" in refused.stderr
     assert json.loads(run("--json").stdout)["handles"][0]["id"] == "chatty"

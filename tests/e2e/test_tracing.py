@@ -48,9 +48,9 @@ async def test_R1_one_trace_across_a_kill_and_a_restart(tmp_path: Path) -> None:
     assert (step["pid"], deploy["pid"], turn["pid"], waited["pid"]) == (first, second.pid, second.pid, second.pid)
     traces = {span["context"]["trace_id"] for span in found}
     assert traces == {step["context"]["trace_id"]}
-    assert deploy["attributes"]["holdfast.recovered"]
+    assert deploy["attributes"]["keephold.recovered"]
     attempts = {span["context"]["span_id"]: span for span in found if span["name"] == "attempt"}
-    assert attempts[waited["parent_id"]]["attributes"]["holdfast.attempt"] == 2
+    assert attempts[waited["parent_id"]]["attributes"]["keephold.attempt"] == 2
     assert attempts[waited["parent_id"]]["parent_id"] == deploy["context"]["span_id"]
     (link,) = resolve["links"]
     assert link["context"]["trace_id"] == step["context"]["trace_id"]

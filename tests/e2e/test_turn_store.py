@@ -1,4 +1,4 @@
-"""`holdfast turn` on a store that survives it: what is parked, resumed, or fails the turn (Y1, B9, D10, D11)."""
+"""`keephold turn` on a store that survives it: what is parked, resumed, or fails the turn (Y1, B9, D10, D11)."""
 
 import json
 import os
@@ -13,25 +13,25 @@ from typing import Any
 import pytest
 from tests.e2e.driver import PATIENCE, until
 
-from holdfast.cli.turn import PARK_AFTER_SECS
+from keephold.cli.turn import PARK_AFTER_SECS
 
 OFFICE = '''
 from pathlib import Path
-import holdfast
+import keephold
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
-async def approve(call: holdfast.Call) -> holdfast.Pending:
+@keephold.tool(actions=("spawn", "fetch", "abort"))
+async def approve(call: keephold.Call) -> keephold.Pending:
     """Waits for somebody outside."""
     Path("key").write_text(await call.completion_key())
-    return holdfast.Pending()
+    return keephold.Pending()
 
-@holdfast.tool
-async def urgent(call: holdfast.Call) -> holdfast.Pending:
+@keephold.tool
+async def urgent(call: keephold.Call) -> keephold.Pending:
     """Waits, but not for long."""
     await call.completion_key()
-    return holdfast.Pending(deadline=1, on_timeout="fail_turn")
+    return keephold.Pending(deadline=1, on_timeout="fail_turn")
 
-@holdfast.tool
+@keephold.tool
 async def echo(text: str) -> str:
     """Gives it back."""
     return text
@@ -40,7 +40,7 @@ CONFIG = "".join(
     f'[conversation.tools.{name}]\nsource = "python"\nfunction = "office:{name}"\nrun = "unattended"\n'
     for name in ("approve", "urgent", "echo")
 )
-IMPATIENT = "import holdfast.cli.turn as turn; turn.PARK_AFTER_SECS = 0.2; from holdfast.cli import main; main()"
+IMPATIENT = "import keephold.cli.turn as turn; turn.PARK_AFTER_SECS = 0.2; from keephold.cli import main; main()"
 
 
 class Office:
@@ -50,10 +50,10 @@ class Office:
         self.directory = directory
         self._stack = stack
         (directory / "office.py").write_text(OFFICE)
-        (directory / "holdfast.toml").write_text(CONFIG)
+        (directory / "keephold.toml").write_text(CONFIG)
 
-    def start(self, *arguments: str, program: tuple[str, ...] = ("-m", "holdfast")) -> "subprocess.Popen[str]":
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
+    def start(self, *arguments: str, program: tuple[str, ...] = ("-m", "keephold")) -> "subprocess.Popen[str]":
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("KEEPHOLD_")}
         process = subprocess.Popen(
             [sys.executable, "-W", "error", *program, *arguments],
             cwd=self.directory,
@@ -110,9 +110,9 @@ def test_Y1_a_turn_leaves_what_is_parked_in_the_users_store(office: Office) -> N
     (pending,) = json.loads(answer["responses"][1]["result"])["pending"]
     assert pending == {"id": "a", "state": "running", "parked": True}
     assert ended == {"turn": "ended", "handles": []}
-    directory = office.directory / "state" / "holdfast"
+    directory = office.directory / "state" / "keephold"
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert stat.S_IMODE((directory / "holdfast.db").stat().st_mode) == 0o600
+    assert stat.S_IMODE((directory / "keephold.db").stat().st_mode) == 0o600
     _, (listed,), _ = office.run("ps", "--json")
     assert (listed["id"], listed["parked"], listed["conversation"]) == ("a", True, "main")
     assert office.run("complete", office.key(), "--ok", '"yes"')[:2] == (0, ["accepted"])

@@ -33,19 +33,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """`g` runs, `over` has stopped and was fine. None of the commands changes that."""
     with ExitStack() as stack:
         place = Place(tmp_path_factory.mktemp("place"), stack)
-        (place.directory / "holdfast.toml").touch()
+        (place.directory / "keephold.toml").touch()
         worker = place.worker()
         worker.run(spawn("gate", "g", name="g"), spawn("gate", "over", name="over"))
         worker.end("over")
-        assert place.holdfast("wait", "over").code == 0
+        assert place.keephold("wait", "over").code == 0
         yield place
 
 
 def run(directory: Path, *arguments: str, stdout: int, stderr: int = subprocess.PIPE) -> tuple[int, str]:
     """The exit code, and what was said on stderr."""
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *arguments], cwd=directory, stdin=subprocess.DEVNULL, stdout=stdout,
-        stderr=stderr, env={**os.environ, "HOLDFAST_STORE": "sqlite:///work.db"}, timeout=PATIENCE, text=True,
+        [sys.executable, "-m", "keephold", *arguments], cwd=directory, stdin=subprocess.DEVNULL, stdout=stdout,
+        stderr=stderr, env={**os.environ, "KEEPHOLD_STORE": "sqlite:///work.db"}, timeout=PATIENCE, text=True,
     )  # fmt: skip
     return done.returncode, done.stderr or ""
 
@@ -92,6 +92,6 @@ def test_L3_a_chat_ends_with_a_sentence_as_well(place: Place, full: int) -> None
 
 def test_L3_a_stdout_that_is_closed_is_like_dev_null(place: Place) -> None:
     for arguments in (("wait", "over"), ("logs", "over"), ("ps",)):
-        command = f'exec "{sys.executable}" -m holdfast {" ".join(arguments)} --store sqlite:///work.db >&-'
+        command = f'exec "{sys.executable}" -m keephold {" ".join(arguments)} --store sqlite:///work.db >&-'
         done = subprocess.run(["sh", "-c", command], cwd=place.directory, stderr=subprocess.PIPE, timeout=PATIENCE)
         assert (done.returncode, done.stderr) == (0, b"")

@@ -1,4 +1,4 @@
-"""`holdfast wait` on what a process runs that dies meanwhile: it says so, and goes on waiting (L1, R1)."""
+"""`keephold wait` on what a process runs that dies meanwhile: it says so, and goes on waiting (L1, R1)."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -28,7 +28,7 @@ def test_R1_wait_tells_of_each_process_that_dies_and_goes_on(place: Place, over:
         worker = place.worker()
         worker.run(spawn("approve", "a", what="x"))
         worker.begin(("await", {"all": ["a"]}))  # which is left to whoever resumes the turn (B9)
-        until(lambda: "call:0" in place.holdfast("ps").out)
+        until(lambda: "call:0" in place.keephold("ps").out)
         die(worker)
         worker = place.worker()
         worker.run(spawn("steps", "s"), conversation="other")
@@ -40,11 +40,11 @@ def test_R1_wait_tells_of_each_process_that_dies_and_goes_on(place: Place, over:
         die(worker)
         assert waiting.stderr.readline() == f"s: {gone}"
         worker = place.worker()  # goes on with it
-        until(lambda: place.holdfast("show", "s", "--json").json["attempt"] == 2)
+        until(lambda: place.keephold("show", "s", "--json").json["attempt"] == 2)
         die(worker)
         assert waiting.stderr.readline() == f"s: {gone}"
         assert waiting.poll() is None
-        assert place.holdfast("abort", "s", "call:0").code == 0
+        assert place.keephold("abort", "s", "call:0").code == 0
         out, err = waiting.communicate(timeout=PATIENCE)
         assert out == "call:0: abort: Aborted by a person.\ns: abort: Aborted by a person.\n"
         assert (waiting.returncode, err) == (1, "")

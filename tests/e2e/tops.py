@@ -1,4 +1,4 @@
-"""The screen of `holdfast top`, as a test sees it and types at it: by textual's own Pilot."""
+"""The screen of `keephold top`, as a test sees it and types at it: by textual's own Pilot."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from tests.e2e.driver import PATIENCE
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from holdfast.cli.top_app import Top
-from holdfast.cli.top_ask import Asked
+from keephold.cli.top_app import Top
+from keephold.cli.top_ask import Asked
 
 
 class Watched:

@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 from tests.durable.lives import until
 from tests.turn.calls import STATEFUL, spawn, wait_all
 
-import holdfast
-from holdfast import Call, Key, Runtime
+import keephold
+from keephold import Call, Key, Runtime
 
 
 class Lines(SpanExporter):
@@ -39,7 +39,7 @@ class Lines(SpanExporter):
 async def main(store: str, how: str) -> None:
     keys: list[Key] = []
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def deploy(call: Call) -> Any:
         """Creates something once, then waits to be told to go on."""
 

@@ -15,7 +15,7 @@ async function prompt({ params, requestId, client }) {
   const stopReason = await turn(sessionId, params.prompt[0].text, client);
   if (signals) {
     const promptRequestId = String(requestId);
-    await client.notify("_holdfast/turn_complete", { sessionId, promptRequestId, stopReason });
+    await client.notify("_keephold/turn_complete", { sessionId, promptRequestId, stopReason });
   }
   return { stopReason };
 }
@@ -54,7 +54,7 @@ async function turn(sessionId, text, client) {
 agent({ name: "typescript" })
   .onRequest(methods.agent.initialize, () => ({
     protocolVersion: PROTOCOL_VERSION,
-    agentCapabilities: signals ? { _meta: { "holdfast/turnComplete": {} } } : {},
+    agentCapabilities: signals ? { _meta: { "keephold/turnComplete": {} } } : {},
     agentInfo: { name: "typescript", version: "1" },
   }))
   .onRequest(methods.agent.session.new, () => {

@@ -1,4 +1,4 @@
-// Drives `holdfast acp` with the TypeScript SDK of ACP, all scenes with one agent:
+// Drives `keephold acp` with the TypeScript SDK of ACP, all scenes with one agent:
 //   node --input-type=module - FLAG COMMAND… < acp_client.mjs
 // FLAG is a file that a tool waits for. Prints one JSON object: what came of each scene, and every message in both
 // directions. The test beside it says what should have come.
@@ -10,7 +10,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { client, methods, ndJsonStream, PROTOCOL_VERSION } from "@agentclientprotocol/sdk";
 
 const [flag, command, ...args] = process.argv.slice(2);
-const SIGNAL = "_holdfast/turn_complete";
+const SIGNAL = "_keephold/turn_complete";
 const wire = [];
 
 function gate() {

@@ -1,4 +1,4 @@
-"""What holds of every turn of `holdfast acp` (X2), looked for in the messages of a connection as its client saw them.
+"""What holds of every turn of `keephold acp` (X2), looked for in the messages of a connection as its client saw them.
 
 They are in order, and do not say which side has sent them.
 """
@@ -6,7 +6,7 @@ They are in order, and do not say which side has sent them.
 from typing import Any
 
 Message = dict[str, Any]
-SIGNAL = "_holdfast/turn_complete"
+SIGNAL = "_keephold/turn_complete"
 
 
 def prompts(messages: list[Message]) -> list[Message]:
@@ -69,4 +69,4 @@ def _updates(messages: list[Message], session: str) -> list[dict[str, Any]]:
 
 
 def _is_background(update: dict[str, Any]) -> bool:
-    return bool(update.get("_meta", {}).get("holdfast/background"))
+    return bool(update.get("_meta", {}).get("keephold/background"))

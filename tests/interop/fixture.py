@@ -26,9 +26,9 @@ from tests.interop.contents import add_contents
 from tests.interop.events import Events
 from tests.interop.jobs import JOBS, name_first
 
-from holdfast import Runtime
-from holdfast.mcp.http import http_app
-from holdfast.mcp.server import Server
+from keephold import Runtime
+from keephold.mcp.http import http_app
+from keephold.mcp.server import Server
 
 
 def add_fixtures(server: MCPServer) -> None:

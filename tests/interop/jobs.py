@@ -1,4 +1,4 @@
-"""Tools of holdfast that the fixture server has for tasks: quick and slow ones, some that fail, some that ask.
+"""Tools of keephold that the fixture server has for tasks: quick and slow ones, some that fail, some that ask.
 
 Names and arguments are those of the conformance suite; `label` is sent by it and means nothing.
 """
@@ -10,45 +10,45 @@ from typing import Any
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.types import ElicitRequest, ElicitRequestFormParams, InputRequiredResult
 
-import holdfast
-from holdfast import Call, Question, ToolError
+import keephold
+from keephold import Call, Question, ToolError
 
 
-@holdfast.tool(task="never")
+@keephold.tool(task="never")
 async def greet(name: str) -> str:
     """Says hello; never a task."""
     return f"Hello, {name}!"
 
 
-@holdfast.tool
+@keephold.tool
 async def slow_compute(seconds: float, label: str = "") -> str:
     """Takes so many seconds."""
     await asyncio.sleep(seconds)
     return f"computed in {seconds:g} s"
 
 
-@holdfast.tool(task="required")
+@keephold.tool(task="required")
 async def failing_job() -> str:
     """Fails after a moment; always a task."""
     await asyncio.sleep(0.2)
     raise ToolError("this job always fails")
 
 
-@holdfast.tool(task="required")
+@keephold.tool(task="required")
 async def protocol_error_job() -> str:
     """Ends without an answer of its own; always a task."""
     await asyncio.sleep(0.2)
     raise ToolError("this job never answers", code="mcp_error")
 
 
-@holdfast.tool
+@keephold.tool
 async def confirm_delete(call: Call, filename: str) -> str:
     """Asks before it deletes; it deletes nothing."""
     confirmed = await call.ask(Question(id="confirm", text=f"Delete {filename}?", answer_type="Boolean"))
     return f"deleted {filename}" if confirmed else f"kept {filename}"
 
 
-@holdfast.tool
+@keephold.tool
 async def multi_input(call: Call) -> str:
     """Asks two questions at once."""
     name, confirmed = await asyncio.gather(
@@ -58,7 +58,7 @@ async def multi_input(call: Call) -> str:
     return f"{name}, {'confirmed' if confirmed else 'not confirmed'}"
 
 
-@holdfast.tool(task="required")
+@keephold.tool(task="required")
 async def test_tool_with_task(name: str = "") -> str:
     """Asks for a name first, then works on as a task."""
     return f"Hello, {name}!"

@@ -1,4 +1,4 @@
-"""The TypeScript SDK of ACP: a client made with it drives `holdfast acp` (X1, X2, X4), and an agent is checked (X5).
+"""The TypeScript SDK of ACP: a client made with it drives `keephold acp` (X1, X2, X4), and an agent is checked (X5).
 
 One agent of ours plays all of the client's scenes, and the tests look at what came of each.
 """
@@ -15,7 +15,7 @@ from tests.acp.editor import config
 from tests.interop.acp_turns import SIGNAL, Message, ended, prompts, statuses, text, updates
 from tests.interop.foreign import HERE, NODE, NPM_ROOT, ROOT, need, script, told
 
-from holdfast.acp.check import Settings, run
+from keephold.acp.check import Settings, run
 
 Report = dict[str, Any]
 
@@ -24,7 +24,7 @@ Report = dict[str, Any]
 def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
     """What `acp_client.mjs` has seen."""
     directory = tmp_path_factory.mktemp("typescript")
-    agent = [sys.executable, "-m", "holdfast", "acp", "--config", str(config(directory))]
+    agent = [sys.executable, "-m", "keephold", "acp", "--config", str(config(directory))]
     agent += ["--store", f"sqlite:///{directory}/store.db"]
     run = script("acp_client.mjs", str(directory / "flag"), *agent, environment={"PYTHONPATH": str(ROOT)})
     yield {**json.loads(told(run)), "stderr": run.stderr}
@@ -34,7 +34,7 @@ def test_X1_everything_is_taken_by_the_client_and_the_agent_ends_well(report: Re
     assert report["stderr"] == ""
     assert report["code"] == 0
     assert report["agentCapabilities"]["loadSession"] is True
-    assert report["agentCapabilities"]["_meta"] == {"holdfast/turnComplete": {}}
+    assert report["agentCapabilities"]["_meta"] == {"keephold/turnComplete": {}}
 
 
 def test_X2_the_end_of_every_turn_is_told_once_and_last(report: Report) -> None:
@@ -91,7 +91,7 @@ def test_X4_a_tool_a_stream_a_request_and_a_question_are_cancelled(report: Repor
 
 def test_X2_a_handle_that_ends_between_turns_is_told_of_at_once(report: Report) -> None:
     update, wire = report["background"], report["wire"]
-    assert update["_meta"] == {"holdfast/background": True}
+    assert update["_meta"] == {"keephold/background": True}
     assert update["content"][-1]["content"]["text"].endswith("it is there")
     spawned = updates(wire, prompts(wire)[-1])
     assert statuses(spawned, "1") == ["pending", "in_progress"]

@@ -1,4 +1,4 @@
-"""acpx, a headless client that somebody else made, drives `holdfast acp` (X1, X2).
+"""acpx, a headless client that somebody else made, drives `keephold acp` (X1, X2).
 
 What it prints is every message in both directions, one a line. Nothing on its standard error means that it has taken
 all of ours. `--no-terminal` where the end is looked at: a terminal is given back when the turn may be over.
@@ -37,7 +37,7 @@ def acpx(directory: Path, steps: str, *options: str, more: str = "", interrupt_a
     """One prompt, in a session of its own; with `interrupt_at`, interrupted when that is said."""
     need(NPM_ROOT)
     file = config(directory, more)
-    agent = f"{sys.executable} -m holdfast acp --config {file} --store sqlite:///{directory}/store.db"
+    agent = f"{sys.executable} -m keephold acp --config {file} --store sqlite:///{directory}/store.db"
     command = [str(NODE), str(NPM_ROOT / "node_modules" / ACPX), "--agent", agent, "--cwd", str(directory)]
     command += [*options, "--format", "json", "exec", steps]
     ours = {"HOME": str(directory), "PYTHONPATH": str(ROOT), "NODE_COMPILE_CACHE": str(NPM_ROOT / "compiled")}

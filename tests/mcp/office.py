@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 from typing import TypedDict
 
-import holdfast
-from holdfast import Call, Pending, Question, ToolError
-from holdfast.tools.base import Action
+import keephold
+from keephold import Call, Pending, Question, ToolError
+from keephold.tools.base import Action
 
 STATEFUL: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
 
@@ -24,13 +24,13 @@ async def opened(gate: str) -> None:
         await asyncio.sleep(0.01)
 
 
-@holdfast.tool
+@keephold.tool
 async def echo(text: str) -> str:
     """Gives it back."""
     return text
 
 
-@holdfast.tool
+@keephold.tool
 async def weigh(name: str, count: int = 2) -> Weighed:
     """Returns an object of a declared form."""
     if not name:
@@ -38,7 +38,7 @@ async def weigh(name: str, count: int = 2) -> Weighed:
     return {"name": name, "grams": list(range(count))}
 
 
-@holdfast.tool
+@keephold.tool
 async def wait_at(call: Call, gate: str) -> str:
     """A call that ends when its gate is open."""
     Path(gate + ".begun").touch()
@@ -46,7 +46,7 @@ async def wait_at(call: Call, gate: str) -> str:
     return f"through {Path(gate).name}"
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def work(call: Call, gate: str) -> str:
     """The same, to be spawned."""
     call.emit("working\n")
@@ -54,7 +54,7 @@ async def work(call: Call, gate: str) -> str:
     return f"worked at {Path(gate).name}"
 
 
-@holdfast.tool
+@keephold.tool
 async def measure(call: Call, gate: str) -> str:
     """Says how far it is, three times, then waits at its gate."""
     for step in range(1, 4):
@@ -64,33 +64,33 @@ async def measure(call: Call, gate: str) -> str:
     return "measured"
 
 
-@holdfast.tool
+@keephold.tool
 async def confirm(call: Call, what: str) -> str:
     """Asks a person."""
     sure = await call.ask(Question(id="sure", text=f"Really {what}?", answer_type="Boolean"))
     return f"{what}: {'yes' if sure else 'no'}"
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def discuss(call: Call, what: str) -> str:
     """Asks whoever has spawned it."""
     sure = await call.ask(Question(id="sure", text=f"Really {what}?", answer_type="Boolean"))
     return f"{what}: {'yes' if sure else 'no'}"
 
 
-@holdfast.tool
+@keephold.tool
 async def name_it(call: Call) -> str:
     """Asks a person for one of three words."""
     return str(await call.ask(Question(id="name", text="Which?", answer_type={"Select": {"options": ["a", "b", "c"]}})))
 
 
-@holdfast.tool
+@keephold.tool
 async def secret(call: Call) -> str:
     """Asks for what no form may hold."""
     return str(await call.ask(Question(id="password", text="Password?", secret=True)))
 
 
-@holdfast.tool(task="required", on_crash="replay")
+@keephold.tool(task="required", on_crash="replay")
 async def deploy(call: Call, notes: str) -> str:
     """Notes that it runs, asks, and notes the answer."""
     with Path(notes).open("a") as file:
@@ -99,7 +99,7 @@ async def deploy(call: Call, notes: str) -> str:
     return f"deployed: {sure}"
 
 
-@holdfast.tool(on_crash="replay")
+@keephold.tool(on_crash="replay")
 async def sign(call: Call, notes: str) -> str:
     """The same, not as a task."""
     with Path(notes).open("a") as file:
@@ -107,14 +107,14 @@ async def sign(call: Call, notes: str) -> str:
     return f"signed: {await call.ask(Question(id='sure', text='Sign?', answer_type='Boolean'))}"
 
 
-@holdfast.tool(task="required")
+@keephold.tool(task="required")
 async def fragile(call: Call, gate: str) -> str:
     """Ends with the process that runs it."""
     await opened(gate)
     return "unharmed"
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def approve(call: Call, keys: str) -> Pending:
     """Waits for somebody outside, who finds the key in a file."""
     Path(keys).write_text(await call.completion_key())

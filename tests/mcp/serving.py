@@ -1,4 +1,4 @@
-"""Servers under test: `holdfast mcp` as a process of its own, and one in the test's loop that can be looked into."""
+"""Servers under test: `keephold mcp` as a process of its own, and one in the test's loop that can be looked into."""
 
 import asyncio
 import os
@@ -17,10 +17,10 @@ import uvicorn
 from mcp.client.stdio import StdioServerParameters
 from tests.mcp.office import CONFIG, TOOLS
 
-from holdfast import Runtime
-from holdfast.mcp.http import http_app
-from holdfast.mcp.server import Server
-from holdfast.tools.base import Tool
+from keephold import Runtime
+from keephold.mcp.http import http_app
+from keephold.mcp.server import Server
+from keephold.tools.base import Tool
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 20.0
@@ -36,7 +36,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def environment(directory: Path) -> dict[str, str]:
     """That of a user who has set nothing and has a state directory of their own."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("KEEPHOLD_")}
     return {
         **kept,
         "PYTHONPATH": str(ROOT),
@@ -50,7 +50,7 @@ class Office:
 
     def __init__(self, directory: Path, more: str = "") -> None:
         self.directory = directory
-        (directory / "holdfast.toml").write_text(CONFIG + more)
+        (directory / "keephold.toml").write_text(CONFIG + more)
         self.store = f"sqlite:///{directory / 'store.db'}"
         self._running: list[subprocess.Popen[bytes]] = []
 
@@ -63,7 +63,7 @@ class Office:
 
     def command(self, *words: str) -> list[str]:
         # -W error: a coroutine that nobody awaited is a defect
-        return [sys.executable, "-W", "error", "-m", "holdfast", "mcp", "--store", self.store, *words]
+        return [sys.executable, "-W", "error", "-m", "keephold", "mcp", "--store", self.store, *words]
 
     def stdio(self) -> StdioServerParameters:
         program, *words = self.command()
@@ -90,7 +90,7 @@ class Office:
 
 
 class Process:
-    """`holdfast mcp --http` on a port that stays the same over restarts. What it says is in a file."""
+    """`keephold mcp --http` on a port that stays the same over restarts. What it says is in a file."""
 
     def __init__(self, office: Office, *words: str, env: Mapping[str, str] = {}) -> None:
         self._office = office

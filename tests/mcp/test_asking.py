@@ -208,7 +208,7 @@ async def test_Q2_a_client_that_goes_while_it_asks_leaves_nothing_hanging(era: s
         await asyncio.wait([calling])
         await until(lambda: not here.runtime.batches)
         async with connected(here.url, tasks=KnowsTasks()) as client:
-            (listed,) = (await client.read_resource("holdfast://handles")).contents
+            (listed,) = (await client.read_resource("keephold://handles")).contents
             for handle in json.loads(getattr(listed, "text", ""))["handles"]:
                 if handle["state"] != "stopped":
                     await ask(client, "tasks/cancel", taskId=handle["uid"])

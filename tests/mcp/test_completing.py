@@ -3,8 +3,8 @@
 import pytest
 from starlette.types import Message
 
-from holdfast import Runtime
-from holdfast.mcp.completing import Completing
+from keephold import Runtime
+from keephold.mcp.completing import Completing
 
 
 async def test_K2_a_key_is_used_by_post_and_the_answer_says_so() -> None:

@@ -63,7 +63,7 @@ def test_K1_the_network_is_not_let_in_without_a_token(office: Office, tmp_path: 
     for server in [office.start("--http", "0", "--host", host, stderr=subprocess.PIPE) for host in hosts]:
         _, said = server.communicate(timeout=PATIENCE)
         assert server.returncode == 2
-        assert b"HOLDFAST_TOKEN" in said and b"--tokens" in said and b"Traceback" not in said
+        assert b"KEEPHOLD_TOKEN" in said and b"--tokens" in said and b"Traceback" not in said
 
 
 def test_K5_a_token_that_is_too_short_is_refused_and_not_shown(office: Office, tmp_path: Path) -> None:
@@ -109,12 +109,12 @@ async def test_K5_the_token_is_no_secret_of_the_tools(tmp_path: Path) -> None:
     show = """
 [conversation.tools.show]
 source = "local"
-command = ["printenv", "HOLDFAST_TOKEN"]
+command = ["printenv", "KEEPHOLD_TOKEN"]
 run = "unattended"
 """
     office = Office(tmp_path, show)
     try:
-        server = Process(office, env={"HOLDFAST_TOKEN": TOKEN})
+        server = Process(office, env={"KEEPHOLD_TOKEN": TOKEN})
         async with connected(server.url, token=TOKEN) as client:
             shown = await client.call_tool("show", {})
             assert TOKEN not in str(shown)

@@ -120,7 +120,7 @@ async def test_R6_an_http_server_ends_its_streams_in_order(office: Office, numbe
         pid = int(Path(office.path("pid")).read_text())
         waiting = asyncio.create_task(client.call_tool("wait_for", {"handleId": "h"}))
         lost = False
-        async with client.listen(resource_subscriptions=["holdfast://handles/h"]) as stream:
+        async with client.listen(resource_subscriptions=["keephold://handles/h"]) as stream:
             began = time.monotonic()
             os.kill(server.process.pid, getattr(signal, number))
             try:
@@ -152,7 +152,7 @@ async def test_R6_a_server_with_sessions_of_2025_ends_as_promptly(office: Office
     server = Process(office)
     async with connected(server.url, "legacy") as client, connected(server.url, "legacy") as idle:
         await client.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
-        await ask(idle, "resources/subscribe", uri="holdfast://handles")
+        await ask(idle, "resources/subscribe", uri="keephold://handles")
         waiting = asyncio.create_task(client.call_tool("wait_for", {"handleId": "h"}))
         await until(lambda: server.connections() >= 6)  # three of clients, three of its own
         began = time.monotonic()

@@ -147,10 +147,10 @@ async def test_B7_a_cancelled_call_ends_over_stdio_in_both_eras(era: str, office
         lost = calling(client, "wait_at", gate=office.path("gate"))
         await until(Path(office.path("gate.begun")).exists)
         await gone(lost)
-        (seen,) = (await client.read_resource("holdfast://handles", cache_mode="bypass")).contents
+        (seen,) = (await client.read_resource("keephold://handles", cache_mode="bypass")).contents
         assert json.loads(getattr(seen, "text", "")) == {"handles": [], "truncated": False}
         await asyncio.sleep(0.3)  # what the call would become if it were not cancelled
-        (seen,) = (await client.read_resource("holdfast://handles", cache_mode="bypass")).contents
+        (seen,) = (await client.read_resource("keephold://handles", cache_mode="bypass")).contents
         assert json.loads(getattr(seen, "text", "")) == {"handles": [], "truncated": False}
 
 

@@ -21,12 +21,12 @@ from tests.mcp.clients import ERAS, MODERN
 from tests.mcp.serving import serving
 from tests.soak import tries
 
-import holdfast
-from holdfast import AgentRequest, Call, Runtime
-from holdfast.mcp.results import described
-from holdfast.mcp.server import Server
-from holdfast.testing import VirtualClock
-from holdfast.tools.workflow.configs import COMMON, READERS
+import keephold
+from keephold import AgentRequest, Call, Runtime
+from keephold.mcp.results import described
+from keephold.mcp.server import Server
+from keephold.testing import VirtualClock
+from keephold.tools.workflow.configs import COMMON, READERS
 
 Calls = list[tuple[str, dict[str, Any]]]
 
@@ -41,12 +41,12 @@ PREPARED: Calls = [
 """What there is for nonsense to be about."""
 
 
-@holdfast.tool
+@keephold.tool
 async def echo(text: str) -> str:
     return text
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"))
 async def talk(call: Call, text: str = "") -> str:
     try:
         while (said := await call.input()) != "end":

@@ -167,14 +167,14 @@ async def test_M5_the_resource_of_another_is_none(era: str) -> None:
         connected(here.url, era, token=TOKENS["bob"]) as bob,
     ):
         await alice.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
-        assert "h" in str((await alice.read_resource("holdfast://handles/h")).contents)
+        assert "h" in str((await alice.read_resource("keephold://handles/h")).contents)
         errors = []
         for id in ("h", "n"):
             with pytest.raises(MCPError) as raised:
-                await bob.read_resource(f"holdfast://handles/{id}")
+                await bob.read_resource(f"keephold://handles/{id}")
             errors.append((raised.value.error.code, raised.value.error.message.replace(f"`{id}`", "`ID`")))
         assert errors[0] == errors[1]
-        (listed,) = (await bob.read_resource("holdfast://handles")).contents
+        (listed,) = (await bob.read_resource("keephold://handles")).contents
         assert '"handles": []' in getattr(listed, "text", "")
 
 
@@ -191,12 +191,12 @@ async def test_M5_a_change_is_told_to_its_owner_alone() -> None:
             connected(here.url, "legacy", token=TOKENS["bob"], message_handler=note) as bob,
         ):
             await alice.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
-            for uri in ("holdfast://handles", "holdfast://handles/h"):
+            for uri in ("keephold://handles", "keephold://handles/h"):
                 await ask(bob, "resources/subscribe", uri=uri)
             await alice.call_tool("complete_wait_handle", {"handleId": "h"})
             await bob.call_tool("create_wait_handle", {"handleId": "own", "type": "custom"})
             await until(lambda: bool(told))
-            assert set(told) == {"holdfast://handles"}
+            assert set(told) == {"keephold://handles"}
         await until(here.idle)
 
 

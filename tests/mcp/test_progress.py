@@ -8,7 +8,7 @@ import pytest
 from tests.mcp.clients import ERAS, connected, read, texts
 from tests.mcp.serving import serving, until
 
-import holdfast.mcp.calls
+import keephold.mcp.calls
 
 
 class Heard:
@@ -52,7 +52,7 @@ async def test_M4_progress_of_a_tool_is_forwarded(era: str, tmp_path: Path) -> N
 async def test_M4_a_wait_is_heard_of_while_it_lasts(
     era: str, tool: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holdfast.mcp.calls, "PROGRESS_SECS", 0.02)
+    monkeypatch.setattr(keephold.mcp.calls, "PROGRESS_SECS", 0.02)
     heard = Heard()
     async with serving() as here, connected(here.url, era) as client:
         await client.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
@@ -74,7 +74,7 @@ async def test_M4_a_wait_is_heard_of_while_it_lasts(
 @pytest.mark.parametrize("era", ERAS)
 async def test_M4_a_wait_forwards_what_its_handle_says(era: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the latest with the next sign of life."""
-    monkeypatch.setattr(holdfast.mcp.calls, "PROGRESS_SECS", 0.02)
+    monkeypatch.setattr(keephold.mcp.calls, "PROGRESS_SECS", 0.02)
     heard = Heard()
     async with serving() as here, connected(here.url, era) as client:
         await client.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
@@ -90,7 +90,7 @@ async def test_M4_a_wait_forwards_what_its_handle_says(era: str, monkeypatch: py
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_M4_who_does_not_ask_for_it_is_told_nothing(era: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holdfast.mcp.calls, "PROGRESS_SECS", 0.01)
+    monkeypatch.setattr(keephold.mcp.calls, "PROGRESS_SECS", 0.01)
     messages: list[Any] = []
 
     async def note(message: Any) -> None:

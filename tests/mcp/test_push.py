@@ -10,7 +10,7 @@ from tests.mcp.clients import KnowsTasks, Person, ask, connected, listening, rea
 from tests.mcp.serving import serving, until
 
 YES = {"action": "accept", "content": {"sure": True}}
-LIST = "holdfast://handles"
+LIST = "keephold://handles"
 
 
 async def test_M2_a_task_is_told_from_its_current_state_to_its_end(tmp_path: Path) -> None:

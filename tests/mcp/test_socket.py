@@ -1,4 +1,4 @@
-"""`holdfast mcp` where a server runs on the same store: it passes its client on, and nothing ends with that (M3)."""
+"""`keephold mcp` where a server runs on the same store: it passes its client on, and nothing ends with that (M3)."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ spawn = { stateful = true }
 
 
 def started(server: Served) -> StdioServerParameters:
-    words = ["-m", "holdfast", "mcp", "--store", f"sqlite:///{server.store}", "--config", server.path("holdfast.toml")]
+    words = ["-m", "keephold", "mcp", "--store", f"sqlite:///{server.store}", "--config", server.path("keephold.toml")]
     return StdioServerParameters(
         command=sys.executable, args=words, env=environment(server.directory), cwd=server.directory
     )

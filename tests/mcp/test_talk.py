@@ -14,8 +14,8 @@ from tests.mcp.clients import ERAS, MODERN, KnowsTasks, Person, TaskMade, connec
 from tests.mcp.office import TOOLS, weigh
 from tests.mcp.serving import Office, serving, until
 
-import holdfast
-from holdfast.mcp.server import Server
+import keephold
+from keephold.mcp.server import Server
 
 WAITING = ("sleep", "create_wait_handle", "wait_for", "wait_for_multiple", "complete_wait_handle", "list_wait_handles")
 
@@ -189,7 +189,7 @@ async def test_M5_a_spawn_and_an_await_sent_at_once_find_each_other(era: str, of
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_M5_so_it_is_in_one_process(era: str) -> None:
-    async with holdfast.Runtime(TOOLS) as runtime:
+    async with keephold.Runtime(TOOLS) as runtime:
         async with Client(Server(runtime), mode=era) as client:
             for number in range(100):
                 id = f"h{number}"
@@ -214,12 +214,12 @@ async def test_M2_a_call_is_a_task_only_if_it_takes_long(tmp_path: Path) -> None
 @pytest.mark.parametrize("era", ERAS)
 async def test_W8_handles_are_resources(era: str) -> None:
     async with serving() as here, connected(here.url, era) as client:
-        assert "holdfast://handles" in [str(each.uri) for each in (await client.list_resources()).resources]
+        assert "keephold://handles" in [str(each.uri) for each in (await client.list_resources()).resources]
         templates = (await client.list_resource_templates()).resource_templates
-        assert "holdfast://handles/{id}" in [each.uri_template for each in templates]
+        assert "keephold://handles/{id}" in [each.uri_template for each in templates]
         for id in ("a/b?c#d%e", "ü", "..", "%41", "x:y"):
             await client.call_tool("create_wait_handle", {"handleId": id, "type": "hook", "metadata": {"of": id}})
-            (seen,) = (await client.read_resource(f"holdfast://handles/{quote(id, safe='')}")).contents
+            (seen,) = (await client.read_resource(f"keephold://handles/{quote(id, safe='')}")).contents
             shown = json.loads(getattr(seen, "text", ""))
             assert (shown["id"], shown["metadata"], shown["state"]) == (id, {"of": id}, "running")
             assert "key" not in shown  # whoever reads may not complete (K5)

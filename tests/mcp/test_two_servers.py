@@ -11,7 +11,7 @@ from mcp.client.subscriptions import ResourceUpdated
 from tests.mcp.clients import ERAS, KnowsTasks, Person, ask, connected, listening, read, start_task, task_is, texts
 from tests.mcp.serving import Office, Process
 
-LIST = "holdfast://handles"
+LIST = "keephold://handles"
 YES = {"action": "accept", "content": {"sure": True}}
 
 

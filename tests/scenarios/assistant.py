@@ -4,7 +4,7 @@ import itertools
 import json
 from typing import Any
 
-from holdfast import Response, ToolCall, Turn
+from keephold import Response, ToolCall, Turn
 
 _labels = itertools.count(1)
 

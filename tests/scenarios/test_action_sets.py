@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.scenarios.assistant import error, one
 
-import holdfast
+import keephold
 
 CONFIG = """
 [conversation.tools."*"]
@@ -161,7 +161,7 @@ CARGO_CHECK = """
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "holdfast.toml"
+    path = tmp_path / "keephold.toml"
     path.write_text(CONFIG)
     return path
 
@@ -174,7 +174,7 @@ def with_id(asked: str) -> Any:
 
 
 def schemas(config: Path) -> dict[str, Any]:
-    return {tool["name"]: tool["parameters"] for tool in holdfast.Runtime(config=config).tools("canonical")}
+    return {tool["name"]: tool["parameters"] for tool in keephold.Runtime(config=config).tools("canonical")}
 
 
 def test_C2_the_schema_of_git_which_supports_everything(config: Path) -> None:
@@ -197,7 +197,7 @@ async def test_C2_the_table_of_action_sets(config: Path, tool: str) -> None:
     actions = TABLE[tool]
     offered = [variant["properties"]["action"]["const"] for variant in schemas(config)[tool]["oneOf"]]
     assert offered == actions
-    async with holdfast.Runtime(config=config) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime(config=config) as rt, rt.turn("main") as turn:
         arguments = {"command": "stage"} if tool == "git" else {}
         await one(turn, tool, {"action": "spawn", "id": "h", **arguments})
         calls: dict[str, dict[str, Any]] = {"fetch": {}, "apply": {"input": "y"}, "abort": {}}
@@ -211,7 +211,7 @@ async def test_C2_the_table_of_action_sets(config: Path, tool: str) -> None:
 
 
 async def test_C2_what_the_assistant_cannot_abort_ends_with_the_turn_all_the_same(config: Path) -> None:
-    async with holdfast.Runtime(config=config) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime(config=config) as rt, rt.turn("main") as turn:
         await one(turn, "background_task", {"action": "spawn", "id": "h"})
         ending = await turn.end()
         assert [(handle["id"], handle["ended_by"]) for handle in ending.results] == [("h", "turn_end")]

@@ -5,22 +5,22 @@ from pathlib import Path
 import pytest
 from tests.scenarios.assistant import batch, call, error, one
 
-import holdfast
-from holdfast.testing import VirtualClock
+import keephold
+from keephold.testing import VirtualClock
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"))
-async def stage(call: holdfast.Call) -> str:
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"))
+async def stage(call: keephold.Call) -> str:
     """Takes data, asks, takes data again: what `apply` means is decided by the tool's state alone."""
     first = await call.input()
-    sure = await call.ask(holdfast.Question(id="sure", text="Discard changes?", answer_type="Boolean"))
+    sure = await call.ask(keephold.Question(id="sure", text="Discard changes?", answer_type="Boolean"))
     last = await call.input()
     return f"{first} {sure} {last}"
 
 
 async def test_C6_the_state_of_the_handle_routes_the_input(clock: VirtualClock) -> None:
     """The question's id is never sent: a handle has at most one open question, and knows which."""
-    async with holdfast.Runtime([stage], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([stage], clock=clock) as rt, rt.turn("main") as turn:
         running = {"id": "h_1", "state": "running"}
         assert await one(turn, "stage", {"action": "spawn", "id": "h_1"}) == running
         waiting = await one(turn, "stage", {"action": "apply", "id": "h_1", "input": "y\n"})
@@ -36,7 +36,7 @@ async def test_C6_the_state_of_the_handle_routes_the_input(clock: VirtualClock) 
 
 
 async def test_C6_an_answer_of_the_wrong_type_leaves_the_question_open(clock: VirtualClock) -> None:
-    async with holdfast.Runtime([stage], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([stage], clock=clock) as rt, rt.turn("main") as turn:
         await one(turn, "stage", {"action": "spawn", "id": "h_1"})
         waiting = await one(turn, "stage", {"action": "apply", "id": "h_1", "input": "y"})
         told = await error(turn, "stage", {"action": "apply", "id": "h_1", "input": "maybe"})
@@ -86,13 +86,13 @@ spawn.stateful = true
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "holdfast.toml"
+    path = tmp_path / "keephold.toml"
     path.write_text(CONFIG)
     return path
 
 
 async def test_C6_input_for_a_running_program_goes_to_its_stdin(config: Path) -> None:
-    async with holdfast.Runtime(config=config) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime(config=config) as rt, rt.turn("main") as turn:
         await one(turn, "reader", {"action": "spawn", "id": "h"})
         for given, read in [("y\n", "<y>\n"), ("y", "<y>\n"), ({"k": [1]}, '<{"k":[1]}>\n'), (True, "<true>\n")]:
             answer = await one(turn, "reader", {"action": "apply", "id": "h", "input": given})
@@ -108,7 +108,7 @@ async def test_C6_input_for_a_running_program_goes_to_its_stdin(config: Path) ->
 async def test_Q3_the_assistant_answers_the_question_of_a_live_process(
     config: Path, answer: bool, end: dict[str, object]
 ) -> None:
-    async with holdfast.Runtime(config=config) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime(config=config) as rt, rt.turn("main") as turn:
         waiting = await one(turn, "writer", {"action": "spawn", "id": "h_1"})
         assert waiting == {
             "id": "h_1",
@@ -122,7 +122,7 @@ async def test_Q3_the_assistant_answers_the_question_of_a_live_process(
 
 async def test_Q3_a_configured_answer_is_given_while_an_await_waits(config: Path) -> None:
     """The handle waits for nobody: it is asked about twice, answered twice, and awaited to its end."""
-    async with holdfast.Runtime(config=config) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime(config=config) as rt, rt.turn("main") as turn:
         _, waited = await batch(
             turn, call("settled", {"action": "spawn", "id": "h_1"}), call("await", {"all": ["h_1"]})
         )

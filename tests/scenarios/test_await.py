@@ -9,48 +9,48 @@ from typing import Any
 import pytest
 from tests.scenarios.assistant import batch, call, error, one, text
 
-import holdfast
-from holdfast.testing import VirtualClock
+import keephold
+from keephold.testing import VirtualClock
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "abort"))
 async def cargo_check(package: str = "jp_cli") -> str:
     await asyncio.sleep(5)
     return "ok, 0 warnings"
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "abort"))
 async def cargo_test(package: str = "jp_cli") -> str:
     await asyncio.sleep(20)
     return "test result: ok. 42 passed"
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "abort"))
 async def crate_search(query: str) -> str:
     await asyncio.sleep(1)
     return "tokio, async-std, ..."
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "abort"))
 async def github_code_search(query: str) -> str:
     await asyncio.sleep(30)
-    raise holdfast.ToolError("rate limited", transient=True)
+    raise keephold.ToolError("rate limited", transient=True)
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"))
-async def deploy(call: holdfast.Call) -> str:
-    sure = await call.ask(holdfast.Question(id="sure", text="Deploy?", answer_type="Boolean"))
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"))
+async def deploy(call: keephold.Call) -> str:
+    sure = await call.ask(keephold.Question(id="sure", text="Deploy?", answer_type="Boolean"))
     return "deployed" if sure else "not deployed"
 
 
 @asynccontextmanager
-async def conversation(clock: VirtualClock) -> AsyncIterator[holdfast.Turn]:
+async def conversation(clock: VirtualClock) -> AsyncIterator[keephold.Turn]:
     tools = [cargo_check, cargo_test, crate_search, github_code_search, deploy]
-    async with holdfast.Runtime(tools, clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime(tools, clock=clock) as rt, rt.turn("main") as turn:
         yield turn
 
 
-def spawn(tool: str, id: str, **arguments: Any) -> holdfast.ToolCall:
+def spawn(tool: str, id: str, **arguments: Any) -> keephold.ToolCall:
     return call(tool, {"action": "spawn", "id": id, **arguments})
 
 
@@ -281,8 +281,8 @@ SCHEMA = """
 """  # noqa: E501 (as it was asked for, to the letter)
 
 
-def offered(*tools: holdfast.Tool) -> dict[str, dict[str, Any]]:
-    return {tool["name"]: tool for tool in holdfast.Runtime(tools).tools("canonical")}
+def offered(*tools: keephold.Tool) -> dict[str, dict[str, Any]]:
+    return {tool["name"]: tool for tool in keephold.Runtime(tools).tools("canonical")}
 
 
 def test_A1_the_schema_of_await() -> None:
@@ -290,13 +290,13 @@ def test_A1_the_schema_of_await() -> None:
 
 
 async def test_A1_await_is_offered_only_if_there_is_something_to_await(clock: VirtualClock) -> None:
-    @holdfast.tool
+    @keephold.tool
     async def grep(pattern: str) -> str:
         return pattern
 
     assert "await" in offered(grep, cargo_check)
     assert "await" not in offered(grep)
-    async with holdfast.Runtime([grep], clock=clock) as rt, rt.turn() as turn:
+    async with keephold.Runtime([grep], clock=clock) as rt, rt.turn() as turn:
         assert await text(turn, "grep", {"pattern": "x"}) == "x"
         # It is there all the same: a one-shot call that is parked may become a handle (D10).
         assert "Handle `x` not found" in await error(turn, "await", {"all": ["x"]})

@@ -4,18 +4,18 @@ import asyncio
 
 from tests.scenarios.assistant import batch, call
 
-import holdfast
-from holdfast.testing import VirtualClock
+import keephold
+from keephold.testing import VirtualClock
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "abort"))
 async def build(seconds: int) -> str:
     await asyncio.sleep(seconds)
     return "built"
 
 
-@holdfast.tool(scheduling="synchronising")
-async def slowest(call: holdfast.Call, ids: list[str]) -> dict[str, float | None]:
+@keephold.tool(scheduling="synchronising")
+async def slowest(call: keephold.Call, ids: list[str]) -> dict[str, float | None]:
     """A user's own tool of the kind of `await`: waits for handles and tells when the last of them stopped."""
     await call.handles.wait(all=ids)
     stopped = [handle.stopped or 0 for handle in await call.handles.list() if handle.id in ids]
@@ -24,7 +24,7 @@ async def slowest(call: holdfast.Call, ids: list[str]) -> dict[str, float | None
 
 
 async def test_B8_a_tool_of_ones_own_waits_for_handles_of_its_batch(clock: VirtualClock) -> None:
-    async with holdfast.Runtime([build, slowest], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([build, slowest], clock=clock) as rt, rt.turn("main") as turn:
         answer, *_ = await batch(
             turn,
             call("slowest", {"ids": ["a", "b"]}),
@@ -35,7 +35,7 @@ async def test_B8_a_tool_of_ones_own_waits_for_handles_of_its_batch(clock: Virtu
 
 
 async def test_A8_a_cancelled_turn_ends_await_and_leaves_the_handles_to_its_end(clock: VirtualClock) -> None:
-    async with holdfast.Runtime([build, slowest], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([build, slowest], clock=clock) as rt, rt.turn("main") as turn:
         calls = [
             call("build", {"action": "spawn", "id": "a", "seconds": 7}),
             call("await", {"all": ["a"]}),
@@ -54,12 +54,12 @@ async def test_A8_a_cancelled_turn_ends_await_and_leaves_the_handles_to_its_end(
 
 
 async def test_T5_a_turn_that_is_cancelled_while_it_ends_waits_for_nobody(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=("spawn", "fetch"), on_turn_end="await")
+    @keephold.tool(actions=("spawn", "fetch"), on_turn_end="await")
     async def awaited() -> str:
         await asyncio.sleep(100)
         return "never"
 
-    async with holdfast.Runtime([awaited], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([awaited], clock=clock) as rt, rt.turn("main") as turn:
         await batch(turn, call("awaited", {"action": "spawn", "id": "a"}))
         began = clock.now()
         ending = asyncio.create_task(turn.end())

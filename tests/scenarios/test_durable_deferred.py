@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.scenarios.assistant import batch, call, one, text
 
-import holdfast
-from holdfast.testing import VirtualClock
+import keephold
+from keephold.testing import VirtualClock
 
-queue: list[tuple[holdfast.Key, str]] = []
+queue: list[tuple[keephold.Key, str]] = []
 """A webhook, a job queue, a human: whatever delivers the result."""
 stopped: list[str] = []
 
@@ -23,25 +23,25 @@ def _empty() -> None:
     stopped.clear()
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
-async def review(call: holdfast.Call, change: str) -> holdfast.Pending:
+@keephold.tool(actions=("spawn", "fetch", "abort"))
+async def review(call: keephold.Call, change: str) -> keephold.Pending:
     """Ask a person to review a change."""
     key = await call.completion_key()  # before returning Pending
     queue.append((key, change))
-    return holdfast.Pending()
+    return keephold.Pending()
 
 
 @review.on_cancel
-async def withdraw_review(key: holdfast.Key, arguments: dict[str, Any]) -> None:
+async def withdraw_review(key: keephold.Key, arguments: dict[str, Any]) -> None:
     stopped.append(arguments["change"])
 
 
 async def test_D1_done_finishes_inline_and_pending_when_its_key_is_resolved(clock: VirtualClock) -> None:
-    @holdfast.tool
+    @keephold.tool
     async def read_file(path: str) -> str:
         return f"contents of {path}"
 
-    async with holdfast.Runtime([review, read_file], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([review, read_file], clock=clock) as rt, rt.turn("main") as turn:
         running = asyncio.create_task(
             turn.run([call("read_file", {"path": "a.txt"}), call("review", {"change": "typo"})])
         )
@@ -53,51 +53,51 @@ async def test_D1_done_finishes_inline_and_pending_when_its_key_is_resolved(cloc
 
 
 async def test_D1_returning_pending_without_a_key_fails_the_call(clock: VirtualClock) -> None:
-    @holdfast.tool
-    async def forgetful() -> holdfast.Pending:
-        return holdfast.Pending()
+    @keephold.tool
+    async def forgetful() -> keephold.Pending:
+        return keephold.Pending()
 
-    async with holdfast.Runtime([forgetful], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([forgetful], clock=clock) as rt, rt.turn("main") as turn:
         (response,) = await turn.run([call("forgetful", {})])
         assert response.is_error and response.code == "pending_tool_missing_completion_key"
 
 
 async def test_D2_a_deadline_feeds_a_timeout_back_to_the_model(clock: VirtualClock) -> None:
-    @holdfast.tool
-    async def ask_boss(call: holdfast.Call) -> holdfast.Pending:
+    @keephold.tool
+    async def ask_boss(call: keephold.Call) -> keephold.Pending:
         await call.completion_key()
-        return holdfast.Pending(deadline=3600)
+        return keephold.Pending(deadline=3600)
 
-    async with holdfast.Runtime([ask_boss], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([ask_boss], clock=clock) as rt, rt.turn("main") as turn:
         (response,) = await turn.run([call("ask_boss", {})])
         assert response.is_error and response.result == "pending tool completion timed out"
         assert response.code == "tool_completion_timeout" and turn.failed is None
 
 
 async def test_D11_fail_turn_on_timeout_fails_the_whole_turn(clock: VirtualClock) -> None:
-    @holdfast.tool
-    async def ask_boss(call: holdfast.Call) -> holdfast.Pending:
+    @keephold.tool
+    async def ask_boss(call: keephold.Call) -> keephold.Pending:
         await call.completion_key()
-        return holdfast.Pending(deadline=3600, on_timeout="fail_turn")
+        return keephold.Pending(deadline=3600, on_timeout="fail_turn")
 
-    async with holdfast.Runtime([ask_boss], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([ask_boss], clock=clock) as rt, rt.turn("main") as turn:
         await turn.run([call("ask_boss", {})])
         assert turn.failed is not None and turn.failed.code == "tool_completion_timeout"
-        with pytest.raises(holdfast.TurnFailed):
+        with pytest.raises(keephold.TurnFailed):
             await turn.run([call("ask_boss", {})])
 
 
 async def test_D2_cancelling_stops_the_work_outside_unless_it_is_to_be_ignored(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=("spawn", "fetch", "abort"))
-    async def nightly(call: holdfast.Call) -> holdfast.Pending:
+    @keephold.tool(actions=("spawn", "fetch", "abort"))
+    async def nightly(call: keephold.Call) -> keephold.Pending:
         await call.completion_key()
-        return holdfast.Pending(on_cancel="ignore")
+        return keephold.Pending(on_cancel="ignore")
 
     @nightly.on_cancel
-    async def stop_nightly(key: holdfast.Key, arguments: dict[str, Any]) -> None:
+    async def stop_nightly(key: keephold.Key, arguments: dict[str, Any]) -> None:
         stopped.append("nightly")
 
-    async with holdfast.Runtime([review, nightly], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([review, nightly], clock=clock) as rt, rt.turn("main") as turn:
         await one(turn, "review", {"action": "spawn", "id": "r", "change": "typo"})
         await one(turn, "nightly", {"action": "spawn", "id": "n"})
         await clock.advance(1)
@@ -110,8 +110,8 @@ async def test_D2_cancelling_stops_the_work_outside_unless_it_is_to_be_ignored(c
 
 
 async def test_D10_the_model_may_go_on_and_collect_the_result_later(clock: VirtualClock) -> None:
-    async with holdfast.Runtime([review], clock=clock) as rt, rt.turn("main") as turn:
-        (response,) = await turn.run([holdfast.ToolCall("toolu_7", "review", {"change": "typo"})], park_after=30)
+    async with keephold.Runtime([review], clock=clock) as rt, rt.turn("main") as turn:
+        (response,) = await turn.run([keephold.ToolCall("toolu_7", "review", {"change": "typo"})], park_after=30)
         assert response.result == '{"id":"call:toolu_7","state":"running","parked":true}'
         await rt.resolve(queue[0][0], {"status": "ok", "payload": {"approved": True}})
         waited = await one(turn, "await", {"all": ["call:toolu_7"]})
@@ -119,7 +119,7 @@ async def test_D10_the_model_may_go_on_and_collect_the_result_later(clock: Virtu
 
 
 async def test_D5_the_resolver_is_told_what_became_of_it(clock: VirtualClock) -> None:
-    async with holdfast.Runtime([review], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([review], clock=clock) as rt, rt.turn("main") as turn:
         await one(turn, "review", {"action": "spawn", "id": "r", "change": "typo"})
         await clock.advance(1)
         key = queue[0][0]

@@ -10,7 +10,7 @@ from typing import Any
 from tests.durable.lives import journaled, power_cut, stopped, stored_in, until
 from tests.scenarios.assistant import call, one
 
-import holdfast
+import keephold
 
 
 class Desk:
@@ -20,9 +20,9 @@ class Desk:
         self.created: list[str] = []
         self.published: list[tuple[dict[str, Any], str]] = []
 
-    def tool(self) -> holdfast.Tool:
-        @holdfast.tool(actions=("spawn", "fetch", "abort"), on_crash="replay")
-        async def request_input(call: holdfast.Call, question: str) -> dict[str, Any]:
+    def tool(self) -> keephold.Tool:
+        @keephold.tool(actions=("spawn", "fetch", "abort"), on_crash="replay")
+        async def request_input(call: keephold.Call, question: str) -> dict[str, Any]:
             """Ask a person, however long it takes."""
             durable = call.durable()
             opened = await durable.run_json("create-input-request", {"question": question}, self.create)
@@ -44,7 +44,7 @@ class Desk:
 
 async def test_E1_journal_a_json_step_wait_on_an_external_resolver_emit_a_process_event(tmp_path: Path) -> None:
     desk = Desk()
-    async with holdfast.Runtime([desk.tool()], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([desk.tool()], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
         await one(turn, "request_input", {"action": "spawn", "id": "ask", "question": "Ship it?"})
         await until(lambda: len(desk.published) == 1)
         opened, key = desk.published[0]
@@ -65,18 +65,18 @@ async def test_E1_journal_a_json_step_wait_on_an_external_resolver_emit_a_proces
 
 async def test_E2_replay_returns_the_recorded_value_without_running_the_closure(tmp_path: Path) -> None:
     desk, store = Desk(), stored_in(tmp_path)
-    async with holdfast.Runtime([desk.tool()], store=store) as rt:
+    async with keephold.Runtime([desk.tool()], store=store) as rt:
         turn = await rt.turn("main").__aenter__()
         await one(turn, "request_input", {"action": "spawn", "id": "ask", "question": "Ship it?"})
         await until(lambda: len(desk.published) == 1)
         await until(lambda: journaled(rt, "ask", 2))
         store = power_cut(store)
-    async with holdfast.Runtime([desk.tool()], store=store) as rt:
+    async with keephold.Runtime([desk.tool()], store=store) as rt:
         await until(lambda: len(desk.published) == 2)
         assert desk.published[0] == desk.published[1]  # the same request, the same key
         await rt.resolve(desk.published[0][1], {"status": "ok", "payload": "yes"})
         info = await stopped(rt, "ask")
-        assert info.outcome == holdfast.Ok({"request": "request-1", "answer": "yes"})
+        assert info.outcome == keephold.Ok({"request": "request-1", "answer": "yes"})
         assert len(await rt.process_events(info.uid)) == 1
     assert desk.created == ["Ship it?"]
 
@@ -88,27 +88,27 @@ async def test_E5_error_timeout_and_cancellation_become_errors_of_the_call(tmp_p
         ({"status": "timeout"}, "durable_effect_event_timeout"),
         ({"status": "cancelled"}, "durable_effect_event_cancelled"),
     ]
-    async with holdfast.Runtime([desk.tool()], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([desk.tool()], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
         for n, (resolution, code) in enumerate(resolutions):
             await one(turn, "request_input", {"action": "spawn", "id": f"ask-{n}", "question": "Ship it?"})
             await until(lambda n=n: len(desk.published) == n + 1)  # type: ignore[misc]
             await rt.resolve(desk.published[n][1], resolution)
             outcome = (await stopped(rt, f"ask-{n}")).outcome
-            assert isinstance(outcome, holdfast.Error) and outcome.code == code
+            assert isinstance(outcome, keephold.Error) and outcome.code == code
 
 
 async def test_E1_requirements(tmp_path: Path) -> None:
     """A call with an id, of a tool that declares it; a process event needs a process."""
 
-    @holdfast.tool
-    async def undeclared(call: holdfast.Call) -> None:
+    @keephold.tool
+    async def undeclared(call: keephold.Call) -> None:
         call.durable()
 
     desk = Desk()
-    async with holdfast.Runtime([desk.tool(), undeclared], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([desk.tool(), undeclared], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
         responses = await turn.run(
             [
-                holdfast.ToolCall("", "request_input", {"question": "?"}),
+                keephold.ToolCall("", "request_input", {"question": "?"}),
                 call("undeclared", {}),
                 call("request_input", {"question": "outside a process?"}),
             ]

@@ -5,26 +5,26 @@ import json
 
 from tests.scenarios.assistant import batch, call, one
 
-import holdfast
-from holdfast.testing import VirtualClock
+import keephold
+from keephold.testing import VirtualClock
 
 ran: list[str] = []
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "abort"))
 async def build(target: str) -> str:
     ran.append(target)
     await asyncio.sleep(10)
     return f"built {target}"
 
 
-@holdfast.tool
+@keephold.tool
 async def note(line: str) -> str:
     ran.append(line)
     return "noted"
 
 
-async def rejected(turn: holdfast.Turn, *calls: holdfast.ToolCall) -> set[str]:
+async def rejected(turn: keephold.Turn, *calls: keephold.ToolCall) -> set[str]:
     """Every call of the batch is answered with an error; the distinct texts."""
     responses = await turn.run(calls)
     assert [response.id for response in responses] == [each.id for each in calls]
@@ -34,7 +34,7 @@ async def rejected(turn: holdfast.Turn, *calls: holdfast.ToolCall) -> set[str]:
 
 async def test_B2_two_spawns_with_one_id_reject_the_batch_before_any_tool_runs(clock: VirtualClock) -> None:
     ran.clear()
-    async with holdfast.Runtime([build, note], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([build, note], clock=clock) as rt, rt.turn("main") as turn:
         (told,) = await rejected(
             turn,
             call("note", {"line": "before"}),
@@ -50,7 +50,7 @@ async def test_B2_two_spawns_with_one_id_reject_the_batch_before_any_tool_runs(c
 
 async def test_B2_an_id_of_an_active_handle_rejects_the_batch_before_any_tool_runs(clock: VirtualClock) -> None:
     ran.clear()
-    async with holdfast.Runtime([build, note], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([build, note], clock=clock) as rt, rt.turn("main") as turn:
         await one(turn, "build", {"action": "spawn", "id": "build_release", "target": "a"})
         (told,) = await rejected(
             turn,
@@ -68,7 +68,7 @@ async def test_B2_an_id_of_an_active_handle_rejects_the_batch_before_any_tool_ru
 
 async def test_S6_a_stopped_id_may_be_used_again(clock: VirtualClock) -> None:
     ran.clear()
-    async with holdfast.Runtime([build], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([build], clock=clock) as rt, rt.turn("main") as turn:
         for target in ("a", "b"):
             *_, waited = await batch(
                 turn,
@@ -98,11 +98,11 @@ SPAWN_ID = """
 
 
 def test_C1_the_id_is_a_required_parameter_of_spawn() -> None:
-    @holdfast.tool(actions=("spawn", "fetch", "abort"))
+    @keephold.tool(actions=("spawn", "fetch", "abort"))
     async def cargo_check() -> str:
         return "ok"
 
-    (tool,) = (each for each in holdfast.Runtime([cargo_check]).tools("canonical") if each["name"] == "cargo_check")
+    (tool,) = (each for each in keephold.Runtime([cargo_check]).tools("canonical") if each["name"] == "cargo_check")
     spawn = tool["parameters"]["oneOf"][0]
     asked = json.loads(SPAWN_ID)
     assert spawn["properties"] == asked["properties"]

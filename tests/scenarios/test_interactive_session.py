@@ -5,12 +5,12 @@ from pathlib import Path
 
 from tests.scenarios.assistant import one, text
 
-import holdfast
-from holdfast.testing import VirtualClock
+import keephold
+from keephold.testing import VirtualClock
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"))
-async def git(call: holdfast.Call, command: str, args: list[str]) -> str:
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"))
+async def git(call: keephold.Call, command: str, args: list[str]) -> str:
     call.emit("diff --git a/...")
     await asyncio.sleep(2)
     call.emit("Stage this hunk? [y/n/...]")
@@ -21,7 +21,7 @@ async def git(call: holdfast.Call, command: str, args: list[str]) -> str:
 
 
 async def test_C3_interactive_staging_step_by_step(clock: VirtualClock) -> None:
-    async with holdfast.Runtime([git], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([git], clock=clock) as rt, rt.turn("main") as turn:
         spawned = await one(turn, "git", {"action": "spawn", "id": "h_1", "command": "stage", "args": ["--patch"]})
         assert spawned == {"id": "h_1", "state": "running", "content": "diff --git a/..."}
         await clock.advance(2)
@@ -34,7 +34,7 @@ async def test_C3_interactive_staging_step_by_step(clock: VirtualClock) -> None:
         assert fetched == {"id": "h_1", "state": "stopped", "result": "Staged 3 hunks."}
 
 
-# What `git add --patch` does, line by line, as a program that knows nothing of holdfast.
+# What `git add --patch` does, line by line, as a program that knows nothing of keephold.
 CONFIG = """
 [conversation.tools.git]
 source = "local"
@@ -59,9 +59,9 @@ spawn = { stateful = true, stdin = true, settle_ms = 5000, settle_max_ms = 10000
 
 async def test_C4_a_program_that_waits_for_input_answers_with_its_prompt_at_once(tmp_path: Path) -> None:
     """No fetch is needed: every reply holds what is new, up to the next prompt (C5), and the last one the end."""
-    config = tmp_path / "holdfast.toml"
+    config = tmp_path / "keephold.toml"
     config.write_text(CONFIG)
-    async with holdfast.Runtime(config=config) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime(config=config) as rt, rt.turn("main") as turn:
         prompt = "diff --git a/file{}\nStage this hunk [y,n,q]? "
         spawned = await one(turn, "git", {"action": "spawn", "id": "h_1", "command": "stage", "args": ["--patch"]})
         assert spawned == {"id": "h_1", "state": "running", "content": prompt.format(1)}
@@ -75,9 +75,9 @@ async def test_C4_a_program_that_waits_for_input_answers_with_its_prompt_at_once
 
 
 async def test_C7_an_interactive_session_can_be_given_up(tmp_path: Path) -> None:
-    config = tmp_path / "holdfast.toml"
+    config = tmp_path / "keephold.toml"
     config.write_text(CONFIG)
-    async with holdfast.Runtime(config=config) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime(config=config) as rt, rt.turn("main") as turn:
         await one(turn, "git", {"action": "spawn", "id": "h_1", "command": "stage", "args": ["--patch"]})
         aborted = await one(turn, "git", {"action": "abort", "id": "h_1"})
         assert (aborted["state"], aborted["ended_by"]) == ("stopped", "abort")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tests.scenarios.assistant import batch, call, error, one
 
-import holdfast
-from holdfast.testing import VirtualClock
+import keephold
+from keephold.testing import VirtualClock
 
 CONFIG = """
 [conversation.tools.server]
@@ -18,16 +18,16 @@ spawn = { stateful = true, lifecycle.on_turn_end = "keep" }
 """
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"))
-async def editor(call: holdfast.Call) -> str:
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"))
+async def editor(call: keephold.Call) -> str:
     call.emit("opened\n")
-    save = await call.ask(holdfast.Question(id="save", text="Save?", answer_type="Boolean"))
+    save = await call.ask(keephold.Question(id="save", text="Save?", answer_type="Boolean"))
     await asyncio.sleep(10)
     return "saved" if save else "discarded"
 
 
 async def test_S2_from_running_to_waiting_and_back_to_stopped(clock: VirtualClock) -> None:
-    async with holdfast.Runtime([editor], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([editor], clock=clock) as rt, rt.turn("main") as turn:
 
         async def state() -> str:
             return (await rt.handle("e", conversation="main")).state
@@ -42,7 +42,7 @@ async def test_S2_from_running_to_waiting_and_back_to_stopped(clock: VirtualCloc
 
 
 async def test_S2_stopped_if_aborted_while_waiting(clock: VirtualClock) -> None:
-    async with holdfast.Runtime([editor], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([editor], clock=clock) as rt, rt.turn("main") as turn:
         waiting = await one(turn, "editor", {"action": "spawn", "id": "e"})
         assert waiting["state"] == "waiting"
         aborted = await one(turn, "editor", {"action": "abort", "id": "e"})
@@ -53,7 +53,7 @@ async def test_S2_stopped_if_aborted_while_waiting(clock: VirtualClock) -> None:
 
 
 async def test_S5_a_handle_lives_across_the_batches_of_a_turn_and_stays_readable(clock: VirtualClock) -> None:
-    async with holdfast.Runtime([editor], clock=clock) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([editor], clock=clock) as rt, rt.turn("main") as turn:
         await one(turn, "editor", {"action": "spawn", "id": "e"})
         await clock.advance(3600 * 2)
         await one(turn, "editor", {"action": "apply", "id": "e", "input": False})
@@ -63,9 +63,9 @@ async def test_S5_a_handle_lives_across_the_batches_of_a_turn_and_stays_readable
 
 
 async def test_T1_what_is_kept_outlives_its_turn_and_ends_with_the_runtime(tmp_path: Path) -> None:
-    config = tmp_path / "holdfast.toml"
+    config = tmp_path / "keephold.toml"
     config.write_text(CONFIG)
-    async with holdfast.Runtime(config=config) as rt:
+    async with keephold.Runtime(config=config) as rt:
         async with rt.turn("main") as turn:
             await one(turn, "server", {"action": "spawn", "id": "s"})
             await turn.end()
@@ -85,9 +85,9 @@ async def test_T1_what_is_kept_outlives_its_turn_and_ends_with_the_runtime(tmp_p
 
 async def test_P1_permission_is_asked_on_spawn_and_can_be_set_for_each_action(tmp_path: Path) -> None:
     """Nobody is there to be asked. The tool's `run` would refuse the spawn; `run_actions` decides otherwise."""
-    config = tmp_path / "holdfast.toml"
+    config = tmp_path / "keephold.toml"
     config.write_text(CONFIG)
-    async with holdfast.Runtime(config=config) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime(config=config) as rt, rt.turn("main") as turn:
         assert (await one(turn, "server", {"action": "spawn", "id": "s"}))["state"] == "running"
         assert (await one(turn, "server", {"action": "fetch", "id": "s"}))["state"] == "running"
         assert "run_actions.abort" in await error(turn, "server", {"action": "abort", "id": "s"})

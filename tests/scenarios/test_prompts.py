@@ -6,36 +6,36 @@ from typing import Any
 from tests.scenarios.assistant import batch, call, error, one
 from tests.turn.people import Model, Person, attended
 
-import holdfast
-from holdfast import QuestionPolicy
-from holdfast.testing import VirtualClock
-from holdfast.tools.base import Action
-from holdfast.turn.prompts import Approved, AskQuestion, Prompt, RunTool, Said
+import keephold
+from keephold import QuestionPolicy
+from keephold.testing import VirtualClock
+from keephold.tools.base import Action
+from keephold.turn.prompts import Approved, AskQuestion, Prompt, RunTool, Said
 
 ACTIONS: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
 
 
-@holdfast.tool(actions=ACTIONS)
-async def migrate(call: holdfast.Call, table: str) -> str:
+@keephold.tool(actions=ACTIONS)
+async def migrate(call: keephold.Call, table: str) -> str:
     """Asks before it drops anything."""
-    asked = holdfast.Question(id="drop", text=f"Drop {table}?", answer_type="Boolean")
+    asked = keephold.Question(id="drop", text=f"Drop {table}?", answer_type="Boolean")
     return f"{table} {'dropped' if await call.ask(asked) else 'kept'}"
 
 
-@holdfast.tool(actions=ACTIONS, questions={"code": QuestionPolicy(exclusive=True)})
-async def login(call: holdfast.Call) -> str:
+@keephold.tool(actions=ACTIONS, questions={"code": QuestionPolicy(exclusive=True)})
+async def login(call: keephold.Call) -> str:
     """Asks for what no model may know."""
-    return f"in with {await call.ask(holdfast.Question(id='code', text='The code?', answer_type='Text'))}"
+    return f"in with {await call.ask(keephold.Question(id='code', text='The code?', answer_type='Text'))}"
 
 
-@holdfast.tool(actions=ACTIONS)
-async def build(call: holdfast.Call, secs: int) -> str:
+@keephold.tool(actions=ACTIONS)
+async def build(call: keephold.Call, secs: int) -> str:
     call.emit("compiling\n")
     await asyncio.sleep(secs)
     return "built"
 
 
-@holdfast.tool(run="ask")
+@keephold.tool(run="ask")
 async def deploy(env: str) -> str:
     return f"deployed to {env}"
 

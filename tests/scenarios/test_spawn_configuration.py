@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.scenarios.assistant import one
 
-import holdfast
-from holdfast.config import load_config
+import keephold
+from keephold.config import load_config
 
 TOOL = """
 [conversation.tools.cargo_check]
@@ -36,7 +36,7 @@ on_turn_end = "inquire" # "inquire" | "await" | "abort"
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    return tmp_path / "holdfast.toml"
+    return tmp_path / "keephold.toml"
 
 
 def test_L4_the_tables_are_accepted_as_they_are_written(config: Path) -> None:
@@ -50,7 +50,7 @@ def test_L4_the_tables_are_accepted_as_they_are_written(config: Path) -> None:
         "on_content": False,
     }
     assert spawn.lifecycle.on_turn_end == "inquire"
-    tools = {tool["name"] for tool in holdfast.Runtime(config=config).tools()}
+    tools = {tool["name"] for tool in keephold.Runtime(config=config).tools()}
     assert {"cargo_check", "await"} <= tools
 
 
@@ -77,7 +77,7 @@ def test_L4_each_flag_is_read(config: Path) -> None:
 async def test_T3_a_handle_that_still_runs_is_aborted(config: Path, policy: str) -> None:
     """`inquire` would ask the assistant; with nobody to ask it is treated as `abort`."""
     config.write_text(TOOL + SPAWN.replace('= "inquire"', f'= "{policy}"'))
-    async with holdfast.Runtime(config=config) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime(config=config) as rt, rt.turn("main") as turn:
         await one(turn, "cargo_check", {"action": "spawn", "id": "check"})
         (result,) = (await turn.end()).results
         assert result["result"].startswith("Aborted at the end of the turn.")
@@ -95,7 +95,7 @@ command = ["sh", "-c", "trap 'touch gate; exit' TERM; touch ready; while :; do s
 spawn = { stateful = true, actions = ["spawn", "fetch"], lifecycle.on_turn_end = "abort" }
 """
     config.write_text(TOOL + SPAWN.replace('= "inquire"', '= "await"') + opener)
-    async with holdfast.Runtime(config=config) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime(config=config) as rt, rt.turn("main") as turn:
         await one(turn, "opener", {"action": "spawn", "id": "opener"})
         await one(turn, "cargo_check", {"action": "spawn", "id": "check"})
         while not (config.parent / "ready").exists():

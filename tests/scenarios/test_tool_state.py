@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.scenarios.assistant import call, one, text
 
-import holdfast
+import keephold
 
 CONFIG = """
 [conversation.tools."*"]
@@ -59,10 +59,10 @@ def named(form: dict[str, Any]) -> str:
 
 
 @asynccontextmanager
-async def conversation(directory: Path) -> AsyncIterator[holdfast.Turn]:
-    config = directory / "holdfast.toml"
+async def conversation(directory: Path) -> AsyncIterator[keephold.Turn]:
+    config = directory / "keephold.toml"
     config.write_text(CONFIG)
-    async with holdfast.Runtime(config=config) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime(config=config) as rt, rt.turn("main") as turn:
         yield turn
 
 

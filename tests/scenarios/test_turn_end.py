@@ -14,40 +14,40 @@ from typing import Any
 import pytest
 from tests.scenarios.assistant import batch, call, one
 
-import holdfast
-from holdfast.testing import VirtualClock
-from holdfast.tools.base import OnTurnEnd
-from holdfast.turn.inquiry import Inquiry
-from holdfast.turn.notifications import notification_block
+import keephold
+from keephold.testing import VirtualClock
+from keephold.tools.base import OnTurnEnd
+from keephold.turn.inquiry import Inquiry
+from keephold.turn.notifications import notification_block
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
-async def cargo_check(call: holdfast.Call, package: str = "jp_cli") -> str:
+@keephold.tool(actions=("spawn", "fetch", "abort"))
+async def cargo_check(call: keephold.Call, package: str = "jp_cli") -> str:
     call.emit("Compiling jp_cli v0.1.0...\n")
     await asyncio.sleep(5)
     return "ok, 0 warnings"
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
-async def cargo_test(call: holdfast.Call, package: str = "jp_cli") -> str:
+@keephold.tool(actions=("spawn", "fetch", "abort"))
+async def cargo_test(call: keephold.Call, package: str = "jp_cli") -> str:
     call.emit("running 42 tests...\n")
     await asyncio.sleep(20)
-    raise holdfast.ToolError("3 tests failed")
+    raise keephold.ToolError("3 tests failed")
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"), on_turn_end="keep")
-async def deploy(call: holdfast.Call) -> str:
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"), on_turn_end="keep")
+async def deploy(call: keephold.Call) -> str:
     await asyncio.sleep(60)
-    sure = await call.ask(holdfast.Question(id="sure", text="Deploy to production?", answer_type="Boolean"))
+    sure = await call.ask(keephold.Question(id="sure", text="Deploy to production?", answer_type="Boolean"))
     return "deployed" if sure else "not deployed"
 
 
-@holdfast.tool
+@keephold.tool
 async def fs_read_file(path: str) -> str:
     return "# jp"
 
 
-def with_policy(policy: OnTurnEnd) -> list[holdfast.Tool]:
+def with_policy(policy: OnTurnEnd) -> list[keephold.Tool]:
     """Check and test, both with this policy."""
     return [replace(tool, spawn=replace(tool.spawn, on_turn_end=policy)) for tool in (cargo_check, cargo_test)]
 
@@ -66,20 +66,20 @@ class Model:
 
 @asynccontextmanager
 async def agent(
-    clock: VirtualClock, *tools: holdfast.Tool, model: Model | None = None
-) -> AsyncIterator[holdfast.Runtime]:
-    async with holdfast.Runtime([*tools, fs_read_file], clock=clock, inquiry=model) as rt:
+    clock: VirtualClock, *tools: keephold.Tool, model: Model | None = None
+) -> AsyncIterator[keephold.Runtime]:
+    async with keephold.Runtime([*tools, fs_read_file], clock=clock, inquiry=model) as rt:
         yield rt
 
 
-async def both(turn: holdfast.Turn) -> None:
+async def both(turn: keephold.Turn) -> None:
     """The assistant starts both and goes on talking."""
     check = call("cargo_check", {"action": "spawn", "id": "check", "package": "jp_cli"})
     test = call("cargo_test", {"action": "spawn", "id": "test", "package": "jp_cli"})
     assert [each["state"] for each in await batch(turn, check, test)] == ["running", "running"]
 
 
-async def begin(turn: holdfast.Turn) -> str:
+async def begin(turn: keephold.Turn) -> str:
     """What is sent before the user's words when the next turn begins."""
     return notification_block(await turn.notifications())
 

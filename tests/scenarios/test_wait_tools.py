@@ -6,9 +6,9 @@ from typing import Any
 
 from tests.scenarios.assistant import call, text
 
-import holdfast
-from holdfast import AgentRequest, Call, Runtime, Turn
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import AgentRequest, Call, Runtime, Turn
+from keephold.testing import VirtualClock
 
 
 async def ask(turn: Turn, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def with_agents(rt: Runtime, **secs: float) -> None:
         async def agent(call: Call, request: AgentRequest) -> str:
             await asyncio.sleep(takes)
             if not takes:
-                raise holdfast.ToolError(f"{name} gives up")
+                raise keephold.ToolError(f"{name} gives up")
             return f"{name}: {request.prompt}"
 
     for name, takes in secs.items():
@@ -75,7 +75,7 @@ async def test_pattern_2_a_workflow_with_checkpoints(clock: VirtualClock) -> Non
 async def test_pattern_3_rate_limited_calls(clock: VirtualClock) -> None:
     times: list[float] = []
 
-    @holdfast.tool
+    @keephold.tool
     async def process_item(item: int) -> str:
         times.append(clock.now())
         return "ok"

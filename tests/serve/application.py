@@ -11,14 +11,14 @@ import httpx2
 import uvicorn
 from tests.mcp.serving import _end_watcher, until
 
-from holdfast import Runtime
-from holdfast.control.control import Control
-from holdfast.control.needs import Needs
-from holdfast.mcp.server import Server
-from holdfast.serve.app import App
-from holdfast.serve.metrics import Prometheus
-from holdfast.serve.patience import Patient
-from holdfast.tools.base import Tool
+from keephold import Runtime
+from keephold.control.control import Control
+from keephold.control.needs import Needs
+from keephold.mcp.server import Server
+from keephold.serve.app import App
+from keephold.serve.metrics import Prometheus
+from keephold.serve.patience import Patient
+from keephold.tools.base import Tool
 
 TOKEN = "token-of-the-owner-0123456789abcdef"
 
@@ -51,7 +51,7 @@ async def application(
     principals: Mapping[str, str] | None = None,
     **options: Any,
 ) -> AsyncIterator[Application]:
-    """Serve these tools, as `holdfast serve` does."""
+    """Serve these tools, as `keephold serve` does."""
     needs, metrics = Needs(), Prometheus()
     async with Runtime(tools, store=store, prompter=needs, metrics=metrics) as runtime:
         runtime.people.beside = needs.beside

@@ -372,7 +372,7 @@ def main() -> None:
     import uvicorn
     from starlette.applications import Starlette
 
-    from holdfast.serve.dashboard.pages import routes
+    from keephold.serve.dashboard.pages import routes
 
     control: Any = FakeControl()
     screens: Any = NoScreens()

@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.turn.calls import STATEFUL
 
-import holdfast
-from holdfast import Call, Pending
+import keephold
+from keephold import Call, Pending
 
 
 def note(directory: str, file: str, line: str) -> None:
@@ -15,7 +15,7 @@ def note(directory: str, file: str, line: str) -> None:
         notes.write(f"{line}\n")
 
 
-@holdfast.tool(actions=STATEFUL, on_crash="replay", on_turn_end="keep")
+@keephold.tool(actions=STATEFUL, on_crash="replay", on_turn_end="keep")
 async def deploy(call: Call, directory: str) -> list[Any]:
     """Creates something once, then waits to be told to go on."""
     fx = call.durable()
@@ -30,14 +30,14 @@ async def deploy(call: Call, directory: str) -> list[Any]:
     return [made, await fx.await_event_json(key), call.attempt]
 
 
-@holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+@keephold.tool(actions=STATEFUL, on_turn_end="keep")
 async def approve(call: Call, directory: str) -> Pending:
     """Its result comes from outside."""
     note(directory, "approve", str(await call.completion_key()))
     return Pending()
 
 
-@holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+@keephold.tool(actions=STATEFUL, on_turn_end="keep")
 async def work(call: Call, directory: str) -> str:
     """Works for ever."""
     call.emit("working\n")
@@ -46,7 +46,7 @@ async def work(call: Call, directory: str) -> str:
     return "never"
 
 
-@holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+@keephold.tool(actions=STATEFUL, on_turn_end="keep")
 async def stubborn(call: Call, directory: str) -> str:
     """Does not end when it is told to."""
     note(directory, "stubborn", "begun")

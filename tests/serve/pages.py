@@ -10,12 +10,12 @@ from typing import Any
 import httpx2
 from starlette.applications import Starlette
 
-from holdfast import Runtime, Tool, Turn
-from holdfast.control.control import Control
-from holdfast.control.needs import Needs
-from holdfast.serve.dashboard.pages import routes
-from holdfast.serve.metrics import Prometheus
-from holdfast.serve.screens import Screens
+from keephold import Runtime, Tool, Turn
+from keephold.control.control import Control
+from keephold.control.needs import Needs
+from keephold.serve.dashboard.pages import routes
+from keephold.serve.metrics import Prometheus
+from keephold.serve.screens import Screens
 
 _EMPTY = {"meta", "link", "input", "br", "hr", "img", "path", "circle", "rect"}
 

@@ -1,4 +1,4 @@
-"""`holdfast serve` as a process of its own, in a directory of its own, and who talks to it over HTTP."""
+"""`keephold serve` as a process of its own, in a directory of its own, and who talks to it over HTTP."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ PATIENCE = 30.0
 
 def environment(directory: Path) -> dict[str, str]:
     """That of a user who has set nothing and has a state directory of their own."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("KEEPHOLD_")}
     mine = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "XDG_STATE_HOME": str(directory / "state")}
     return {**kept, **mine}
 
@@ -40,8 +40,8 @@ class Served:
         self.mcp = f"{self.base}/mcp"
         self._words = words
         self._talkative = talkative
-        self._env = {"HOLDFAST_TOKEN": TOKEN} if env is None else env
-        (directory / "holdfast.toml").write_text(config)
+        self._env = {"KEEPHOLD_TOKEN": TOKEN} if env is None else env
+        (directory / "keephold.toml").write_text(config)
         self.process = self._start()
 
     @property
@@ -99,7 +99,7 @@ class Served:
             )
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and process.poll() is None:
-            if b"holdfast at http" in self.said.read_bytes()[before:]:
+            if b"keephold at http" in self.said.read_bytes()[before:]:
                 return process
             time.sleep(0.01)
         process.kill()
@@ -107,12 +107,12 @@ class Served:
         raise AssertionError(f"the server did not start: {self.said.read_text()}")
 
 
-TALKATIVE = "import logging, holdfast.cli; logging.basicConfig(level=logging.DEBUG); holdfast.cli.main()"
+TALKATIVE = "import logging, keephold.cli; logging.basicConfig(level=logging.DEBUG); keephold.cli.main()"
 
 
 def serve(store: Path, *words: str, talkative: bool = False) -> list[str]:
     """The command. -W error: a coroutine that nobody awaited is a defect. `talkative`: it logs whatever can be."""
-    program = ["-c", TALKATIVE] if talkative else ["-m", "holdfast"]
+    program = ["-c", TALKATIVE] if talkative else ["-m", "keephold"]
     return [sys.executable, "-W", "error", *program, "serve", "--store", f"sqlite:///{store}", *words]
 
 

@@ -15,16 +15,16 @@ from tests.serve.application import Application, application
 from tests.serve.streams import Event, events
 from tests.turn.calls import TALKING, call, spawn
 
-import holdfast
-from holdfast import Call, HoldfastError, Key, Question
-from holdfast.serve import sse
-from holdfast.serve.api import Api
-from holdfast.serve.operations import Operation
+import keephold
+from keephold import Call, KeepholdError, Key, Question
+from keephold.serve import sse
+from keephold.serve.api import Api
+from keephold.serve.operations import Operation
 
 PATIENCE = 20.0
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def talk(call: Call) -> str:
     """Says again what it is told, until that is `bye`."""
     call.emit("hello\n")
@@ -33,12 +33,12 @@ async def talk(call: Call) -> str:
     return "bye"
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def asks(call: Call) -> str:
     return str(await call.ask(Question(id="sure", text="Sure?", answer_type="Boolean")))
 
 
-@holdfast.tool(run="ask")
+@keephold.tool(run="ask")
 async def echo(text: str) -> str:
     return text
 
@@ -336,7 +336,7 @@ async def test_a_sign_of_life_comes_while_nothing_happens(tmp_path: Path, monkey
             heard += piece
             if heard.count(b":\n\n") >= 3:
                 break
-        assert heard.startswith(b": holdfast\n\n")
+        assert heard.startswith(b": keephold\n\n")
 
 
 async def test_C5_a_handle_is_followed_to_its_end_and_resumed(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ async def test_C5_a_handle_is_followed_to_its_end_and_resumed(tmp_path: Path) ->
 async def test_glances_tell_what_changes_of_those_that_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.serve.api_streams._GLANCE_SECS", 0.01)
+    monkeypatch.setattr("keephold.serve.api_streams._GLANCE_SECS", 0.01)
     async with working(tmp_path) as (_served, http, uid), streaming(http, f"/api/glances?uids=x,{uid},{uid}") as stream:
         first = await stream.next()
         assert first.type == "glance" and (first.data["uid"], first.data["last_line"]) == (uid, "hello")
@@ -385,7 +385,7 @@ async def test_a_store_that_cannot_be_read_ends_a_stream_in_good_order(
     async with working(tmp_path) as (served, http, _uid):
 
         async def broken(*_: Any, **__: Any) -> Any:
-            raise HoldfastError("the disk is away", code="store_unavailable")
+            raise KeepholdError("the disk is away", code="store_unavailable")
 
         monkeypatch.setattr(served.runtime.registry.store, "events_range", broken)
         async with streaming(http, "/api/events?after=0") as stream:

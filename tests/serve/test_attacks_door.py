@@ -27,8 +27,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         {"Authorization": "Bearer wrong-and-long-enough-to-be-one"},
         {"Authorization": TOKEN},
         {"Authorization": f"Basic {TOKEN}"},
-        {"Cookie": "holdfast_PORT=wrong"},
-        {"Cookie": f"holdfast_PORT={TOKEN}"},
+        {"Cookie": "keephold_PORT=wrong"},
+        {"Cookie": f"keephold_PORT={TOKEN}"},
         {"Accept": "text/html"},
     ],
 )
@@ -145,19 +145,19 @@ async def test_K4_pages_say_what_a_browser_may_do_with_them(server: Served) -> N
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_K1_the_network_is_not_let_in_without_a_token(tmp_path: Path, host: str) -> None:
     """The token that is made when none is given is printed here, where nobody of the network can read it."""
-    (tmp_path / "holdfast.toml").touch()
+    (tmp_path / "keephold.toml").touch()
     command = serve(tmp_path / "store.db", "--port", "0", "--host", host)
     done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, timeout=PATIENCE)
     assert done.returncode == 2
-    assert b"HOLDFAST_TOKEN" in done.stderr and b"--tokens" in done.stderr and b"Traceback" not in done.stderr
+    assert b"KEEPHOLD_TOKEN" in done.stderr and b"--tokens" in done.stderr and b"Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("variable", ["", "a-long-enough-token-0123456789"])
 def test_K1_a_principal_cannot_take_the_owners_name(tmp_path: Path, variable: str) -> None:
-    (tmp_path / "holdfast.toml").touch()
+    (tmp_path / "keephold.toml").touch()
     (tmp_path / "tokens").write_text("owner token-of-a-principal-0123456789\n")
     command = serve(tmp_path / "store.db", "--port", "0", "--tokens", str(tmp_path / "tokens"))
-    env = environment(tmp_path) | ({"HOLDFAST_TOKEN": variable} if variable else {})
+    env = environment(tmp_path) | ({"KEEPHOLD_TOKEN": variable} if variable else {})
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=PATIENCE)
     assert done.returncode == 2
     assert b"`owner`" in done.stderr and b"another name" in done.stderr and b"Traceback" not in done.stderr

@@ -67,7 +67,7 @@ async def test_K4_nothing_beside_the_static_files_is_served(server: Served) -> N
     for target in ("/static/../pages.py", "/static/..%2fpages.py", "/static/%2e%2e/pages.py", "/static//etc/passwd"):
         answered = await send(server, target)
         assert answered.status in (400, 404), target
-    for target in ("/static/", "/static", "/holdfast.toml", "/store.db", "/.git/config", "/templates/base.html"):
+    for target in ("/static/", "/static", "/keephold.toml", "/store.db", "/.git/config", "/templates/base.html"):
         assert (await send(server, target)).status in (303, 307, 400, 404), target
 
 

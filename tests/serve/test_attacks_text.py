@@ -78,7 +78,7 @@ async def test_K4_the_API_gives_what_was_said_as_JSON_or_as_plain_text(server: S
 @pytest.mark.parametrize("words", [["ps"], ["show", "x"], ["logs", "x"], ["ps", "--all"]])
 async def test_K4_the_terminal_of_a_person_is_not_written_to(server: Served, words: list[str]) -> None:
     await spoken(server)
-    command = [sys.executable, "-W", "error", "-m", "holdfast", *words, "--store", f"sqlite:///{server.store}"]
+    command = [sys.executable, "-W", "error", "-m", "keephold", *words, "--store", f"sqlite:///{server.store}"]
     done = subprocess.run(
         command, cwd=server.directory, env=environment(server.directory), capture_output=True, timeout=PATIENCE
     )

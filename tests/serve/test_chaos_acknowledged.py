@@ -12,11 +12,11 @@ from tests.serve.application import TOKEN, application
 from tests.turn.calls import TALKING
 from tests.unit.sqlite_stores import opened
 
-import holdfast
-from holdfast import Call, Question
+import keephold
+from keephold import Call, Question
 
 
-@holdfast.tool(actions=TALKING, on_crash="replay")
+@keephold.tool(actions=TALKING, on_crash="replay")
 async def asks(call: Call) -> str:
     first = await call.ask(Question(id="first", text="First?"))
     second = await call.ask(Question(id="second", text="Second?"))
@@ -59,5 +59,5 @@ async def test_R6_a_client_of_a_server_that_is_closed_is_told_so(
         await served.runtime.close()
         for method in ("tools/list", "resources/read"):
             with pytest.raises(MCPError, match=r"is closed|not open"):
-                await ask(client, method, uri="holdfast://handles")
+                await ask(client, method, uri="keephold://handles")
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -9,7 +9,7 @@ from tests.durable.lives import stored_in
 from tests.mcp.clients import connected, read
 from tests.serve.application import TOKEN, application
 
-from holdfast.handles.clock import SystemClock
+from keephold.handles.clock import SystemClock
 
 STEPS: list[dict[str, Any]] = [{"id": "end", "type": "transform", "config": {"expression": "'well'"}}]
 MANY = 8

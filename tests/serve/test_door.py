@@ -16,11 +16,11 @@ from tests.mcp.clients import connected
 from tests.serve.application import TOKEN, Application, application
 from tests.turn.calls import STATEFUL, spawn
 
-import holdfast
-from holdfast import Key
-from holdfast.mcp.completing import Completing
-from holdfast.serve.app import App
-from holdfast.serve.door import HEADERS, ServeDoor
+import keephold
+from keephold import Key
+from keephold.mcp.completing import Completing
+from keephold.serve.app import App
+from keephold.serve.door import HEADERS, ServeDoor
 
 ANN, BOB = "token-of-ann-0123456789abcdef", "token-of-bob-0123456789abcdef"
 PRINCIPALS = {"ann": ANN, "bob": BOB}
@@ -30,7 +30,7 @@ REVOKE = "/api/keys/revoke"
 """Something that changes something, and is harmless."""
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def idle() -> str:
     return "done"
 
@@ -214,7 +214,7 @@ async def test_K1_the_address_with_the_token_gives_a_cookie_and_leads_on() -> No
     answered = await asked(guarded, f"/?token={TOKEN}")
     assert (answered.status_code, answered.headers["location"]) == (303, "/")
     cookie = answered.headers["set-cookie"]
-    assert cookie.startswith("holdfast_8420=") and TOKEN not in cookie
+    assert cookie.startswith("keephold_8420=") and TOKEN not in cookie
     assert {"httponly", "samesite=strict", "path=/"} <= {part.strip().lower() for part in cookie.split(";")}
     assert "secure" not in cookie.lower()
     secure = await asked(guard(TOKEN, secure=True), f"/?token={TOKEN}")
@@ -259,12 +259,12 @@ async def test_K1_the_redirect_never_leaves_the_site(path: str, place: str | Non
         ('other={"a": 1}; GOOD', True),  # what other programs of this host have set
         ("a b=c; =; ;; GOOD; $x=1", True),
         ("GOODx", False),
-        ("holdfast_1=wrong", False),
-        (f"holdfast_1={TOKEN}", False),
-        ("holdfast_2=VALUE", False),
+        ("keephold_1=wrong", False),
+        (f"keephold_1={TOKEN}", False),
+        ("keephold_2=VALUE", False),
         ("", False),
-        ("holdfast_1", False),
-        ("holdfast_1=\xfc", False),
+        ("keephold_1", False),
+        ("keephold_1=\xfc", False),
     ],
 )
 async def test_K1_the_cookie_is_known_among_others(cookie: str, let_in: bool) -> None:

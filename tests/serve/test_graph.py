@@ -19,8 +19,8 @@ from tests.unit.workflow.world import (
     workflow,
 )
 
-from holdfast.control.workflows import workflow_json
-from holdfast.serve.dashboard.graph import MOST, Frame, Node, draw, numbered
+from keephold.control.workflows import workflow_json
+from keephold.serve.dashboard.graph import MOST, Frame, Node, draw, numbered
 
 NOW = 1_767_225_600.0
 

@@ -8,29 +8,29 @@ import pytest
 from tests.serve.pages import Page, dashboard
 from tests.turn.calls import STATEFUL, TALKING, reply, spawn
 
-import holdfast
-from holdfast import Call, Question, ToolError
-from holdfast.serve.dashboard.look import HERE
-from holdfast.serve.dashboard.painting import nearest, palette_css, rgb, screen_html
-from holdfast.tools.terminal.cells import Run, Style, rows_of
+import keephold
+from keephold import Call, Question, ToolError
+from keephold.serve.dashboard.look import HERE
+from keephold.serve.dashboard.painting import nearest, palette_css, rgb, screen_html
+from keephold.tools.terminal.cells import Run, Style, rows_of
 
 HOSTILE = "<script>alert(1)</script> \x1b[31mred\x1b[0m \x1b]0;t\x07 \u202egnp\u202c \x9b2J \0 </pre></main>"
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def prints(call: Call, text: str) -> str:
     call.emit(text)
     return ""
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def asks(call: Call) -> str:
     sure = await call.ask(Question(id="sure", text="Deploy <b>now</b>?", answer_type="Boolean"))
     return f"deployed: {sure}"
 
 
-@holdfast.tool(actions=STATEFUL, on_crash="replay")
+@keephold.tool(actions=STATEFUL, on_crash="replay")
 async def works(call: Call) -> str:
     fx = call.durable()
 
@@ -142,7 +142,7 @@ async def test_a_workflow_is_drawn_with_its_current_step() -> None:
             {"id": "after", "type": "transform", "config": {"expression": "2"}},
         ]
         arguments = {"workflowId": "w", "name": "Build <i>it</i>", "steps": steps}
-        await seen.turn.run([holdfast.ToolCall("1", "execute_workflow_async", arguments)])
+        await seen.turn.run([keephold.ToolCall("1", "execute_workflow_async", arguments)])
         (fact,) = (await seen.control.handles(kind="workflow"))["handles"]
         async with asyncio.timeout(20):
             while (await seen.control.workflow(fact["uid"]))["current"] != ["slow"]:  # noqa: ASYNC110 (nobody tells)
@@ -156,7 +156,7 @@ async def test_a_workflow_is_drawn_with_its_current_step() -> None:
 
 
 async def test_a_terminal_is_shown_as_it_is_when_the_page_is_made() -> None:
-    shell = holdfast.terminal(["bash", "--norc", "--noediting"], name="shell", env={"PS1": "$ "}, rows=5, cols=40)
+    shell = keephold.terminal(["bash", "--norc", "--noediting"], name="shell", env={"PS1": "$ "}, rows=5, cols=40)
     async with dashboard([shell]) as seen:
         uid = await started(seen, "shell", "s")
         await seen.control.apply(uid, "printf '\\033[1;31m<b>red</b>\\033[0m'\r")

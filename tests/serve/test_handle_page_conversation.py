@@ -6,13 +6,13 @@ from typing import Any
 from tests.serve.pages import dashboard
 from tests.turn.calls import STATEFUL, replies, spawn, wait_all
 
-import holdfast
-from holdfast import Call
-from holdfast.serve.dashboard.transcript import messages
-from holdfast.store.base import Said
+import keephold
+from keephold import Call
+from keephold.serve.dashboard.transcript import messages
+from keephold.store.base import Said
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def build(call: Call, name: str) -> str:
     return name
 

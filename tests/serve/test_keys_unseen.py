@@ -18,13 +18,13 @@ from tests.mcp.serving import until
 from tests.serve.application import application
 from tests.turn.calls import STATEFUL
 
-import holdfast
-from holdfast import Call, Pending, Runtime, ToolCall, Turn
-from holdfast.control.readable import Keyless, Plain
-from holdfast.durable.keys import masked_part
-from holdfast.store.ops import Described, Inquired, Said
+import keephold
+from keephold import Call, Pending, Runtime, ToolCall, Turn
+from keephold.control.readable import Keyless, Plain
+from keephold.durable.keys import masked_part
+from keephold.store.ops import Described, Inquired, Said
 
-EXCLUSIVE = holdfast.QuestionPolicy(exclusive=True)
+EXCLUSIVE = keephold.QuestionPolicy(exclusive=True)
 
 
 class Made:
@@ -33,12 +33,12 @@ class Made:
     def __init__(self) -> None:
         self.keys: list[str] = []
 
-    def tools(self) -> list[holdfast.Tool]:
+    def tools(self) -> list[keephold.Tool]:
         def kept(key: str) -> str:
             self.keys.append(str(key))
             return str(key)
 
-        @holdfast.tool(actions=STATEFUL, run="unattended")
+        @keephold.tool(actions=STATEFUL, run="unattended")
         async def mail(call: Call) -> Pending:
             """Prints its key, tells it as progress, and waits to be completed."""
             key = kept(await call.completion_key())
@@ -47,7 +47,7 @@ class Made:
             call.emit(f"{key[40:]} again\nlast {key}")
             return Pending()
 
-        @holdfast.tool(actions=STATEFUL, run="unattended", on_crash="replay", questions={"came": EXCLUSIVE})
+        @keephold.tool(actions=STATEFUL, run="unattended", on_crash="replay", questions={"came": EXCLUSIVE})
         async def order(call: Call) -> str:
             """Gives the key of an event to a step, which tells it, and to a person."""
             fx = call.durable()
@@ -57,18 +57,18 @@ class Made:
                 return {"sent": [given["key"], kept(given["key"])]}
 
             await fx.run_json("send", {"to": "ann", "key": key}, send)
-            await call.ask(holdfast.Question(id="came", text=f"Did {key} arrive?", pre_amble=f"It is {key}"))
+            await call.ask(keephold.Question(id="came", text=f"Did {key} arrive?", pre_amble=f"It is {key}"))
             return "never"
 
-        @holdfast.tool(actions=STATEFUL, run="unattended", name="fail")
+        @keephold.tool(actions=STATEFUL, run="unattended", name="fail")
         async def failing(call: Call) -> str:
-            raise holdfast.ToolError(f"{kept(await call.completion_key())} was refused")
+            raise keephold.ToolError(f"{kept(await call.completion_key())} was refused")
 
-        @holdfast.tool(run="unattended")
+        @keephold.tool(run="unattended")
         async def tell(call: Call) -> dict[str, str]:
             return {"key": self.keys[0]}
 
-        @holdfast.tool(run="ask")
+        @keephold.tool(run="ask")
         async def note(text: str) -> str:
             """Needs a permission."""
             return text

@@ -12,15 +12,15 @@ from tests.serve.application import Application, application
 from tests.serve.pages import Page
 from tests.turn.calls import TALKING, abort, call, spawn
 
-import holdfast
-from holdfast import Call, Question
-from holdfast.control import needs as needs_module
-from holdfast.turn.prompts import RunTool
+import keephold
+from keephold import Call, Question
+from keephold.control import needs as needs_module
+from keephold.turn.prompts import RunTool
 
 MANY = 300
 
 
-@holdfast.tool(run="ask")
+@keephold.tool(run="ask")
 async def careful() -> str:
     return "done"
 
@@ -95,17 +95,17 @@ async def test_a_need_that_is_on_no_page_is_found_and_decided() -> None:
 
 
 async def test_L1_questions_of_other_processes_count_as_well(tmp_path: Path) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def asks(call: Call) -> str:
         return str(await call.ask(Question(id="q", text="Well?", answer_type="Text")))
 
     store = f"sqlite:///{tmp_path / 'store.db'}"
-    async with application(store=store) as served, served.client() as http, holdfast.Runtime([asks], store=store) as rt:
+    async with application(store=store) as served, served.client() as http, keephold.Runtime([asks], store=store) as rt:
         async with rt.turn("main") as turn:
             await turn.run([spawn("asks", "a"), spawn("asks", "b")])
             async with asyncio.timeout(20):
                 while (await http.get("/api/stats")).json()["needs"] != 2:  # noqa: ASYNC110 (they are about to ask)
                     await asyncio.sleep(0.01)
-            assert "\nholdfast_needs 2.0\n" in (await http.get("/metrics")).text
+            assert "\nkeephold_needs 2.0\n" in (await http.get("/metrics")).text
             await turn.run([abort("asks", "a"), abort("asks", "b")])
-        assert "\nholdfast_needs 0.0\n" in (await http.get("/metrics")).text
+        assert "\nkeephold_needs 0.0\n" in (await http.get("/metrics")).text

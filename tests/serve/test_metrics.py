@@ -22,13 +22,13 @@ from tests.durable.lives import ok, parked, power_cut, stopped, stored_in, until
 from tests.turn.calls import STATEFUL, TALKING, apply, call, spawn, wait_all
 from tests.turn.people import Asked
 
-import holdfast
-from holdfast import Call, Key, Pending, Question, Runtime, ToolError, tracing
-from holdfast.handles.observing import Meter
-from holdfast.serve.metrics import COUNTERS, GAUGES, HISTOGRAMS, Prometheus
-from holdfast.serve.requests import Requests
-from holdfast.serve.tracing import traced
-from holdfast.turn.prompts import Approved
+import keephold
+from keephold import Call, Key, Pending, Question, Runtime, ToolError, tracing
+from keephold.handles.observing import Meter
+from keephold.serve.metrics import COUNTERS, GAUGES, HISTOGRAMS, Prometheus
+from keephold.serve.requests import Requests
+from keephold.serve.tracing import traced
+from keephold.turn.prompts import Approved
 
 SAMPLES = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -46,14 +46,14 @@ def value(found: SAMPLES, name: str, **labels: str) -> float | None:
     return found.get((name, frozenset(labels.items())))
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def talk(call: Call, what: str = "it") -> str:
     """Prints, then asks."""
     call.emit("twelve bytes")
     return str(await call.ask(Question(id="sure", text="Sure?")))
 
 
-@holdfast.tool
+@keephold.tool
 async def add(a: int, b: int) -> int:
     return a + b
 
@@ -65,7 +65,7 @@ def test_it_is_told_of_everything() -> None:
 async def test_W8_handles_waits_questions_and_bytes() -> None:
     gate, metrics = asyncio.Event(), Prometheus()
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def build() -> str:
         await gate.wait()
         return "built"
@@ -82,27 +82,27 @@ async def test_W8_handles_waits_questions_and_bytes() -> None:
         await turn.run([apply("talk", "t", "yes")])
         await turn.run([wait_all("t", "b")])
     found = await samples(metrics)
-    assert value(open_now, "holdfast_handles", state="waiting") == 1
-    assert value(open_now, "holdfast_handles", state="running") == 1
-    assert value(found, "holdfast_handles", state="stopped") == 2
-    assert value(found, "holdfast_handles_created_total", type="tool") == 2
-    assert value(found, "holdfast_handles_settled_total", type="tool", status="completed") == 2
-    assert value(found, "holdfast_handle_seconds_count", type="tool", status="completed") == 2
-    assert value(found, "holdfast_calls_total", tool="add", status="completed") == 1
-    assert value(found, "holdfast_waits_total", tool="await", status="completed") == 2
-    assert value(found, "holdfast_waits_total", tool="await", status="needs_input") == 1
-    assert value(found, "holdfast_wait_seconds_count", tool="await", status="completed") == 2
-    assert value(found, "holdfast_wakeup_seconds_count") == 1  # the others had nothing to wait for
-    assert value(found, "holdfast_asked_seconds_count", what="question") == 1
-    assert value(found, "holdfast_output_bytes_total", tool="talk") == len("twelve bytes") + len("yes")
-    assert value(found, "holdfast_output_bytes_total", tool="add") == 1
-    assert (value(found, "holdfast_shown_bytes_total") or 0) > 15
-    assert value(found, "holdfast_queue_seconds_count") == 6  # three calls of tools, three of `await`
+    assert value(open_now, "keephold_handles", state="waiting") == 1
+    assert value(open_now, "keephold_handles", state="running") == 1
+    assert value(found, "keephold_handles", state="stopped") == 2
+    assert value(found, "keephold_handles_created_total", type="tool") == 2
+    assert value(found, "keephold_handles_settled_total", type="tool", status="completed") == 2
+    assert value(found, "keephold_handle_seconds_count", type="tool", status="completed") == 2
+    assert value(found, "keephold_calls_total", tool="add", status="completed") == 1
+    assert value(found, "keephold_waits_total", tool="await", status="completed") == 2
+    assert value(found, "keephold_waits_total", tool="await", status="needs_input") == 1
+    assert value(found, "keephold_wait_seconds_count", tool="await", status="completed") == 2
+    assert value(found, "keephold_wakeup_seconds_count") == 1  # the others had nothing to wait for
+    assert value(found, "keephold_asked_seconds_count", what="question") == 1
+    assert value(found, "keephold_output_bytes_total", tool="talk") == len("twelve bytes") + len("yes")
+    assert value(found, "keephold_output_bytes_total", tool="add") == 1
+    assert (value(found, "keephold_shown_bytes_total") or 0) > 15
+    assert value(found, "keephold_queue_seconds_count") == 6  # three calls of tools, three of `await`
     assert (value(found, "process_resident_memory_bytes") or 0) > 1_000_000
 
 
 async def test_R5_attempts_permission_news_and_models() -> None:
-    @holdfast.tool(run="ask", retry=holdfast.RetryPolicy(policy="safe", max_attempts=2, base_delay_ms=1))
+    @keephold.tool(run="ask", retry=keephold.RetryPolicy(policy="safe", max_attempts=2, base_delay_ms=1))
     async def flaky() -> str:
         raise ToolError("no", transient=True)
 
@@ -114,24 +114,24 @@ async def test_R5_attempts_permission_news_and_models() -> None:
     metrics.spent("model-1", input_tokens=100, output_tokens=20, cost=0.5)
     metrics.spent("model-1", input_tokens=1, output_tokens=2, cost=None)
     found = await samples(metrics)
-    assert value(found, "holdfast_attempts_total") == 1
-    assert value(found, "holdfast_asked_seconds_count", what="permission") == 1
-    assert value(found, "holdfast_calls_total", tool="flaky", status="failed") == 1
-    assert value(found, "holdfast_news_queued_total", level="warning") == 1
-    assert value(found, "holdfast_news_delivered_total", level="warning") == 1
-    assert value(found, "holdfast_model_requests_total", model="model-1") == 2
-    assert value(found, "holdfast_model_tokens_total", model="model-1", direction="input") == 101
-    assert value(found, "holdfast_model_tokens_total", model="model-1", direction="output") == 22
-    assert value(found, "holdfast_model_cost_dollars_total", model="model-1") == 0.5
+    assert value(found, "keephold_attempts_total") == 1
+    assert value(found, "keephold_asked_seconds_count", what="permission") == 1
+    assert value(found, "keephold_calls_total", tool="flaky", status="failed") == 1
+    assert value(found, "keephold_news_queued_total", level="warning") == 1
+    assert value(found, "keephold_news_delivered_total", level="warning") == 1
+    assert value(found, "keephold_model_requests_total", model="model-1") == 2
+    assert value(found, "keephold_model_tokens_total", model="model-1", direction="input") == 101
+    assert value(found, "keephold_model_tokens_total", model="model-1", direction="output") == 22
+    assert value(found, "keephold_model_cost_dollars_total", model="model-1") == 0.5
 
 
-def approval(keys: list[Key]) -> list[holdfast.Tool]:
-    @holdfast.tool(actions=STATEFUL)
+def approval(keys: list[Key]) -> list[keephold.Tool]:
+    @keephold.tool(actions=STATEFUL)
     async def approve(call: Call) -> Pending:
         keys.append(await call.completion_key())
         return Pending()
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def deploy(call: Call) -> Any:
         async def create(given: Any) -> str:
             return "made"
@@ -156,15 +156,15 @@ async def test_R1_what_is_parked_resolved_journaled_and_taken_over(tmp_path: Pat
             await stopped(again, "a")
             await again.resolve(keys[0], ok("no"))
             after = await samples(later)
-    assert value(found, "holdfast_parked_total") == 1
-    assert value(found, "holdfast_handles", state="parked") == 1
-    assert value(found, "holdfast_steps_total", kind="step") == 1
-    assert (value(found, "holdfast_store_commits_total") or 0) >= (value(found, "holdfast_store_transactions") or 0) > 0
-    assert value(found, "holdfast_store_commit_seconds_count") == value(found, "holdfast_store_commits_total")
-    assert (value(found, "holdfast_store_last_event") or 0) > 0
-    assert value(after, "holdfast_recovered_total") == 1
-    assert value(after, "holdfast_resolved_total", status="accepted") == 1
-    assert value(after, "holdfast_resolved_total", status="already_resolved") == 1
+    assert value(found, "keephold_parked_total") == 1
+    assert value(found, "keephold_handles", state="parked") == 1
+    assert value(found, "keephold_steps_total", kind="step") == 1
+    assert (value(found, "keephold_store_commits_total") or 0) >= (value(found, "keephold_store_transactions") or 0) > 0
+    assert value(found, "keephold_store_commit_seconds_count") == value(found, "keephold_store_commits_total")
+    assert (value(found, "keephold_store_last_event") or 0) > 0
+    assert value(after, "keephold_recovered_total") == 1
+    assert value(after, "keephold_resolved_total", status="accepted") == 1
+    assert value(after, "keephold_resolved_total", status="already_resolved") == 1
 
 
 async def _journaled(rt: Runtime, id: str) -> bool:
@@ -221,10 +221,10 @@ async def test_K5_requests_are_counted_by_their_route_and_never_by_their_path() 
         await http.request("BREW", "/inner/hf1-secret")
         await http.get("/inner/hf1-secret")
         text = (await http.get("/metrics")).text
-    assert 'holdfast_http_requests_total{method="POST",route="/complete/{key}",status="200"} 2.0' in text
-    assert 'holdfast_http_requests_total{method="POST",route="/complete/{key}",status="500"} 1.0' in text
-    assert 'holdfast_http_requests_total{method="GET",route="none",status="404"} 1.0' in text
-    assert re.search(r'holdfast_http_requests_total{method="other",route="[^"]*",status="405"} 1.0', text)
+    assert 'keephold_http_requests_total{method="POST",route="/complete/{key}",status="200"} 2.0' in text
+    assert 'keephold_http_requests_total{method="POST",route="/complete/{key}",status="500"} 1.0' in text
+    assert 'keephold_http_requests_total{method="GET",route="none",status="404"} 1.0' in text
+    assert re.search(r'keephold_http_requests_total{method="other",route="[^"]*",status="405"} 1.0', text)
     assert "secret" not in text and "nowhere" not in text and "BREW" not in text
 
 
@@ -237,11 +237,11 @@ async def test_K5_requests_are_counted_by_their_route_and_never_by_their_path() 
 )
 async def test_both_formats_can_be_read(accept: str, media: str, read: Any) -> None:
     metrics = Prometheus()
-    metrics.count("holdfast_handles_created_total", type="tool")
+    metrics.count("keephold_handles_created_total", type="tool")
     async with client(metrics) as http:
         answer = await http.get("/metrics", headers={"accept": accept} if accept else {})
     assert answer.headers["content-type"].startswith(media)
-    assert "holdfast_handles_created" in {family.name for family in read(answer.text)}
+    assert "keephold_handles_created" in {family.name for family in read(answer.text)}
 
 
 async def test_K5_no_label_holds_an_id_a_conversation_or_a_key(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ async def test_the_traceparent_of_a_request_is_the_parent_of_what_is_done_for_it
 
 def test_the_reference_lists_every_metric_with_its_labels() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
-    rows = re.findall(r"^\| `(holdfast_\w+)` \| ([^|]*)\|", page, re.MULTILINE)
+    rows = re.findall(r"^\| `(keephold_\w+)` \| ([^|]*)\|", page, re.MULTILINE)
     listed = {name: tuple(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
     have = {name: labels for name, (_, *labels) in (*COUNTERS.items(), *GAUGES.items())}
     have |= {name: labels for name, (_, _, *labels) in HISTOGRAMS.items()}

@@ -10,24 +10,24 @@ from tests.serve.fake_control import AGENT, HOSTILE, FakeControl, NoScreens, nee
 from tests.serve.pages import Page, browser, dashboard
 from tests.turn.calls import STATEFUL, replies, spawn
 
-import holdfast
-from holdfast import Key
-from holdfast.serve.dashboard import pages
+import keephold
+from keephold import Key
+from keephold.serve.dashboard import pages
 
 PAGES = ("/", "/handles", "/conversations", "/notifications", "/keys", "/stats", "/tools")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def quick() -> str:
     """Be done at once."""
     return "done"
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def fails() -> str:
     """Fail at once."""
-    raise holdfast.ToolError("the disk is full")
+    raise keephold.ToolError("the disk is full")
 
 
 async def read(control: FakeControl, path: str) -> Page:

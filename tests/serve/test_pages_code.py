@@ -5,8 +5,8 @@ import pytest
 from tests.serve.fake_control import FakeControl, NoScreens, need, question
 from tests.serve.pages import Page, browser
 
-from holdfast import HoldfastError
-from holdfast.serve.dashboard.look import coded
+from keephold import KeepholdError
+from keephold.serve.dashboard.look import coded
 
 TEXT = "drop `legacy_id`, not `<b>id</b>`"
 CODE = ["`legacy_id`", "`<b>id</b>`"]
@@ -79,7 +79,7 @@ async def test_how_something_ended_and_what_models_are_told() -> None:
 
 async def test_a_refusal() -> None:
     control = FakeControl()
-    control.refusal = HoldfastError("Handle `<b>` is stopped", code="not_running")
+    control.refusal = KeepholdError("Handle `<b>` is stopped", code="not_running")
     async with browser(control, NoScreens()) as http:
         page = Page((await http.post("/do/handles/x/apply", data={"value": "1"})).text)
     (told,) = page.all("p", class_="flash flash-wrong")

@@ -11,31 +11,31 @@ from tests.serve.fake_control import FakeControl, NoScreens
 from tests.serve.pages import Page, browser, dashboard
 from tests.turn.calls import STATEFUL, TALKING, call, replies, spawn, texts, wait_all
 
-import holdfast
-from holdfast import Call, HoldfastError, Key, Question
-from holdfast.serve.dashboard.look import card_key
+import keephold
+from keephold import Call, KeepholdError, Key, Question
+from keephold.serve.dashboard.look import card_key
 
 SELECT = {"Select": {"options": ["one", "two"]}}
 
 
-@holdfast.tool(run="ask")
+@keephold.tool(run="ask")
 async def echo(text: str) -> str:
     """Say it again."""
     return f"echo {text}"
 
 
-@holdfast.tool(result="ask")
+@keephold.tool(result="ask")
 async def private() -> str:
     return "a\r\nsecret"
 
 
-@holdfast.tool
+@keephold.tool
 async def asks(call: Call, answer_type: Any = "Text", secret: bool = False) -> str:
     question = Question(id="q", text="Well?", answer_type=answer_type, secret=secret)
     return f"answer {json.dumps(await call.ask(question))}"
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def listens(call: Call) -> str:
     return str(await call.input())
 
@@ -231,7 +231,7 @@ async def test_K6_a_form_that_is_none_does_nothing(body: bytes, kind: str, statu
 
 async def test_K4_the_words_of_a_refusal_are_text() -> None:
     control = FakeControl()
-    control.refusal = HoldfastError("<b>no</b> \x1b[31mred", code="not_running")
+    control.refusal = KeepholdError("<b>no</b> \x1b[31mred", code="not_running")
     async with browser(control, NoScreens()) as http:
         answer = await http.post("/do/handles/x/apply", data={"value": "1"})
     assert answer.status_code == 409 and "<b>no</b>" not in answer.text and "\x1b" not in answer.text
@@ -239,7 +239,7 @@ async def test_K4_the_words_of_a_refusal_are_text() -> None:
 
 
 async def test_a_prompt_that_is_withdrawn_is_gone_from_the_page() -> None:
-    async with dashboard([holdfast.tool(actions=STATEFUL, run="ask")(_waits)]) as seen:
+    async with dashboard([keephold.tool(actions=STATEFUL, run="ask")(_waits)]) as seen:
         spawning = asyncio.ensure_future(replies(seen.turn, spawn("_waits", "w")))
         await seen.need()
         assert (await seen.page("/")).all("article")

@@ -5,12 +5,12 @@ from tests.serve.fake_control import FakeControl, NoScreens, fact, need
 from tests.serve.pages import Page, browser, dashboard
 from tests.turn.calls import TALKING, spawn
 
-import holdfast
-from holdfast import Call
-from holdfast.serve.dashboard.look import card_key
+import keephold
+from keephold import Call
+from keephold.serve.dashboard.look import card_key
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def waits(call: Call) -> str:
     return str(await call.input())
 

@@ -8,14 +8,14 @@ from tests.serve.fake_control import FakeControl, NoScreens, need, question
 from tests.serve.pages import Element, Page, browser, dashboard
 from tests.turn.calls import TALKING, call, replies, spawn, texts
 
-import holdfast
-from holdfast import Call, Question
+import keephold
+from keephold import Call, Question
 
 SELECT = {"Select": {"options": ["one", "two"]}}
 LONG = {"Select": {"options": ["x" * 41, "two"]}}
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def twice(call: Call) -> str:
     first = await call.ask(Question(id="q", text="Well?", answer_type=SELECT))
     return f"{first}, {await call.ask(Question(id='q', text='Well?', answer_type=SELECT))}"

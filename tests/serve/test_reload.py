@@ -11,10 +11,10 @@ from tests.mcp.clients import connected
 from tests.serve.application import TOKEN, application
 from tests.turn.calls import STATEFUL, abort, call, fetch, reply, settings, spawn, texts
 
-import holdfast
-from holdfast import Call, ConfigError, Runtime, ToolError
-from holdfast.config import Config, load_config
-from holdfast.tools.waiting.agents import AgentRequest
+import keephold
+from keephold import Call, ConfigError, Runtime, ToolError
+from keephold.config import Config, load_config
+from keephold.tools.waiting.agents import AgentRequest
 
 WORDS = """
 [conversation.tools.say]
@@ -30,7 +30,7 @@ spawn = {{ stateful = true }}
 """
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def own(call: Call) -> str:
     """A tool of the program, not of its configuration."""
     return "own"
@@ -67,7 +67,7 @@ async def test_R6_what_runs_goes_on_as_it_was_begun(tmp_path: Path) -> None:
         rt.reload(config(tmp_path, ""))
         info = await rt.handle("e", conversation="main")
         assert info.state == "running"
-        from holdfast.control.control import Control
+        from keephold.control.control import Control
 
         assert (await Control(rt).abort(info.uid))["ended_by"] == "abort", "a person ends what no tool names any more"
 
@@ -126,7 +126,7 @@ def test_every_table_is_reloaded_or_said_to_need_a_restart() -> None:
 async def test_W11_how_many_run_at_once_counts_for_what_comes(tmp_path: Path) -> None:
     gate, running = asyncio.Event(), list[str]()
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def works(call: Call) -> str:
         running.append(call.id)
         await gate.wait()

@@ -15,11 +15,11 @@ from starlette.applications import Starlette
 from tests.durable.lives import stored_in, until
 from tests.turn.calls import apply, reply, spawn
 
-import holdfast
-from holdfast import Runtime, Tool
-from holdfast.serve.screens import Screens
-from holdfast.serve.watched import There
-from holdfast.turn.frames import Size
+import keephold
+from keephold import Runtime, Tool
+from keephold.serve.screens import Screens
+from keephold.serve.watched import There
+from keephold.turn.frames import Size
 
 PATIENCE = 20.0
 _SPAN = re.compile("<[^>]*>")
@@ -28,7 +28,7 @@ _SPAN = re.compile("<[^>]*>")
 def shell(**options: Any) -> Tool:
     """A shell without a line editor: what is typed is what it gets."""
     command = ["bash", "--norc", "--noprofile", "--noediting"]
-    return holdfast.terminal(command, name="shell", env={"PS1": "$ "}, rows=10, cols=40, **options)
+    return keephold.terminal(command, name="shell", env={"PS1": "$ "}, rows=10, cols=40, **options)
 
 
 @asynccontextmanager
@@ -177,7 +177,7 @@ async def test_a_closed_tab_hands_the_terminal_back(tmp_path: Path) -> None:
 
 
 async def test_who_drives_without_looking_does_so_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.serve.screens.ALONE", 0.2)
+    monkeypatch.setattr("keephold.serve.screens.ALONE", 0.2)
     async with (
         Runtime([shell()], store=stored_in(tmp_path)) as rt,
         rt.turn("main") as turn,
@@ -293,7 +293,7 @@ async def test_who_has_gone_before_another_process_has_answered_does_not_drive(
 
 
 async def test_what_does_not_run_or_is_no_terminal_is_refused_with_the_reason(tmp_path: Path) -> None:
-    @holdfast.tool(actions=("spawn", "fetch", "abort"))
+    @keephold.tool(actions=("spawn", "fetch", "abort"))
     async def idle() -> str:
         await asyncio.sleep(1000)
         return ""

@@ -1,4 +1,4 @@
-"""`holdfast serve` as a process: how it ends, what goes on in the next one, and how it refuses to start (R6, L1)."""
+"""`keephold serve` as a process: how it ends, what goes on in the next one, and how it refuses to start (R6, L1)."""
 
 import asyncio
 import re
@@ -17,9 +17,9 @@ from tests.serve.lasting import CONFIG
 from tests.serve.serving import PATIENCE, TOKEN, Served, served
 from tests.serve.streams import Event, events
 
-from holdfast import ConfigError, Runtime
-from holdfast.cli import main
-from holdfast.cli.serve import owner_token
+from keephold import ConfigError, Runtime
+from keephold.cli import main
+from keephold.cli.serve import owner_token
 
 
 async def noted(server: Served, file: str, lines: int = 1) -> str:
@@ -119,7 +119,7 @@ async def tools(http: httpx2.AsyncClient) -> set[str]:
 
 async def test_L4_HUP_reads_the_configuration_again_and_a_wrong_one_changes_nothing(tmp_path: Path) -> None:
     with served(tmp_path, CONFIG) as server:
-        file = tmp_path / "holdfast.toml"
+        file = tmp_path / "keephold.toml"
 
         async def hangs_up(text: str | None, said: str) -> None:
             file.unlink() if text is None else file.write_text(text)
@@ -183,9 +183,9 @@ def store_of(server: Served) -> str:
 
 def refused(store: Path, *words: str, **env: str) -> str:
     """What it says when it does not start: all of this is found out before it serves, so it needs no process."""
-    (store.parent / "holdfast.toml").touch()
-    options = ["--config", str(store.parent / "holdfast.toml"), "--store", f"sqlite:///{store}", *words]
-    result = CliRunner().invoke(main, ["serve", *options], env={"HOLDFAST_TOKEN": None, **env})
+    (store.parent / "keephold.toml").touch()
+    options = ["--config", str(store.parent / "keephold.toml"), "--store", f"sqlite:///{store}", *words]
+    result = CliRunner().invoke(main, ["serve", *options], env={"KEEPHOLD_TOKEN": None, **env})
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit), result.output
     return result.output
 
@@ -195,7 +195,7 @@ def test_L1_what_keeps_it_from_starting_is_said(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert f"cannot listen on 127.0.0.1:{port}" in refused(store, "--port", port)
-    assert "fewer than 16" in refused(store, "--port", "0", HOLDFAST_TOKEN="short")
+    assert "fewer than 16" in refused(store, "--port", "0", KEEPHOLD_TOKEN="short")
     assert "needs a token" in refused(store, "--port", "0", "--host", "0.0.0.0")
     assert "--url must begin with" in refused(store, "--port", "0", "--url", "ftp://x")
     token.write_text("token-that-others-can-read\n")

@@ -8,21 +8,21 @@ from tests.serve.fake_control import FakeControl, NoScreens, fact
 from tests.serve.pages import Page, browser, dashboard
 from tests.turn.calls import STATEFUL, abort, replies, spawn, wait_all
 
-import holdfast
-from holdfast.serve.dashboard.today import ToolToday, today
+import keephold
+from keephold.serve.dashboard.today import ToolToday, today
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def quick() -> str:
     return "done"
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def fails() -> str:
-    raise holdfast.ToolError("the disk is full")
+    raise keephold.ToolError("the disk is full")
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def endless() -> str:
     await asyncio.Event().wait()
     return "never"

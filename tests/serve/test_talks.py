@@ -11,15 +11,15 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-import holdfast
-from holdfast.control.control import Control
-from holdfast.errors import HoldfastError
-from holdfast.serve.attaching import _pass_on, routes
-from holdfast.turn import frames
+import keephold
+from keephold.control.control import Control
+from keephold.errors import KeepholdError
+from keephold.serve.attaching import _pass_on, routes
+from keephold.turn import frames
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
-async def echo(call: holdfast.Call, text: str) -> str:
+@keephold.tool(actions=("spawn", "fetch", "abort"))
+async def echo(call: keephold.Call, text: str) -> str:
     """Prints it."""
     call.emit(text)
     return text
@@ -28,10 +28,10 @@ async def echo(call: holdfast.Call, text: str) -> str:
 @asynccontextmanager
 async def served(directory: Path) -> AsyncIterator[tuple[httpx2.AsyncClient, str]]:
     """The application, and the uid of a handle that has printed `hello` and stopped."""
-    async with holdfast.Runtime([echo], store=f"sqlite:///{directory}/work.db") as rt:
+    async with keephold.Runtime([echo], store=f"sqlite:///{directory}/work.db") as rt:
         async with rt.turn("main") as turn:
             given = {"action": "spawn", "id": "e", "text": "hello"}
-            await turn.run([holdfast.ToolCall("1", "echo", given)])
+            await turn.run([keephold.ToolCall("1", "echo", given)])
             await rt.wait(all=["e"], conversation="main")
         handle = await rt.handle("e", conversation="main")
         transport = httpx2.ASGITransport(Starlette(routes=routes(Control(rt))))
@@ -54,7 +54,7 @@ async def test_C5_what_a_stopped_handle_printed_comes_in_the_frames_of_one_that_
 ) -> None:
     async with served(tmp_path) as (client, uid):
         said = await client.post(f"/api/handles/{uid}/talk", json={"want": want, "since": since})
-        assert said.status_code == 200 and said.headers["holdfast-talk"]
+        assert said.status_code == 200 and said.headers["keephold-talk"]
         first, *output, last = frames_of(said.content)
         assert first[0] == frames.STATE and last[0] == frames.END
         assert b"".join(data for kind, data in output if kind == frames.OUTPUT) == printed
@@ -132,7 +132,7 @@ def test_what_a_client_sends_is_passed_on_in_its_order() -> None:
 )
 def test_of_what_is_no_frame_nothing_is_passed_on(body: bytes) -> None:
     heard = Heard()
-    with pytest.raises(HoldfastError) as refused:
+    with pytest.raises(KeepholdError) as refused:
         _pass_on(heard, body)
     assert refused.value.code == "invalid_arguments"
     assert heard.frames == []

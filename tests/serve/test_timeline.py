@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.serve.dashboard.timeline import CHART, MOST, NAMES, Stretch, lanes, moments, stretches
+from keephold.serve.dashboard.timeline import CHART, MOST, NAMES, Stretch, lanes, moments, stretches
 
 AT = 1000.0
 

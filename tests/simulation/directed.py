@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from tests.simulation.ops import MOMENT, Call, Once, Spawn
 from tests.simulation.world import Answer, Crew, Stage, World
 
-from holdfast.handles.handle import Handle
-from holdfast.handles.registry import Registry
-from holdfast.store.base import Store
-from holdfast.testing import VirtualClock
+from keephold.handles.handle import Handle
+from keephold.handles.registry import Registry
+from keephold.store.base import Store
+from keephold.testing import VirtualClock
 
 
 async def rest() -> None:

@@ -19,10 +19,10 @@ from tests.simulation.rehearsal import Rehearsal, Step, rehearse
 from tests.simulation.scripts import generate
 from tests.simulation.world import Crew, Stage
 
-from holdfast.store.base import Store
-from holdfast.store.memory import MemoryStore
-from holdfast.testing import VirtualClock
-from holdfast.testing.clock import VirtualDeadlock
+from keephold.store.base import Store
+from keephold.store.memory import MemoryStore
+from keephold.testing import VirtualClock
+from keephold.testing.clock import VirtualDeadlock
 
 MakeStage = Callable[[VirtualClock], Stage]
 

@@ -3,9 +3,9 @@
 import hypothesis.strategies as st
 from tests.unit.sqlite_stores import NOON
 
-from holdfast.handles.state import EndedBy, Error, Ok, Outcome
-from holdfast.store.base import CARRIERS, Carrier, EntryKind, Notice, Parking, Resolution, Shown
-from holdfast.store.terminal import TIMED_OUT
+from keephold.handles.state import EndedBy, Error, Ok, Outcome
+from keephold.store.base import CARRIERS, Carrier, EntryKind, Notice, Parking, Resolution, Shown
+from keephold.store.terminal import TIMED_OUT
 
 CONVERSATIONS = ("main", "other")
 DEADLINES = (None, NOON + 100, NOON + 200, NOON + 300)

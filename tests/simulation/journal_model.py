@@ -1,6 +1,6 @@
 """What a store is, in dictionaries: the model that the journal machine compares a real store with.
 
-It says what each operation comes to, in the words of `holdfast.store.ops`, and nothing of how that is kept.
+It says what each operation comes to, in the words of `keephold.store.ops`, and nothing of how that is kept.
 """
 
 import copy
@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from tests.simulation.news_model import NewsModel
 
-from holdfast.errors import HoldfastError
-from holdfast.handles.state import Ended, Pending, Running, State, Stopped, Waiting, transition
-from holdfast.store import base
-from holdfast.store.base import (
+from keephold.errors import KeepholdError
+from keephold.handles.state import Ended, Pending, Running, State, Stopped, Waiting, transition
+from keephold.store import base
+from keephold.store.base import (
     Answers,
     Carrier,
     Entry,
@@ -29,7 +29,7 @@ from holdfast.store.base import (
     Resolving,
     WaitRow,
 )
-from holdfast.store.terminal import REVOKED, end_notice, ended, resolution_of, words
+from keephold.store.terminal import REVOKED, end_notice, ended, resolution_of, words
 
 CANCELS = ("abort", "cancel", "turn_end", "shutdown")
 
@@ -80,7 +80,7 @@ class Model:
         self._owner = owner
         try:
             return [WRITE[type(op)](self, op) for op in ops]
-        except HoldfastError as refusal:
+        except KeepholdError as refusal:
             self.__dict__.clear()
             self.__dict__.update(before)
             assert refusal.code is not None
@@ -97,9 +97,9 @@ class Model:
     def own(self, uid: str, fence: int) -> Call:
         call = self.calls.get(uid)
         if call is None or call.record.fence != fence:
-            raise HoldfastError("", code="lease_lost")
+            raise KeepholdError("", code="lease_lost")
         if call.stopped:
-            raise HoldfastError("", code="already_stopped")
+            raise KeepholdError("", code="already_stopped")
         return call
 
     # Calls
@@ -109,7 +109,7 @@ class Model:
         for call in self.calls.values():
             same = (call.record.conversation, call.record.id) == (new.conversation, new.id)
             if call.record.uid == new.uid or (same and not call.stopped):
-                raise HoldfastError("", code="batch_rejected")
+                raise KeepholdError("", code="batch_rejected")
         self.calls[new.uid] = Call(msgspec.structs.replace(new, owner=self._owner))
         self.journal[new.uid] = {}
 
@@ -120,7 +120,7 @@ class Model:
             call.record.state = op.state
         elif call.parked:
             if op.state.ended_by == "timeout" and call.resolved:
-                raise HoldfastError("", code="lease_lost")
+                raise KeepholdError("", code="lease_lost")
             self._end_parked(call, op.state, hook=True, told=told)
             return
         else:
@@ -159,7 +159,7 @@ class Model:
     def journaled(self, op: base.Journaled) -> None:
         self.own(op.uid, op.fence)
         if (op.kind, op.name) in self.journal[op.uid]:
-            raise HoldfastError("", code="durable_effect_duplicate_step_id")
+            raise KeepholdError("", code="durable_effect_duplicate_step_id")
         self.journal[op.uid][op.kind, op.name] = Entry(op.kind, op.name, op.digest, op.value, op.ok)
 
     def hook_called(self, op: base.HookCalled) -> None:
@@ -182,7 +182,7 @@ class Model:
     def parked(self, op: base.Parked) -> State:
         call = self.own(op.uid, op.fence)
         if not call.keyed:
-            raise HoldfastError("", code="pending_tool_missing_completion_key")
+            raise KeepholdError("", code="pending_tool_missing_completion_key")
         call.record.owner, call.record.parking, call.record.next_attempt_at = None, op.parking, None
         return self._settle(call, op.at)
 
@@ -263,7 +263,7 @@ class Model:
         is_open = self.turns.get(op.conversation)
         was, owner = (None, None) if is_open is None else (is_open.turn, is_open.owner)
         if was != op.was or op.was_owner not in (None, owner):
-            raise HoldfastError("", code="turn_open")
+            raise KeepholdError("", code="turn_open")
         by, news = self.carried.pop(op.conversation, ("turn", ()))
         for each in () if op.was == op.turn and by == "response" else news:
             self.news.tell(op.conversation, each, each.at, each.uid)

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from holdfast.store.base import CARRIERS, Carrier, News, Notice, Notified, Shown
+from keephold.store.base import CARRIERS, Carrier, News, Notice, Notified, Shown
 
 LIMIT = 3
 """How much waits in a conversation of the machine: few enough to be too many now and then."""
@@ -21,7 +21,7 @@ class NewsModel:
         """As it is read."""
         count, at = self.went.get(conversation, (0, 0.0))
         said = "1 earlier notification was dropped." if count == 1 else f"{count} earlier notifications were dropped."
-        line = [News(0, conversation, "holdfast.dropped", "info", said, at)] if count else []
+        line = [News(0, conversation, "keephold.dropped", "info", said, at)] if count else []
         return line + [news for news in self.queued if news.conversation == conversation]
 
     def tell(self, conversation: str, told: Notice | Notified | News, at: float, uid: str | None) -> None:

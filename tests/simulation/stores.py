@@ -6,8 +6,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from holdfast.store.base import Done, Failed, Op
-from holdfast.store.memory import MemoryStore
+from keephold.store.base import Done, Failed, Op
+from keephold.store.memory import MemoryStore
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ from tests.soak import tries
 from tests.turn.calls import TALKING, call, fetch, wait_all
 from tests.turn.puppets import STORES, Puppets, in_state, lines, nothing, over, start, store_url
 
-from holdfast import NotificationPolicy, Runtime, Tool, Turn
-from holdfast.store.rows import Carrier
-from holdfast.testing import VirtualClock
+from keephold import NotificationPolicy, Runtime, Tool, Turn
+from keephold.store.rows import Carrier
+from keephold.testing import VirtualClock
 
 Step = tuple[str, str]
 CARRIES: dict[str, tuple[Carrier, ...]] = {

@@ -10,9 +10,9 @@ from tests.simulation.directed import Theatre, rest, theatre
 from tests.simulation.ops import Abort, Apply, Fetch, Once, Spawn
 from tests.simulation.stores import HeldStore
 
-from holdfast.handles.state import Error, Ok, Stopped
-from holdfast.store.base import Changed, Opened, Registered, Responded
-from holdfast.testing import VirtualClock
+from keephold.handles.state import Error, Ok, Stopped
+from keephold.store.base import Changed, Opened, Registered, Responded
+from keephold.testing import VirtualClock
 
 
 async def _spawned(here: Theatre, *ids: str) -> None:

@@ -1,5 +1,5 @@
 """Random interleavings in virtual time: no difference from the model, over a store that commits at once and over one
-that does not. `make soak` tries 10,000 and `HOLDFAST_SEED=…` others; a failure prints the seed and the shortest script
+that does not. `make soak` tries 10,000 and `KEEPHOLD_SEED=…` others; a failure prints the seed and the shortest script
 that shows it."""
 
 import os
@@ -13,10 +13,10 @@ from tests.simulation.scripts import generate
 from tests.simulation.stores import NextPassStore
 from tests.soak import tries
 
-from holdfast.store.base import Changed, Done, Failed, Op
-from holdfast.store.memory import MemoryStore
+from keephold.store.base import Changed, Done, Failed, Op
+from keephold.store.memory import MemoryStore
 
-SEED = int(os.environ.get("HOLDFAST_SEED", "20260101"))
+SEED = int(os.environ.get("KEEPHOLD_SEED", "20260101"))
 CHUNK = tries(700, soak=2_500)
 
 

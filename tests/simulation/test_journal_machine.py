@@ -33,9 +33,9 @@ from tests.simulation.news_model import LIMIT
 from tests.soak import tries
 from tests.unit.sqlite_stores import NOON, give, record, uid
 
-from holdfast.errors import HoldfastError
-from holdfast.handles.question import Question
-from holdfast.handles.state import (
+from keephold.errors import KeepholdError
+from keephold.handles.question import Question
+from keephold.handles.state import (
     Answered,
     Asked,
     Ended,
@@ -50,7 +50,7 @@ from holdfast.handles.state import (
     Waiting,
     transition,
 )
-from holdfast.store.base import (
+from keephold.store.base import (
     CARRIERS,
     NEWS_LIMIT,
     Attempted,
@@ -83,8 +83,8 @@ from holdfast.store.base import (
     TurnEnded,
     WaitOpened,
 )
-from holdfast.store.sqlite import SqliteStore
-from holdfast.store.sqlite import news as queues
+from keephold.store.sqlite import SqliteStore
+from keephold.store.sqlite import news as queues
 
 MEMORY = Path("/dev/shm")
 """Where a commit costs nothing: a power cut is a copy here, so nothing need be on a disk."""
@@ -98,7 +98,7 @@ class JournalMachine(RuleBasedStateMachine):
         super().__init__()
         queues.NEWS_LIMIT = LIMIT  # type: ignore[attr-defined]
         self._runner = asyncio.Runner()
-        self._place = Path(tempfile.mkdtemp(prefix="holdfast-journal-", dir=MEMORY if MEMORY.is_dir() else None))
+        self._place = Path(tempfile.mkdtemp(prefix="keephold-journal-", dir=MEMORY if MEMORY.is_dir() else None))
         self._model = Model()
         self._stores: list[SqliteStore] = []
         self._given: list[tuple[SqliteStore, tuple[Op, ...], Any]] = []
@@ -456,7 +456,7 @@ def _completion(of: str, fence: int, parking: Parking | None = None) -> WaitOpen
 async def _told(given: list[tuple[SqliteStore, tuple[Op, ...], Any]]) -> list[Any]:
     """What each commit was answered: results, or the code of a refusal."""
     told = await asyncio.gather(*(give(store, *ops) for store, ops, _ in given), return_exceptions=True)
-    return [each.code if isinstance(each, HoldfastError) else _plain(each) for each in told]
+    return [each.code if isinstance(each, KeepholdError) else _plain(each) for each in told]
 
 
 def _plain(results: Any) -> Any:

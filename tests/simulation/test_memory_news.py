@@ -13,8 +13,8 @@ from tests.simulation.news_model import LIMIT, NewsModel
 from tests.soak import tries
 from tests.unit.sqlite_stores import NOON, registered
 
-from holdfast.store.base import CARRIERS, Delivered, Notified, Op, Responded, Store, TakenBack
-from holdfast.store.memory import MemoryStore, queue
+from keephold.store.base import CARRIERS, Delivered, Notified, Op, Responded, Store, TakenBack
+from keephold.store.memory import MemoryStore, queue
 
 uids = st.sampled_from(("a", "b", "c"))
 shown = st.lists(st.tuples(uids, shows), max_size=3).map(tuple)

@@ -8,13 +8,13 @@ from tests.simulation.directed import rest, theatre
 from tests.simulation.ops import Abort, Apply, Once, Spawn
 from tests.simulation.stores import NextPassStore
 
-import holdfast
-from holdfast.errors import AlreadyStopped
-from holdfast.handles.state import Ended, Error, Ok
-from holdfast.testing import VirtualClock
+import keephold
+from keephold.errors import AlreadyStopped
+from keephold.handles.state import Ended, Error, Ok
+from keephold.testing import VirtualClock
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "abort"))
 async def nap(secs: float) -> str:
     await asyncio.sleep(secs)
     return "slept"
@@ -26,10 +26,10 @@ async def test_A5_a_timeout_in_the_instant_of_completion_is_a_completion(
     clock: VirtualClock, emitted_first: str, secs: int
 ) -> None:
     calls = [
-        holdfast.ToolCall("spawn", "nap", {"action": "spawn", "id": "a", "secs": secs}),
-        holdfast.ToolCall("await", "await", {"all": ["a"], "timeout_secs": 5}),
+        keephold.ToolCall("spawn", "nap", {"action": "spawn", "id": "a", "secs": secs}),
+        keephold.ToolCall("await", "await", {"all": ["a"], "timeout_secs": 5}),
     ]
-    async with holdfast.Runtime([nap], clock=clock) as rt, rt.turn() as turn:
+    async with keephold.Runtime([nap], clock=clock) as rt, rt.turn() as turn:
         responses = await turn.run(calls if emitted_first == "spawn" else calls[::-1])
         answer = {response.id: response.result for response in responses}["await"]
     assert answer == (
@@ -110,8 +110,8 @@ async def test_A6_a_wait_goes_on_if_somebody_answered_before_it_could_say_that_i
         assert answer.values == [_done("c1", result="done")]
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"))
-async def fickle(call: holdfast.Call) -> str:
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"))
+async def fickle(call: keephold.Call) -> str:
     await asyncio.sleep(1)
     reading = asyncio.create_task(call.input())
     await asyncio.sleep(0)  # in the pass in which it begins to read, it ends
@@ -120,8 +120,8 @@ async def fickle(call: holdfast.Call) -> str:
 
 
 async def test_A6_what_has_stopped_needs_no_input(clock: VirtualClock) -> None:
-    async with holdfast.Runtime([fickle], clock=clock) as rt, rt.turn("main") as turn:
-        spawn = asyncio.create_task(turn.run([holdfast.ToolCall("1", "fickle", {"action": "spawn", "id": "a"})]))
+    async with keephold.Runtime([fickle], clock=clock) as rt, rt.turn("main") as turn:
+        spawn = asyncio.create_task(turn.run([keephold.ToolCall("1", "fickle", {"action": "spawn", "id": "a"})]))
         await rest()
         assert await rt.wait(all=["a"], conversation="main") == _done("a", result="done")
         await spawn

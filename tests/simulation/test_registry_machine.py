@@ -21,9 +21,9 @@ from tests.simulation.rehearsal import Rehearsal
 from tests.simulation.world import Crew, Stage, World
 from tests.soak import tries
 
-from holdfast.handles.handle import HandleInfo
-from holdfast.testing import VirtualClock
-from holdfast.testing.clock import _Loop
+from keephold.handles.handle import HandleInfo
+from keephold.testing import VirtualClock
+from keephold.testing.clock import _Loop
 
 _CREW = Crew()
 

@@ -12,12 +12,12 @@ from tests.simulation.model import QUESTION, SETTLE, SETTLE_MAX
 from tests.simulation.ops import KINDS, Abort, Apply, Await, Call, Fetch, Kind, Once, Order, Spawn, kind_of
 from tests.simulation.stores import at_once
 
-import holdfast
-from holdfast.handles.view import Handles
-from holdfast.store.base import Store
-from holdfast.testing import VirtualClock
+import keephold
+from keephold.handles.view import Handles
+from keephold.store.base import Store
+from keephold.testing import VirtualClock
 
-_SURE = msgspec.convert(QUESTION, holdfast.Question)
+_SURE = msgspec.convert(QUESTION, keephold.Question)
 
 
 class Puppet:
@@ -33,7 +33,7 @@ class Puppet:
         if self._bell is not None and not self._bell.done():
             self._bell.set_result(None)
 
-    async def obey(self, call: holdfast.Call) -> str:
+    async def obey(self, call: keephold.Call) -> str:
         while True:
             try:
                 while not self._orders:
@@ -44,7 +44,7 @@ class Puppet:
                     case "ok":
                         return text
                     case "fail":
-                        raise holdfast.ToolError(text)
+                        raise keephold.ToolError(text)
                     case "emit":
                         call.emit(text)
                     case "ask":
@@ -57,11 +57,11 @@ class Puppet:
                 if not self._deaf:
                     raise
 
-    async def _read(self, call: holdfast.Call) -> None:
+    async def _read(self, call: keephold.Call) -> None:
         try:
             await call.input()
         except EOFError as error:
-            raise holdfast.ToolError(str(error)) from None  # what a tool raises by mistake is logged; this is none
+            raise keephold.ToolError(str(error)) from None  # what a tool raises by mistake is logged; this is none
 
 
 @dataclass
@@ -79,8 +79,8 @@ class Crew:
         self.puppets: dict[int, Puppet] = {}
         self.tools = [self._tool(kind) for kind in KINDS.values()]
 
-    def _tool(self, kind: Kind) -> holdfast.Tool:
-        @holdfast.tool(
+    def _tool(self, kind: Kind) -> keephold.Tool:
+        @keephold.tool(
             name=kind.tool,
             actions=("spawn", "fetch", "apply", "abort") if kind.apply else ("spawn", "fetch", "abort"),
             scheduling="serial" if kind.serial else "parallel",
@@ -89,7 +89,7 @@ class Crew:
             timeout_secs=kind.timeout,
             run="ask" if kind.denied else "unattended",
         )
-        async def obey(call: holdfast.Call, number: int, first: str = "", second: str = "") -> str:
+        async def obey(call: keephold.Call, number: int, first: str = "", second: str = "") -> str:
             return await self.puppets[number].obey(call)
 
         spawn = replace(obey.spawn, settle_ms=int(SETTLE * 1000), settle_max_ms=int(SETTLE_MAX * 1000))
@@ -101,7 +101,7 @@ class Stage:
 
     def __init__(self, crew: Crew, clock: VirtualClock, store: Store | str = "memory:") -> None:
         self.puppets = crew.puppets
-        self.runtime = holdfast.Runtime(crew.tools, store=store, clock=clock)
+        self.runtime = keephold.Runtime(crew.tools, store=store, clock=clock)
 
     async def __aenter__(self) -> Self:
         await self.runtime.__aenter__()
@@ -122,7 +122,7 @@ class World:
         self._label = label
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
-        self._turns: list[holdfast.Turn] = []
+        self._turns: list[keephold.Turn] = []
         self._batches: list[asyncio.Task[None] | None] = [None, None]
         self._tasks: set[asyncio.Task[None]] = set()
         self.raised: list[BaseException] = []
@@ -157,7 +157,7 @@ class World:
             for info in self.infos(number)
         ]
 
-    def infos(self, *numbers: int) -> list[holdfast.HandleInfo]:
+    def infos(self, *numbers: int) -> list[keephold.HandleInfo]:
         """The spawned handles of these conversations, or of all."""
         names = [self._names[number] for number in numbers] if numbers else self._names
         return [info for name in names for info in at_once(Handles(self._stage.runtime.registry, name).list())]
@@ -176,7 +176,7 @@ class World:
         self._batches[conversation] = self._task(self._run(self._turns[conversation], wire, answer))
         return answer
 
-    async def _run(self, turn: holdfast.Turn, calls: list[holdfast.ToolCall], answer: Answer) -> None:
+    async def _run(self, turn: keephold.Turn, calls: list[keephold.ToolCall], answer: Answer) -> None:
         responses = await turn.run(calls)
         answer.at, answer.values = self.now, [_read(response, str(at)) for at, response in enumerate(responses)]
 
@@ -220,12 +220,12 @@ class World:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.raised.append(error)
 
-    def _wire(self, label: str, call: Call, number: int) -> holdfast.ToolCall:
+    def _wire(self, label: str, call: Call, number: int) -> keephold.ToolCall:
         """The call as a model would send it."""
         match call:
             case Await(any, all, timeout):
                 given: dict[str, Any] = {"any": list(any), "all": list(all)}
-                return holdfast.ToolCall(
+                return keephold.ToolCall(
                     label, "await", given if timeout is None else given | {"timeout_secs": timeout}
                 )
             case Spawn(id, names) | Once(id, names):
@@ -242,10 +242,10 @@ class World:
                 arguments = {"action": "apply", "id": id, "input": given_input}
             case Abort(id):
                 arguments = {"action": "abort", "id": id}
-        return holdfast.ToolCall(label, kind_of(id).tool, arguments)
+        return keephold.ToolCall(label, kind_of(id).tool, arguments)
 
 
-def _read(response: holdfast.Response, label: str) -> tuple[bool, Any]:
+def _read(response: keephold.Response, label: str) -> tuple[bool, Any]:
     """B1: in request order, with the label of its call."""
     assert response.id == label, f"response {response.id} where call {label} was"
     body = response.result

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import holdfast
-from holdfast import Call
-from holdfast.turn.inquiry import Inquire, Inquiry
+import keephold
+from keephold import Call
+from keephold.turn.inquiry import Inquire, Inquiry
 
 
 class Assistant:
@@ -38,7 +38,7 @@ async def silent(inquiry: Inquiry) -> Any:
     await asyncio.Event().wait()
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "abort"))
 async def work(call: Call, secs: float = 600, says: str = "") -> str:
     """Takes its time."""
     if says:

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from holdfast import Runtime, Tool, ToolCall, Turn
-from holdfast.testing import VirtualClock
-from holdfast.tools.base import Action
+from keephold import Runtime, Tool, ToolCall, Turn
+from keephold.testing import VirtualClock
+from keephold.tools.base import Action
 
 STATEFUL: tuple[Action, ...] = ("spawn", "fetch", "abort")
 TALKING: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
@@ -82,6 +82,6 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def settings(directory: Path, toml: str) -> Path:
     """A configuration file."""
-    path = directory / "holdfast.toml"
+    path = directory / "keephold.toml"
     path.write_text(toml)
     return path

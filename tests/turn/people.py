@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from holdfast import Runtime, Tool, Turn
-from holdfast.handles.clock import Clock
-from holdfast.store.base import Store
-from holdfast.turn.inquiry import Inquiry
-from holdfast.turn.prompts import AskQuestion, Decision, DeliverResult, RunTool
+from keephold import Runtime, Tool, Turn
+from keephold.handles.clock import Clock
+from keephold.store.base import Store
+from keephold.turn.inquiry import Inquiry
+from keephold.turn.prompts import AskQuestion, Decision, DeliverResult, RunTool
 
 
 class Asked:

@@ -13,10 +13,10 @@ from typing import Any
 
 from tests.turn.calls import STATEFUL, call, spawn
 
-import holdfast
-from holdfast import Call, Question, Response, Runtime, ToolCall, Turn
-from holdfast.tools.base import Action, Tool
-from holdfast.turn.notifications import Notification
+import keephold
+from keephold import Call, Question, Response, Runtime, ToolCall, Turn
+from keephold.tools.base import Action, Tool
+from keephold.turn.notifications import Notification
 
 Order = Callable[[Call], Awaitable[Any]]
 
@@ -33,7 +33,7 @@ class Puppets:
     def tool(self, name: str = "work", *, actions: Sequence[Action] = STATEFUL, **options: Any) -> Tool:
         """A tool whose calls are puppets; `who` is the name by which the test tells them what to do."""
 
-        @holdfast.tool(name=name, actions=tuple(actions), **options)
+        @keephold.tool(name=name, actions=tuple(actions), **options)
         async def puppet(call: Call, who: str) -> Any:
             while True:
                 try:
@@ -52,7 +52,7 @@ class Puppets:
 
     def fails(self, who: str, error: Exception | None = None) -> None:
         async def fail(call: Call) -> None:
-            raise error if error is not None else holdfast.ToolError("no luck")
+            raise error if error is not None else keephold.ToolError("no luck")
 
         self._told[who].put_nowait(fail)
 
@@ -104,7 +104,7 @@ def hold(tool: str = "work") -> ToolCall:
     return call(tool, who="held")
 
 
-@holdfast.tool
+@keephold.tool
 async def nothing() -> str:
     """A call that is about none of the handles: something for news to ride on."""
     return "nothing"

@@ -6,12 +6,12 @@ import pytest
 from tests.turn.calls import call, texts
 from tests.turn.people import Model, Person, attended
 
-import holdfast
-from holdfast.testing import VirtualClock
-from holdfast.turn.prompts import AskQuestion, Said
+import keephold
+from keephold.testing import VirtualClock
+from keephold.turn.prompts import AskQuestion, Said
 
 
-@holdfast.tool
+@keephold.tool
 async def idle() -> str:
     return "idle"
 

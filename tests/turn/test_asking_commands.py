@@ -10,12 +10,12 @@ import pytest
 from tests.turn.calls import abort, apply, call, fetch, reply, settings, spawn, texts, until, wait_all
 from tests.turn.people import Model, Person, attended
 
-import holdfast
-from holdfast.turn.prompts import Approved, AskQuestion, Cancelled, DeliverResult, Denied, Edited, RunTool, Said
+import keephold
+from keephold.turn.prompts import Approved, AskQuestion, Cancelled, DeliverResult, Denied, Edited, RunTool, Said
 
 ONE_SHOT = """
 import json, os, sys
-given = json.loads(os.environ["HOLDFAST_CALL"])["tool"]
+given = json.loads(os.environ["KEEPHOLD_CALL"])["tool"]
 for id, kind in (("sure", "Boolean"), ("name", "Text")):
     if id not in given["answers"]:
         print(json.dumps({"type": "waiting", "question": {"id": id, "text": id + "?", "answer_type": kind}}))
@@ -149,7 +149,7 @@ async def test_Q7_C7_without_an_answer_a_live_process_is_aborted(tmp_path: Path,
     ) as (rt, turn):
         await turn.run([spawn("live", "l"), wait_all("l")])
         info = await rt.handle("l", conversation="main")
-        assert isinstance(info.outcome, holdfast.Error)
+        assert isinstance(info.outcome, keephold.Error)
         assert info.outcome.code == ("input_cancelled" if who == "person" else "inquiry_failed")
         assert "`sure`" in info.outcome.message and info.ended_by == "self"
         assert (tmp_path / "ended").read_text() == "by SIGTERM"
@@ -211,7 +211,7 @@ async def test_P1_P5_the_arguments_of_a_command_can_be_edited(tmp_path: Path) ->
     async with attended(None, [], person=person, config=path) as (_, turn):
         assert await texts(turn, call("touch", file="theirs")) == [""]
         assert await texts(turn, call("touch", file="other")) == ["Tool skipped by user: no"]
-    made = {each.name for each in tmp_path.iterdir() if each.name != "holdfast.toml"}
+    made = {each.name for each in tmp_path.iterdir() if each.name != "keephold.toml"}
     assert made == {"mine; $(rm -rf x)"}
     assert [prompt.arguments["file"] for prompt in person.seen if isinstance(prompt, RunTool)] == ["theirs", "other"]
 
@@ -245,7 +245,7 @@ async def test_P1_what_a_command_printed_is_withheld(tmp_path: Path, code: int, 
     async with attended(None, [], person=person, config=settings(tmp_path, PRINTS)) as (rt, turn):
         one_shot, _, waited = await turn.run(
             [
-                holdfast.ToolCall("c1", "prints", {"code": code}),
+                keephold.ToolCall("c1", "prints", {"code": code}),
                 spawn("prints", "p", code=code),
                 wait_all("p"),
             ]

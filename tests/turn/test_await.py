@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from tests.turn.calls import STATEFUL, abort, call, fetch, opened, replies, reply, spawn, texts, wait_all, wait_any
 
-import holdfast
-from holdfast import Runtime, ToolError
-from holdfast.handles.waits import Wait
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Runtime, ToolError
+from keephold.handles.waits import Wait
+from keephold.testing import VirtualClock
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def work(secs: float = 0, result: str = "done", fail: bool = False) -> str:
     await asyncio.sleep(secs)
     if fail:
@@ -21,7 +21,7 @@ async def work(secs: float = 0, result: str = "done", fail: bool = False) -> str
     return result
 
 
-@holdfast.tool
+@keephold.tool
 async def plain() -> str:
     return "plain"
 
@@ -101,7 +101,7 @@ async def test_A3_each_handle_once_grouped_by_state_in_the_order_first_named(clo
 
 
 async def test_A3_the_aborted_the_failed_and_the_transient(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def flaky() -> str:
         raise ToolError("try again", transient=True)
 

@@ -9,9 +9,9 @@ from typing import Literal
 import pytest
 from tests.turn.calls import STATEFUL, call, fetch, opened, replies, reply, settings, spawn, texts, wait_all
 
-import holdfast
-from holdfast import HoldfastError, Runtime, ToolCall, ToolError
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import KeepholdError, Runtime, ToolCall, ToolError
+from keephold.testing import VirtualClock
 
 ran: list[str] = []
 
@@ -21,7 +21,7 @@ def nothing_ran() -> None:
     ran.clear()
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def work(name: str = "", secs: float = 0, fail: bool = False) -> str:
     ran.append(name)
     await asyncio.sleep(secs)
@@ -56,7 +56,7 @@ async def test_B1_an_empty_batch_is_answered(clock: VirtualClock) -> None:
 async def test_B1_one_open_turn_a_conversation(clock: VirtualClock) -> None:
     async with Runtime([work], clock=clock) as rt:
         async with rt.turn("main"), rt.turn("other"):
-            with pytest.raises(HoldfastError) as caught:
+            with pytest.raises(KeepholdError) as caught:
                 async with rt.turn("main"):
                     pass
             assert caught.value.code == "turn_open"
@@ -69,11 +69,11 @@ async def test_B1_a_turn_is_used_once(clock: VirtualClock) -> None:
         turn = rt.turn("main")
         async with turn:
             pass
-        with pytest.raises(HoldfastError) as caught:
+        with pytest.raises(KeepholdError) as caught:
             async with turn:
                 pass
         assert caught.value.code == "turn_ended"
-        with pytest.raises(HoldfastError, match="ended"):
+        with pytest.raises(KeepholdError, match="ended"):
             await turn.run([call("work")])
         async with rt.turn("main"):  # and the conversation is free
             pass
@@ -83,7 +83,7 @@ async def test_B1_one_batch_at_a_time(clock: VirtualClock) -> None:
     async with opened(clock, [work]) as (_, turn):
         first = asyncio.create_task(turn.run([call("work", name="slow", secs=5)]))
         await clock.advance(1)
-        with pytest.raises(HoldfastError) as caught:
+        with pytest.raises(KeepholdError) as caught:
             await turn.run([call("work")])
         assert caught.value.code == "batch_open"
         assert (await first)[0].result == "slow done"
@@ -140,7 +140,7 @@ async def test_B2_ids_of_rejected_batches_are_free(clock: VirtualClock) -> None:
         assert (await reply(turn, spawn("work", "w")))["state"] == "running"
 
 
-async def awaited(turn: holdfast.Turn, spawned: ToolCall, id: str) -> tuple[dict[str, object], dict[str, object]]:
+async def awaited(turn: keephold.Turn, spawned: ToolCall, id: str) -> tuple[dict[str, object], dict[str, object]]:
     """What a spawn answers, and what an await of it in the same batch says of it."""
     first, waited = await replies(turn, spawned, wait_all(id))
     assert waited["pending"] == []

@@ -18,26 +18,26 @@ from tests.turn.calls import (
     wait_any,
 )
 
-import holdfast
-from holdfast import Call, Question, Runtime
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, Question, Runtime
+from keephold.testing import VirtualClock
 
 QUESTION = {"id": "q", "text": "Go on?", "answer_type": "Boolean"}
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def asks(call: Call, after: float = 0) -> str:
     await asyncio.sleep(after)
     return str(await call.ask(Question(id="q", text="Go on?", answer_type="Boolean")))
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def reads(call: Call, after: float = 0) -> str:
     await asyncio.sleep(after)
     return str(await call.input())
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def work(secs: float) -> str:
     await asyncio.sleep(secs)
     return "done"
@@ -82,7 +82,7 @@ async def test_A6_a_command_that_reads_its_input(clock: VirtualClock, tmp_path: 
 
 
 async def test_A6_a_function_that_prints_beside_its_input_is_still_reading(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def ticks(call: Call) -> str:
         async def tick() -> None:
             await asyncio.sleep(3)
@@ -101,7 +101,7 @@ async def test_A6_a_function_that_prints_beside_its_input_is_still_reading(clock
 
 
 async def test_A6_input_that_has_come_or_is_given_up_ends_the_reading(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def patient(call: Call) -> str:
         try:
             async with asyncio.timeout(3):
@@ -137,7 +137,7 @@ async def test_A6_a_satisfied_group_needs_nobody(clock: VirtualClock) -> None:
         assert "needs_input" not in waited and [entry["id"] for entry in waited["completed"]] == ["soon"]
         # `any` is satisfied by "soon"; what is still needed is "late", which is not blocked.
         both = await reply(
-            turn, holdfast.ToolCall(id="1", name="await", arguments={"any": ["a", "soon"], "all": ["late"]})
+            turn, keephold.ToolCall(id="1", name="await", arguments={"any": ["a", "soon"], "all": ["late"]})
         )
         assert "needs_input" not in both and [entry["id"] for entry in both["completed"]] == ["soon", "late"]
 
@@ -149,12 +149,12 @@ async def test_A6_any_of_blocked_ones_only_needs_input(clock: VirtualClock) -> N
 
 
 async def test_A6_pending_behind_one_that_is_blocked(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING, resources=["x"])
+    @keephold.tool(actions=TALKING, resources=["x"])
     async def holds(call: Call) -> str:
         await asyncio.sleep(2)
         return str(await call.input())
 
-    @holdfast.tool(actions=STATEFUL, resources=["x"])
+    @keephold.tool(actions=STATEFUL, resources=["x"])
     async def needs() -> str:
         return "done"
 
@@ -168,16 +168,16 @@ async def test_A6_pending_behind_one_that_is_blocked(clock: VirtualClock) -> Non
 async def test_A6_pending_behind_a_pending_one_that_is_behind_a_blocked_one(clock: VirtualClock) -> None:
     """It is told when the blocked one begins to wait, although it shares nothing with it; that one is named."""
 
-    @holdfast.tool(actions=TALKING, resources=["x"])
+    @keephold.tool(actions=TALKING, resources=["x"])
     async def holds(call: Call) -> str:
         await asyncio.sleep(5)
         return str(await call.input())
 
-    @holdfast.tool(actions=STATEFUL, resources=["x", "y"])
+    @keephold.tool(actions=STATEFUL, resources=["x", "y"])
     async def both() -> str:
         return "both"
 
-    @holdfast.tool(actions=STATEFUL, resources=["y"])
+    @keephold.tool(actions=STATEFUL, resources=["y"])
     async def last() -> str:
         return "last"
 
@@ -190,16 +190,16 @@ async def test_A6_pending_behind_a_pending_one_that_is_behind_a_blocked_one(cloc
 
 
 async def test_A6_pending_in_the_serial_lane_behind_one_that_queues_behind_a_blocked_one(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING, resources=["x"])
+    @keephold.tool(actions=TALKING, resources=["x"])
     async def holds(call: Call) -> str:
         await asyncio.sleep(5)
         return str(await call.input())
 
-    @holdfast.tool(actions=STATEFUL, scheduling="serial", resources=["x"])
+    @keephold.tool(actions=STATEFUL, scheduling="serial", resources=["x"])
     async def needs() -> str:
         return "needs"
 
-    @holdfast.tool(actions=STATEFUL, scheduling="serial")
+    @keephold.tool(actions=STATEFUL, scheduling="serial")
     async def last() -> str:
         return "last"
 
@@ -212,7 +212,7 @@ async def test_A6_pending_in_the_serial_lane_behind_one_that_queues_behind_a_blo
 
 
 async def test_A6_a_slot_is_blocked_when_all_its_holders_are(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING, max_running=2)
+    @keephold.tool(actions=TALKING, max_running=2)
     async def pair(call: Call, after: float) -> str:
         await asyncio.sleep(after)
         return str(await call.input())
@@ -225,7 +225,7 @@ async def test_A6_a_slot_is_blocked_when_all_its_holders_are(clock: VirtualClock
 
 
 async def test_A6_a_handle_named_by_an_unanswered_call_of_the_batch_is_not_blocked_yet(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def twice(call: Call) -> str:
         first = await call.input()
         await asyncio.sleep(0.5)
@@ -243,7 +243,7 @@ async def test_A6_a_handle_named_by_an_unanswered_call_of_the_batch_is_not_block
 
 
 async def test_A6_one_behind_a_handle_that_the_batch_aborts_is_not_blocked(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING, scheduling="serial")
+    @keephold.tool(actions=TALKING, scheduling="serial")
     async def session(call: Call, quick: bool = False) -> str:
         return "quick" if quick else str(await call.input())
 
@@ -288,12 +288,12 @@ async def test_A6_a_timeout_is_no_need_for_input(clock: VirtualClock) -> None:
 
 
 async def test_A6_at_turn_end_blocked_handles_are_aborted_at_once_unless_kept(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING, on_turn_end="await")
+    @keephold.tool(actions=TALKING, on_turn_end="await")
     async def awaited(call: Call, after: float = 0) -> str:
         await asyncio.sleep(after)
         return str(await call.input())
 
-    @holdfast.tool(actions=TALKING, on_turn_end="keep")
+    @keephold.tool(actions=TALKING, on_turn_end="keep")
     async def kept(call: Call) -> str:
         return str(await call.input())
 

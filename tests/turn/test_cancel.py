@@ -21,14 +21,14 @@ from tests.turn.calls import (
     wait_all,
 )
 
-import holdfast
-from holdfast import Call, Response, Runtime, ToolCall, ToolError, Turn
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, Response, Runtime, ToolCall, ToolError, Turn
+from keephold.testing import VirtualClock
 
 CANCELLED = "Tool execution cancelled."
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def work(secs: float = 600) -> str:
     await asyncio.sleep(secs)
     return "done"
@@ -58,7 +58,7 @@ async def test_B7_every_call_is_answered_and_what_had_finished_keeps_its_result(
 
 
 async def test_B7_a_tool_has_50_ms_to_return_a_result_of_its_own(clock: VirtualClock) -> None:
-    @holdfast.tool
+    @keephold.tool
     async def saves(secs: float, fails: bool = False) -> str:
         try:
             await asyncio.sleep(600)
@@ -78,7 +78,7 @@ async def test_B7_a_tool_has_50_ms_to_return_a_result_of_its_own(clock: VirtualC
 
 
 async def test_B7_the_batch_returns_however_deaf_its_tools_are(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def deaf() -> str:
         end = clock.now() + 4
         while clock.now() < end:
@@ -99,7 +99,7 @@ async def test_B7_the_batch_returns_however_deaf_its_tools_are(clock: VirtualClo
 async def test_B7_what_has_not_started_never_does(clock: VirtualClock) -> None:
     ran: list[str] = []
 
-    @holdfast.tool(actions=STATEFUL, scheduling="serial", resources=["x"])
+    @keephold.tool(actions=STATEFUL, scheduling="serial", resources=["x"])
     async def note(name: str) -> str:
         ran.append(name)
         await asyncio.sleep(600)
@@ -118,7 +118,7 @@ async def test_B7_what_has_not_started_never_does(clock: VirtualClock) -> None:
 async def test_B7_a_cancelled_turn_runs_nothing_more(clock: VirtualClock) -> None:
     ran: list[int] = []
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def note() -> str:
         ran.append(1)
         return "ran"
@@ -161,7 +161,7 @@ async def test_B7_processes_go_through_C7_and_their_handles_stop_when_that_is_do
 async def test_B7_cancelling_the_task_that_runs_a_batch_cancels_the_batch(clock: VirtualClock) -> None:
     ended: list[str] = []
 
-    @holdfast.tool
+    @keephold.tool
     async def tidy() -> str:
         try:
             await asyncio.sleep(600)
@@ -182,7 +182,7 @@ async def test_B7_a_sync_function_is_told_and_its_call_answered_at_once(clock: V
     told = threading.Event()
     began = threading.Event()
 
-    @holdfast.tool
+    @keephold.tool
     def loop(call: Call) -> str:
         began.set()
         while not call.cancelled:
@@ -201,7 +201,7 @@ async def test_B7_a_sync_function_is_told_and_its_call_answered_at_once(clock: V
 
 
 async def test_A8_await_ends_with_cancelled_and_leaves_the_handles_to_the_turns_end(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+    @keephold.tool(actions=STATEFUL, on_turn_end="keep")
     async def kept() -> str:
         await asyncio.sleep(600)
         return "kept"
@@ -219,7 +219,7 @@ async def test_A8_await_ends_with_cancelled_and_leaves_the_handles_to_the_turns_
 
 
 async def test_T5_a_cancelled_turn_waits_for_nobody(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, on_turn_end="await")
+    @keephold.tool(actions=STATEFUL, on_turn_end="await")
     async def awaited() -> str:
         await asyncio.sleep(60)
         return "done"
@@ -234,7 +234,7 @@ async def test_T5_a_cancelled_turn_waits_for_nobody(clock: VirtualClock) -> None
 
 
 async def test_T5_an_exception_in_the_block_is_a_failed_turn(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, on_turn_end="await")
+    @keephold.tool(actions=STATEFUL, on_turn_end="await")
     async def awaited() -> str:
         await asyncio.sleep(60)
         return "done"
@@ -250,7 +250,7 @@ async def test_T5_an_exception_in_the_block_is_a_failed_turn(clock: VirtualClock
 
 
 async def test_T5_cancelling_the_wait_at_a_turns_end_aborts_what_it_waited_for(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, on_turn_end="await")
+    @keephold.tool(actions=STATEFUL, on_turn_end="await")
     async def awaited() -> str:
         await asyncio.sleep(60)
         return "done"
@@ -267,7 +267,7 @@ async def test_T5_cancelling_the_wait_at_a_turns_end_aborts_what_it_waited_for(c
 
 
 async def test_B7_a_spawn_that_settles_is_answered_and_ends_with_the_turn(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def slow(call: Call) -> str:
         await asyncio.sleep(600)
         return "never"

@@ -21,17 +21,17 @@ from tests.turn.calls import (
     wait_all,
 )
 
-import holdfast
-from holdfast import Call, ConfigError, Question, Runtime, ToolCall, ToolError
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, ConfigError, Question, Runtime, ToolCall, ToolError
+from keephold.testing import VirtualClock
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def check(package: str, level: int = 3) -> str:
     return f"{package} at {level}"
 
 
-@holdfast.tool
+@keephold.tool
 async def plain(action: str = "", id: str = "") -> str:
     return f"{action}:{id}"
 
@@ -60,7 +60,7 @@ async def test_C1_for_a_tool_without_actions_they_are_ordinary_arguments(clock: 
 async def test_C1_a_return_value_never_changes_the_path(clock: VirtualClock) -> None:
     running = {"type": "running", "content": "hello"}
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def pretends() -> dict[str, str]:
         return running
 
@@ -79,8 +79,8 @@ def test_C1_a_stateful_tool_with_a_parameter_of_ours_is_a_configuration_error(ta
         return ""
 
     with pytest.raises(ConfigError, match=f"`mine`.*`{taken}`"):
-        Runtime([holdfast.tool(name="mine", parameters=parameters, actions=STATEFUL)(run)])
-    Runtime([holdfast.tool(name="mine", parameters=parameters)(run)])
+        Runtime([keephold.tool(name="mine", parameters=parameters, actions=STATEFUL)(run)])
+    Runtime([keephold.tool(name="mine", parameters=parameters)(run)])
 
 
 async def test_C2_an_action_the_tool_does_not_have_is_answered_with_those_it_has(clock: VirtualClock) -> None:
@@ -100,7 +100,7 @@ async def test_C2_spawn_without_id_is_an_error_that_says_so(clock: VirtualClock)
 
 
 async def test_C2_the_action_set_limits_the_assistant_alone(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=("spawn", "fetch"), timeout_secs=5)
+    @keephold.tool(actions=("spawn", "fetch"), timeout_secs=5)
     async def forget() -> str:
         await asyncio.sleep(60)
         return "never"
@@ -116,7 +116,7 @@ async def test_C2_the_action_set_limits_the_assistant_alone(clock: VirtualClock)
 
 
 async def test_C3_the_replies_of_each_state(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING, scheduling="serial")
+    @keephold.tool(actions=TALKING, scheduling="serial")
     async def talk(call: Call, fail: bool = False) -> str:
         call.emit("hello\n")
         await call.input()
@@ -182,7 +182,7 @@ async def test_C3_a_spawn_that_has_a_handle_answers_in_this_form_also_when_it_fa
 async def test_C9_a_wrong_call_is_told_what_was_wrong_and_what_would_be_right(
     clock: VirtualClock, bad: ToolCall, words: list[str]
 ) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def other() -> str:
         return "other"
 
@@ -213,11 +213,11 @@ async def test_C9_nothing_a_tool_does_is_an_exception_out_of_the_turn(clock: Vir
     def breaks(value: int) -> int:
         raise LookupError("a validator that breaks")
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def odd() -> str:
         raise Odd("not even an Exception")
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def unbound(number: Annotated[int, AfterValidator(breaks)]) -> str:
         return "never"
 
@@ -237,7 +237,7 @@ async def test_C9_a_label_that_is_no_text_is_still_answered(clock: VirtualClock)
 
 
 async def test_C10_null_for_an_optional_argument_means_left_out(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def search(query: str, limit: int = 10, after: str | None = "start") -> str:
         return f"{query} {limit} {after}"
 
@@ -254,7 +254,7 @@ async def test_C10_null_for_an_optional_argument_means_left_out(clock: VirtualCl
 
 
 async def test_C10_null_is_an_input_like_any_other(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def reader(call: Call) -> str:
         try:
             await call.input()

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-import holdfast
+import keephold
 
 CONFIG = """
 [conversation.tools."*"]
@@ -21,12 +21,12 @@ result = "skip"
 """
 
 
-async def run(directory: Path, name: str, **more: object) -> list[holdfast.Response]:
-    path = directory / "holdfast.toml"
+async def run(directory: Path, name: str, **more: object) -> list[keephold.Response]:
+    path = directory / "keephold.toml"
     path.write_text(CONFIG)
-    async with holdfast.Runtime(config=path) as rt, rt.turn("main") as turn:
-        first = await turn.run([holdfast.ToolCall("1", name, dict(more))])
-        return first + await turn.run([holdfast.ToolCall("2", "read_output", {"call_id": "1"})])
+    async with keephold.Runtime(config=path) as rt, rt.turn("main") as turn:
+        first = await turn.run([keephold.ToolCall("1", name, dict(more))])
+        return first + await turn.run([keephold.ToolCall("2", "read_output", {"call_id": "1"})])
 
 
 async def test_F3_a_failure_shows_code_stderr_and_the_tail_of_the_output(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ async def test_P1_a_withheld_result_cannot_be_read_by_another_way(tmp_path: Path
 
 async def test_O3_of_many_small_results_nothing_is_cut(tmp_path: Path) -> None:
     """They are counted as raw bytes of output and of a message, and shown with a word between, as text."""
-    path = tmp_path / "holdfast.toml"
+    path = tmp_path / "keephold.toml"
     path.write_text("""
     [conversation.tools."*"]
     source = "local"
@@ -72,11 +72,11 @@ async def test_O3_of_many_small_results_nothing_is_cut(tmp_path: Path) -> None:
     [conversation.tools.binary]
     command = { program = "printf 'first\\\\n\\\\377\\\\376 second\\\\n'", shell = true }
     """)
-    async with holdfast.Runtime(config=path) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime(config=path) as rt, rt.turn("main") as turn:
         tools = ["fails", "fails", "fails", "binary", "binary", "binary"]
-        calls = [holdfast.ToolCall(f"h{n}", name, {"action": "spawn", "id": f"h{n}"}) for n, name in enumerate(tools)]
+        calls = [keephold.ToolCall(f"h{n}", name, {"action": "spawn", "id": f"h{n}"}) for n, name in enumerate(tools)]
         await turn.run(calls)
-        (waited,) = await turn.run([holdfast.ToolCall("w", "await", {"all": [call.id for call in calls]})])
+        (waited,) = await turn.run([keephold.ToolCall("w", "await", {"all": [call.id for call in calls]})])
     shown = {entry["id"]: entry["result"] for entry in json.loads(waited.result)["completed"]}
     failed = "The command ended with exit code 3.\n\nOutput:\nboom\nwhy\n"
     assert [shown[call.id] for call in calls] == [failed] * 3 + ["first\n\ufffd\ufffd second\n"] * 3

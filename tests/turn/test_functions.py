@@ -12,17 +12,17 @@ import pytest
 from pydantic import BaseModel, Field
 from tests.turn.calls import STATEFUL, TALKING, abort, call, opened, replies, spawn, texts, wait_all
 
-import holdfast
-from holdfast import Call, ConfigError, HoldfastError, Runtime, ToolCall, ToolError
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, ConfigError, KeepholdError, Runtime, ToolCall, ToolError
+from keephold.testing import VirtualClock
 
 
 async def test_Y_the_first_example(clock: VirtualClock) -> None:
-    @holdfast.tool
+    @keephold.tool
     async def word_count(text: str) -> str:
         return str(len(text.split()))
 
-    async with holdfast.Runtime(tools=[word_count], store="memory:", config=None, clock=clock) as rt:
+    async with keephold.Runtime(tools=[word_count], store="memory:", config=None, clock=clock) as rt:
         async with rt.turn(conversation="main") as turn:
             responses = await turn.run([ToolCall(id="1", name="word_count", arguments={"text": "a b"})])
         assert (responses[0].result, responses[0].is_error, responses[0].notifications) == ("2", False, ())
@@ -30,14 +30,14 @@ async def test_Y_the_first_example(clock: VirtualClock) -> None:
 
 
 def test_Y1_any_other_store_is_refused_by_name() -> None:
-    with pytest.raises(HoldfastError) as caught:
+    with pytest.raises(KeepholdError) as caught:
         Runtime(store="mysql://me:secret@host/work")
     assert caught.value.code == "unsupported_store" and "sqlite:///work.db" in caught.value.message
     assert "secret" not in caught.value.message
 
 
 def test_Y_a_schema_comes_from_the_signature_and_the_docstring() -> None:
-    @holdfast.tool
+    @keephold.tool
     async def search(
         call: Call,
         query: str,
@@ -69,7 +69,7 @@ async def test_Y_arguments_arrive_as_the_types_of_the_signature(clock: VirtualCl
         x: int
         y: int = 0
 
-    @holdfast.tool
+    @keephold.tool
     async def typed(at: datetime.date, colour: Colour, point: Point, schema: str, copy: int = 3) -> str:
         return f"{at.year} {colour.name} {point.x + point.y} {schema} {copy}"
 
@@ -85,7 +85,7 @@ async def test_Y_arguments_arrive_as_the_types_of_the_signature(clock: VirtualCl
 
 
 def test_Y_two_tools_of_one_name_and_tools_that_cannot_be_called_by_name_are_refused() -> None:
-    @holdfast.tool
+    @keephold.tool
     async def work() -> str:
         return ""
 
@@ -95,7 +95,7 @@ def test_Y_two_tools_of_one_name_and_tools_that_cannot_be_called_by_name_are_ref
         namespace: dict[str, Any] = {}
         exec(f"async def work({signature}): ...", namespace)
         with pytest.raises(ConfigError, match="`work`"):
-            holdfast.tool(namespace["work"])
+            keephold.tool(namespace["work"])
 
 
 class Unserialisable:
@@ -118,7 +118,7 @@ class Unserialisable:
     ],
 )
 async def test_Y2_a_tool_may_return_a_string_or_json_able_data(clock: VirtualClock, value: Any, shown: str) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work() -> Any:
         return value
 
@@ -146,7 +146,7 @@ def recursive() -> list[Any]:
     ],
 )
 async def test_Y2_a_result_that_is_not_json_is_an_error_that_says_so(clock: VirtualClock, value: Any, why: str) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work() -> Any:
         return value
 
@@ -159,7 +159,7 @@ async def test_Y2_a_result_that_is_not_json_is_an_error_that_says_so(clock: Virt
 async def test_Y2_the_result_is_a_copy(clock: VirtualClock) -> None:
     mine: list[Any] = [1]
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work() -> Any:
         return mine
 
@@ -172,7 +172,7 @@ async def test_Y2_the_result_is_a_copy(clock: VirtualClock) -> None:
 async def test_Y2_exceptions_give_the_message_to_the_model_and_the_trace_to_the_log(
     clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work(how: str) -> str:
         match how:
             case "own":
@@ -189,7 +189,7 @@ async def test_Y2_exceptions_give_the_message_to_the_model_and_the_trace_to_the_
                     raise KeyError("in a group")
         raise AssertionError
 
-    with caplog.at_level(logging.ERROR, "holdfast.tools"):
+    with caplog.at_level(logging.ERROR, "keephold.tools"):
         async with opened(clock, [work]) as (rt, turn):
             hows = ("own", "value", "silent", "exit", "group")
             responses = await turn.run([call("work", how=how) for how in hows])
@@ -208,7 +208,7 @@ async def test_Y2_exceptions_give_the_message_to_the_model_and_the_trace_to_the_
 async def test_Y3_what_a_tool_knows_of_its_surroundings(clock: VirtualClock) -> None:
     seen: list[Call] = []
 
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def look(call: Call) -> list[str]:
         seen.append(call)
         return [info.id for info in await call.handles.list()]
@@ -226,7 +226,7 @@ async def test_Y3_what_a_tool_knows_of_its_surroundings(clock: VirtualClock) -> 
 async def test_Y3_output_and_progress_after_the_end_are_dropped(clock: VirtualClock) -> None:
     calls: list[Call] = []
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work(call: Call) -> str:
         calls.append(call)
         call.emit("in time")
@@ -241,7 +241,7 @@ async def test_Y3_output_and_progress_after_the_end_are_dropped(clock: VirtualCl
 
 
 async def test_Y_handles_can_be_listed_filtered_and_paged(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work(secs: float) -> str:
         await asyncio.sleep(secs)
         return ""
@@ -268,7 +268,7 @@ async def test_Y_handles_can_be_listed_filtered_and_paged(clock: VirtualClock) -
 
 
 async def test_Y_a_turn_without_a_name_is_of_a_conversation_of_its_own(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work() -> str:
         await asyncio.sleep(60)
         return ""

@@ -20,16 +20,16 @@ from tests.turn.calls import (
     wait_all,
 )
 
-import holdfast
-from holdfast import Call, Runtime, ToolError
-from holdfast.handles.state import Ok
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, Runtime, ToolError
+from keephold.handles.state import Ok
+from keephold.testing import VirtualClock
 
 HOUR = 3600.0
 DAY = 24 * HOUR
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def work(secs: float = 0, result: str = "done") -> str:
     await asyncio.sleep(secs)
     return result
@@ -79,7 +79,7 @@ async def test_S5_never_less_than_to_the_end_of_the_turn(clock: VirtualClock) ->
 
 
 async def test_S5_a_live_handle_does_not_expire(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+    @keephold.tool(actions=STATEFUL, on_turn_end="keep")
     async def long() -> str:
         await asyncio.sleep(10 * HOUR)
         return "done"
@@ -184,7 +184,7 @@ async def test_S6_a_wait_is_bound_to_the_handle_it_began_with(clock: VirtualCloc
 
 
 async def test_S6_apply_and_abort_reach_the_newest_handle_of_the_id(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def echo(call: Call, name: str) -> str:
         return f"{name} got {await call.input()}"
 
@@ -199,7 +199,7 @@ async def test_S6_apply_and_abort_reach_the_newest_handle_of_the_id(clock: Virtu
 async def test_S6_one_shot_calls_have_uids_but_no_id_that_a_model_could_use(clock: VirtualClock) -> None:
     seen: list[str] = []
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def look(call: Call) -> str:
         seen.append(call.uid)
         return "done"

@@ -10,20 +10,20 @@ import pytest
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, reply, settings, spawn, texts, wait_all
 from tests.turn.people import Model, Person, attended, exactly, few
 
-import holdfast
-from holdfast import Call, HoldfastError, Question, QuestionPolicy, Runtime, Tool, ToolCall
-from holdfast.errors import CODES
-from holdfast.store.base import InquiryRow
-from holdfast.store.memory import MemoryStore
-from holdfast.testing import VirtualClock
-from holdfast.turn.inquiry import Inquiry
-from holdfast.turn.prompts import Said
+import keephold
+from keephold import Call, KeepholdError, Question, QuestionPolicy, Runtime, Tool, ToolCall
+from keephold.errors import CODES
+from keephold.store.base import InquiryRow
+from keephold.store.memory import MemoryStore
+from keephold.testing import VirtualClock
+from keephold.turn.inquiry import Inquiry
+from keephold.turn.prompts import Said
 
 CHOICES = {"Select": {"options": ["red", "green"]}}
 SETTINGS = {"model": "small", "temperature": 0}
 
 
-@holdfast.tool(actions=TALKING, questions={"q": QuestionPolicy(target="assistant")})
+@keephold.tool(actions=TALKING, questions={"q": QuestionPolicy(target="assistant")})
 async def asks(call: Call, kind: str = "Boolean", times: int = 1) -> str:
     answer_type: Any = CHOICES if kind == "Select" else kind
     asked = Question(id="q", text="Well?", answer_type=answer_type, pre_amble="Look:", default=None)
@@ -98,7 +98,7 @@ async def test_Q2_a_table_of_settings_is_a_target(clock: VirtualClock, tmp_path:
         run = "unattended"
         command = [
             "sh", "-c",
-            'case "$HOLDFAST_CALL" in *\\"answers\\":{}*) echo "$1"; exit; esac; echo "$HOLDFAST_CALL"',
+            'case "$KEEPHOLD_CALL" in *\\"answers\\":{}*) echo "$1"; exit; esac; echo "$KEEPHOLD_CALL"',
             "sh", '{"type":"waiting","question":{"id":"q","text":"Well?","answer_type":"Text"}}',
         ]
         [conversation.tools.tell.questions.q]
@@ -144,7 +144,7 @@ async def test_Q7_an_answer_outside_the_type_is_asked_once_more(clock: VirtualCl
         ]
 
 
-def failure(response: holdfast.Response) -> str:
+def failure(response: keephold.Response) -> str:
     """What a call whose inquiry failed is answered with; it names the question (Q7)."""
     assert response.is_error and response.code == "inquiry_failed" and response.code in CODES
     assert "`q`" in response.result and "Well?" in response.result
@@ -219,7 +219,7 @@ async def test_Q7_a_store_that_cannot_be_read_fails_the_inquiry_and_not_the_loop
         async def inquiries(
             self, conversation: str, turn: str | None = None, limit: int = 1000, *, newest: bool = False
         ) -> list[InquiryRow]:
-            raise HoldfastError("the disk is gone", code="store_unavailable")
+            raise KeepholdError("the disk is gone", code="store_unavailable")
 
     async with attended(clock, [asks], model=Model(True), store=Unreadable()) as (_, turn):
         batch = asyncio.create_task(turn.run([call("asks")]))
@@ -233,7 +233,7 @@ async def test_Q7_a_store_that_cannot_be_read_fails_the_inquiry_and_not_the_loop
 async def test_Q7_the_failure_ends_a_spawned_handle_and_its_function(clock: VirtualClock) -> None:
     noticed: list[str] = []
 
-    @holdfast.tool(actions=STATEFUL, questions={"q": QuestionPolicy(target="assistant")})
+    @keephold.tool(actions=STATEFUL, questions={"q": QuestionPolicy(target="assistant")})
     async def stubborn(call: Call) -> str:
         try:
             return str(await call.ask(Question(id="q", text="Well?", answer_type="Boolean")))
@@ -246,7 +246,7 @@ async def test_Q7_the_failure_ends_a_spawned_handle_and_its_function(clock: Virt
         waited = await reply(turn, wait_all("s"))
         assert waited["completed"][0]["is_error"]
         info = await rt.handle("s", conversation="main")
-        assert isinstance(info.outcome, holdfast.Error)
+        assert isinstance(info.outcome, keephold.Error)
         assert (info.outcome.code, info.ended_by) == ("inquiry_failed", "self")
         assert noticed == ["CancelledError"]
 

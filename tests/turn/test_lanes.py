@@ -18,9 +18,9 @@ from tests.turn.calls import (
     wait_any,
 )
 
-import holdfast
-from holdfast import Call, Question, Runtime
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, Question, Runtime
+from keephold.testing import VirtualClock
 
 
 class Diary:
@@ -37,8 +37,8 @@ class Diary:
             return name
 
         self.tools = [
-            holdfast.tool(name="p", actions=STATEFUL)(work),
-            holdfast.tool(name="s", actions=STATEFUL, scheduling="serial")(work),
+            keephold.tool(name="p", actions=STATEFUL)(work),
+            keephold.tool(name="s", actions=STATEFUL, scheduling="serial")(work),
         ]
 
 
@@ -96,7 +96,7 @@ async def test_B3_fetch_apply_and_abort_are_never_serial(clock: VirtualClock) ->
 
 
 async def test_B3_calls_that_name_one_handle_run_in_emitted_order_its_spawn_first(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def chat(call: Call) -> str:
         lines: list[str] = []
         for _ in range(2):
@@ -120,7 +120,7 @@ async def test_B3_calls_that_name_one_handle_run_in_emitted_order_its_spawn_firs
 
 
 async def test_B3_chains_of_different_handles_do_not_wait_for_each_other(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def settle(call: Call, secs: float) -> str:
         await asyncio.sleep(secs)
         call.emit("x")
@@ -142,7 +142,7 @@ async def test_B3_chains_of_different_handles_do_not_wait_for_each_other(clock: 
 
 
 async def test_B3_read_output_of_a_handle_waits_for_its_spawn(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def prints(call: Call) -> str:
         await asyncio.sleep(0.5)
         call.emit("printed")
@@ -186,7 +186,7 @@ async def test_B4_the_lane_belongs_to_a_conversation(clock: VirtualClock) -> Non
 
 
 async def test_B4_the_lane_goes_on_however_a_handle_ends(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, scheduling="serial", timeout_secs=5)
+    @keephold.tool(actions=STATEFUL, scheduling="serial", timeout_secs=5)
     async def work(how: str) -> str:
         if how == "raise":
             raise ValueError(how)
@@ -211,7 +211,7 @@ async def test_B4_the_lane_goes_on_however_a_handle_ends(clock: VirtualClock) ->
 async def test_B4_one_shot_serial_calls_do_not_wait_for_spawned_handles(clock: VirtualClock) -> None:
     """An open interactive session must not freeze the model that is to drive it."""
 
-    @holdfast.tool(actions=TALKING, scheduling="serial")
+    @keephold.tool(actions=TALKING, scheduling="serial")
     async def session(call: Call, once: bool = False) -> str:
         return "once" if once else str(await call.input())
 
@@ -222,7 +222,7 @@ async def test_B4_one_shot_serial_calls_do_not_wait_for_spawned_handles(clock: V
 
 
 async def test_B4_A6_two_serial_spawns_the_first_asking_the_caller(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING, scheduling="serial")
+    @keephold.tool(actions=TALKING, scheduling="serial")
     async def asks(call: Call) -> str:
         return str(await call.ask(Question(id="sure", text="Sure?", answer_type="Boolean")))
 

@@ -20,14 +20,14 @@ from tests.turn.calls import (
     wait_all,
 )
 
-import holdfast
-from holdfast import Call, Question, Runtime, ToolCall
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, Question, Runtime, ToolCall
+from keephold.testing import VirtualClock
 
 ran: list[int] = []
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def work(text: str = "", deep: Any = None) -> str:
     ran.append(1)
     await asyncio.sleep(5)
@@ -78,7 +78,7 @@ async def test_K6_live_handles_of_a_conversation(clock: VirtualClock, tmp_path: 
 
 
 async def test_K6_ten_thousand_is_the_default_of_live_handles(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def idle() -> str:
         await asyncio.sleep(60)
         return ""
@@ -95,7 +95,7 @@ async def test_K6_ten_thousand_is_the_default_of_live_handles(clock: VirtualCloc
 
 
 async def test_K6_64_open_questions(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def asks(call: Call) -> str:
         return str(await call.ask(Question(id="q", text="?", answer_type="Boolean")))
 
@@ -138,7 +138,7 @@ async def test_K6_nesting_64(clock: VirtualClock) -> None:
 
 
 async def test_K6_a_call_over_a_limit_leaves_its_handle_as_it_was(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def echo(call: Call) -> str:
         return str(await call.input())
 

@@ -11,10 +11,10 @@ from tests.simulation.stores import HeldStore
 from tests.turn.calls import call
 from tests.turn.puppets import STORES, Puppets, heard, lines, nothing, over, start, store_url, told
 
-from holdfast import HoldfastError, NotificationPolicy, Runtime, Turn
-from holdfast.store.base import Delivered, Responded
-from holdfast.store.rows import CARRIERS, Carrier
-from holdfast.testing import VirtualClock
+from keephold import KeepholdError, NotificationPolicy, Runtime, Turn
+from keephold.store.base import Delivered, Responded
+from keephold.store.rows import CARRIERS, Carrier
+from keephold.testing import VirtualClock
 
 both = pytest.mark.parametrize("store", STORES)
 DONE = ("tool.stopped", "`a` (work) stopped.")
@@ -232,19 +232,19 @@ async def test_N4_only_an_open_turn_has_notifications(puppets: Puppets) -> None:
     async with Runtime([puppets.tool(), nothing]) as rt:
         turn = rt.turn("main")
         for ask in (turn.notifications, turn.urgent):
-            with pytest.raises(HoldfastError) as caught:
+            with pytest.raises(KeepholdError) as caught:
                 await ask()
             assert caught.value.code == "turn_not_open"
         async with turn:
             batch = asyncio.create_task(turn.run([call("work", who="a")]))
             await puppets.done("a")
-            with pytest.raises(HoldfastError) as caught:
+            with pytest.raises(KeepholdError) as caught:
                 await turn.notifications()
             assert caught.value.code == "batch_open"
             puppets.ends("a")
             assert told(await batch) == []
         for ask in (turn.notifications, turn.urgent):
-            with pytest.raises(HoldfastError) as caught:
+            with pytest.raises(KeepholdError) as caught:
                 await ask()
             assert caught.value.code == "turn_ended"
 

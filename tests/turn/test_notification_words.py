@@ -7,9 +7,9 @@ import pytest
 from tests.turn.calls import TALKING, call, fetch, reply
 from tests.turn.puppets import STORES, Puppets, heard, in_state, nothing, over, start, store_url
 
-import holdfast
-from holdfast import HoldfastError, NotificationPolicy, Question, Runtime, ToolError
-from holdfast.turn.notifications import Notification, notification_block
+import keephold
+from keephold import KeepholdError, NotificationPolicy, Question, Runtime, ToolError
+from keephold.turn.notifications import Notification, notification_block
 
 both = pytest.mark.parametrize("store", STORES)
 FAILED = ("tool.failed", "`a` (work) failed: no luck")
@@ -44,7 +44,7 @@ async def test_S3_an_end_by_somebody_else_is_no_failure(puppets: Puppets) -> Non
     async with Runtime([work, nothing]) as rt, rt.turn("main") as turn:
         await heard(turn, start("a"))
         handle = rt.registry.find("a", "main")
-        rt.admission.end(handle, holdfast.Error("Aborted by a person.", "aborted"), "abort")
+        rt.admission.end(handle, keephold.Error("Aborted by a person.", "aborted"), "abort")
         await over(rt, "a")
         (response,) = await turn.run([call("nothing")])
         assert response.notifications == (
@@ -102,7 +102,7 @@ def test_N_the_block_says_that_nobody_wrote_it_and_keeps_each_on_its_own_lines()
 @pytest.mark.parametrize("kind", ["", "deploy", "deploy.", ".finished", "Deploy.finished", "a b.c", "a.b\n", None, 1])
 async def test_N1_a_kind_is_a_source_and_a_name(kind: object) -> None:
     async with Runtime([]) as rt:
-        with pytest.raises(HoldfastError, match=r"source\.name") as caught:
+        with pytest.raises(KeepholdError, match=r"source\.name") as caught:
             await rt.notify(kind, "info", "x", conversation="main")  # type: ignore[arg-type]
         assert caught.value.code == "invalid_arguments"
 
@@ -110,7 +110,7 @@ async def test_N1_a_kind_is_a_source_and_a_name(kind: object) -> None:
 @pytest.mark.parametrize("level", ["", "debug", "INFO", None, ["info"]])
 async def test_N1_there_are_four_levels(level: object) -> None:
     async with Runtime([]) as rt:
-        with pytest.raises(HoldfastError, match="info, warning, error, critical") as caught:
+        with pytest.raises(KeepholdError, match="info, warning, error, critical") as caught:
             await rt.notify("a.b", level, "x", conversation="main")  # type: ignore[arg-type]
         assert caught.value.code == "invalid_arguments"
 
@@ -128,7 +128,7 @@ async def test_N1_a_program_tells_what_it_likes_and_a_long_message_is_cut(tmp_pa
 @pytest.mark.parametrize("message", [None, 3, b"x", ["x"]])
 async def test_N1_a_message_is_text(message: object) -> None:
     async with Runtime([]) as rt:
-        with pytest.raises(HoldfastError) as caught:
+        with pytest.raises(KeepholdError) as caught:
             await rt.notify("a.b", "info", message, conversation="main")  # type: ignore[arg-type]
         assert caught.value.code == "invalid_arguments"
 

@@ -7,8 +7,8 @@ import pytest
 from tests.turn.calls import TALKING, abort, apply, call, fetch, spawn, wait_all, wait_any
 from tests.turn.puppets import STORES, Puppets, heard, hold, nothing, over, start, store_url, told
 
-from holdfast import Runtime
-from holdfast.turn.notifications import Notification
+from keephold import Runtime
+from keephold.turn.notifications import Notification
 
 both = pytest.mark.parametrize("store", STORES)
 DONE = ("tool.stopped", "`a` (work) stopped.")

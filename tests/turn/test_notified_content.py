@@ -7,7 +7,7 @@ import pytest
 from tests.turn.calls import TALKING, call, fetch, reply, wait_all
 from tests.turn.puppets import STORES, Puppets, heard, hold, in_state, nothing, over, start, store_url, told
 
-from holdfast import NotificationPolicy, Runtime
+from keephold import NotificationPolicy, Runtime
 
 both = pytest.mark.parametrize("store", STORES)
 CONTENT = ("tool.content", "`a` (work) has new output.")
@@ -185,7 +185,7 @@ async def test_N6_beyond_a_thousand_the_oldest_info_go_and_one_line_says_how_man
         await rt.notify("disk.full", "warning", "the last", conversation="main")
         (response,) = await turn.run([call("nothing")])
         line, *kept = response.notifications
-        assert (line.kind, line.level) == ("holdfast.dropped", "info")
+        assert (line.kind, line.level) == ("keephold.dropped", "info")
         assert "502 " in line.message
         assert [kept[0].message, kept[-1].message] == ["the first", "the last"]
         assert [each.message for each in kept[1:-1]] == [str(number) for number in range(502, 1500)]
@@ -207,7 +207,7 @@ async def test_N6_handles_that_failed_are_told_when_those_that_ended_well_had_to
         await over(rt, *good, *bad)
         await asyncio.gather(*(rt.notify("a.b", "warning", str(n), conversation="main") for n in range(992)))
         told_of = await heard(turn)
-        assert told_of[0] == ("holdfast.dropped", "4 earlier notifications were dropped.")
+        assert told_of[0] == ("keephold.dropped", "4 earlier notifications were dropped.")
         assert [kind for kind, _ in told_of[1:]] == ["tool.stopped"] * 2 + ["tool.failed"] * 6 + ["a.b"] * 992
 
 

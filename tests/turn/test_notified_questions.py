@@ -7,8 +7,8 @@ import pytest
 from tests.turn.calls import TALKING, call, fetch, wait_all, wait_any
 from tests.turn.puppets import STORES, Puppets, heard, hold, in_state, nothing, over, start, store_url, told
 
-from holdfast import Error, Question, QuestionPolicy, Runtime
-from holdfast.turn.notifications import Notification
+from keephold import Error, Question, QuestionPolicy, Runtime
+from keephold.turn.notifications import Notification
 
 both = pytest.mark.parametrize("store", STORES)
 DONE = ("tool.stopped", "`a` (work) stopped.")

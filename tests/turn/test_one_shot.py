@@ -19,13 +19,13 @@ from tests.turn.calls import (
     until,
 )
 
-import holdfast
-from holdfast import Call, Question, Tool
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, Question, Tool
+from keephold.testing import VirtualClock
 
 
 def command(name: str, script: str, extra: str = "") -> str:
-    """A table of `holdfast.toml` for a shell script."""
+    """A table of `keephold.toml` for a shell script."""
     quoted = json.dumps(["sh", "-c", script])
     return f'[conversation.tools.{name}]\nsource = "local"\nrun = "unattended"\ncommand = {quoted}\n{extra}\n'
 
@@ -33,7 +33,7 @@ def command(name: str, script: str, extra: str = "") -> str:
 async def test_C7_abort_replies_with_the_stopped_state_and_twice_is_harmless(clock: VirtualClock) -> None:
     ends: list[str] = []
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work() -> str:
         try:
             await asyncio.sleep(600)
@@ -52,7 +52,7 @@ async def test_C7_abort_replies_with_the_stopped_state_and_twice_is_harmless(clo
 
 
 async def test_C7_abort_of_what_ended_by_itself_replies_with_that_state(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work() -> str:
         return "done"
 
@@ -83,7 +83,7 @@ async def test_C7_a_process_gets_SIGTERM_then_SIGKILL_after_the_grace(clock: Vir
 async def test_C8_the_model_sees_nothing_of_the_handle_behind_a_one_shot_call(clock: VirtualClock) -> None:
     during: list[int] = []
 
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def work(call: Call) -> str:
         call.emit("progress that nobody asked for\n")
         during.append(len(await call.handles.list()))
@@ -98,7 +98,7 @@ async def test_C8_the_model_sees_nothing_of_the_handle_behind_a_one_shot_call(cl
 
 
 async def test_C8_input_is_closed_for_a_one_shot_call(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def reads(call: Call) -> str:
         try:
             return str(await call.input())
@@ -115,7 +115,7 @@ source = "local"
 run = "unattended"
 command = ["python3", "-c", '''
 import json, os
-answers = json.loads(os.environ["HOLDFAST_CALL"])["tool"]["answers"]
+answers = json.loads(os.environ["KEEPHOLD_CALL"])["tool"]["answers"]
 open("runs", "a").write("x")
 want = [name for name in NAMES if name not in answers]
 question = {"id": want[0], "text": "?", "answer_type": "Boolean"} if want else None
@@ -143,7 +143,7 @@ async def test_C8_more_than_eight_rounds_end_the_call_with_an_error(clock: Virtu
 
 
 async def test_C8_questions_of_a_one_shot_function_are_answered_on_the_way(clock: VirtualClock, tmp_path: Path) -> None:
-    @holdfast.tool
+    @keephold.tool
     async def asks(call: Call) -> str:
         return str(await call.ask(Question(id="sure", text="Sure?", answer_type="Boolean", default=True)))
 

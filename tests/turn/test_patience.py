@@ -8,19 +8,19 @@ import pytest
 from tests.turn.calls import TALKING, apply, call, reply, spawn, texts, wait_all
 from tests.turn.people import Model, Person, attended
 
-import holdfast
-from holdfast import Call, Question, QuestionPolicy, Tool, ToolError
-from holdfast.handles.state import Ok, Outcome
-from holdfast.testing import VirtualClock
-from holdfast.tools.base import Invocation, Sink
-from holdfast.tools.patience import Patience
-from holdfast.turn.prompts import Said
+import keephold
+from keephold import Call, Question, QuestionPolicy, Tool, ToolError
+from keephold.handles.state import Ok, Outcome
+from keephold.testing import VirtualClock
+from keephold.tools.base import Invocation, Sink
+from keephold.tools.patience import Patience
+from keephold.turn.prompts import Said
 
 SURE = Question(id="sure", text="Sure?", answer_type="Boolean")
 HOUR = 3600.0
 
 
-@holdfast.tool(actions=TALKING, timeout_secs=10)
+@keephold.tool(actions=TALKING, timeout_secs=10)
 async def works(call: Call, before: float = 4, after: float = 5, times: int = 1) -> str:
     for _ in range(times):
         await asyncio.sleep(before)
@@ -99,7 +99,7 @@ async def test_P4_it_goes_on_when_the_caller_was_quicker_than_the_person(clock: 
 
 
 async def test_P4_it_goes_on_when_the_tool_does_not_want_to_know_any_more(clock: VirtualClock) -> None:
-    @holdfast.tool(timeout_secs=10)
+    @keephold.tool(timeout_secs=10)
     async def impatient(call: Call) -> str:
         try:
             async with asyncio.timeout(HOUR):
@@ -158,7 +158,7 @@ async def test_S4_the_deadline_of_a_question_that_is_the_callers_stands(clock: V
 
 
 async def test_S4_R5_the_deadline_is_that_of_the_attempt_that_runs(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING, timeout_secs=10, retry="safe")
+    @keephold.tool(actions=TALKING, timeout_secs=10, retry="safe")
     async def flaky(call: Call) -> str:
         if call.attempt == 1:
             await asyncio.sleep(5)
@@ -217,7 +217,7 @@ async def test_P4_a_tool_that_asks_while_it_is_started(clock: VirtualClock) -> N
 async def test_P4_R5_a_person_who_drives_is_waited_for_in_the_next_attempt_too(clock: VirtualClock) -> None:
     """What a person at a terminal does to its run, and a failure in between: their time is still not the tool's."""
 
-    @holdfast.tool(actions=TALKING, timeout_secs=10, retry="safe")
+    @keephold.tool(actions=TALKING, timeout_secs=10, retry="safe")
     async def flaky(call: Call) -> str:
         if call.attempt == 1:
             await asyncio.sleep(5)

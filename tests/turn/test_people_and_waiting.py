@@ -7,16 +7,16 @@ import pytest
 from tests.turn.calls import STATEFUL, TALKING, abort, call, fetch, replies, reply, spawn, wait_all
 from tests.turn.people import Model, Person, attended, exactly, few
 
-import holdfast
-from holdfast import Call, Question, QuestionPolicy, Tool, ToolError
-from holdfast.testing import VirtualClock
-from holdfast.tools.base import SpawnPolicy
-from holdfast.turn.prompts import Approved, Denied, Said
+import keephold
+from keephold import Call, Question, QuestionPolicy, Tool, ToolError
+from keephold.testing import VirtualClock
+from keephold.tools.base import SpawnPolicy
+from keephold.turn.prompts import Approved, Denied, Said
 
 SURE = Question(id="sure", text="Sure?", answer_type="Boolean")
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def asks(call: Call) -> str:
     return f"answer {await call.ask(SURE)}"
 
@@ -70,11 +70,11 @@ async def test_B5_a_call_that_was_permitted_errs_at_once_if_the_holder_stays(clo
     """It was free when the person was asked; an interactive session has taken it since."""
     person = Person()
 
-    @holdfast.tool(actions=TALKING, resources=("lock",))
+    @keephold.tool(actions=TALKING, resources=("lock",))
     async def session(call: Call) -> str:
         return str(await call.input())
 
-    @holdfast.tool(run="ask", resources=("lock",))
+    @keephold.tool(run="ask", resources=("lock",))
     async def work() -> str:
         return "worked"
 
@@ -146,7 +146,7 @@ async def test_T2_the_assistant_may_wait_for_the_person(clock: VirtualClock) -> 
 async def test_T2_a_result_that_nobody_has_decided_about_can_be_waited_for(clock: VirtualClock) -> None:
     person, model = Person(), Model(exactly({"handles": [{"id": "w", "action": "wait"}]}))
 
-    @holdfast.tool(actions=STATEFUL, result="ask")
+    @keephold.tool(actions=STATEFUL, result="ask")
     async def work() -> str:
         return "a secret"
 

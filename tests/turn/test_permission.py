@@ -20,9 +20,9 @@ from tests.turn.calls import (
     wait_all,
 )
 
-import holdfast
-from holdfast import Call, ToolError
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, ToolError
+from keephold.testing import VirtualClock
 
 ran: list[str] = []
 
@@ -32,7 +32,7 @@ def nothing_ran() -> None:
     ran.clear()
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def work(call: Call, fail: bool = False, talk: bool = False) -> str:
     ran.append("work")
     if talk:

@@ -11,14 +11,14 @@ from tests.simulation.stores import HeldStore
 from tests.turn.calls import TALKING, abort, apply, call, fetch, replies, reply, spawn, texts, wait_all, wait_any
 from tests.turn.people import Person, attended, few
 
-import holdfast
-from holdfast import Call, HoldfastError, Runtime, Tool, ToolCall
-from holdfast.handles.handle import Handle
-from holdfast.handles.state import Ok, Reply
-from holdfast.testing import VirtualClock
-from holdfast.tools.base import Invocation, Sink
-from holdfast.turn.prompts import Approved, Denied, Edited, Prompt
-from holdfast.turn.slot import Slot
+import keephold
+from keephold import Call, KeepholdError, Runtime, Tool, ToolCall
+from keephold.handles.handle import Handle
+from keephold.handles.state import Ok, Reply
+from keephold.testing import VirtualClock
+from keephold.tools.base import Invocation, Sink
+from keephold.turn.prompts import Approved, Denied, Edited, Prompt
+from keephold.turn.slot import Slot
 
 SKIPPED = "Tool skipped by user."
 ran: list[Any] = []
@@ -29,13 +29,13 @@ def nothing_ran() -> None:
     ran.clear()
 
 
-@holdfast.tool(actions=TALKING, run="ask")
+@keephold.tool(actions=TALKING, run="ask")
 async def work(call: Call, path: str = "a", talk: bool = False) -> str:
     ran.append(path)
     return f"said {await call.input()}" if talk else f"did {path}"
 
 
-@holdfast.tool
+@keephold.tool
 async def free() -> str:
     ran.append("free")
     return "free"
@@ -142,7 +142,7 @@ async def test_B5_P5_the_resources_are_those_of_the_edited_arguments(clock: Virt
     """The call was to need `a`, which is free; edited it needs `b`, which somebody holds."""
     person = Person(Edited({"path": "b"}))
 
-    @holdfast.tool(actions=("spawn", "fetch", "abort"), resources=("file:{{ tool.arguments.path }}",))
+    @keephold.tool(actions=("spawn", "fetch", "abort"), resources=("file:{{ tool.arguments.path }}",))
     async def holds(path: str) -> str:
         await asyncio.sleep(10)
         ran.append("freed")
@@ -158,7 +158,7 @@ async def test_B5_P5_the_resources_are_those_of_the_edited_arguments(clock: Virt
 async def test_P4_the_timeout_begins_when_the_tool_does(clock: VirtualClock) -> None:
     person = Person()
 
-    @holdfast.tool(run="ask", timeout_secs=10)
+    @keephold.tool(run="ask", timeout_secs=10)
     async def slow() -> str:
         await asyncio.sleep(9)
         return "in time"
@@ -247,7 +247,7 @@ async def test_R6_closing_the_runtime_withdraws_the_prompts(clock: VirtualClock)
 async def test_P5_the_prompt_of_an_action_is_withdrawn_when_its_handle_ends(clock: VirtualClock, action: Any) -> None:
     person = Person()
 
-    @holdfast.tool(actions=TALKING, run_actions={action: "ask"})
+    @keephold.tool(actions=TALKING, run_actions={action: "ask"})
     async def nap(call: Call) -> str:
         await asyncio.sleep(5)
         return "rested"
@@ -384,7 +384,7 @@ async def test_R6_a_call_whose_turn_comes_while_the_runtime_closes_is_not_denied
             await asyncio.sleep(1)  # tidies up, and meanwhile `free` ends and the serial call comes up
         return Approved()
 
-    @holdfast.tool
+    @keephold.tool
     async def half() -> str:
         await asyncio.sleep(1.5)
         return "half"
@@ -398,7 +398,7 @@ async def test_R6_a_call_whose_turn_comes_while_the_runtime_closes_is_not_denied
         await rt.close()
     try:
         denied = [response for response in await batch if response.code == "permission_denied"]
-    except HoldfastError as error:
+    except KeepholdError as error:
         assert error.code == "runtime_closed"
     else:
         assert denied == []

@@ -22,11 +22,11 @@ from tests.turn.calls import (
 )
 from tests.turn.people import Person, attended
 
-import holdfast
-from holdfast import Call, Runtime
-from holdfast.handles.handle import Handle
-from holdfast.testing import VirtualClock
-from holdfast.turn.prompts import Approved, Cancelled, Denied, Edited, RunTool, Said
+import keephold
+from keephold import Call, Runtime
+from keephold.handles.handle import Handle
+from keephold.testing import VirtualClock
+from keephold.turn.prompts import Approved, Cancelled, Denied, Edited, RunTool, Said
 
 ran: list[Any] = []
 
@@ -36,13 +36,13 @@ def nothing_ran() -> None:
     ran.clear()
 
 
-@holdfast.tool(actions=TALKING, run="ask")
+@keephold.tool(actions=TALKING, run="ask")
 async def work(call: Call, path: str = "a", n: int | None = None, talk: bool = False) -> str:
     ran.append(path)
     return f"said {await call.input()}" if talk else f"did {path}"
 
 
-@holdfast.tool
+@keephold.tool
 async def free() -> str:
     ran.append("free")
     return "free"
@@ -126,9 +126,9 @@ async def test_P1_run_actions_asks_for_an_action(clock: VirtualClock, action: An
         assert done["state"] == ("running" if action == "fetch" else "stopped")
 
 
-def replace_label(named: holdfast.ToolCall) -> holdfast.ToolCall:
+def replace_label(named: keephold.ToolCall) -> keephold.ToolCall:
     """The same call, made again."""
-    return holdfast.ToolCall(named.id + "-again", named.name, named.arguments)
+    return keephold.ToolCall(named.id + "-again", named.name, named.arguments)
 
 
 async def test_C2_Q4_a_persons_own_apply_needs_no_permission(clock: VirtualClock) -> None:
@@ -247,7 +247,7 @@ async def test_P5_a_yes_to_what_cannot_run_is_not_a_yes_to_what_the_assistant_wa
 async def test_P5_edited_arguments_are_what_runs_and_what_is_recorded(clock: VirtualClock, mode: Any) -> None:
     person = Person(Edited({"path": "mine"}), Edited({"path": "mine too", "n": 3}))
     async with attended(clock, [replace(work, run=mode)], person=person) as (rt, turn):
-        one_shot, _ = await turn.run([holdfast.ToolCall("c1", "work", {"path": "x"}), spawn("work", "w", n=9)])
+        one_shot, _ = await turn.run([keephold.ToolCall("c1", "work", {"path": "x"}), spawn("work", "w", n=9)])
         assert one_shot.result == "did mine"
         await reply(turn, wait_all("w"))
         assert ran == ["mine", "mine too"]
@@ -317,7 +317,7 @@ async def test_P5_after_a_mistake_the_person_may_say_anything(clock: VirtualCloc
 async def test_P5_what_is_edited_and_is_not_json_is_asked_again(clock: VirtualClock, edited: Any) -> None:
     """Nothing a prompter returns may leave the call without its answer."""
 
-    @holdfast.tool(run="ask")
+    @keephold.tool(run="ask")
     async def takes(path: Any = None, n: Any = None) -> str:
         return "took it"
 
@@ -362,7 +362,7 @@ async def test_P5_an_approval_is_for_these_arguments(clock: VirtualClock) -> Non
     """They change under the prompt: the person is shown what they are now."""
     person = Person()
     async with attended(clock, [work], person=person) as (_, turn):
-        batch = asyncio.create_task(turn.run([holdfast.ToolCall("c1", "work", {"path": "x"})]))
+        batch = asyncio.create_task(turn.run([keephold.ToolCall("c1", "work", {"path": "x"})]))
         prompt = await person.sees()
         prompt.arguments["path"] = "/etc/passwd"
         await person.says(Approved())

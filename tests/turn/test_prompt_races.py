@@ -16,14 +16,14 @@ from tests.soak import tries
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, reply, spawn, wait_all
 from tests.turn.people import Model, Person, exactly, few
 
-import holdfast
-from holdfast import Call, Key, Ok, Pending, Question, QuestionPolicy, Runtime, Tool, ToolCall, ToolError
-from holdfast.handles.state import Stopped, Waiting
-from holdfast.store.base import Store
-from holdfast.store.memory import MemoryStore
-from holdfast.testing import VirtualClock
-from holdfast.turn.prompts import Approved, AskQuestion, Cancelled, Denied, Edited, Prompt, RunTool, Said
-from holdfast.turn.slot import Slot
+import keephold
+from keephold import Call, Key, Ok, Pending, Question, QuestionPolicy, Runtime, Tool, ToolCall, ToolError
+from keephold.handles.state import Stopped, Waiting
+from keephold.store.base import Store
+from keephold.store.memory import MemoryStore
+from keephold.testing import VirtualClock
+from keephold.turn.prompts import Approved, AskQuestion, Cancelled, Denied, Edited, Prompt, RunTool, Said
+from keephold.turn.slot import Slot
 
 Step = tuple[str, int]
 wrong: list[str] = []
@@ -34,7 +34,7 @@ def make(name: str, questions: str, policy: QuestionPolicy | None = None, **opti
     """A tool that asks so many questions, and knows which answers are its own."""
     policies = {} if policy is None else dict.fromkeys(questions, policy)
 
-    @holdfast.tool(name=name, actions=TALKING, questions=policies, **options)
+    @keephold.tool(name=name, actions=TALKING, questions=policies, **options)
     async def work(call: Call, me: str) -> str:
         for id in questions:
             answer = await call.ask(Question(id=id, text=f"{me} {id}", answer_type="Text"))
@@ -351,7 +351,7 @@ async def test_P5_D9_a_held_completion_is_not_asked_about_again_while_its_end_is
     """Another completion comes, or a sweep, in the instant between the person's word and its record."""
     keys, person, store = list[Key](), Person(), HeldStore()
 
-    @holdfast.tool(actions=STATEFUL, result="ask")
+    @keephold.tool(actions=STATEFUL, result="ask")
     async def approve(call: Call) -> Pending:
         keys.append(await call.completion_key())
         return Pending()

@@ -9,30 +9,30 @@ import pytest
 from tests.turn.calls import TALKING, abort, apply, call, reply, spawn, texts, wait_all
 from tests.turn.people import Model, Person, attended, few
 
-import holdfast
-from holdfast import Call, Question, QuestionPolicy
-from holdfast.testing import VirtualClock
-from holdfast.turn.prompts import Approved, AskQuestion, Cancelled, Denied, Edited, RunTool, Said
+import keephold
+from keephold import Call, Question, QuestionPolicy
+from keephold.testing import VirtualClock
+from keephold.turn.prompts import Approved, AskQuestion, Cancelled, Denied, Edited, RunTool, Said
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def asks(call: Call, q: str = "q", kind: str = "Boolean", secret: bool = False) -> str:
     answer_type: Any = {"Select": {"options": kind.split("|")}} if "|" in kind else kind
     return f"{q}={await call.ask(Question(id=q, text=f'{q}?', answer_type=answer_type, secret=secret))}"
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def other(call: Call, q: str = "q") -> str:
     return f"{q}={await call.ask(Question(id=q, text=f'{q}?', answer_type='Boolean'))}"
 
 
-@holdfast.tool
+@keephold.tool
 async def work() -> str:
     await asyncio.sleep(5)
     return "done"
 
 
-@holdfast.tool(run="ask")
+@keephold.tool(run="ask")
 async def guarded() -> str:
     return "ran"
 
@@ -125,7 +125,7 @@ async def test_Q5_the_next_prompt_waits_until_the_terminal_is_free_again(clock: 
         shown.append(f"{prompt.question.id} ends")
         return Said(True)
 
-    async with holdfast.Runtime([asks], clock=clock, prompter=prompter) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([asks], clock=clock, prompter=prompter) as rt, rt.turn("main") as turn:
         for name in "ab":
             await reply(turn, spawn("asks", name, q=name))
         await few()
@@ -182,7 +182,7 @@ async def test_Q5_the_caller_may_answer_between_two_bad_answers_of_the_person(cl
 async def test_Q7_a_prompt_that_the_person_cancels_ends_the_handle(clock: VirtualClock, spawned: bool) -> None:
     noticed: list[str] = []
 
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def watched(call: Call) -> str:
         try:
             return str(await call.ask(Question(id="sure", text="Sure?", answer_type="Boolean")))
@@ -196,7 +196,7 @@ async def test_Q7_a_prompt_that_the_person_cancels_ends_the_handle(clock: Virtua
             waited = await reply(turn, wait_all("w"))
             assert waited["completed"][0]["is_error"]
             info = await rt.handle("w", conversation="main")
-            assert isinstance(info.outcome, holdfast.Error)
+            assert isinstance(info.outcome, keephold.Error)
             result, code, ended_by = info.outcome.message, info.outcome.code, info.ended_by
             assert ended_by == "self"
         else:
@@ -240,7 +240,7 @@ async def test_Q7_a_decision_that_is_no_answer_is_not_called_what_it_was_not(clo
 
 async def test_Q7_a_prompter_that_is_no_coroutine_function_is_a_failure_like_others(clock: VirtualClock) -> None:
     wrong: Any = lambda prompt: Said(True)  # noqa: E731
-    async with holdfast.Runtime([asks], clock=clock, prompter=wrong) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([asks], clock=clock, prompter=wrong) as rt, rt.turn("main") as turn:
         (response,) = await turn.run([call("asks")])
         assert response.code == "input_cancelled" and "TypeError" in response.result
 
@@ -249,7 +249,7 @@ async def test_Q7_a_prompter_that_is_cancelled_from_elsewhere_counts_as_cancelle
     async def prompter(prompt: Any) -> Said:
         raise asyncio.CancelledError
 
-    async with holdfast.Runtime([asks], clock=clock, prompter=prompter) as rt, rt.turn("main") as turn:
+    async with keephold.Runtime([asks], clock=clock, prompter=prompter) as rt, rt.turn("main") as turn:
         (response,) = await turn.run([call("asks")])
         assert response.code == "input_cancelled"
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from tests.turn.calls import STATEFUL, TALKING, apply, call, opened, replies, reply, settings, spawn, texts, wait_all
 
-import holdfast
-from holdfast import Call, Question, Tool, ToolError
-from holdfast.testing import VirtualClock
-from holdfast.tools.base import QuestionPolicy
+import keephold
+from keephold import Call, Question, Tool, ToolError
+from keephold.testing import VirtualClock
+from keephold.tools.base import QuestionPolicy
 
 SURE = Question(id="sure", text="Are you sure?", answer_type="Boolean", default=True)
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def asks(call: Call) -> str:
     try:
         return f"answer {await call.ask(SURE)}"
@@ -56,7 +56,7 @@ def test_Q1_a_question_is_checked_when_it_is_made() -> None:
 async def test_Q1_a_question_is_shown_with_its_answer_type_and_without_what_it_has_not(
     clock: VirtualClock, question: Question, shown: dict[str, Any]
 ) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def asks_that(call: Call) -> str:
         return str(await call.ask(question))
 
@@ -92,7 +92,7 @@ async def test_Q2_detached_deny_is_the_default_and_gives_the_tool_a_clear_error(
 
 
 async def test_Q2_an_error_the_tool_does_not_catch_ends_the_call(clock: VirtualClock) -> None:
-    @holdfast.tool
+    @keephold.tool
     async def trusts(call: Call) -> str:
         return str(await call.ask(SURE))
 
@@ -102,11 +102,11 @@ async def test_Q2_an_error_the_tool_does_not_catch_ends_the_call(clock: VirtualC
 
 
 async def test_Q2_detached_defaults_answers_with_the_default(clock: VirtualClock, tmp_path: Path) -> None:
-    @holdfast.tool
+    @keephold.tool
     async def no_default(call: Call) -> str:
         return str(await call.ask(Question(id="q", text="?", answer_type="Text")))
 
-    @holdfast.tool
+    @keephold.tool
     async def wrong_default(call: Call) -> str:
         return str(await call.ask(Question(id="q", text="?", answer_type="Boolean", default="yes")))
 
@@ -149,7 +149,7 @@ async def test_Q4_an_exclusive_question_is_never_the_callers(clock: VirtualClock
 
 
 async def test_Q5_one_question_of_a_handle_is_open_at_a_time(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def several(call: Call) -> str:
         async def one(name: str) -> str:
             return f"{name}={await call.ask(Question(id=name, text=name, answer_type='Text'))}"

@@ -10,15 +10,15 @@ import pytest
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, fetch, replies, reply, settings, spawn, wait_all
 from tests.turn.people import Model, Person, attended, few
 
-import holdfast
-from holdfast import Call, Question, QuestionPolicy, Tool, ToolError
-from holdfast.testing import VirtualClock
-from holdfast.turn.prompts import AskQuestion, Cancelled, Said
+import keephold
+from keephold import Call, Question, QuestionPolicy, Tool, ToolError
+from keephold.testing import VirtualClock
+from keephold.turn.prompts import AskQuestion, Cancelled, Said
 
 SURE = Question(id="sure", text="Are you sure?", answer_type="Boolean", default=False)
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def asks(call: Call) -> str:
     try:
         return f"answer {await call.ask(SURE)}"
@@ -172,7 +172,7 @@ async def test_A6_Q3_an_await_that_watches_makes_the_model_answer(clock: Virtual
     """Whether the question opens before the await begins, or while it watches."""
     model = Model()
 
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def later(call: Call) -> str:
         await asyncio.sleep(0 if when == "before" else 10)
         return f"answer {await call.ask(SURE)}"
@@ -207,7 +207,7 @@ async def test_Q3_an_await_that_is_over_at_once_asks_no_model(clock: VirtualCloc
     """`any` of one that has stopped and one that asks: nobody watches the other."""
     model = Model()
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def quick() -> str:
         return "quick"
 
@@ -313,7 +313,7 @@ async def test_Q4_an_exclusive_question_that_the_person_cancels_ends_the_handle(
 async def test_Q3_a_question_that_nobody_needs_any_more_is_withdrawn(clock: VirtualClock, end: str) -> None:
     person = Person()
 
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def patient(call: Call) -> str:
         try:
             async with asyncio.timeout(60):
@@ -359,11 +359,11 @@ async def test_Q3_a_call_that_is_parked_asks_nobody_any_more(clock: VirtualClock
     person = Person()
     tasks: list[asyncio.Task[Any]] = []
 
-    @holdfast.tool(actions=STATEFUL)
-    async def parks(call: Call) -> holdfast.Pending:
+    @keephold.tool(actions=STATEFUL)
+    async def parks(call: Call) -> keephold.Pending:
         tasks.append(asyncio.create_task(call.ask(SURE)))
         await call.completion_key()
-        return holdfast.Pending()
+        return keephold.Pending()
 
     async with attended(clock, [parks, asks], person=person) as (_, turn):
         try:

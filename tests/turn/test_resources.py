@@ -20,10 +20,10 @@ from tests.turn.calls import (
     wait_all,
 )
 
-import holdfast
-from holdfast import Call, Question, Runtime, Tool
-from holdfast.handles.gate import Line, Ticket
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, Question, Runtime, Tool
+from keephold.handles.gate import Line, Ticket
+from keephold.testing import VirtualClock
 
 PATHS = ["{{ tool.arguments.a }}", "{{ tool.arguments.b }}"]
 
@@ -32,7 +32,7 @@ def holder(name: str = "hold", *, priority: int = 0, max_running: int | None = N
     """A tool that holds the files it is given for some seconds, and the order in which its calls started."""
     order: list[str] = []
 
-    @holdfast.tool(name=name, actions=STATEFUL, resources=PATHS, priority=priority, max_running=max_running)
+    @keephold.tool(name=name, actions=STATEFUL, resources=PATHS, priority=priority, max_running=max_running)
     async def hold(who: str, a: str = "", b: str = "", secs: float = 1) -> str:
         order.append(who)
         await asyncio.sleep(secs)
@@ -89,7 +89,7 @@ async def test_B5_W11_higher_priority_first_then_by_arrival(clock: VirtualClock)
     order: list[str] = []
 
     def leveled(priority: int) -> Tool:
-        @holdfast.tool(name=f"level{priority}", actions=STATEFUL, resources=["x"], priority=priority)
+        @keephold.tool(name=f"level{priority}", actions=STATEFUL, resources=["x"], priority=priority)
         async def hold(who: str) -> str:
             order.append(who)
             await asyncio.sleep(1)
@@ -123,7 +123,7 @@ async def test_B5_an_aborted_waiter_leaves_the_line(clock: VirtualClock) -> None
 
 
 def one_shot(order: list[str]) -> Tool:
-    @holdfast.tool(resources=["x"])
+    @keephold.tool(resources=["x"])
     async def quick() -> str:
         order.append("quick")
         return "quick"
@@ -131,7 +131,7 @@ def one_shot(order: list[str]) -> Tool:
     return quick
 
 
-async def refusal(clock: VirtualClock, turn: holdfast.Turn) -> tuple[float, str]:
+async def refusal(clock: VirtualClock, turn: keephold.Turn) -> tuple[float, str]:
     """When the one-shot call was answered, and with which error."""
     begun = clock.now()
     (response,) = await turn.run([call("quick")])
@@ -142,7 +142,7 @@ async def refusal(clock: VirtualClock, turn: holdfast.Turn) -> tuple[float, str]
 async def test_B5_a_one_shot_call_errs_at_once_if_the_holder_was_spawned_from_a_tool_with_apply(
     clock: VirtualClock,
 ) -> None:
-    @holdfast.tool(actions=TALKING, resources=["x"])
+    @keephold.tool(actions=TALKING, resources=["x"])
     async def session(call: Call) -> str:
         await asyncio.sleep(600)
         return ""
@@ -158,12 +158,12 @@ async def test_B5_a_one_shot_call_errs_at_once_if_the_holder_was_spawned_from_a_
 
 
 async def test_B5_it_errs_when_such_a_tool_becomes_the_holder(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING, resources=["x"])
+    @keephold.tool(actions=TALKING, resources=["x"])
     async def session(call: Call) -> str:
         await asyncio.sleep(600)
         return ""
 
-    @holdfast.tool(actions=STATEFUL, resources=["x"])
+    @keephold.tool(actions=STATEFUL, resources=["x"])
     async def brief() -> str:
         await asyncio.sleep(3)
         return ""
@@ -175,7 +175,7 @@ async def test_B5_it_errs_when_such_a_tool_becomes_the_holder(clock: VirtualCloc
 
 
 async def test_B5_it_waits_for_a_holder_that_goes_by_itself(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, resources=["x"])
+    @keephold.tool(actions=STATEFUL, resources=["x"])
     async def brief() -> str:
         await asyncio.sleep(3)
         return ""
@@ -187,12 +187,12 @@ async def test_B5_it_waits_for_a_holder_that_goes_by_itself(clock: VirtualClock)
 
 
 async def test_B5_it_errs_behind_one_that_queues_behind_a_handle_blocked_on_the_caller(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING, resources=["y"])
+    @keephold.tool(actions=TALKING, resources=["y"])
     async def asks(call: Call) -> str:
         await asyncio.sleep(2)
         return str(await call.ask(Question(id="q", text="?", answer_type="Boolean")))
 
-    @holdfast.tool(actions=STATEFUL, resources=["x", "y"])
+    @keephold.tool(actions=STATEFUL, resources=["x", "y"])
     async def both() -> str:
         return ""
 
@@ -208,7 +208,7 @@ async def test_B5_it_errs_behind_one_that_queues_behind_a_handle_blocked_on_the_
 async def test_W11_max_running_of_a_tool(clock: VirtualClock) -> None:
     running = highest = 0
 
-    @holdfast.tool(actions=STATEFUL, max_running=3)
+    @keephold.tool(actions=STATEFUL, max_running=3)
     async def work() -> str:
         nonlocal running, highest
         running += 1
@@ -297,7 +297,7 @@ async def test_W11_the_serial_lane_keeps_emitted_order(clock: VirtualClock) -> N
     order: list[str] = []
 
     def leveled(priority: int) -> Tool:
-        @holdfast.tool(name=f"level{priority}", actions=STATEFUL, scheduling="serial", priority=priority)
+        @keephold.tool(name=f"level{priority}", actions=STATEFUL, scheduling="serial", priority=priority)
         async def work(who: str) -> str:
             order.append(who)
             await asyncio.sleep(1)

@@ -18,13 +18,13 @@ from tests.turn.calls import (
 )
 from tests.turn.people import Person, attended, few
 
-import holdfast
-from holdfast import Call, Ok, Question, Runtime, ToolError
-from holdfast.testing import VirtualClock
-from holdfast.turn.prompts import Approved, Denied
+import keephold
+from keephold import Call, Ok, Question, Runtime, ToolError
+from keephold.testing import VirtualClock
+from keephold.turn.prompts import Approved, Denied
 
 
-@holdfast.tool(actions=STATEFUL, result="ask")
+@keephold.tool(actions=STATEFUL, result="ask")
 async def work(call: Call, fail: bool = False, secs: int = 0) -> Any:
     call.emit("printed secret\n")
     await asyncio.sleep(secs)
@@ -55,7 +55,7 @@ async def test_P5_while_the_person_decides_nothing_of_the_result_is_shown(clock:
     """A tool that has ended: what it printed is what the person is asked about."""
     person = Person()
 
-    @holdfast.tool(actions=STATEFUL, result="ask")
+    @keephold.tool(actions=STATEFUL, result="ask")
     async def prints(call: Call) -> str:
         await asyncio.sleep(5)
         call.emit("printed secret\n")
@@ -71,7 +71,7 @@ async def test_P5_while_the_person_decides_nothing_of_the_result_is_shown(clock:
 async def test_P5_a_retry_comes_before_the_question(clock: VirtualClock) -> None:
     attempts: list[int] = []
 
-    @holdfast.tool(result="ask", retry="safe")
+    @keephold.tool(result="ask", retry="safe")
     async def flaky(call: Call) -> str:
         attempts.append(call.attempt)
         if call.attempt < 3:
@@ -98,7 +98,7 @@ async def test_B5_a_resource_is_held_until_the_person_has_said(clock: VirtualClo
     """The handle has not stopped."""
     person, ran = Person(), list[str]()
 
-    @holdfast.tool(actions=STATEFUL, resources=("lock",))
+    @keephold.tool(actions=STATEFUL, resources=("lock",))
     async def locked() -> str:
         ran.append("locked")
         return "locked"
@@ -117,7 +117,7 @@ async def test_B5_a_resource_is_held_until_the_person_has_said(clock: VirtualClo
 async def test_B3_the_next_serial_call_waits_for_the_persons_word(clock: VirtualClock) -> None:
     person, ran = Person(), list[str]()
 
-    @holdfast.tool(scheduling="serial")
+    @keephold.tool(scheduling="serial")
     async def later() -> str:
         ran.append("later")
         return "later"
@@ -198,7 +198,7 @@ async def test_P5_a_late_word_of_the_person_changes_nothing(clock: VirtualClock)
 async def test_C6_a_tool_that_has_returned_takes_no_input_while_the_person_decides(clock: VirtualClock) -> None:
     person = Person()
 
-    @holdfast.tool(actions=TALKING, result="ask")
+    @keephold.tool(actions=TALKING, result="ask")
     async def quick(call: Call) -> str:
         return "done"
 
@@ -213,7 +213,7 @@ async def test_Q3_a_tool_that_has_returned_asks_nobody_any_more(clock: VirtualCl
     """A task of the tool's own that outlives it asks while the person decides about the result."""
     person, tasks = Person(), list[asyncio.Task[Any]]()
 
-    @holdfast.tool(actions=STATEFUL, result="ask")
+    @keephold.tool(actions=STATEFUL, result="ask")
     async def hasty(call: Call) -> str:
         async def later() -> Any:
             await asyncio.sleep(1)

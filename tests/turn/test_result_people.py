@@ -19,16 +19,16 @@ from tests.turn.calls import (
 )
 from tests.turn.people import Person, attended, few
 
-import holdfast
-from holdfast import Call, Error, Ok, Runtime, ToolError
-from holdfast.testing import VirtualClock
-from holdfast.turn.budget import Projector
-from holdfast.turn.prompts import Approved, Cancelled, DeliverResult, Denied, Edited, Said
+import keephold
+from keephold import Call, Error, Ok, Runtime, ToolError
+from keephold.testing import VirtualClock
+from keephold.turn.budget import Projector
+from keephold.turn.prompts import Approved, Cancelled, DeliverResult, Denied, Edited, Said
 
 BY_USER = "Result delivery skipped by user."
 
 
-@holdfast.tool(actions=STATEFUL, result="ask")
+@keephold.tool(actions=STATEFUL, result="ask")
 async def work(call: Call, fail: bool = False, secs: int = 0) -> Any:
     call.emit("printed secret\n")
     await asyncio.sleep(secs)
@@ -118,7 +118,7 @@ async def test_P1_a_decision_that_is_none_of_delivery_withholds_it(clock: Virtua
 
 
 async def test_P1_values_that_are_no_text_are_shown_as_a_model_gets_them(clock: VirtualClock) -> None:
-    @holdfast.tool(result="ask")
+    @keephold.tool(result="ask")
     async def data() -> dict[str, int]:
         return {"n": 1}
 
@@ -187,7 +187,7 @@ async def test_P1_a_projector_that_raises_leaves_no_call_unanswered(
 
 @pytest.mark.parametrize("mode", ["skip", "ask"])
 async def test_P1_B7_a_tools_own_result_when_it_is_cancelled_is_a_result_too(clock: VirtualClock, mode: Any) -> None:
-    @holdfast.tool(result=mode)
+    @keephold.tool(result=mode)
     async def confesses() -> str:
         try:
             await asyncio.sleep(60)
@@ -207,7 +207,7 @@ async def test_P1_B7_a_tools_own_result_when_it_is_cancelled_is_a_result_too(clo
 async def test_P1_what_a_call_printed_before_it_timed_out_is_not_shown_either(clock: VirtualClock, mode: Any) -> None:
     """The reason is told; what it printed is what the mode is about."""
     async with attended(clock, [replace(work, result=mode, timeout_secs=5)], person=Person()) as (_, turn):
-        (response,) = await turn.run([holdfast.ToolCall("c1", "work", {"secs": 60})])
+        (response,) = await turn.run([keephold.ToolCall("c1", "work", {"secs": 60})])
         assert response.code == "timeout" and "timed out after 5 s" in response.result
         (read,) = await turn.run([call("read_output", call_id="c1")])
         assert "secret" not in response.result and "secret" not in read.result

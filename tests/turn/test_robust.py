@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import Call, Question, Runtime, ToolCall
-from holdfast.testing import VirtualClock
-from holdfast.tools.base import ACTIONS as ALL
-from holdfast.tools.base import Invocation, Live, Sink, Tool
+import keephold
+from keephold import Call, Question, Runtime, ToolCall
+from keephold.testing import VirtualClock
+from keephold.tools.base import ACTIONS as ALL
+from keephold.tools.base import Invocation, Live, Sink, Tool
 
 
 async def test_C9_a_runtime_that_raises_something_else_is_an_error_of_its_call(clock: VirtualClock) -> None:
@@ -24,7 +24,7 @@ async def test_C9_a_runtime_that_raises_something_else_is_an_error_of_its_call(c
             raise LookupError("a bug")
 
         def end(self, grace: float) -> None:
-            self._sink.stop(holdfast.Error("over"))
+            self._sink.stop(keephold.Error("over"))
             self._sink.released()
 
     class Foreign:
@@ -41,7 +41,7 @@ async def test_C9_a_runtime_that_raises_something_else_is_an_error_of_its_call(c
 
 
 async def test_A6_a_command_that_began_while_it_was_waited_for_is_known_to_read(tmp_path: Path) -> None:
-    (tmp_path / "holdfast.toml").write_text("""
+    (tmp_path / "keephold.toml").write_text("""
 [conversation.tools."*"]
 source = "local"
 run = "unattended"
@@ -53,7 +53,7 @@ spawn.stateful = true
 command = ["cat"]
 spawn = { stateful = true, stdin = true }
 """)
-    async with Runtime(config=tmp_path / "holdfast.toml") as rt, rt.turn() as turn:
+    async with Runtime(config=tmp_path / "keephold.toml") as rt, rt.turn() as turn:
         *_, waited = await turn.run(
             [
                 ToolCall("1", "first", {"action": "spawn", "id": "a"}),
@@ -65,7 +65,7 @@ spawn = { stateful = true, stdin = true }
 
 
 async def test_S2_a_question_that_its_tool_gave_up_is_not_open_any_more(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=ALL)
+    @keephold.tool(actions=ALL)
     async def asks(call: Call) -> str:
         try:
             async with asyncio.timeout(1):
@@ -84,7 +84,7 @@ async def test_S2_a_question_that_its_tool_gave_up_is_not_open_any_more(clock: V
 
 
 async def test_T4_whoever_ends_a_turn_twice_gets_the_same_ending(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=ALL, on_turn_end="await")
+    @keephold.tool(actions=ALL, on_turn_end="await")
     async def slow() -> str:
         await asyncio.sleep(5)
         return "done"
@@ -96,19 +96,19 @@ async def test_T4_whoever_ends_a_turn_twice_gets_the_same_ending(clock: VirtualC
 
 
 async def test_T4_a_turn_that_was_never_entered_ends_nobody_elses(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=ALL)
+    @keephold.tool(actions=ALL)
     async def waits() -> None:
         await asyncio.Event().wait()
 
     async with Runtime([waits], clock=clock) as rt, rt.turn("m") as turn:
         await turn.run([ToolCall("1", "waits", {"action": "spawn", "id": "w"})])
-        with pytest.raises(holdfast.HoldfastError, match="not open"):
+        with pytest.raises(keephold.KeepholdError, match="not open"):
             await rt.turn("m").end()
         assert (await rt.handle("w", conversation="m")).state == "running"
 
 
 async def test_O3_results_at_the_end_of_a_turn_share_four_limits(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=ALL, on_turn_end="await")
+    @keephold.tool(actions=ALL, on_turn_end="await")
     async def much() -> str:
         await asyncio.sleep(1)
         return "x" * 10_000
@@ -123,7 +123,7 @@ async def test_O5_a_thread_that_emits_faster_than_the_loop_reads_waits() -> None
     behind, go_on = threading.Event(), threading.Event()
     sent = 0
 
-    @holdfast.tool
+    @keephold.tool
     def floods(call: Call) -> str:
         nonlocal sent
         for _ in range(64):
@@ -144,5 +144,5 @@ async def test_O5_a_thread_that_emits_faster_than_the_loop_reads_waits() -> None
 @pytest.mark.parametrize("calls", [[{"id": "1", "name": "x"}], ToolCall("1", "x", {})])
 async def test_Y_what_is_no_list_of_calls_is_told_what_would_be(calls: Any, clock: VirtualClock) -> None:
     async with Runtime([], clock=clock) as rt, rt.turn() as turn:
-        with pytest.raises(TypeError, match=r"list of holdfast.ToolCall\(id, name, arguments\)"):
+        with pytest.raises(TypeError, match=r"list of keephold.ToolCall\(id, name, arguments\)"):
             await turn.run(calls)

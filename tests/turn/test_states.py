@@ -5,14 +5,14 @@ from pathlib import Path
 
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, fetch, opened, replies, reply, settings, spawn, wait_all
 
-import holdfast
-from holdfast import Call, Question, ToolError
-from holdfast.handles.state import Error, Ok
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, Question, ToolError
+from keephold.handles.state import Error, Ok
+from keephold.testing import VirtualClock
 
 
 async def test_S1_S2_a_handle_goes_from_pending_through_running_and_waiting_to_stopped(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING, scheduling="serial")
+    @keephold.tool(actions=TALKING, scheduling="serial")
     async def deploy(call: Call) -> str:
         await asyncio.sleep(5)
         sure = await call.ask(Question(id="sure", text="Deploy?", answer_type="Boolean"))
@@ -41,7 +41,7 @@ async def test_S1_S2_a_handle_goes_from_pending_through_running_and_waiting_to_s
 
 
 async def test_S2_a_late_completion_never_overwrites_the_first_end(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def stubborn() -> str:
         try:
             await asyncio.sleep(60)
@@ -57,7 +57,7 @@ async def test_S2_a_late_completion_never_overwrites_the_first_end(clock: Virtua
 
 
 async def test_S2_of_two_ends_in_one_instant_the_first_counts(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, timeout_secs=5)
+    @keephold.tool(actions=STATEFUL, timeout_secs=5)
     async def work(secs: float) -> str:
         await asyncio.sleep(secs)
         return "done"
@@ -72,7 +72,7 @@ async def test_S2_of_two_ends_in_one_instant_the_first_counts(clock: VirtualCloc
 
 
 async def test_S3_an_abort_is_an_error_that_says_who_did_it_and_is_not_shown_as_a_failure(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work(call: Call) -> str:
         call.emit("half of it\n")
         await asyncio.sleep(60)
@@ -90,32 +90,32 @@ async def test_S3_an_abort_is_an_error_that_says_who_did_it_and_is_not_shown_as_
         info = await rt.handle("w", conversation="main")
         assert info.outcome == Error("Aborted by the assistant.", "aborted") and not info.ok
         assert info.output_bytes == len("half of it\n")  # output kept
-        kept = await reply(turn, holdfast.ToolCall(id="1", name="read_output", arguments={"id": "w"}))
+        kept = await reply(turn, keephold.ToolCall(id="1", name="read_output", arguments={"id": "w"}))
         assert kept["content"] == "half of it\n"
 
 
 async def test_S3_only_a_deliberate_end_is_spared_the_mark_of_an_error(clock: VirtualClock) -> None:
     """A tool cannot hide its own failure behind a code, nor behind a CancelledError nobody asked for."""
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def sly() -> str:
         raise ToolError("the disk is full", code="aborted")
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def careless() -> str:
         raise asyncio.CancelledError
 
     async with opened(clock, [sly, careless]) as (_, turn):
         *_, waited = await replies(turn, spawn("sly", "s"), spawn("careless", "c"), wait_all("s", "c"))
         assert [(entry["is_error"], "ended_by" in entry) for entry in waited["completed"]] == [(True, False)] * 2
-        one_shot = await turn.run([holdfast.ToolCall(id="1", name="sly"), holdfast.ToolCall(id="2", name="careless")])
+        one_shot = await turn.run([keephold.ToolCall(id="1", name="sly"), keephold.ToolCall(id="2", name="careless")])
         assert [response.is_error for response in one_shot] == [True, True]
 
 
 async def test_S3_aborting_a_pending_handle_means_that_it_never_starts(clock: VirtualClock) -> None:
     started: list[int] = []
 
-    @holdfast.tool(actions=STATEFUL, scheduling="serial")
+    @keephold.tool(actions=STATEFUL, scheduling="serial")
     async def work(number: int) -> str:
         started.append(number)
         await asyncio.sleep(5)
@@ -132,7 +132,7 @@ async def test_S3_aborting_a_pending_handle_means_that_it_never_starts(clock: Vi
 
 
 async def test_S3_a_timeout_is_a_transient_error_by_timeout(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, timeout_secs=3)
+    @keephold.tool(actions=STATEFUL, timeout_secs=3)
     async def slow() -> str:
         await asyncio.sleep(60)
         return "never"
@@ -144,18 +144,18 @@ async def test_S3_a_timeout_is_a_transient_error_by_timeout(clock: VirtualClock)
         ]
         info = await rt.handle("s", conversation="main")
         assert (info.ended_by, info.stopped) == ("timeout", info.created + 3)
-        one_shot = await turn.run([holdfast.ToolCall(id="1", name="slow")])
+        one_shot = await turn.run([keephold.ToolCall(id="1", name="slow")])
         assert one_shot[0].is_error and one_shot[0].result == "Tool timed out after 3 s."
 
 
 async def test_S3_values_are_shown_as_they_are_to_python_and_as_text_to_a_model(clock: VirtualClock) -> None:
     value = {"files": ["ä", 1, None, 2.5], "big": 2**70}
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def data() -> object:
         return value
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def text() -> str:
         return '"quoted" ä\n'
 
@@ -202,7 +202,7 @@ async def test_S3_a_killed_process_has_its_signal_and_is_never_success(clock: Vi
 
 
 async def test_S4_a_handle_tells_where_it_belongs_and_when_it_lived(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING, priority=4)
+    @keephold.tool(actions=TALKING, priority=4)
     async def work(call: Call) -> str:
         call.progress(1, 3, "one of three")
         await asyncio.sleep(2)

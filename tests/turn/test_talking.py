@@ -23,13 +23,13 @@ from tests.turn.calls import (
     wait_all,
 )
 
-import holdfast
-from holdfast import Call, Question
-from holdfast.testing import VirtualClock
-from holdfast.tools.base import SpawnPolicy
+import keephold
+from keephold import Call, Question
+from keephold.testing import VirtualClock
+from keephold.tools.base import SpawnPolicy
 
 
-@holdfast.tool(actions=TALKING)
+@keephold.tool(actions=TALKING)
 async def script(call: Call, steps: list[Any]) -> str:
     """Numbers are seconds to sleep, strings are printed, `input` and `ask` do that."""
     for step in steps:
@@ -45,14 +45,14 @@ async def script(call: Call, steps: list[Any]) -> str:
     return "end"
 
 
-async def timed(clock: VirtualClock, turn: holdfast.Turn, one: holdfast.ToolCall) -> tuple[float, Any]:
+async def timed(clock: VirtualClock, turn: keephold.Turn, one: keephold.ToolCall) -> tuple[float, Any]:
     begun = clock.now()
     answer = await reply(turn, one)
     return round(clock.now() - begun, 6), answer
 
 
 async def test_C4_without_apply_a_spawn_answers_as_soon_as_it_has_started(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work(call: Call) -> str:
         call.emit("output")
         await asyncio.sleep(60)
@@ -148,7 +148,7 @@ async def test_C5_a_batch_whose_responses_were_lost_moved_no_cursor(clock: Virtu
 
 
 async def test_C5_content_never_ends_inside_a_character(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def printer(call: Call) -> str:
         for piece in (b"a\xe2\x82", b"\xac!", b"\xf0\x9f"):
             call.emit(piece)
@@ -162,7 +162,7 @@ async def test_C5_content_never_ends_inside_a_character(clock: VirtualClock) -> 
 
 
 async def test_C6_a_function_gets_what_was_sent_in_order(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def collect(call: Call) -> list[Any]:
         got: list[Any] = []
         while True:
@@ -201,7 +201,7 @@ async def test_C6_a_command_gets_lines_and_null_closes_its_stdin(clock: VirtualC
 
 
 async def test_C6_more_than_64_KiB_unread_is_an_error_and_nothing_is_sent(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def late(call: Call) -> int:
         await asyncio.sleep(10)
         size = 0
@@ -224,7 +224,7 @@ async def test_C6_more_than_64_KiB_unread_is_an_error_and_nothing_is_sent(clock:
 
 
 async def test_C6_on_pending_or_stopped_it_is_an_error_that_names_the_state(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING, scheduling="serial")
+    @keephold.tool(actions=TALKING, scheduling="serial")
     async def stubborn(call: Call) -> str:
         try:
             await asyncio.sleep(600)
@@ -253,7 +253,7 @@ async def test_C6_on_pending_or_stopped_it_is_an_error_that_names_the_state(cloc
 async def test_C6_an_answer_of_the_wrong_type_is_an_error_and_the_question_stays_open(
     clock: VirtualClock, answer_type: Any, bad: list[Any], good: list[Any]
 ) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def asks(call: Call) -> str:
         return json.dumps(await call.ask(Question(id="q", text="?", answer_type=answer_type)))
 
@@ -269,7 +269,7 @@ async def test_C6_an_answer_of_the_wrong_type_is_an_error_and_the_question_stays
 
 
 async def test_C6_the_questions_id_comes_from_the_handle(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def asks(call: Call) -> str:
         questions = (Question(id=name, text=name, answer_type="Text") for name in ("first", "second"))
         return " ".join([f"{question.id}={await call.ask(question)}" for question in questions])
@@ -285,7 +285,7 @@ async def test_C6_the_questions_id_comes_from_the_handle(clock: VirtualClock) ->
 async def test_C6_a_call_that_is_being_ended_gets_neither_answers_nor_input(clock: VirtualClock) -> None:
     """Its cleanup must not wait for somebody who has left."""
 
-    @holdfast.tool(actions=TALKING)
+    @keephold.tool(actions=TALKING)
     async def cleans(call: Call, how: str) -> str:
         try:
             await asyncio.sleep(600)

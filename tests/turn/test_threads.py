@@ -21,9 +21,9 @@ from tests.turn.calls import (
     wait_all,
 )
 
-import holdfast
-from holdfast import Call, ConfigError, Question, Runtime
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, ConfigError, Question, Runtime
+from keephold.testing import VirtualClock
 
 PATIENCE = 20.0
 """Seconds after which a thread that was told to go on is taken to hang."""
@@ -40,7 +40,7 @@ def go() -> Iterator[threading.Event]:
 async def test_Y2_a_sync_function_runs_in_a_daemon_thread_of_its_own(clock: VirtualClock) -> None:
     threads: list[threading.Thread] = []
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     def work(number: int) -> str:
         threads.append(threading.current_thread())
         return f"{number}"
@@ -58,7 +58,7 @@ async def test_Y2_never_in_asyncios_executor(clock: VirtualClock, go: threading.
     """A tool that blocks must not take the threads that asyncio needs for itself."""
     running = threading.Semaphore(0)
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     def blocks() -> str:
         running.release()
         go.wait(PATIENCE)
@@ -78,7 +78,7 @@ async def test_Y2_at_most_64_threads_and_the_rest_wait_their_turn(clock: Virtual
     running = highest = 0
     full = threading.Event()
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     def work() -> str:
         nonlocal running, highest
         with lock:
@@ -105,7 +105,7 @@ async def test_Y2_at_most_64_threads_and_the_rest_wait_their_turn(clock: Virtual
 async def test_Y2_it_gets_emit_and_progress_and_their_order_holds(clock: VirtualClock, go: threading.Event) -> None:
     emitted = threading.Event()
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     def work(call: Call) -> str:
         for number in range(1000):
             call.emit(f"{number} ")
@@ -132,7 +132,7 @@ async def test_Y2_it_gets_emit_and_progress_and_their_order_holds(clock: Virtual
 
 @pytest.mark.parametrize("what", ["input", "ask"])
 async def test_Y2_it_gets_neither_ask_nor_input(clock: VirtualClock, what: str) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     def work(call: Call) -> str:
         if what == "input":
             return str(call.input())
@@ -149,11 +149,11 @@ def test_Y2_it_cannot_have_apply() -> None:
         return "done"
 
     with pytest.raises(ConfigError, match=r"`work`.*sync"):
-        holdfast.tool(actions=TALKING)(work)
+        keephold.tool(actions=TALKING)(work)
 
 
 async def test_Y2_exceptions_and_exits_of_a_thread_are_errors_of_its_call(clock: VirtualClock) -> None:
-    @holdfast.tool
+    @keephold.tool
     def work(how: str) -> str:
         if how == "exit":
             raise SystemExit(4)
@@ -169,7 +169,7 @@ async def test_Y2_exceptions_and_exits_of_a_thread_are_errors_of_its_call(clock:
 async def test_Y2_on_abort_the_handle_stops_at_once_and_lingers(clock: VirtualClock, go: threading.Event) -> None:
     began, told = threading.Event(), threading.Event()
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     def work(call: Call) -> str:
         began.set()
         go.wait(PATIENCE)
@@ -194,7 +194,7 @@ async def test_Y2_on_abort_the_handle_stops_at_once_and_lingers(clock: VirtualCl
 async def test_Y2_resources_are_freed_when_the_thread_ends(clock: VirtualClock, go: threading.Event) -> None:
     order: list[str] = []
 
-    @holdfast.tool(actions=STATEFUL, resources=["x"])
+    @keephold.tool(actions=STATEFUL, resources=["x"])
     def work(name: str) -> str:
         order.append(f"{name} starts")
         if name == "first":
@@ -215,7 +215,7 @@ async def test_Y2_resources_are_freed_when_the_thread_ends(clock: VirtualClock, 
 async def test_Y2_B4_the_serial_turn_of_a_spawned_handle_is_freed_when_the_thread_ends(
     clock: VirtualClock, go: threading.Event
 ) -> None:
-    @holdfast.tool(actions=STATEFUL, scheduling="serial")
+    @keephold.tool(actions=STATEFUL, scheduling="serial")
     def work(wait: bool) -> str:
         if wait:
             go.wait(PATIENCE)
@@ -235,7 +235,7 @@ async def test_Y2_B4_the_serial_turn_of_a_one_shot_call_is_freed_when_the_thread
 ) -> None:
     order: list[str] = []
 
-    @holdfast.tool(scheduling="serial", timeout_secs=0.2)
+    @keephold.tool(scheduling="serial", timeout_secs=0.2)
     def work(name: str) -> str:
         order.append(f"{name} starts")
         if name == "first":
@@ -257,7 +257,7 @@ async def test_Y2_B4_the_serial_turn_of_a_one_shot_call_is_freed_when_the_thread
 async def test_Y2_closing_does_not_wait_for_a_thread(clock: VirtualClock, go: threading.Event) -> None:
     began = threading.Event()
 
-    @holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+    @keephold.tool(actions=STATEFUL, on_turn_end="keep")
     def work() -> str:
         began.set()
         go.wait(PATIENCE)

@@ -8,16 +8,16 @@ import pytest
 from tests.turn.assistant import Assistant
 from tests.turn.calls import STATEFUL, TALKING, call, replies, reply, settings, spawn, wait_all
 
-import holdfast
-from holdfast import Call, HoldfastError, Question, Runtime, Tool, Turn
-from holdfast.handles.handle import Handle
-from holdfast.testing import VirtualClock
-from holdfast.tools.base import OnTurnEnd
-from holdfast.turn.inquiry import Inquiry
+import keephold
+from keephold import Call, KeepholdError, Question, Runtime, Tool, Turn
+from keephold.handles.handle import Handle
+from keephold.testing import VirtualClock
+from keephold.tools.base import OnTurnEnd
+from keephold.turn.inquiry import Inquiry
 
 
 def worker(policy: OnTurnEnd, timeout: float = 300) -> Tool:
-    @holdfast.tool(name=f"{policy}s", actions=STATEFUL, on_turn_end=policy, turn_end_timeout_secs=timeout)
+    @keephold.tool(name=f"{policy}s", actions=STATEFUL, on_turn_end=policy, turn_end_timeout_secs=timeout)
     async def work(secs: float = 600) -> str:
         await asyncio.sleep(secs)
         return "done"
@@ -30,7 +30,7 @@ async def ended(rt: Runtime) -> dict[str, tuple[str, str | None]]:
 
 
 async def test_T1_inquire_is_the_default_and_with_nobody_to_ask_it_aborts(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work() -> str:
         await asyncio.sleep(600)
         return "done"
@@ -100,7 +100,7 @@ async def test_T3_one_that_queues_behind_an_aborted_one_is_waited_for(clock: Vir
         """,
     )
 
-    @holdfast.tool(actions=STATEFUL, scheduling="serial", on_turn_end="await")
+    @keephold.tool(actions=STATEFUL, scheduling="serial", on_turn_end="await")
     async def queued() -> str:
         return "ran"
 
@@ -114,7 +114,7 @@ async def test_T3_one_that_queues_behind_an_aborted_one_is_waited_for(clock: Vir
 
 
 async def test_T4_a_turn_never_ends_with_a_live_handle_that_was_not_kept(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, scheduling="serial")
+    @keephold.tool(actions=STATEFUL, scheduling="serial")
     async def slow_to_end() -> str:
         try:
             await asyncio.sleep(600)
@@ -134,7 +134,7 @@ async def test_T4_a_turn_never_ends_with_a_live_handle_that_was_not_kept(clock: 
 
 
 async def test_T4_a_batch_that_still_runs_is_cancelled_by_the_end(clock: VirtualClock) -> None:
-    @holdfast.tool(scheduling="serial")
+    @keephold.tool(scheduling="serial")
     async def slow() -> str:
         await asyncio.sleep(600)
         return "never"
@@ -148,7 +148,7 @@ async def test_T4_a_batch_that_still_runs_is_cancelled_by_the_end(clock: Virtual
 
 
 async def test_T4_a_kept_handle_lives_on_and_can_be_reached_from_the_next_turn(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING, on_turn_end="keep")
+    @keephold.tool(actions=TALKING, on_turn_end="keep")
     async def session(call: Call) -> str:
         return f"got {await call.input()}"
 
@@ -178,7 +178,7 @@ async def test_T_ending_twice_is_harmless_and_an_ended_turn_takes_no_batch(clock
         await replies(turn, spawn("aborts", "a"))
         first = await turn.end()
         assert await turn.end() == first == turn.ending
-        with pytest.raises(HoldfastError) as caught:
+        with pytest.raises(KeepholdError) as caught:
             await turn.run([spawn("aborts", "b")])
         assert caught.value.code == "turn_ended"
         async with rt.turn("main") as following:  # the conversation is free
@@ -218,7 +218,7 @@ async def test_T1_each_handle_has_the_patience_of_its_own_tool(clock: VirtualClo
 
 @pytest.mark.parametrize("how", ["reads", "asks"])
 async def test_A6_one_that_comes_to_wait_for_the_caller_is_awaited_no_longer(clock: VirtualClock, how: str) -> None:
-    @holdfast.tool(actions=TALKING, on_turn_end="await")
+    @keephold.tool(actions=TALKING, on_turn_end="await")
     async def session(call: Call) -> str:
         await asyncio.sleep(20)
         return str(await (call.input() if how == "reads" else call.ask(Question(id="sure", text="Sure?"))))
@@ -258,13 +258,13 @@ async def test_R6_closing_the_runtime_ends_what_is_kept(clock: VirtualClock) -> 
     async with Runtime([worker("keep")], clock=clock) as rt, rt.turn("main") as turn:
         await replies(turn, spawn("keeps", "k"))
     assert await ended(rt) == {"k": ("stopped", "shutdown")}
-    with pytest.raises(HoldfastError) as caught:
+    with pytest.raises(KeepholdError) as caught:
         rt.turn("main")
     assert caught.value.code == "runtime_closed"
 
 
 async def test_R6_closing_the_runtime_answers_a_batch_that_still_runs(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, scheduling="serial")
+    @keephold.tool(actions=STATEFUL, scheduling="serial")
     async def slow() -> str:
         await asyncio.sleep(600)
         return "never"

@@ -12,11 +12,11 @@ from tests.turn.assistant import Assistant, silent, work
 from tests.turn.calls import STATEFUL, call, replies, settings, spawn, until
 from tests.turn.puppets import STORES, Puppets, heard, nothing, start, store_url, waited_for
 
-import holdfast
-from holdfast import HoldfastError, Pending, Runtime, Tool, Turn
-from holdfast.testing import VirtualClock
-from holdfast.tools.base import OnTurnEnd
-from holdfast.turn.inquiry import Inquiry
+import keephold
+from keephold import KeepholdError, Pending, Runtime, Tool, Turn
+from keephold.testing import VirtualClock
+from keephold.tools.base import OnTurnEnd
+from keephold.turn.inquiry import Inquiry
 
 both = pytest.mark.parametrize("store", STORES)
 
@@ -211,7 +211,7 @@ async def test_T3_results_are_news_if_whoever_ends_the_turn_is_cancelled(
 
 
 async def test_T5_what_swallows_its_cancellation_ends_with_the_turn(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def stubborn() -> str:
         end = clock.now() + 60
         while clock.now() < end:
@@ -280,7 +280,7 @@ async def test_R6_closing_the_runtime_ends_the_end(puppets: Puppets, tmp_path: P
     try:
         async with asyncio.timeout(5):  # an inquiry has two minutes
             await ends
-    except HoldfastError as error:
+    except KeepholdError as error:
         assert error.code == "runtime_closed"
     assert rt.live() == []
 

@@ -12,10 +12,10 @@ from tests.turn.assistant import Assistant, saying, work
 from tests.turn.calls import TALKING, fetch, spawn
 from tests.turn.puppets import STORES, Puppets, heard, in_state, nothing, over, start, store_url
 
-from holdfast import Runtime
-from holdfast.testing import VirtualClock
-from holdfast.turn.ending import Ending
-from holdfast.turn.inquiry import Inquiry
+from keephold import Runtime
+from keephold.testing import VirtualClock
+from keephold.turn.ending import Ending
+from keephold.turn.inquiry import Inquiry
 
 both = pytest.mark.parametrize("store", STORES)
 
@@ -63,7 +63,7 @@ async def test_T2_the_preview_of_a_command_is_text(tmp_path: Path) -> None:
     assistant = Assistant("abort")
     noise = tmp_path / "noise"
     noise.write_bytes(b"\x1b[31m\xff\xfe" + "é".encode() * 3000 + b"\x1b[0mend\xc3")
-    config = tmp_path / "holdfast.toml"
+    config = tmp_path / "keephold.toml"
     config.write_text(
         f"""
         [conversation.tools.noise]

@@ -6,11 +6,11 @@ import pytest
 from tests.turn.assistant import Assistant
 from tests.turn.calls import STATEFUL, replies, spawn
 
-import holdfast
-from holdfast import Call, Pending, Runtime
-from holdfast.testing import VirtualClock
-from holdfast.tools.base import OnTurnEnd
-from holdfast.turn.inquiry import Inquiry
+import keephold
+from keephold import Call, Pending, Runtime
+from keephold.testing import VirtualClock
+from keephold.tools.base import OnTurnEnd
+from keephold.turn.inquiry import Inquiry
 
 
 async def ended(rt: Runtime) -> dict[str, tuple[str, str | None]]:
@@ -21,7 +21,7 @@ async def ended(rt: Runtime) -> dict[str, tuple[str, str | None]]:
 async def test_T1_a_replay_call_that_waits_in_its_effects_is_kept_unless_its_tool_says_otherwise(
     clock: VirtualClock, chosen: OnTurnEnd | None
 ) -> None:
-    @holdfast.tool(actions=STATEFUL, on_crash="replay", on_turn_end=chosen, turn_end_timeout_secs=60)
+    @keephold.tool(actions=STATEFUL, on_crash="replay", on_turn_end=chosen, turn_end_timeout_secs=60)
     async def nap(call: Call) -> str:
         await call.durable().sleep(3600)
         return "rested"
@@ -41,7 +41,7 @@ async def test_T1_a_replay_call_that_waits_in_its_effects_is_kept_unless_its_too
 
 
 async def test_T1_a_replay_call_that_works_is_not_kept(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, on_crash="replay")
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def toil(call: Call) -> str:
         await call.durable().sleep(1)
         await asyncio.sleep(3600)
@@ -58,7 +58,7 @@ async def test_T1_a_replay_call_that_works_is_not_kept(clock: VirtualClock) -> N
 async def test_T4_a_call_that_parks_while_its_turn_ends_stays(clock: VirtualClock, policy: OnTurnEnd) -> None:
     """Parked calls are not live. Nobody has to wait for this one any more, and nobody may end it."""
 
-    @holdfast.tool(actions=STATEFUL, on_turn_end=policy, turn_end_timeout_secs=60)
+    @keephold.tool(actions=STATEFUL, on_turn_end=policy, turn_end_timeout_secs=60)
     async def approve(call: Call) -> Pending:
         await call.completion_key()
         await asyncio.sleep(5)

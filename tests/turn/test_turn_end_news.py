@@ -12,9 +12,9 @@ from tests.turn.assistant import Assistant
 from tests.turn.calls import call
 from tests.turn.puppets import STORES, Puppets, heard, lines, nothing, over, start, store_url, waited_for
 
-from holdfast import Key, NotificationPolicy, Pending, Runtime, Tool, ToolError
-from holdfast.store.rows import Carrier
-from holdfast.turn.inquiry import Inquiry
+from keephold import Key, NotificationPolicy, Pending, Runtime, Tool, ToolError
+from keephold.store.rows import Carrier
+from keephold.turn.inquiry import Inquiry
 
 both = pytest.mark.parametrize("store", STORES)
 SILENT = NotificationPolicy(on_success=False, on_failure=False, on_waiting=False)

@@ -8,10 +8,10 @@ from tests.turn.assistant import Assistant, saying, silent, work
 from tests.turn.calls import spawn
 from tests.turn.puppets import heard, nothing
 
-from holdfast import Runtime, View
-from holdfast.testing import VirtualClock
-from holdfast.turn.budget import Projector
-from holdfast.turn.inquiry import Inquiry
+from keephold import Runtime, View
+from keephold.testing import VirtualClock
+from keephold.turn.budget import Projector
+from keephold.turn.inquiry import Inquiry
 
 
 def told_of(inquiry: Inquiry, **changed: Any) -> dict[str, Any]:

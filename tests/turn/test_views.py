@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.turn.calls import STATEFUL, TALKING, apply, call, fetch, opened, replies, reply, spawn, texts, wait_all
 
-import holdfast
-from holdfast import Call, OutputPolicy, Runtime, ToolCall, ToolError, View
-from holdfast.handles.output import Span
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, OutputPolicy, Runtime, ToolCall, ToolError, View
+from keephold.handles.output import Span
+from keephold.testing import VirtualClock
 
 
 def output(limit: int) -> OutputPolicy:
@@ -25,7 +25,7 @@ def cut(text: str) -> int:
 
 
 async def test_O1_equal_passes_and_over_either_cap_is_cut(clock: VirtualClock) -> None:
-    @holdfast.tool
+    @keephold.tool
     async def text(size: int = 0, lines: int = 0) -> str:
         return "x" * size + "y\n" * lines
 
@@ -40,7 +40,7 @@ async def test_O1_equal_passes_and_over_either_cap_is_cut(clock: VirtualClock) -
 async def test_O2_dispatch_and_model_are_cut_from_the_kept_output_and_not_from_each_other(clock: VirtualClock) -> None:
     views = OutputPolicy(dispatch=View(limit=30), model=View(limit=10, window="tail"))
 
-    @holdfast.tool(actions=STATEFUL, output=views)
+    @keephold.tool(actions=STATEFUL, output=views)
     async def text() -> str:
         return "".join(f"{number:02}" for number in range(50))
 
@@ -55,7 +55,7 @@ async def test_O2_dispatch_and_model_are_cut_from_the_kept_output_and_not_from_e
 
 
 async def test_O2_where_the_views_are_the_same_so_is_the_text(clock: VirtualClock) -> None:
-    @holdfast.tool
+    @keephold.tool
     async def text() -> str:
         return "same"
 
@@ -72,7 +72,7 @@ async def test_O2_the_projector_is_replaceable(clock: VirtualClock) -> None:
         def value(self, value: Any, view: View, hint: str) -> str:
             return str(value).upper()
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def text(fail: bool = False) -> str:
         if fail:
             raise ToolError("failure")
@@ -91,7 +91,7 @@ async def test_O2_a_projector_that_breaks_leaves_no_call_without_an_answer(clock
 
         value = text
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def text() -> str:
         return "success"
 
@@ -104,7 +104,7 @@ async def test_O2_a_projector_that_breaks_leaves_no_call_without_an_answer(clock
 
 
 async def test_O3_json_stays_json_and_errors_are_cut_like_results(clock: VirtualClock) -> None:
-    @holdfast.tool(output=output(200))
+    @keephold.tool(output=output(200))
     async def data(fail: bool = False) -> Any:
         if fail:
             raise ToolError("e" * 1000)
@@ -119,7 +119,7 @@ async def test_O3_json_stays_json_and_errors_are_cut_like_results(clock: Virtual
 
 
 async def test_O3_an_error_of_the_call_itself_is_cut_too(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def work() -> str:
         return ""
 
@@ -136,7 +136,7 @@ async def test_O3_an_error_of_the_call_itself_is_cut_too(clock: VirtualClock) ->
 
 
 async def test_O3_the_marker_says_how_to_read_the_rest_and_that_works(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, output=output(50))
+    @keephold.tool(actions=STATEFUL, output=output(50))
     async def text(call: Call, fail: bool = False) -> str:
         call.emit("emitted ")
         whole = "".join(f"{number:04}" for number in range(50))
@@ -165,7 +165,7 @@ async def test_O3_the_marker_says_how_to_read_the_rest_and_that_works(clock: Vir
 async def sizes(clock: VirtualClock, *wanted: int, view: View) -> list[int]:
     """How much of results of these sizes one await shows of each."""
 
-    @holdfast.tool(actions=STATEFUL, output=OutputPolicy(dispatch=view, model=view))
+    @keephold.tool(actions=STATEFUL, output=OutputPolicy(dispatch=view, model=view))
     async def text(size: int) -> str:
         return "x" * size
 
@@ -196,7 +196,7 @@ async def test_O3_shares_are_counted_in_the_unit_of_the_limit(clock: VirtualCloc
 
 
 async def test_O3_content_of_a_running_handle_is_cut_and_moves_on(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=TALKING, output=output(20))
+    @keephold.tool(actions=TALKING, output=output(20))
     async def printer(call: Call) -> str:
         for number in range(2):
             call.emit(f"{number}" * 100)
@@ -212,7 +212,7 @@ async def test_O3_content_of_a_running_handle_is_cut_and_moves_on(clock: Virtual
         assert whole["content"] == "0" * 10 + "1" * 10
 
 
-@holdfast.tool(actions=STATEFUL, output=output(40))
+@keephold.tool(actions=STATEFUL, output=output(40))
 async def letters(call: Call) -> str:
     for number in range(10):
         call.emit(f"line {number}\n")
@@ -270,7 +270,7 @@ async def test_O4_read_output_of_a_running_handle_and_of_none(clock: VirtualCloc
 
 
 async def test_O5_the_gap_is_named_exactly(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, output=OutputPolicy(max_output=1000))
+    @keephold.tool(actions=STATEFUL, output=OutputPolicy(max_output=1000))
     async def flood(call: Call) -> str:
         for number in range(1000):
             call.emit(f"{number:09}\n")
@@ -295,9 +295,9 @@ async def test_B8_describe_tools_is_offered_only_if_there_is_something_to_descri
         """What it does, at length."""
         return ""
 
-    plain = holdfast.tool(name="plain")(work)
-    short = holdfast.tool(name="short", summary="In short.")(work)
-    shown = holdfast.tool(name="shown", examples=["shown {}", "shown again"])(work)
+    plain = keephold.tool(name="plain")(work)
+    short = keephold.tool(name="short", summary="In short.")(work)
+    shown = keephold.tool(name="shown", examples=["shown {}", "shown again"])(work)
     assert "describe_tools" not in names(Runtime([plain]))
     assert "describe_tools" in names(Runtime([plain, short]))
     assert "describe_tools" in names(Runtime([plain, shown]))
@@ -315,7 +315,7 @@ async def test_B8_describe_tools_is_offered_only_if_there_is_something_to_descri
 async def test_B8_a_tool_of_the_users_own_has_the_handles_and_the_turns_cancellation(clock: VirtualClock) -> None:
     told: list[bool] = []
 
-    @holdfast.tool(scheduling="synchronising")
+    @keephold.tool(scheduling="synchronising")
     async def first_of(call: Call, handles: list[str]) -> list[str]:
         """Waits like `await` does, and is waited for by nobody."""
         try:
@@ -325,7 +325,7 @@ async def test_B8_a_tool_of_the_users_own_has_the_handles_and_the_turns_cancella
             raise
         return [handle.id for handle in waited.handles if not handle.active]
 
-    @holdfast.tool(actions=STATEFUL, scheduling="serial")
+    @keephold.tool(actions=STATEFUL, scheduling="serial")
     async def work(secs: float) -> str:
         await asyncio.sleep(secs)
         return "done"

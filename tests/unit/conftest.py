@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.store.sqlite import writer
+from keephold.store.sqlite import writer
 
 
 @pytest.fixture(params=["loop", "thread"])

@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.schema.dialects import DIALECTS
-from holdfast.tools.base import ACTIONS, Action, Invocation, Live, Sink, Tool
-from holdfast.tools.builtin.await_ import DESCRIPTION, PARAMETERS
-from holdfast.tools.terminal.make import ACTION_PARAMETERS
+from keephold.schema.dialects import DIALECTS
+from keephold.tools.base import ACTIONS, Action, Invocation, Live, Sink, Tool
+from keephold.tools.builtin.await_ import DESCRIPTION, PARAMETERS
+from keephold.tools.terminal.make import ACTION_PARAMETERS
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 WIRE = [dialect for dialect in DIALECTS if dialect != "canonical"]

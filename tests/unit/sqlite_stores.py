@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from holdfast.handles.state import Ended, Ok, Running, Started, transition
-from holdfast.store.base import Changed, Heard, Journaled, Op, Record, Registered
-from holdfast.store.sqlite import SqliteStore
+from keephold.handles.state import Ended, Ok, Running, Started, transition
+from keephold.store.base import Changed, Heard, Journaled, Op, Record, Registered
+from keephold.store.sqlite import SqliteStore
 
 NOON = 1_767_225_600.0
 

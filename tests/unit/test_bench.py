@@ -12,7 +12,7 @@ from bench.gaps import figure, gap
 from bench.results import keep, table
 from bench.rounds import Bar, Plan, measure, seconds
 
-import holdfast
+import keephold
 
 
 def test_a_ratio_is_the_median_of_the_rounds_with_its_spread() -> None:
@@ -83,14 +83,14 @@ def test_the_durable_benchmarks_run(module: ModuleType) -> None:
 
 async def test_copies_of_parked_calls_can_be_resolved(tmp_path: Path) -> None:
     path = tmp_path / "ours.db"
-    async with holdfast.Runtime([durable_parked.approve], store=f"sqlite:///{path}") as rt, rt.turn("c") as turn:
-        calls = [holdfast.ToolCall(id, "approve", {"action": "spawn", "id": id}) for id in ("a", "b")]
+    async with keephold.Runtime([durable_parked.approve], store=f"sqlite:///{path}") as rt, rt.turn("c") as turn:
+        calls = [keephold.ToolCall(id, "approve", {"action": "spawn", "id": id}) for id in ("a", "b")]
         await turn.run(calls)
         await durable_parked.all_parked(rt)
     durable_parked.copy_parked(path, 6)
     keys = durable_parked.some_keys(path, 6)
     assert len(set(keys)) == 6
-    async with holdfast.Runtime([durable_parked.approve], store=f"sqlite:///{path}") as rt:
+    async with keephold.Runtime([durable_parked.approve], store=f"sqlite:///{path}") as rt:
         assert {(await rt.resolve(key, {"status": "timeout"})).status for key in keys} == {"accepted"}
         assert len(await rt.handles(conversation="c", state="stopped")) == 6
     connection = apsw.Connection(str(path))

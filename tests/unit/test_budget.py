@@ -10,11 +10,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from holdfast.handles.output import Output
-from holdfast.handles.spool import Spool
-from holdfast.handles.text import strip_controls
-from holdfast.tools.base import View
-from holdfast.turn.budget import Projector, shares, size_of
+from keephold.handles.output import Output
+from keephold.handles.spool import Spool
+from keephold.handles.text import strip_controls
+from keephold.tools.base import View
+from keephold.turn.budget import Projector, shares, size_of
 
 HINT = "<how to read the rest>"
 MARKER = re.compile(r"\.\.\.(\d+) (bytes|tokens|lines) truncated\.\.\.")

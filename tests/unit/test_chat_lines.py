@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from tests.turn.calls import STATEFUL
 
-import holdfast
-from holdfast import Call, Response, Runtime, ToolCall
-from holdfast.agent.events import (
+import keephold
+from keephold import Call, Response, Runtime, ToolCall
+from keephold.agent.events import (
     Answer,
     Answered,
     Called,
@@ -25,13 +25,13 @@ from holdfast.agent.events import (
     Usage,
     Used,
 )
-from holdfast.cli.chat_calls import Line, answered_line, call_words, ended_line, last_line, running_line
-from holdfast.cli.chat_lines import END, Piece, Teller, usage_words
-from holdfast.handles.handle import Handle
-from holdfast.handles.output import Output
-from holdfast.handles.spool import Spool
-from holdfast.turn.notifications import Notification
-from holdfast.turn.prompts import Decision, Denied, Prompt
+from keephold.cli.chat_calls import Line, answered_line, call_words, ended_line, last_line, running_line
+from keephold.cli.chat_lines import END, Piece, Teller, usage_words
+from keephold.handles.handle import Handle
+from keephold.handles.output import Output
+from keephold.handles.spool import Spool
+from keephold.turn.notifications import Notification
+from keephold.turn.prompts import Decision, Denied, Prompt
 
 NOTHING = Usage()
 
@@ -148,13 +148,13 @@ def test_C9_an_error_of_a_call_is_told_once() -> None:
 # Handles
 
 
-@holdfast.tool(actions=STATEFUL)
+@keephold.tool(actions=STATEFUL)
 async def work(call: Call, end: str = "well") -> str:
     """Works."""
     call.emit("one\n\x1b[31mtwo\x1b[0m\n\n")
     call.progress(1, 3, "pieces")
     if end == "badly":
-        raise holdfast.ToolError("it broke\x1b[2J\nat the seam")
+        raise keephold.ToolError("it broke\x1b[2J\nat the seam")
     if end == "never":
         await asyncio.Event().wait()
     return "first\nlast\n"
@@ -211,7 +211,7 @@ async def test_G1_a_one_shot_call_has_one_line_at_its_end(end: str, glyph: str, 
     ("decision", "said"), [(Denied(), "Tool skipped by user."), (Denied("too dear"), "Tool skipped by user: too dear")]
 )
 async def test_P1_a_call_that_was_refused_is_not_shown_as_one_that_went_well(decision: Decision, said: str) -> None:
-    @holdfast.tool(run="ask")
+    @keephold.tool(run="ask")
     async def order() -> str:
         return "ordered"
 

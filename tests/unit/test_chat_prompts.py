@@ -7,10 +7,10 @@ from contextlib import suppress
 
 import pytest
 
-from holdfast.cli.keyboard import Line, Tty
-from holdfast.cli.prompter import TerminalPrompter, Typing
-from holdfast.handles.question import Question
-from holdfast.turn.prompts import Approved, AskQuestion, Cancelled, Decision, Prompt, RunTool, Said
+from keephold.cli.keyboard import Line, Tty
+from keephold.cli.prompter import TerminalPrompter, Typing
+from keephold.handles.question import Question
+from keephold.turn.prompts import Approved, AskQuestion, Cancelled, Decision, Prompt, RunTool, Said
 
 PATIENCE = 20.0
 NOTICE = "Waiting for you to stop typing"

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.cli.chat_calls import Line
-from holdfast.cli.chat_lines import END, Piece
-from holdfast.cli.chat_screen import Screen
-from holdfast.cli.keyboard import Tty
-from holdfast.tools.terminal.emulator import open_emulator
+from keephold.cli.chat_calls import Line
+from keephold.cli.chat_lines import END, Piece
+from keephold.cli.chat_screen import Screen
+from keephold.cli.keyboard import Tty
+from keephold.tools.terminal.emulator import open_emulator
 
 TALL = 120
 _LETTERS = "abc dé漢字👍\t"

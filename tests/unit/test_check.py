@@ -1,4 +1,4 @@
-"""`holdfast check`: what is wrong, what is missing, what is not acted on, and an exit code for scripts (L1, L3)."""
+"""`keephold check`: what is wrong, what is missing, what is not acted on, and an exit code for scripts (L1, L3)."""
 
 import json
 import subprocess
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast.cli.check import check
-from holdfast.config.commands import program_of
+from keephold.cli.check import check
+from keephold.config.commands import program_of
 
 LOCAL = '[conversation.tools.t]\nsource = "local"\n'
 
@@ -25,7 +25,7 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def run(text: str, *options: str) -> Result:
     """With a port that nobody else on this machine can have taken."""
-    Path("holdfast.toml").write_text(f"{text}\n[serve]\nport = 0\n")
+    Path("keephold.toml").write_text(f"{text}\n[serve]\nport = 0\n")
     return CliRunner().invoke(check, options)
 
 
@@ -41,7 +41,7 @@ def test_L1_a_good_configuration_is_ok_and_each_tool_has_a_line() -> None:
     config, tool, note, ok = result.output.splitlines()
     assert "every call of `t` needs permission, and is refused where no person is there" in note
     assert result.exit_code == 0
-    assert (config, ok) == (str(Path.cwd() / "holdfast.toml"), "ok")
+    assert (config, ok) == (str(Path.cwd() / "keephold.toml"), "ok")
     assert tool.split()[:5] == ["t", "spawn", "fetch", "abort", "ask"]
     assert tool.split()[5].endswith("/sh")
 
@@ -55,7 +55,7 @@ def test_L3_json_has_the_facts_of_each_tool() -> None:
     )
     local, python, builtin = found.pop("tools")
     assert (found.pop("agents"), found.pop("servers")) == ([], [])
-    assert found == {"config": str(Path.cwd() / "holdfast.toml"), "ok": True, "problems": [], "notes": []}
+    assert found == {"config": str(Path.cwd() / "keephold.toml"), "ok": True, "problems": [], "notes": []}
     assert local.pop("path").endswith("/sh")
     assert local == {
         "name": "t",
@@ -81,7 +81,7 @@ def test_L1_a_missing_program_is_a_problem_that_says_what_to_do() -> None:
     assert result.exit_code == 1
     assert "no-such-program: not found" in result.output
     assert (
-        "problem: holdfast.toml:3: conversation.tools.t.command: program `no-such-program` is not in PATH; "
+        "problem: keephold.toml:3: conversation.tools.t.command: program `no-such-program` is not in PATH; "
         "install it, or write its whole path" in result.output
     )
     assert result.output.endswith("\n1 problem\n")
@@ -96,14 +96,14 @@ def test_L1_a_program_is_looked_for_where_it_would_be_started_from() -> None:
     assert report(LOCAL + f"env = {{ PATH = '{tool.parent.absolute()}' }}\ncommand = 'tool'\n")["ok"]
     (problem,) = report(LOCAL + "command = 'bin/tool'\n")["problems"]
     assert problem == (
-        f"holdfast.toml:3: conversation.tools.t.command: there is no program {Path.cwd()}/bin/tool; "
+        f"keephold.toml:3: conversation.tools.t.command: there is no program {Path.cwd()}/bin/tool; "
         "a relative path counts from the tool's `cwd`"
     )
 
 
 def test_L1_a_missing_directory_is_a_problem() -> None:
     (problem,) = report(LOCAL + "command = 'sh'\ncwd = 'sub'\n")["problems"]
-    assert problem.startswith("holdfast.toml:4: conversation.tools.t.cwd: there is no directory ")
+    assert problem.startswith("keephold.toml:4: conversation.tools.t.cwd: there is no directory ")
 
 
 def test_L1_every_problem_is_listed_and_a_function_that_is_missing_is_one() -> None:
@@ -139,16 +139,16 @@ def test_L1_a_mistake_in_the_file_hides_nothing_that_is_missing() -> None:
         "[store]\nurl = 'postgresql://x'\n"
     )
     assert [":".join(line.split(": ")[:2]) for line in found["problems"]] == [
-        "holdfast.toml:2:conversation.detached",
-        "holdfast.toml:5:conversation.tools.t.command",
-        "holdfast.toml:6:conversation.tools.t.cwd",
-        "holdfast.toml:7:conversation.tools.t.timout_secs",
-        "holdfast.toml:8:conversation.tools.t.parameters.p.type",
-        "holdfast.toml:11:conversation.tools.p.function",
-        "holdfast.toml:12:conversation.tools.p.stateful",
-        "holdfast.toml:15:conversation.tools.f.function",
-        "holdfast.toml:18:conversation.tools.l.command",
-        "holdfast.toml:24:store.url",
+        "keephold.toml:2:conversation.detached",
+        "keephold.toml:5:conversation.tools.t.command",
+        "keephold.toml:6:conversation.tools.t.cwd",
+        "keephold.toml:7:conversation.tools.t.timout_secs",
+        "keephold.toml:8:conversation.tools.t.parameters.p.type",
+        "keephold.toml:11:conversation.tools.p.function",
+        "keephold.toml:12:conversation.tools.p.stateful",
+        "keephold.toml:15:conversation.tools.f.function",
+        "keephold.toml:18:conversation.tools.l.command",
+        "keephold.toml:24:store.url",
     ]
     assert [tool["name"] for tool in found["tools"]] == ["fine"]
     assert found["notes"] == [], "what is wrong is not refused for want of permission"
@@ -159,7 +159,7 @@ def test_F1_the_resources_of_a_function_name_its_parameters() -> None:
     text = "[conversation.tools.p]\nsource = 'python'\nfunction = 'quay:f'\nresources = ['{{ tool.arguments.%s }}']\n"
     assert report(text % "path")["ok"]
     assert report(text % "paht")["problems"] == [
-        "holdfast.toml:4: conversation.tools.p.resources.0: `tool.arguments.paht`: `p` has no such parameter; "
+        "keephold.toml:4: conversation.tools.p.resources.0: `tool.arguments.paht`: `p` has no such parameter; "
         "known: `path`; did you mean `path`?"
     ]
 
@@ -167,7 +167,7 @@ def test_F1_the_resources_of_a_function_name_its_parameters() -> None:
 def test_L1_settings_without_effect_are_notes_and_no_problems() -> None:
     result = run(LOCAL + "command = 'sh'\noutput.history.limit = 3\nspawn.notifications.on_content = true\n")
     assert result.exit_code == 0
-    assert "note: holdfast.toml:4: conversation.tools.t.output.history: not acted on yet" in result.output
+    assert "note: keephold.toml:4: conversation.tools.t.output.history: not acted on yet" in result.output
     assert "notifications" not in result.output
     assert report("")["notes"] == ["the configuration has no tools; a tool is a table [conversation.tools.<name>]"]
 
@@ -180,7 +180,7 @@ def test_L1_the_program_of_a_terminal_is_looked_for() -> None:
     assert (tool["source"], tool["program"], tool["found"]) == ("terminal", "sh", True)
     assert tool["actions"] == ["spawn", "fetch", "apply", "abort"]
     (problem,) = report(TERMINAL.replace("'sh'", "'no-such-program'"))["problems"]
-    assert problem.startswith("holdfast.toml:3: conversation.tools.py.command: program `no-such-program` is not in")
+    assert problem.startswith("keephold.toml:3: conversation.tools.py.command: program `no-such-program` is not in")
 
 
 def test_L1_a_missing_emulator_is_a_note_for_those_who_have_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_L1_a_missing_emulator_is_a_note_for_those_who_have_terminals(monkeypatc
     monkeypatch.setitem(sys.modules, "pyghostty", None)  # it cannot be imported
     (note,) = report(TERMINAL)["notes"]
     assert note.startswith("no terminal emulator is installed, so `py` will be in line mode")
-    assert note.endswith("`pip install 'holdfast[terminal]'` adds it")
+    assert note.endswith("`pip install 'keephold[terminal]'` adds it")
     assert report(LOCAL + "command = 'sh'\nrun = 'unattended'\n")["notes"] == []
 
 
@@ -222,6 +222,6 @@ def test_L1_the_program_of_a_command(command: Any, program: str | None) -> None:
 
 
 def test_L1_the_command_is_described_without_importing_the_configuration() -> None:
-    code = "import sys, holdfast.cli.check; print([m for m in ('pydantic', 'holdfast.config') if m in sys.modules])"
+    code = "import sys, keephold.cli.check; print([m for m in ('pydantic', 'keephold.config') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast.cli import COMMANDS, main
+from keephold.cli import COMMANDS, main
 
 CONFIG = """
 [conversation.tools.greet]
@@ -30,25 +30,25 @@ stateful = true
 """
 
 
-def holdfast(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments, prog_name="holdfast")
+def keephold(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, prog_name="keephold")
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "holdfast.toml"
+    path = tmp_path / "keephold.toml"
     path.write_text(CONFIG)
     return path
 
 
 def test_help_imports_no_command_and_nothing_heavy() -> None:
     program = (
-        "import sys; from holdfast.cli import main; main(['--help'], standalone_mode=False);"
+        "import sys; from keephold.cli import main; main(['--help'], standalone_mode=False);"
         "print(*sys.modules, file=sys.stderr)"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     imported = set(run.stderr.split())
-    assert {name for name in imported if name.startswith("holdfast.")} == {"holdfast.cli", "holdfast.errors"}
+    assert {name for name in imported if name.startswith("keephold.")} == {"keephold.cli", "keephold.errors"}
     assert not imported & {"asyncio", "difflib", "importlib.metadata", "jinja2", "jsonschema_rs", "msgspec", "pydantic"}
     for name, (_, line) in COMMANDS.items():
         assert name in run.stdout
@@ -60,15 +60,15 @@ def test_every_command_is_there_and_has_help(name: str) -> None:
     command = main.get_command(click.Context(main), name)
     assert isinstance(command, click.Command)
     assert command.name == name
-    result = holdfast(name, "--help")
+    result = keephold(name, "--help")
     assert result.exit_code == 0
     assert command.help
 
 
 def test_version() -> None:
-    result = holdfast("--version")
+    result = keephold("--version")
     assert result.exit_code == 0
-    assert result.output.startswith("holdfast ")
+    assert result.output.startswith("keephold ")
     assert result.output.split()[1][0].isdigit()
 
 
@@ -80,14 +80,14 @@ def test_version() -> None:
     ],
 )
 def test_an_unknown_command_gets_the_nearest(typed: str, told: str) -> None:
-    result = holdfast(typed)
+    result = keephold(typed)
     assert result.exit_code == 2
     assert f"No such command `{typed}`. {told}" in result.stderr
 
 
 def test_a_wrong_configuration_is_told_in_words_with_exit_code_2(config: Path) -> None:
     config.write_text(CONFIG.replace("command =", "comand =", 1))
-    result = holdfast("tools", "--config", str(config))
+    result = keephold("tools", "--config", str(config))
     assert result.exit_code == 2
     assert isinstance(result.exception, SystemExit)  # and no traceback
     assert "comand" in result.stderr
@@ -95,7 +95,7 @@ def test_a_wrong_configuration_is_told_in_words_with_exit_code_2(config: Path) -
 
 
 def test_G3_tools_prints_a_table_for_people(config: Path) -> None:
-    result = holdfast("tools", "--config", str(config))
+    result = keephold("tools", "--config", str(config))
     assert result.exit_code == 0, result.output
     head, *rows = result.stdout.splitlines()
     assert head.split() == ["NAME", "ACTIONS", "DESCRIPTION"]
@@ -105,7 +105,7 @@ def test_G3_tools_prints_a_table_for_people(config: Path) -> None:
 
 
 def test_K4_tools_strips_control_characters(config: Path) -> None:
-    result = holdfast("tools", "--config", str(config))
+    result = keephold("tools", "--config", str(config))
     assert "\x1b" not in result.stdout
     assert "the log." in result.stdout
 
@@ -114,28 +114,28 @@ def test_G3_tools_finds_the_configuration_upwards(config: Path, monkeypatch: pyt
     below = config.parent / "a" / "b"
     below.mkdir(parents=True)
     monkeypatch.chdir(below)
-    assert "greet" in holdfast("tools").stdout
+    assert "greet" in keephold("tools").stdout
 
 
 def test_tools_without_a_configuration_says_what_would_be_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = holdfast("tools")
+    result = keephold("tools")
     assert result.exit_code == 2
     assert "--config" in result.stderr
 
 
 def test_G3_tools_prints_the_dialect_asked_for(config: Path) -> None:
-    generic = json.loads(holdfast("tools", "--config", str(config), "--json").stdout)
+    generic = json.loads(keephold("tools", "--config", str(config), "--json").stdout)
     assert {"name", "description", "parameters"} == set(generic[0])
-    assert generic == json.loads(holdfast("tools", "--config", str(config), "--dialect", "generic").stdout)
-    canonical = json.loads(holdfast("tools", "--config", str(config), "--dialect", "canonical").stdout)
+    assert generic == json.loads(keephold("tools", "--config", str(config), "--dialect", "generic").stdout)
+    canonical = json.loads(keephold("tools", "--config", str(config), "--dialect", "canonical").stdout)
     watch = next(tool for tool in canonical if tool["name"] == "watch")
     assert "oneOf" in watch["parameters"]
 
 
 def test_G3_an_unknown_dialect_lists_the_known() -> None:
-    result = holdfast("tools", "--dialect", "klingon")
+    result = keephold("tools", "--dialect", "klingon")
     assert result.exit_code == 2
     assert "openai-strict" in result.stderr

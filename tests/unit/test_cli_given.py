@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast.cli import main
+from keephold.cli import main
 
 GOOD = "0123456789abcdef"
 
@@ -13,14 +13,14 @@ GOOD = "0123456789abcdef"
 @pytest.fixture(autouse=True)
 def _beside_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOLDFAST_STORE", "sqlite:///work.db")
-    monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
-    Path("holdfast.toml").write_text("")
+    monkeypatch.setenv("KEEPHOLD_STORE", "sqlite:///work.db")
+    monkeypatch.delenv("KEEPHOLD_TOKEN", raising=False)
+    Path("keephold.toml").write_text("")
 
 
 def refused(*arguments: str, **environment: str) -> str:
     """What is said on stderr by a command that has done nothing."""
-    result: Result = CliRunner().invoke(main, arguments, prog_name="holdfast", env=environment)
+    result: Result = CliRunner().invoke(main, arguments, prog_name="keephold", env=environment)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     assert isinstance(result.exception, SystemExit)
     assert not Path("work.db").exists()
@@ -62,11 +62,11 @@ def test_what_is_not_UTF_8_is_refused_in_words() -> None:
 )
 def test_K5_a_token_that_no_header_can_bear_is_refused_and_not_shown(token: str) -> None:
     for server in (("serve", "--port", "0"), ("mcp", "--http", "0")):
-        told = refused(*server, HOLDFAST_TOKEN=token)
-        assert "HOLDFAST_TOKEN has characters that no token has; a token is one line" in told
+        told = refused(*server, KEEPHOLD_TOKEN=token)
+        assert "KEEPHOLD_TOKEN has characters that no token has; a token is one line" in told
         assert "secret" not in told
-    told = refused("ps", "--server", "http://127.0.0.1:1", HOLDFAST_TOKEN=token)
-    assert "HOLDFAST_TOKEN holds no token: a token is one line" in told
+    told = refused("ps", "--server", "http://127.0.0.1:1", KEEPHOLD_TOKEN=token)
+    assert "KEEPHOLD_TOKEN holds no token: a token is one line" in told
     assert "secret" not in told
 
 
@@ -90,13 +90,13 @@ def test_K5_a_file_of_tokens_that_has_none_is_refused_and_not_shown(held: bytes,
 def test_an_address_that_others_could_not_use_is_refused(url: str) -> None:
     for server in (("serve", "--port", "0"), ("mcp", "--http", "0")):
         assert "--url must begin with http:// or https:// and name a host" in refused(*server, "--url", url)
-    Path("holdfast.toml").write_text(f'[serve]\nport = 0\nurl = "{url}"\n')
+    Path("keephold.toml").write_text(f'[serve]\nport = 0\nurl = "{url}"\n')
     told = refused("serve", "--port", "0").strip()
-    assert told.startswith("Error: holdfast.toml:3: serve.url: must begin with http:// or https:// and name a host")
-    checked = CliRunner().invoke(main, ["check"], prog_name="holdfast")
+    assert told.startswith("Error: keephold.toml:3: serve.url: must begin with http:// or https:// and name a host")
+    checked = CliRunner().invoke(main, ["check"], prog_name="keephold")
     assert checked.exit_code == 1 and f"problem: {told.removeprefix('Error: ')}\n" in checked.output
 
 
 def test_a_host_that_has_no_such_name_is_refused() -> None:
-    told = refused("serve", "--port", "0", "--host", "a..b", HOLDFAST_TOKEN=GOOD)
+    told = refused("serve", "--port", "0", "--host", "a..b", KEEPHOLD_TOKEN=GOOD)
     assert "cannot listen on a..b:0: that is no name of a machine" in told

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli import printing
-from holdfast.cli.printing import duration, one_line, print_json, printable, relative, table
+from keephold.cli import printing
+from keephold.cli.printing import duration, one_line, print_json, printable, relative, table
 
 NASTY = "a\x1b[31mb\x1b]0;title\x07c\x9b2Jd\u202ee\rf\x00\x7fg"
 

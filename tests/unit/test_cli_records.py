@@ -4,23 +4,23 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.cli.records import facts, find, standing
-from holdfast.errors import HoldfastError
-from holdfast.handles.state import Pending, Running
-from holdfast.store.base import Parking, Record, Store
-from holdfast.testing import VirtualClock
+import keephold
+from keephold.cli.records import facts, find, standing
+from keephold.errors import KeepholdError
+from keephold.handles.state import Pending, Running
+from keephold.store.base import Parking, Record, Store
+from keephold.testing import VirtualClock
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"))
+@keephold.tool(actions=("spawn", "fetch", "abort"))
 async def echo(text: str) -> str:
     """Gives it back."""
     return text
 
 
-async def run(rt: holdfast.Runtime, conversation: str, *calls: dict[str, Any]) -> None:
+async def run(rt: keephold.Runtime, conversation: str, *calls: dict[str, Any]) -> None:
     async with rt.turn(conversation) as turn:
-        await turn.run([holdfast.ToolCall(str(number), "echo", given) for number, given in enumerate(calls)])
+        await turn.run([keephold.ToolCall(str(number), "echo", given) for number, given in enumerate(calls)])
         await rt.wait(all=[given["id"] for given in calls if "id" in given], conversation=conversation)
 
 
@@ -30,7 +30,7 @@ async def found(store: Store, id: str, conversation: str | None = None) -> str:
 
 
 async def test_a_handle_is_found_by_id_label_and_uid(clock: VirtualClock) -> None:
-    async with holdfast.Runtime([echo], clock=clock) as rt:
+    async with keephold.Runtime([echo], clock=clock) as rt:
         store = rt.registry.store
         await run(rt, "one", {"action": "spawn", "id": "a", "text": "old"}, {"text": "one-shot"})
         await run(rt, "one", {"action": "spawn", "id": "a", "text": "new"})
@@ -41,16 +41,16 @@ async def test_a_handle_is_found_by_id_label_and_uid(clock: VirtualClock) -> Non
         oldest, *_ = await rt.handles(conversation="one")
         assert await found(store, oldest.uid) == "one old"
         for id, conversation in (("b", "one"), ("c", None), (oldest.uid, "two")):
-            with pytest.raises(HoldfastError, match="not found"):
+            with pytest.raises(KeepholdError, match="not found"):
                 await find(store, (id,), conversation)
 
 
 async def test_S5_an_expired_handle_is_told_from_one_that_never_was(clock: VirtualClock) -> None:
-    async with holdfast.Runtime([echo], clock=clock) as rt:
+    async with keephold.Runtime([echo], clock=clock) as rt:
         await run(rt, "main", {"action": "spawn", "id": "a", "text": "a"})
         await clock.advance(3601)
         await rt.registry.collect()
-        with pytest.raises(HoldfastError) as told:
+        with pytest.raises(KeepholdError) as told:
             await find(rt.registry.store, ("a",), "main")
         assert told.value.code == "handle_expired"
 
@@ -76,7 +76,7 @@ def record(**changes: Any) -> Record:
     ],
 )
 async def test_R5_D9_what_is_said_of_a_state(changes: dict[str, Any], said: str) -> None:
-    async with holdfast.Runtime() as rt:
+    async with keephold.Runtime() as rt:
         store = rt.registry.store
         me = {"owner": store.owner} if "owner" not in changes else {}
         assert standing(facts(store, record(**me | changes)), 0.0) == said

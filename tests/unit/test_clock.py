@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from holdfast.handles.clock import Clock, SystemClock
-from holdfast.testing import VirtualClock, VirtualDeadlock
+from keephold.handles.clock import Clock, SystemClock
+from keephold.testing import VirtualClock, VirtualDeadlock
 
 START = 1_767_225_600.0
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.durable.deferred import Pending
-from holdfast.errors import ToolError
-from holdfast.handles.question import Question
-from holdfast.handles.state import Error, Ok, Outcome, Printed
-from holdfast.tools.base import Invocation, SpawnPolicy, Tool
-from holdfast.tools.command import OPEN_QUESTIONS, Command, CommandLine, Tail
-from holdfast.tools.guard import Guard
+from keephold.durable.deferred import Pending
+from keephold.errors import ToolError
+from keephold.handles.question import Question
+from keephold.handles.state import Error, Ok, Outcome, Printed
+from keephold.tools.base import Invocation, SpawnPolicy, Tool
+from keephold.tools.command import OPEN_QUESTIONS, Command, CommandLine, Tail
+from keephold.tools.guard import Guard
 
 SURE = {"id": "sure", "text": "Sure?", "answer_type": "Boolean"}
 WAITING = json.dumps({"type": "waiting", "question": SURE})
@@ -141,7 +141,7 @@ def message(outcome: Outcome) -> str:
 
 async def test_F1_the_whole_call_is_in_the_environment(start: Start) -> None:
     arguments = {"x": "ä\n$(id)", "n": None}
-    _, recorder = start(["printenv", "HOLDFAST_CALL"], arguments, options={"level": 3})
+    _, recorder = start(["printenv", "KEEPHOLD_CALL"], arguments, options={"level": 3})
     assert await recorder.end() == (Printed(), 0, None)
     tool = {"name": "t", "arguments": arguments, "answers": {}, "options": {"level": 3}}
     context = {"action": "run", "root": "/root", "conversation_id": "main", "turn_id": "turn-1", "call_id": "call-1"}
@@ -153,7 +153,7 @@ async def test_F1_a_large_call_is_in_a_private_file_that_goes_with_it(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     arguments = {"x": "y" * 65_536}
-    script = 'printenv HOLDFAST_CALL; stat -c %a "$HOLDFAST_CALL_FILE"; cat "$HOLDFAST_CALL_FILE"'
+    script = 'printenv KEEPHOLD_CALL; stat -c %a "$KEEPHOLD_CALL_FILE"; cat "$KEEPHOLD_CALL_FILE"'
     _, recorder = start(sh(script), arguments)
     await recorder.end()
     mode, call = recorder.printed.split(b"\n", 1)
@@ -166,15 +166,15 @@ async def test_F1_a_large_call_is_in_a_private_file_that_goes_with_it(
 
 
 async def test_F1_nothing_of_a_call_around_us_is_handed_on(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_CALL_FILE", "outer")
+    monkeypatch.setenv("KEEPHOLD_CALL_FILE", "outer")
     monkeypatch.setenv("KEPT", "kept")
-    _, recorder = start(sh('echo "$HOLDFAST_CALL_FILE,$KEPT,$MORE"'), env={"MORE": "more"})
+    _, recorder = start(sh('echo "$KEEPHOLD_CALL_FILE,$KEPT,$MORE"'), env={"MORE": "more"})
     await recorder.end()
     assert recorder.printed == b",kept,more\n"
 
 
 async def test_R2_a_process_bears_the_mark_of_its_call(start: Start, guard: Guard, tmp_path: Path) -> None:
-    _, recorder = start(sh('echo "$HOLDFAST_MARK"; pwd'))
+    _, recorder = start(sh('echo "$KEEPHOLD_MARK"; pwd'))
     await recorder.end()
     mark, directory = recorder.printed.decode().splitlines()
     assert mark.split()[-1] == f"{guard.mark}/u1"
@@ -313,7 +313,7 @@ async def test_S7_with_wire_a_one_shot_command_may_print_forms_on_any_line(start
 
 
 ASKS_TWICE = python("""
-answers = json.loads(os.environ["HOLDFAST_CALL"])["tool"]["answers"]
+answers = json.loads(os.environ["KEEPHOLD_CALL"])["tool"]["answers"]
 for id in ("a", "b"):
     if id not in answers:
         print(json.dumps({"type": "needs_input", "question": {"id": id, "text": "?", "answer_type": "Text"}}))

@@ -1,14 +1,14 @@
-"""`holdfast.toml`: what is read, what it becomes, and what is said when it is wrong (F, L4, P1, K5, K6)."""
+"""`keephold.toml`: what is read, what it becomes, and what is said when it is wrong (F, L4, P1, K5, K6)."""
 
 from pathlib import Path
 
 import pytest
 
-from holdfast.config import Config, build_tools, configure_builtin, find_config, load_config
-from holdfast.errors import ConfigError
-from holdfast.limits import Limits
-from holdfast.tools.base import OutputPolicy, QuestionPolicy, RetryPolicy, SpawnPolicy, Tool, View
-from holdfast.tools.guard import Guard
+from keephold.config import Config, build_tools, configure_builtin, find_config, load_config
+from keephold.errors import ConfigError
+from keephold.limits import Limits
+from keephold.tools.base import OutputPolicy, QuestionPolicy, RetryPolicy, SpawnPolicy, Tool, View
+from keephold.tools.guard import Guard
 
 FROM_THE_SPEC = """
 [conversation.tools.cargo_check]
@@ -79,7 +79,7 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def load(text: str) -> Config:
-    path = Path("holdfast.toml")
+    path = Path("keephold.toml")
     path.write_text(text)
     return load_config(path)
 
@@ -166,12 +166,12 @@ def test_K6_limits_have_the_specified_defaults_and_take_sizes() -> None:
 def test_F_the_file_is_found_upwards(tmp_path: Path) -> None:
     deep = tmp_path / "a" / "b"
     deep.mkdir(parents=True)
-    (tmp_path / "holdfast.toml").touch()
-    assert find_config(deep) == tmp_path / "holdfast.toml"
-    (tmp_path / "a" / "holdfast.toml").touch()
-    assert find_config(deep) == tmp_path / "a" / "holdfast.toml"
-    (deep / "holdfast.toml").mkdir()
-    assert find_config(deep) == tmp_path / "a" / "holdfast.toml", "a directory of that name is no configuration"
+    (tmp_path / "keephold.toml").touch()
+    assert find_config(deep) == tmp_path / "keephold.toml"
+    (tmp_path / "a" / "keephold.toml").touch()
+    assert find_config(deep) == tmp_path / "a" / "keephold.toml"
+    (deep / "keephold.toml").mkdir()
+    assert find_config(deep) == tmp_path / "a" / "keephold.toml", "a directory of that name is no configuration"
 
 
 @pytest.mark.parametrize(
@@ -179,37 +179,37 @@ def test_F_the_file_is_found_upwards(tmp_path: Path) -> None:
     [
         (
             "x = 1",
-            "holdfast.toml:1: x: unknown key; known here: conversation, limits, store, runtime, wait_handles, "
+            "keephold.toml:1: x: unknown key; known here: conversation, limits, store, runtime, wait_handles, "
             "workflows, agents, mcp, acp, serve",
         ),
         (
             LOCAL + "timout_secs = 3",
-            "holdfast.toml:4: conversation.tools.t.timout_secs: unknown key; did you mean `timeout_secs`?",
+            "keephold.toml:4: conversation.tools.t.timout_secs: unknown key; did you mean `timeout_secs`?",
         ),
         (
             LOCAL + "[conversation.tools.t.spawn.notifications]\n\non_sucess = true",
-            "holdfast.toml:6: conversation.tools.t.spawn.notifications.on_sucess: unknown key; "
+            "keephold.toml:6: conversation.tools.t.spawn.notifications.on_sucess: unknown key; "
             "did you mean `on_success`?",
         ),
         (
             LOCAL + "questions.sure.excluive = true",
-            "holdfast.toml:4: conversation.tools.t.questions.sure.excluive: unknown key; did you mean `exclusive`?",
+            "keephold.toml:4: conversation.tools.t.questions.sure.excluive: unknown key; did you mean `exclusive`?",
         ),
         (
             LOCAL + 'run_actions = { aply = "ask" }',
-            "holdfast.toml:4: conversation.tools.t.run_actions.aply: unknown key; did you mean `apply`?",
+            "keephold.toml:4: conversation.tools.t.run_actions.aply: unknown key; did you mean `apply`?",
         ),
         (
             LOCAL + "[conversation.tools.t.parameters.p]\nrequird = true",
-            "holdfast.toml:5: conversation.tools.t.parameters.p.requird: unknown key; did you mean `required`?",
+            "keephold.toml:5: conversation.tools.t.parameters.p.requird: unknown key; did you mean `required`?",
         ),
         (
             LOCAL + "[conversation.tools.t.parameters.p]\nproperties.q.tpe = 'string'",
-            "holdfast.toml:5: conversation.tools.t.parameters.p.properties.q.tpe: unknown key; did you mean `type`?",
+            "keephold.toml:5: conversation.tools.t.parameters.p.properties.q.tpe: unknown key; did you mean `type`?",
         ),
         (
             LOCAL + "[conversation.tools.t.parameters.p]\nzzz = 1",
-            "holdfast.toml:5: conversation.tools.t.parameters.p.zzz: unknown key; "
+            "keephold.toml:5: conversation.tools.t.parameters.p.zzz: unknown key; "
             "a parameter has the keywords of JSON Schema",
         ),
     ],
@@ -270,40 +270,40 @@ def test_L4_an_unknown_key_is_an_error_with_the_nearest_known_one(text: str, exp
 )
 def test_L4_a_wrong_value_says_what_was_given_and_what_would_be_right(line: str, expected: str) -> None:
     found = problem(LOCAL + "\n" + line)
-    assert found.startswith(f"holdfast.toml:5: conversation.tools.t.{expected}")
+    assert found.startswith(f"keephold.toml:5: conversation.tools.t.{expected}")
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("conversation = 1", "holdfast.toml:1: conversation: must be a table, not 1"),
-        ("[conversation]\ntools = 1", "holdfast.toml:2: conversation.tools: must be a table, not 1"),
-        ("[conversation.tools]\nt = 1", "holdfast.toml:2: conversation.tools.t: must be a table, not a number"),
-        ("[conversation.tools.t]", "holdfast.toml:1: conversation.tools.t.source: missing; what would be right"),
+        ("conversation = 1", "keephold.toml:1: conversation: must be a table, not 1"),
+        ("[conversation]\ntools = 1", "keephold.toml:2: conversation.tools: must be a table, not 1"),
+        ("[conversation.tools]\nt = 1", "keephold.toml:2: conversation.tools.t: must be a table, not a number"),
+        ("[conversation.tools.t]", "keephold.toml:1: conversation.tools.t.source: missing; what would be right"),
         (
             "[conversation.tools.await]",
-            'holdfast.toml:1: conversation.tools.await.source: missing; what would be right: "b',
+            'keephold.toml:1: conversation.tools.await.source: missing; what would be right: "b',
         ),
-        ("[conversation.tools.t]\nsource = 'local'", "holdfast.toml:1: conversation.tools.t.command: missing; what"),
-        ("[conversation.tools.t]\nsource = 'python'", "holdfast.toml:1: conversation.tools.t.function: missing; what"),
-        ("[conversation.tools.t]\nsource = 'mcp'", "holdfast.toml:1: conversation.tools.t.server: missing; what would"),
-        ("[conversation.tools.t]\nsource = 'terminal'", "holdfast.toml:1: conversation.tools.t.command: missing; wh"),
+        ("[conversation.tools.t]\nsource = 'local'", "keephold.toml:1: conversation.tools.t.command: missing; what"),
+        ("[conversation.tools.t]\nsource = 'python'", "keephold.toml:1: conversation.tools.t.function: missing; what"),
+        ("[conversation.tools.t]\nsource = 'mcp'", "keephold.toml:1: conversation.tools.t.server: missing; what would"),
+        ("[conversation.tools.t]\nsource = 'terminal'", "keephold.toml:1: conversation.tools.t.command: missing; wh"),
         (
             "[conversation.tools.awiat]\nsource = 'builtin'",
-            "holdfast.toml:2: conversation.tools.awiat.source: there",
+            "keephold.toml:2: conversation.tools.awiat.source: there",
         ),
-        (LOCAL.replace("tools.t", "tools.await"), "holdfast.toml:1: conversation.tools.await: `await` is the name of"),
+        (LOCAL.replace("tools.t", "tools.await"), "keephold.toml:1: conversation.tools.await: `await` is the name of"),
         (
             "[conversation.tools.await]\nsource = 'builtin'\ntimeout_secs = 3",
-            "holdfast.toml:3: conversation.tools.await.timeout_secs: has no meaning for a built-in tool",
+            "keephold.toml:3: conversation.tools.await.timeout_secs: has no meaning for a built-in tool",
         ),
         (
             "[conversation.tools.t]\nsource = 'python'\nfunction = 'mod.fn'",
-            'holdfast.toml:3: conversation.tools.t.function: must be "module:name"',
+            'keephold.toml:3: conversation.tools.t.function: must be "module:name"',
         ),
         (
             "[conversation.tools.t]\nsource = 'python'\nfunction = 'm:f'\nparameters.p.type = 'string'",
-            'holdfast.toml:4: conversation.tools.t.parameters: has no meaning for source = "python": a function',
+            'keephold.toml:4: conversation.tools.t.parameters: has no meaning for source = "python": a function',
         ),
     ],
 )
@@ -316,7 +316,7 @@ def test_C1_a_stateful_tool_cannot_use_the_names_of_the_commands(name: str) -> N
     text = LOCAL + f"[conversation.tools.t.parameters.{name}]\ntype = 'string'\n"
     assert build(text).parameters["properties"] == {name: {"type": "string"}}
     found = problem(text + "[conversation.tools.t.spawn]\nstateful = true\n")
-    assert found.startswith(f"holdfast.toml:4: conversation.tools.t.parameters.{name}: parameter `{name}` has a name")
+    assert found.startswith(f"keephold.toml:4: conversation.tools.t.parameters.{name}: parameter `{name}` has a name")
 
 
 def test_L4_every_problem_is_reported_in_the_order_of_the_lines() -> None:
@@ -328,15 +328,15 @@ def test_L4_every_problem_is_reported_in_the_order_of_the_lines() -> None:
         "[conversation.tools.c]\nsource = 'python'\nfunction = 3\nspawn = { actions = ['fetch'], stdn = true }\n"
     )
     assert [line.split(": ", 2)[:2] for line in found] == [
-        ["holdfast.toml:2", "store.retention_secs"],
-        ["holdfast.toml:3", "conversation.tools.a.command"],
-        ["holdfast.toml:5", "conversation.tools.a.comand"],
-        ["holdfast.toml:6", "conversation.tools.a.spawn.actions.0"],
-        ["holdfast.toml:8", "conversation.tools.b.source"],
-        ["holdfast.toml:10", "conversation.detached"],
-        ["holdfast.toml:13", "conversation.tools.c.function"],
-        ["holdfast.toml:14", "conversation.tools.c.spawn.stdn"],
-        ["holdfast.toml:14", "conversation.tools.c.spawn.actions"],
+        ["keephold.toml:2", "store.retention_secs"],
+        ["keephold.toml:3", "conversation.tools.a.command"],
+        ["keephold.toml:5", "conversation.tools.a.comand"],
+        ["keephold.toml:6", "conversation.tools.a.spawn.actions.0"],
+        ["keephold.toml:8", "conversation.tools.b.source"],
+        ["keephold.toml:10", "conversation.detached"],
+        ["keephold.toml:13", "conversation.tools.c.function"],
+        ["keephold.toml:14", "conversation.tools.c.spawn.stdn"],
+        ["keephold.toml:14", "conversation.tools.c.spawn.actions"],
     ]
 
 
@@ -344,22 +344,22 @@ def test_K5_a_secret_value_is_never_repeated() -> None:
     text = "[store]\nurl = 'postgres://me:hunter2@db'\n" + LOCAL + "env = { TOKEN = 4242424242 }\n"
     found = problems(text)
     assert found == [
-        'holdfast.toml:2: store.url: must be "memory:", "sqlite:///path" or "postgresql://…", not a string',
-        "holdfast.toml:6: conversation.tools.t.env.TOKEN: must be a string, not a number; put it in quotes",
+        'keephold.toml:2: store.url: must be "memory:", "sqlite:///path" or "postgresql://…", not a string',
+        "keephold.toml:6: conversation.tools.t.env.TOKEN: must be a string, not a number; put it in quotes",
     ]
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"a = 1\nb = = 2\n", "holdfast.toml:2: not valid TOML: Invalid value (column 5)"),
-        (b"a = 1\na = 2\n", "holdfast.toml:2: not valid TOML: Cannot overwrite a value (column 6)"),
-        (b'a = """\n\n', "holdfast.toml:2: not valid TOML: "),
-        (b"a = '\xff'\n", "holdfast.toml: not UTF-8 at byte 5; TOML files are UTF-8"),
+        (b"a = 1\nb = = 2\n", "keephold.toml:2: not valid TOML: Invalid value (column 5)"),
+        (b"a = 1\na = 2\n", "keephold.toml:2: not valid TOML: Cannot overwrite a value (column 6)"),
+        (b'a = """\n\n', "keephold.toml:2: not valid TOML: "),
+        (b"a = '\xff'\n", "keephold.toml: not UTF-8 at byte 5; TOML files are UTF-8"),
     ],
 )
 def test_L4_what_is_not_toml_is_named_with_its_line(content: bytes, expected: str) -> None:
-    path = Path("holdfast.toml")
+    path = Path("keephold.toml")
     path.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         load_config(path)
@@ -388,7 +388,7 @@ def test_F_defaults_are_merged_under_every_tool_table_by_table() -> None:
 
 def test_F_a_mistake_in_the_defaults_is_named_once_where_it_stands() -> None:
     tools = "".join(f"[conversation.tools.{name}]\nsource = 'local'\ncommand = 'true'\n" for name in "ab")
-    expected = 'holdfast.toml:2: conversation.tools."*".rnu: unknown key; did you mean `run`?'
+    expected = 'keephold.toml:2: conversation.tools."*".rnu: unknown key; did you mean `run`?'
     assert problem('[conversation.tools."*"]\nrnu = "ask"\n' + tools) == expected
     assert problem('[conversation.tools."*"]\nrnu = "ask"\n') == expected
 

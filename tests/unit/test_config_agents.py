@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.config import load_config
-from holdfast.config.model import AssistantSettings
-from holdfast.errors import ConfigError
+from keephold.config import load_config
+from keephold.config.model import AssistantSettings
+from keephold.errors import ConfigError
 
 AGENTS = """
 [conversation.assistant]
@@ -23,15 +23,15 @@ assistant = { temperature = 0 }
 
 def problems(tmp_path: Path, text: str) -> list[str]:
     """What is wrong, each from the line number on."""
-    file = tmp_path / "holdfast.toml"
+    file = tmp_path / "keephold.toml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load_config(file)
-    return [problem.split("holdfast.toml:")[1] for problem in caught.value.problems]
+    return [problem.split("keephold.toml:")[1] for problem in caught.value.problems]
 
 
 def test_G2_an_agent_has_what_conversations_have_unless_it_says_otherwise(tmp_path: Path) -> None:
-    file = tmp_path / "holdfast.toml"
+    file = tmp_path / "keephold.toml"
     file.write_text(AGENTS)
     config = load_config(file)
     of_all = config.conversation.assistant

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.config import build_tools, load_config
-from holdfast.durable.deferred import Pending
-from holdfast.errors import ConfigError
-from holdfast.handles.question import Question
-from holdfast.handles.state import Outcome, Printed
-from holdfast.tools.base import Invocation, NotificationPolicy, OutputPolicy, SpawnPolicy, Tool, View
-from holdfast.tools.guard import Guard
+from keephold.config import build_tools, load_config
+from keephold.durable.deferred import Pending
+from keephold.errors import ConfigError
+from keephold.handles.question import Question
+from keephold.handles.state import Outcome, Printed
+from keephold.tools.base import Invocation, NotificationPolicy, OutputPolicy, SpawnPolicy, Tool, View
+from keephold.tools.guard import Guard
 
 MODULE = '''
-from holdfast.tools.base import NotificationPolicy
-from holdfast.tools.function import tool
+from keephold.tools.base import NotificationPolicy
+from keephold.tools.function import tool
 
 @tool(actions=("spawn", "fetch", "apply", "abort"), scheduling="serial", priority=7, on_turn_end="keep")
 async def deploy(env: str) -> str:
@@ -57,7 +57,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guard: Guard) -> Call
     monkeypatch.delitem(sys.modules, "seaside", raising=False)
 
     def build_one(text: str) -> Tool:
-        path = Path("holdfast.toml")
+        path = Path("keephold.toml")
         path.write_text(text)
         (tool,) = build_tools(load_config(path), guard)
         return tool
@@ -142,12 +142,12 @@ def test_F_a_function_that_cannot_be_had_is_named(build: Build, tmp_path: Path, 
     (tmp_path / "json.py").write_text("dumps = None")
     with pytest.raises(ConfigError) as caught:
         build(python(function))
-    assert caught.value.problems[0].startswith(f"holdfast.toml:3: conversation.tools.t.function: {expected}")
+    assert caught.value.problems[0].startswith(f"keephold.toml:3: conversation.tools.t.function: {expected}")
 
 
 def test_C1_a_function_with_a_reserved_parameter_cannot_be_made_stateful(build: Build) -> None:
     assert build(python("seaside:taken")).actions == ()
-    with pytest.raises(ConfigError, match=r"holdfast.toml:3: conversation.tools.t.function: .*parameter `id`"):
+    with pytest.raises(ConfigError, match=r"keephold.toml:3: conversation.tools.t.function: .*parameter `id`"):
         build(python("seaside:taken", "spawn.stateful = true"))
 
 
@@ -193,7 +193,7 @@ async def test_F1_a_command_runs_where_and_with_what_the_file_says(build: Build,
     (tmp_path / "sub").mkdir()
     tool = build(
         "[conversation.tools.t]\nsource = 'local'\ncwd = 'sub'\nenv = { COLOUR = 'grey' }\noptions = { deep = [1] }\n"
-        "command = ['sh', '-c', 'pwd; echo $COLOUR; echo {{ tool.arguments.x }}; echo \"$HOLDFAST_CALL\"']\n"
+        "command = ['sh', '-c', 'pwd; echo $COLOUR; echo {{ tool.arguments.x }}; echo \"$KEEPHOLD_CALL\"']\n"
         "parameters.x.type = 'string'\n"
     )
     sink = Recorder()

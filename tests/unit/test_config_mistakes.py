@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.config import load_config
-from holdfast.config.names import SEEN
-from holdfast.errors import ConfigError
-from holdfast.schema.canonical import check_parameters
-from holdfast.tools.base import Invocation
-from holdfast.tools.function import tool
-from holdfast.tools.template import values_of
-from holdfast.tools.toolbox import Toolbox
+from keephold.config import load_config
+from keephold.config.names import SEEN
+from keephold.errors import ConfigError
+from keephold.schema.canonical import check_parameters
+from keephold.tools.base import Invocation
+from keephold.tools.function import tool
+from keephold.tools.template import values_of
+from keephold.tools.toolbox import Toolbox
 
 PATH = "parameters.path.type = 'string'\n"
 
@@ -25,7 +25,7 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def problems(text: str) -> list[str]:
     """What is wrong with the file, if anything."""
-    path = Path("holdfast.toml")
+    path = Path("keephold.toml")
     path.write_text(text)
     try:
         load_config(path)
@@ -100,7 +100,7 @@ def test_F1_what_may_be_right_is_let_be(text: str) -> None:
 def test_F1_a_default_may_be_meant_for_other_tools_parameters() -> None:
     defaults = "[conversation.tools.'*']\nresources = ['{{ tool.arguments.path | default(1) }}{{ oops }}']\n"
     (found,) = problems(defaults + "[conversation.tools.t]\nsource = 'local'\ncommand = 'true'\n")
-    assert found.startswith('holdfast.toml:2: conversation.tools."*".resources.0: `oops` is unknown')
+    assert found.startswith('keephold.toml:2: conversation.tools."*".resources.0: `oops` is unknown')
 
 
 def test_F1_a_misspelt_table_of_parameters_is_named_alone() -> None:
@@ -148,7 +148,7 @@ def test_F_a_whole_command_in_the_place_of_its_program_is_a_problem() -> None:
     assert local("{ program = 'ls -l' }") == [
         'command: there is no program "ls -l"; put its arguments in `args`, or add shell = true'
     ]
-    assert local("['no-such-program']") == [], "it may be there when it is called; `holdfast check` says so"
+    assert local("['no-such-program']") == [], "it may be there when it is called; `keephold check` says so"
     Path("a b").write_text("#!/bin/sh\n")
     Path("a b").chmod(0o755)
     assert local("['./a b']") == []
@@ -157,7 +157,7 @@ def test_F_a_whole_command_in_the_place_of_its_program_is_a_problem() -> None:
 @pytest.mark.parametrize("name", ["a b", "a.b", "", "x" * 65, "é"])
 def test_G3_a_name_that_providers_refuse_is_a_problem(name: str) -> None:
     (found,) = problems(f'[conversation.tools."{name}"]\nsource = "local"\ncommand = "true"\n')
-    assert found.startswith("holdfast.toml:1: conversation.tools.")
+    assert found.startswith("keephold.toml:1: conversation.tools.")
     assert "a tool's name has 1 to 64 characters of A-Z, a-z, 0-9, `_` and `-`" in found
 
     @tool
@@ -169,7 +169,7 @@ def test_G3_a_name_that_providers_refuse_is_a_problem(name: str) -> None:
 
 def test_G3_a_name_is_looked_at_whatever_else_is_wrong() -> None:
     found = problems('[conversation.tools."a b"]\nsource = "local"\ncommand = "true"\nzork = 1\n')
-    assert [line.split(": ")[0] for line in found] == ["holdfast.toml:1", "holdfast.toml:4"]
+    assert [line.split(": ")[0] for line in found] == ["keephold.toml:1", "keephold.toml:4"]
     assert problems(f'[conversation.tools.{"x" * 64}]\nsource = "local"\ncommand = "true"\n') == []
 
 
@@ -207,13 +207,13 @@ def test_L4_a_key_of_another_table_is_sent_there(line: str, expected: str) -> No
     ],
 )
 def test_L4_a_table_in_the_wrong_place_is_sent_to_the_right_one(text: str, expected: str) -> None:
-    assert problems(text) == [f"holdfast.toml:1: {expected}"]
+    assert problems(text) == [f"keephold.toml:1: {expected}"]
 
 
 def test_L4_a_misplaced_default_is_named_once() -> None:
     tools = "".join(f"[conversation.tools.{name}]\nsource = 'local'\ncommand = 'true'\n" for name in "ab")
     assert problems('[conversation.tools."*"]\nstdin = true\n' + tools) == [
-        'holdfast.toml:2: conversation.tools."*".stdin: unknown key; belongs in [conversation.tools."*".spawn]'
+        'keephold.toml:2: conversation.tools."*".stdin: unknown key; belongs in [conversation.tools."*".spawn]'
     ]
 
 

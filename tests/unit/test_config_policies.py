@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.config import Config, build_tools, load_config
-from holdfast.errors import ConfigError
-from holdfast.tools.base import NotificationPolicy, QuestionPolicy, SpawnPolicy, Tool
-from holdfast.tools.guard import Guard
+from keephold.config import Config, build_tools, load_config
+from keephold.errors import ConfigError
+from keephold.tools.base import NotificationPolicy, QuestionPolicy, SpawnPolicy, Tool
+from keephold.tools.guard import Guard
 
 LOCAL = '[conversation.tools.t]\nsource = "local"\ncommand = ["true"]\n'
 
@@ -18,7 +18,7 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def load(text: str) -> Config:
-    path = Path("holdfast.toml")
+    path = Path("keephold.toml")
     path.write_text(text)
     return load_config(path)
 
@@ -82,7 +82,7 @@ def test_Q7_inquiries_have_two_minutes_unless_the_file_says_otherwise() -> None:
     inquiry = load("[conversation.inquiry]\ntimeout_secs = 2.5\nassistant.model = 'm'\n").conversation.inquiry
     assert (inquiry.timeout_secs, inquiry.assistant.written()) == (2.5, {"model": "m"})
     found = problem("[conversation.inquiry]\ntimeout_secs = 0\n")
-    assert found == "holdfast.toml:2: conversation.inquiry.timeout_secs: must be at least 1, not 0"
+    assert found == "keephold.toml:2: conversation.inquiry.timeout_secs: must be at least 1, not 0"
 
 
 NEEDS_A_MODEL = """

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.config import Config, build_tools, load_config
-from holdfast.errors import ConfigError
-from holdfast.tools.base import ACTIONS, QuestionPolicy, Tool
-from holdfast.tools.guard import Guard
-from holdfast.tools.terminal.make import ACTION_PARAMETERS
-from holdfast.tools.terminal.terminal import Terminal
+from keephold.config import Config, build_tools, load_config
+from keephold.errors import ConfigError
+from keephold.tools.base import ACTIONS, QuestionPolicy, Tool
+from keephold.tools.guard import Guard
+from keephold.tools.terminal.make import ACTION_PARAMETERS
+from keephold.tools.terminal.terminal import Terminal
 
 TERMINAL = "[conversation.tools.t]\nsource = 'terminal'\ncommand = ['bash']\n"
 
@@ -31,7 +31,7 @@ def guard() -> Iterator[Guard]:
 
 
 def load(text: str) -> Config:
-    path = Path("holdfast.toml")
+    path = Path("keephold.toml")
     path.write_text(text)
     return load_config(path)
 
@@ -136,7 +136,7 @@ def test_L4_a_tool_that_is_no_terminal_has_no_such_table(source: str) -> None:
 
 
 def test_L4_a_builtin_name_is_none_for_a_terminal() -> None:
-    path = Path("holdfast.toml")
+    path = Path("keephold.toml")
     path.write_text(TERMINAL.replace("tools.t", "tools.await"))
     with pytest.raises(ConfigError, match="`await` is the name of a built-in tool"):
         load_config(path)
@@ -175,9 +175,9 @@ def test_Q4_no_model_is_asked_for_a_password() -> None:
 
 
 MODULE = """
-import holdfast
+import keephold
 
-shell = holdfast.terminal("bash", name="shell", on_turn_end="keep")
+shell = keephold.terminal("bash", name="shell", on_turn_end="keep")
 """
 
 
@@ -198,5 +198,5 @@ def test_F_a_terminal_made_in_python_may_be_named_by_the_file(guard: Guard) -> N
 
 
 def test_K5_nor_does_the_password_of_a_terminal_made_in_python(guard: Guard) -> None:
-    with pytest.raises(ConfigError, match=r"holdfast\.toml:4: conversation\.tools\.t\.questions\.password\.answer"):
+    with pytest.raises(ConfigError, match=r"keephold\.toml:4: conversation\.tools\.t\.questions\.password\.answer"):
         python_terminal("questions.password.answer = 'x'\n", guard)

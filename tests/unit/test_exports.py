@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import keephold
 
-PUBLIC = sorted(holdfast.__all__)
+PUBLIC = sorted(keephold.__all__)
 
 
 def names_for_type_checkers() -> dict[str, str]:
     """Name → module of the imports under `if TYPE_CHECKING:`."""
-    tree = ast.parse(Path(holdfast.__file__).read_text())
+    tree = ast.parse(Path(keephold.__file__).read_text())
     blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     imports = [node for block in blocks for node in block.body]
     assert all(isinstance(node, ast.ImportFrom) for node in imports)
@@ -30,20 +30,20 @@ def names_for_type_checkers() -> dict[str, str]:
 
 
 def test_table_list_and_type_checkers_agree() -> None:
-    assert names_for_type_checkers() == holdfast._HOMES
-    assert set(holdfast._HOMES) == set(holdfast.__all__)
-    assert len(set(holdfast.__all__)) == len(holdfast.__all__)
+    assert names_for_type_checkers() == keephold._HOMES
+    assert set(keephold._HOMES) == set(keephold.__all__)
+    assert len(set(keephold.__all__)) == len(keephold.__all__)
 
 
 def test_the_list_is_sorted() -> None:
-    assert holdfast.__all__ == sorted(holdfast.__all__)
-    assert list(holdfast._HOMES) == sorted(holdfast._HOMES)
+    assert keephold.__all__ == sorted(keephold.__all__)
+    assert list(keephold._HOMES) == sorted(keephold._HOMES)
 
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_name_can_be_imported_and_has_a_docstring(name: str) -> None:
-    value = getattr(holdfast, name)
-    assert value is getattr(importlib.import_module(holdfast._HOMES[name]), name)
+    value = getattr(keephold, name)
+    assert value is getattr(importlib.import_module(keephold._HOMES[name]), name)
     doc = inspect.getdoc(value)
     assert doc and doc.strip()
     # A dataclass or a struct without words of its own answers with its signature.
@@ -52,26 +52,26 @@ def test_a_public_name_can_be_imported_and_has_a_docstring(name: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_name_lives_where_the_table_says(name: str) -> None:
-    assert getattr(holdfast, name).__module__ == holdfast._HOMES[name]
+    assert getattr(keephold, name).__module__ == keephold._HOMES[name]
 
 
 def test_no_public_name_is_hidden_by_a_module() -> None:
-    """Importing `holdfast.x` sets the attribute `x`: a public name spelled like a module would come and go."""
-    modules = {module.name for module in pkgutil.iter_modules(holdfast.__path__)}
-    assert not modules & set(holdfast.__all__)
+    """Importing `keephold.x` sets the attribute `x`: a public name spelled like a module would come and go."""
+    modules = {module.name for module in pkgutil.iter_modules(keephold.__path__)}
+    assert not modules & set(keephold.__all__)
 
 
 def test_dir_lists_public_names() -> None:
-    assert set(PUBLIC) <= set(dir(holdfast))
+    assert set(PUBLIC) <= set(dir(keephold))
 
 
 def test_an_unknown_name_is_an_attribute_error_that_lists_the_known() -> None:
     mistyped = "Handel"
     with pytest.raises(AttributeError, match=r"no public name `Handel`.*ToolError"):
-        getattr(holdfast, mistyped)
+        getattr(keephold, mistyped)
 
 
-def test_importing_holdfast_imports_nothing_else_of_it() -> None:
-    program = "import sys, holdfast; print(*sorted(m for m in sys.modules if m.startswith('holdfast.')))"
+def test_importing_keephold_imports_nothing_else_of_it() -> None:
+    program = "import sys, keephold; print(*sorted(m for m in sys.modules if m.startswith('keephold.')))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.split() == []

@@ -14,8 +14,8 @@ from tests.durable.lives import HandClock, ok, stopped, until
 from tests.fixtures.make import HERE, LINES, OPEN_BATCH, Tools
 from tests.turn.calls import abort, call, reply
 
-from holdfast import Error, HoldfastError, Ok, Runtime
-from holdfast.store.base import Expired, Store
+from keephold import Error, KeepholdError, Ok, Runtime
+from keephold.store.base import Expired, Store
 
 VERSIONS = sorted(facts.parent.name for facts in HERE.glob("*/facts.json"))
 
@@ -70,7 +70,7 @@ async def test_D7_everything_is_found(left: Left) -> None:
         assert (event.sequence, event.type, event.payload) == (1, "built", {"n": 1})
 
         assert isinstance(await store.named("old", "gone"), Expired)
-        with pytest.raises(HoldfastError) as caught:
+        with pytest.raises(KeepholdError) as caught:
             await rt.handle("gone", conversation="old")
         assert caught.value.code == "handle_expired"
         first, second = left.facts["secrets"]

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.tools import marks
-from holdfast.tools.guard import Guard
+from keephold.tools import marks
+from keephold.tools.guard import Guard
 
 STUBBORN = "trap '' TERM HUP INT; while :; do sleep 30; done"
 
 RUNTIME = f"""
 import asyncio, os, sys, time
-from holdfast.tools import marks
-from holdfast.tools.guard import Guard
-from holdfast.tools.process import Process
+from keephold.tools import marks
+from keephold.tools.guard import Guard
+from keephold.tools.process import Process
 
 async def main():
     guard = Guard()
@@ -233,11 +233,11 @@ def test_R2_the_guard_takes_what_dead_runtimes_left_and_nothing_else(guard: Guar
     alive, dead, foreign = Guard().mark, dead_owner(), f"{int(namespace) + 1}-{pid}-1-{random}"
     with ExitStack() as stack:
         spared = [
-            stack.enter_context(sleeping(HOLDFAST_MARK=value))
+            stack.enter_context(sleeping(KEEPHOLD_MARK=value))
             for value in (f"{alive}/u", f"{foreign}/u", f"{foreign}/o {alive}/i", "gibberish")
         ]
         taken = [
-            stack.enter_context(sleeping(HOLDFAST_MARK=value))
+            stack.enter_context(sleeping(KEEPHOLD_MARK=value))
             for value in (f"{dead}/u", f"{alive}/o {dead}/i", f"{dead}/o {alive}/i")
         ]
         guard.ensure()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli.keyboard import Key, KeyDecoder
+from keephold.cli.keyboard import Key, KeyDecoder
 
 ANYTHING = (
     "aä漢👍\x1b[A\x1bOD\x1b[1;5C\x1b[3~\x1b[200~two\r\nlines\x1b[201~\x1by\x1b]11;rgb:0/0/0\x07\x1b[[Ab\x7f\r\x03\x04"

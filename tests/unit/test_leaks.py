@@ -15,7 +15,7 @@ LEAKY = """
 import asyncio, os, subprocess, threading
 from pathlib import Path
 
-from holdfast.tools import marks
+from keephold.tools import marks
 
 kept = []
 over = threading.Event()
@@ -28,7 +28,7 @@ def test_zombie():
 
 def test_marked_process_that_is_no_child_any_more():
     mark = marks.call_mark(marks.new_runtime_mark(), "uid")
-    env = os.environ | {"HOLDFAST_MARK": f"1-2-3-outer/uid {mark}"}
+    env = os.environ | {"KEEPHOLD_MARK": f"1-2-3-outer/uid {mark}"}
     subprocess.run(["sh", "-c", "setsid sleep 61 >/dev/null 2>&1 &"], env=env, check=True)
     while not any(Path(f"/proc/{pid}/comm").read_text() == "sleep\\n" for pid in marks.find(mark)):
         pass
@@ -98,7 +98,7 @@ def blame(report: str, test: str) -> str:
     [
         ("test_child", "sleep 60"),
         ("test_zombie", "zombie"),
-        ("test_marked_process_that_is_no_child_any_more", "HOLDFAST_MARK: sleep 61"),
+        ("test_marked_process_that_is_no_child_any_more", "KEEPHOLD_MARK: sleep 61"),
         ("test_descriptor", "pipe:["),
         ("test_thread", "thread stubborn"),
     ],

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.handles import output as output_module
-from holdfast.handles.output import Output, unfinished
-from holdfast.handles.spool import Spool
+from keephold.handles import output as output_module
+from keephold.handles.output import Output, unfinished
+from keephold.handles.spool import Spool
 
 MiB = 1 << 20
 
@@ -30,7 +30,7 @@ def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spool]:
     spool = Spool()
     yield spool
     spool.close()
-    assert list(tmp_path.glob("holdfast-spool-*")) == []
+    assert list(tmp_path.glob("keephold-spool-*")) == []
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def model(printed: bytes, max_output: int) -> bytes:
 
 
 def files(tmp_path: Path) -> list[Path]:
-    return list(tmp_path.glob("holdfast-spool-*/*"))
+    return list(tmp_path.glob("keephold-spool-*/*"))
 
 
 def descriptors() -> int:
@@ -369,7 +369,7 @@ def test_spool_is_private_and_made_on_first_use(spool: Spool, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
     path = spool.file("a")
     assert path.parent.parent == tmp_path
-    assert path.parent.name.startswith(f"holdfast-spool-{os.getpid()}-")
+    assert path.parent.name.startswith(f"keephold-spool-{os.getpid()}-")
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert spool.file("b").parent == path.parent
     path.write_text("x")
@@ -380,19 +380,19 @@ def test_spool_is_private_and_made_on_first_use(spool: Spool, tmp_path: Path) ->
 
 def test_spool_removes_what_a_killed_owner_left_and_nothing_else(spool: Spool, tmp_path: Path) -> None:
     left = (
-        "import os, signal; from holdfast.handles.spool import Spool; "
+        "import os, signal; from keephold.handles.spool import Spool; "
         "Spool().file('output-1').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     killed = subprocess.run([sys.executable, "-c", left], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
     assert killed.returncode == -signal.SIGKILL
-    [dead] = tmp_path.glob("holdfast-spool-*")
+    [dead] = tmp_path.glob("keephold-spool-*")
     other = Spool()
     alive = other.file("a")  # its making sweeps as well
     assert not dead.exists()
     alive.write_text("x")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    link = tmp_path / "holdfast-spool-link"
+    link = tmp_path / "keephold-spool-link"
     link.symlink_to(elsewhere)
     spool.file("a")
     assert alive.read_text() == "x"

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.test_output import descriptors, disk_that_breaks, file_size_limit, kept, model, pages
 
-from holdfast.handles import output as output_module
-from holdfast.handles.output import Output, Piece
-from holdfast.handles.spool import Spool
-from holdfast.store.base import Kept
+from keephold.handles import output as output_module
+from keephold.handles.output import Output, Piece
+from keephold.handles.spool import Spool
+from keephold.store.base import Kept
 
 MiB = 1 << 20
 
@@ -213,14 +213,14 @@ def directory(tmp_path: Path) -> Path:
 
 def test_O5_a_durable_spool_makes_sweeps_and_removes_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
-    (directory / "holdfast-spool-1-dead").mkdir()
+    (directory / "keephold-spool-1-dead").mkdir()
     spool = Spool(directory)
     assert spool.durable
     assert spool.file("uid") == directory / "uid"
     spool.file("uid").write_text("x")
     spool.close()
     spool.close()
-    assert sorted(path.name for path in directory.iterdir()) == ["holdfast-spool-1-dead", "uid"]
+    assert sorted(path.name for path in directory.iterdir()) == ["keephold-spool-1-dead", "uid"]
     with pytest.raises(FileNotFoundError, match="closed"):
         spool.file("other")
     assert not Spool().durable
@@ -257,8 +257,8 @@ def test_O5_more_is_kept_in_a_file_that_another_process_reads(directory: Path) -
     assert [(path.name, path.stat().st_mode & 0o777) for path in directory.iterdir()] == [("uid", 0o600)]
     output.close()
     reader = (
-        "import sys; from pathlib import Path; import msgspec; from holdfast.handles.output import Output; "
-        "from holdfast.handles.spool import Spool; from holdfast.store.base import Kept; "
+        "import sys; from pathlib import Path; import msgspec; from keephold.handles.output import Output; "
+        "from keephold.handles.spool import Spool; from keephold.store.base import Kept; "
         "kept = msgspec.json.decode(sys.argv[2], type=Kept); "
         "sys.stdout.buffer.write(Output.restored(Spool(Path(sys.argv[1])), kept).read(2 * (1 << 20)).data)"
     )

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import ToolError
-from holdfast.tools import marks
-from holdfast.tools.process import UNREAD_LIMIT, Exit, Process
+from keephold.errors import ToolError
+from keephold.tools import marks
+from keephold.tools.process import UNREAD_LIMIT, Exit, Process
 
 RUNTIME = marks.new_runtime_mark()
 UIDS = map("u{}".format, count())
@@ -241,7 +241,7 @@ async def test_F3_a_young_command_without_a_rest_usually_ends_without_a_search(m
 
 async def test_F3_a_command_that_ran_long_is_searched_for_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pids may have gone round: what it left may have a smaller one than its own."""
-    monkeypatch.setattr("holdfast.tools.session._YOUNG", 0.0)
+    monkeypatch.setattr("keephold.tools.session._YOUNG", 0.0)
     monkeypatch.setattr(marks, "last_pid", lambda: pytest.fail("trusted the order of pids"))
     run = Run("sh", "-c", f'setsid sh -c "{STUBBORN}" & true')
     await run.ended()
@@ -258,7 +258,7 @@ async def test_F3_when_pids_went_round_they_are_not_trusted(monkeypatch: pytest.
 async def test_F3_a_search_among_many_processes_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     crowd = [*marks.pids(), *range(5_000_000, 5_010_000)]
     monkeypatch.setattr(marks, "pids", lambda: crowd)
-    monkeypatch.setattr("holdfast.tools.session._YOUNG", 0.0)
+    monkeypatch.setattr("keephold.tools.session._YOUNG", 0.0)
     run = Run("true")
     os.waitid(os.P_PID, run.process.pid, os.WEXITED | os.WNOWAIT)
     turns = 0
@@ -490,7 +490,7 @@ async def test_C4_the_probe_says_no_while_input_is_unread() -> None:
 async def test_C4_the_probe_says_unknown_where_system_calls_are_numbered_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.tools.process._BLOCKED", {})
+    monkeypatch.setattr("keephold.tools.process._BLOCKED", {})
     run = Run("cat", stdin=True)
     assert run.process.probe() is None
     run.process.close_stdin()

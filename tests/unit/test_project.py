@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import CODES
+from keephold.errors import CODES
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -92,7 +92,7 @@ MACHINE = re.compile(
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("see /" + "home/me/holdfast", True),
+        ("see /" + "home/me/keephold", True),
         (f"'/{'work'}/main/src'", True),
         ("--index-url https://example.org/simple", True),
         ("--extra-index-url file:///x", True),
@@ -124,7 +124,7 @@ LAYERS = (
 
 
 def _layer(module: str) -> int:
-    parts = module.removeprefix("holdfast.")
+    parts = module.removeprefix("keephold.")
     for level, names in enumerate(LAYERS):
         if any(parts == name or (parts.startswith(name + ".") and name != "tools") for name in names.split()):
             return level
@@ -134,12 +134,12 @@ def _layer(module: str) -> int:
 def _imports(path: Path) -> Iterator[str]:
     """What a module imports when it is imported: not what only a type checker or a function that is called sees."""
     for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("holdfast."):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("keephold."):
             yield node.module
 
 
 def test_nothing_imports_what_is_above_it() -> None:
-    source = ROOT / "src" / "holdfast"
+    source = ROOT / "src" / "keephold"
     wrong = []
     for path in source.rglob("*.py"):
         module = ".".join(path.relative_to(source.parent).with_suffix("").parts).removesuffix(".__init__")

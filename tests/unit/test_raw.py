@@ -3,9 +3,9 @@
 import click
 import pytest
 
-from holdfast.cli.raw import Key, over, redraw
-from holdfast.tools.base import Screen
-from holdfast.tools.terminal.emulator import Emulator, open_emulator
+from keephold.cli.raw import Key, over, redraw
+from keephold.tools.base import Screen
+from keephold.tools.terminal.emulator import Emulator, open_emulator
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@
 import json
 from typing import Any
 
-import holdfast
+import keephold
 
-FEW_LINES = holdfast.OutputPolicy(model=holdfast.View(limit=100, max_lines=3))
+FEW_LINES = keephold.OutputPolicy(model=keephold.View(limit=100, max_lines=3))
 
 
-@holdfast.tool(output=FEW_LINES)
-async def count(call: holdfast.Call, to: int, result: str) -> str:
+@keephold.tool(output=FEW_LINES)
+async def count(call: keephold.Call, to: int, result: str) -> str:
     """Emit numbers, then return something."""
     for number in range(to):
         call.emit(f"{number}\n")
@@ -17,9 +17,9 @@ async def count(call: holdfast.Call, to: int, result: str) -> str:
 
 
 async def read(to: int, result: str, **arguments: Any) -> dict[str, Any]:
-    async with holdfast.Runtime([count]) as rt, rt.turn("main") as turn:
-        await turn.run([holdfast.ToolCall("1", "count", {"to": to, "result": result})])
-        [response] = await turn.run([holdfast.ToolCall("2", "read_output", {"call_id": "1", **arguments})])
+    async with keephold.Runtime([count]) as rt, rt.turn("main") as turn:
+        await turn.run([keephold.ToolCall("1", "count", {"to": to, "result": result})])
+        [response] = await turn.run([keephold.ToolCall("2", "read_output", {"call_id": "1", **arguments})])
         assert not response.is_error, response.result
         found: dict[str, Any] = json.loads(response.result)
         return found

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli.printing import printable
-from holdfast.control.readable import Plain, Raw, Readable, Rendered
-from holdfast.handles.rendering import render
+from keephold.cli.printing import printable
+from keephold.control.readable import Plain, Raw, Readable, Rendered
+from keephold.handles.rendering import render
 
 PARTS = st.sampled_from(
     [

@@ -6,9 +6,9 @@ import asyncio
 import httpx2
 import pytest
 
-from holdfast.control.remote import RemoteControl
-from holdfast.control.remote_requests import is_local
-from holdfast.errors import HoldfastError
+from keephold.control.remote import RemoteControl
+from keephold.control.remote_requests import is_local
+from keephold.errors import KeepholdError
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_K5_a_name_that_looks_like_one_is_not(url: str) -> None:
     ],
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(HoldfastError, match="is no address of a server; one looks like http"):
+    with pytest.raises(KeepholdError, match="is no address of a server; one looks like http"):
         RemoteControl(url)
 
 
 def test_K5_an_address_is_shown_without_what_is_secret_in_it() -> None:
     for url in ("127.0.0.1:8420/?token=hunter2", "ftp://me:hunter2@host"):
-        with pytest.raises(HoldfastError) as refused:
+        with pytest.raises(KeepholdError) as refused:
             RemoteControl(url)
         assert "hunter2" not in refused.value.message
     assert RemoteControl("http://me:hunter2@host:1/a/?token=x").url == "http://host:1/a"
@@ -71,7 +71,7 @@ def _url(server: asyncio.Server) -> str:
 async def test_K5_a_token_that_cannot_be_sent_is_not_shown() -> None:
     listening = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)  # looked at when sent
     async with listening, RemoteControl(_url(listening), "hunter2\nhunter3") as remote:
-        with pytest.raises(HoldfastError, match="no server answers") as refused:
+        with pytest.raises(KeepholdError, match="no server answers") as refused:
             await remote.stats()
     assert "hunter" not in refused.value.message
 
@@ -81,5 +81,5 @@ async def test_something_else_that_answers_is_told_so(status: int, body: bytes) 
     other = httpx2.MockTransport(lambda request: httpx2.Response(status, content=body))
     async with RemoteControl("http://host", transport=other) as remote:
         for asking in (remote.stats(), remote.forget("a"), remote.complete("key", {"status": "timeout"})):
-            with pytest.raises(HoldfastError, match="not as a holdfast server does; is the address right"):
+            with pytest.raises(KeepholdError, match="not as a keephold server does; is the address right"):
                 await asking

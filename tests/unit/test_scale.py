@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.handles.handle import Handle
-from holdfast.testing import VirtualClock
+import keephold
+from keephold.handles.handle import Handle
+from keephold.testing import VirtualClock
 
 MANY = 60
 
 
-def spawns(tool: str, **arguments: object) -> list[holdfast.ToolCall]:
+def spawns(tool: str, **arguments: object) -> list[keephold.ToolCall]:
     ids = [f"{tool}{number}" for number in range(MANY)]
-    return [holdfast.ToolCall(id, tool, {"action": "spawn", "id": id, **arguments}) for id in ids]
+    return [keephold.ToolCall(id, tool, {"action": "spawn", "id": id, **arguments}) for id in ids]
 
 
 async def test_A7_a_stop_costs_no_look_at_those_that_stay(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,20 +27,20 @@ async def test_A7_a_stop_costs_no_look_at_those_that_stay(clock: VirtualClock, m
         looks += 1
         return blocked_on_caller(handle, *spare)
 
-    @holdfast.tool(actions=("spawn", "apply"))
-    async def reads(call: holdfast.Call) -> str:
+    @keephold.tool(actions=("spawn", "apply"))
+    async def reads(call: keephold.Call) -> str:
         return str(await call.input())
 
     finished = 0
 
-    @holdfast.tool(actions=("spawn",))
+    @keephold.tool(actions=("spawn",))
     async def ends() -> str:
         nonlocal finished
         finished += 1
         await asyncio.sleep(finished)
         return "done"
 
-    async with holdfast.Runtime([reads, ends], clock=clock) as rt, rt.turn("c") as turn:
+    async with keephold.Runtime([reads, ends], clock=clock) as rt, rt.turn("c") as turn:
         await turn.run([*spawns("reads"), *spawns("ends")])
         monkeypatch.setattr(Handle, "blocked_on_caller", counted)
         waited = await rt.wait(all=[f"{tool}{n}" for tool in ("reads", "ends") for n in range(MANY)], conversation="c")
@@ -64,9 +64,9 @@ async def test_T4_the_end_of_a_turn_compares_no_handle_with_every_other(
         await asyncio.get_running_loop().create_future()
         return "never"
 
-    stays = holdfast.tool(name="stays", actions=("spawn",), on_turn_end="keep")(forever)
-    goes = holdfast.tool(name="goes", actions=("spawn",), on_turn_end="abort")(forever)
-    async with holdfast.Runtime([stays, goes], clock=clock) as rt:
+    stays = keephold.tool(name="stays", actions=("spawn",), on_turn_end="keep")(forever)
+    goes = keephold.tool(name="goes", actions=("spawn",), on_turn_end="abort")(forever)
+    async with keephold.Runtime([stays, goes], clock=clock) as rt:
         async with rt.turn("c") as turn:
             await turn.run([*spawns("stays"), *spawns("goes")])
             monkeypatch.setattr(Handle, "__eq__", counted)

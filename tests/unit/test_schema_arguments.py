@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import ConfigError, ToolError
-from holdfast.handles.question import Question
-from holdfast.schema.arguments import ArgumentCheck, check_for, decode_input
-from holdfast.tools.base import ACTIONS, Action, Invocation, Live, Sink, Tool
+from keephold.errors import ConfigError, ToolError
+from keephold.handles.question import Question
+from keephold.schema.arguments import ArgumentCheck, check_for, decode_input
+from keephold.tools.base import ACTIONS, Action, Invocation, Live, Sink, Tool
 
 Schema = dict[str, Any]
 

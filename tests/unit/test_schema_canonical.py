@@ -6,9 +6,9 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from holdfast.errors import ConfigError
-from holdfast.schema.canonical import canonical, check_parameters, resolve, variant
-from holdfast.tools.base import ACTIONS, Action, Invocation, Live, Sink, Tool
+from keephold.errors import ConfigError
+from keephold.schema.canonical import canonical, check_parameters, resolve, variant
+from keephold.tools.base import ACTIONS, Action, Invocation, Live, Sink, Tool
 
 
 class NeverStarted:

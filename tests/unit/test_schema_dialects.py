@@ -1,6 +1,6 @@
 """What each provider is sent (G3): the whole of it as goldens, and rule by rule.
 
-After a change that is meant, `HOLDFAST_UPDATE_GOLDENS=1 pytest tests/unit/test_schema_dialects.py` writes the goldens
+After a change that is meant, `KEEPHOLD_UPDATE_GOLDENS=1 pytest tests/unit/test_schema_dialects.py` writes the goldens
 anew; the diff is the change as a provider will see it.
 """
 
@@ -11,15 +11,15 @@ import pytest
 from tests.unit.schema_tools import AWAIT, EDITOR, GIT, GOLDEN, LOOSE, TOOLS, WIRE, Schema, tool
 from tests.unit.test_schema_refusals import assert_taken_by_openai_strict, nodes
 
-from holdfast.schema.canonical import canonical
-from holdfast.schema.dialects import DIALECTS, Dialect, tool_list, wire_schema
+from keephold.schema.canonical import canonical
+from keephold.schema.dialects import DIALECTS, Dialect, tool_list, wire_schema
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_G3_the_tool_list_is_the_golden_one(dialect: Dialect) -> None:
     path = GOLDEN / f"tools.{dialect}.json"
     text = json.dumps(tool_list(TOOLS, dialect), indent=2, ensure_ascii=False) + "\n"
-    if os.environ.get("HOLDFAST_UPDATE_GOLDENS"):
+    if os.environ.get("KEEPHOLD_UPDATE_GOLDENS"):
         path.write_text(text)
     assert text == path.read_text()
 

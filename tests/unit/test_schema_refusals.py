@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.schema_tools import LOOSE, TOOLS, WIRE, Schema, tool
 
-from holdfast.errors import ToolError
-from holdfast.schema.arguments import ArgumentCheck
-from holdfast.schema.canonical import canonical
-from holdfast.schema.dialects import Dialect, tool_list, wire_schema
-from holdfast.tools.base import ACTIONS
+from keephold.errors import ToolError
+from keephold.schema.arguments import ArgumentCheck
+from keephold.schema.canonical import canonical
+from keephold.schema.dialects import Dialect, tool_list, wire_schema
+from keephold.tools.base import ACTIONS
 
 # What providers refuse
 

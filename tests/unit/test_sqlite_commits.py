@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.unit.sqlite_stores import NOON, commit, end, give, line, opened, record, registered, uid
 
-from holdfast.errors import HoldfastError
-from holdfast.store.base import Attempted, Collected, Emitted, Journaled, Kept, Registered
+from keephold.errors import KeepholdError
+from keephold.store.base import Attempted, Collected, Emitted, Journaled, Kept, Registered
 
 pytestmark = pytest.mark.usefixtures("by")
 
@@ -38,7 +38,7 @@ async def test_only_the_guilty_commit_of_a_group_is_refused(tmp_path: Path) -> N
             give(store, Emitted("p", "t", 2, NOON)),
         ]
         told = await asyncio.gather(*given, return_exceptions=True)
-        codes = [error.code if isinstance(error, HoldfastError) else "" for error in told]
+        codes = [error.code if isinstance(error, KeepholdError) else "" for error in told]
         duplicate = "durable_effect_duplicate_step_id"
         assert codes == ["", duplicate, "lease_lost", "", "batch_rejected", "", "", "already_stopped", ""]
         assert told[3] == [None, 1] and told[8] == [2]
@@ -51,7 +51,7 @@ async def test_only_the_guilty_commit_of_a_group_is_refused(tmp_path: Path) -> N
 async def test_a_refusal_names_the_line_that_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path / "store.db") as store:
         await commit(store, registered(1), line(1, "taken"))
-        with pytest.raises(HoldfastError, match="step `taken`"):
+        with pytest.raises(KeepholdError, match="step `taken`"):
             await commit(store, line(1, "free"), line(1, "taken"), line(1, "also free"))
 
 
@@ -83,7 +83,7 @@ async def test_what_cannot_be_stored_is_refused_alone(tmp_path: Path) -> None:
         given = [give(store, registered(1)), give(store, Registered(record(2, arguments={"a": object()})), keep=True)]
         told = await asyncio.gather(*given, return_exceptions=True)
         assert told[0] == [None]
-        assert isinstance(told[1], HoldfastError) and told[1].code == "not_storable", told[1]
+        assert isinstance(told[1], KeepholdError) and told[1].code == "not_storable", told[1]
         assert store.trouble is None
 
 
@@ -119,7 +119,7 @@ async def test_a_refused_commit_removes_no_output_file(tmp_path: Path) -> None:
         done = end(1)
         await commit(store, registered(1), registered(2))
         await commit(store, type(done)(done.uid, 1, done.event, done.state, Kept(10, 10, 0, 0, 10, b"", "o1")))
-        with pytest.raises(HoldfastError):
+        with pytest.raises(KeepholdError):
             await commit(store, Collected(NOON + 60, NOON + 60), registered(2))
         assert (store.directory / "o1").exists()
 

@@ -10,9 +10,9 @@ import apsw
 import pytest
 from tests.unit.sqlite_stores import NOON, commit, end, give, line, opened, registered, uid
 
-from holdfast.errors import HoldfastError
-from holdfast.store.base import Claimed, Emitted, Record
-from holdfast.store.sqlite import SqliteStore, opening, writer
+from keephold.errors import KeepholdError
+from keephold.store.base import Claimed, Emitted, Record
+from keephold.store.sqlite import SqliteStore, opening, writer
 
 pytestmark = pytest.mark.usefixtures("by")
 
@@ -60,7 +60,7 @@ def unexpected(error: Exception) -> None:
 
 
 async def fails(given: "asyncio.Future[Any]") -> str:
-    with pytest.raises(HoldfastError) as caught:
+    with pytest.raises(KeepholdError) as caught:
         await given
     assert caught.value.code == "store_unavailable"
     return caught.value.message
@@ -130,7 +130,7 @@ async def test_a_refusal_is_told_though_its_group_failed(tmp_path: Path, faults:
                 give(store, Emitted(point, "t", 1, NOON), keep=True),
             ]
             told = await asyncio.gather(*given, return_exceptions=True)
-            assert isinstance(told[0], HoldfastError) and told[0].code == "batch_rejected"
+            assert isinstance(told[0], KeepholdError) and told[0].code == "batch_rejected"
             assert told[1] == [1]
 
 

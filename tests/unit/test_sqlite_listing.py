@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from tests.unit.sqlite_stores import NOON, commit, opened, registered, uid
 
-from holdfast.handles.state import Ok, Running, Stopped, name
-from holdfast.store.base import EVENTS_LIMIT, Collected, status_of
-from holdfast.store.sqlite import events
-from holdfast.store.sqlite.listing import listing
-from holdfast.store.sqlite.sql import APPLICATION_ID, migrations
+from keephold.handles.state import Ok, Running, Stopped, name
+from keephold.store.base import EVENTS_LIMIT, Collected, status_of
+from keephold.store.sqlite import events
+from keephold.store.sqlite.listing import listing
+from keephold.store.sqlite.sql import APPLICATION_ID, migrations
 
 NOTHING: dict[str, Any] = {
     "conversation": None, "state": None, "live": False, "turn": None, "parked": None, "stateful": True, "kind": None,

@@ -9,9 +9,9 @@ import pytest
 from tests.unit.sqlite_stores import commit, opened, registered, uid
 from tests.unit.test_sqlite_listing import fourth_version
 
-from holdfast import HoldfastError
-from holdfast.store.base import SecretAdded
-from holdfast.store.sqlite.looking import LookedAt
+from keephold import KeepholdError
+from keephold.store.base import SecretAdded
+from keephold.store.sqlite.looking import LookedAt
 
 
 def files(path: Path) -> dict[str, int]:
@@ -80,7 +80,7 @@ async def test_D7_what_is_no_store_of_ours_is_refused(tmp_path: Path, what: str)
         connection.close()
     else:
         path.write_bytes(b"something else" * 100 if what == "foreign" else path.read_bytes()[:5000])
-    with pytest.raises(HoldfastError) as caught:
+    with pytest.raises(KeepholdError) as caught:
         looking = LookedAt(path)
         await looking.open(lambda _: None)
         try:

@@ -10,9 +10,9 @@ import pytest
 from tests.fixtures.make import HERE
 from tests.unit.sqlite_stores import NOON, commit, opened, uid
 
-from holdfast.store.base import CARRIERS, NEWS_LIMIT, Answers, Delivered, News, Notified, TakenBack
-from holdfast.store.sqlite import SqliteStore
-from holdfast.store.sqlite.sql import APPLICATION_ID, migrations
+from keephold.store.base import CARRIERS, NEWS_LIMIT, Answers, Delivered, News, Notified, TakenBack
+from keephold.store.sqlite import SqliteStore
+from keephold.store.sqlite.sql import APPLICATION_ID, migrations
 
 
 def first_version(path: Path, queued: int) -> None:

@@ -11,9 +11,9 @@ import apsw
 import pytest
 from tests.unit.sqlite_stores import commit, opened, record, registered
 
-from holdfast.errors import HoldfastError
-from holdfast.store.base import SecretAdded
-from holdfast.store.sqlite import SqliteStore, opening, sql
+from keephold.errors import KeepholdError
+from keephold.store.base import SecretAdded
+from keephold.store.sqlite import SqliteStore, opening, sql
 
 
 def dumped(path: Path) -> dict[str, str]:
@@ -29,7 +29,7 @@ async def refused(path: Path, *words: str) -> None:
     """Opening fails with a sentence that has these words, and changes nothing."""
     before = dumped(path.parent) if path.parent.is_dir() else {}
     store = SqliteStore(path)
-    with pytest.raises(HoldfastError) as caught:
+    with pytest.raises(KeepholdError) as caught:
         await store.open(lambda _: None)
     assert caught.value.code == "store_unusable"
     assert all(word in caught.value.message for word in (*words, str(path))), caught.value.message
@@ -74,10 +74,10 @@ async def test_a_symbolic_link_leads_to_the_same_store(tmp_path: Path) -> None:
 async def test_what_was_given_to_a_closed_store_fails(tmp_path: Path) -> None:
     async with opened(tmp_path / "store.db") as store:
         pass
-    with pytest.raises(HoldfastError, match="closed") as caught:
+    with pytest.raises(KeepholdError, match="closed") as caught:
         await commit(store, registered(1))
     assert caught.value.code == "store_unavailable"
-    with pytest.raises(HoldfastError, match="not open") as caught:
+    with pytest.raises(KeepholdError, match="not open") as caught:
         await store.handle("x")
     assert caught.value.code == "store_unavailable"
     await store.close()
@@ -119,7 +119,7 @@ async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     newer = apsw.Connection(str(tmp_path / "store.db"))
     newer.pragma("user_version", max(sql.migrations()) + 1)
     newer.close()
-    await refused(tmp_path / "store.db", "schema", "use a newer holdfast")
+    await refused(tmp_path / "store.db", "schema", "use a newer keephold")
 
 
 async def test_a_newer_schema_is_refused_with_its_wal_in_place(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ async def test_a_newer_schema_is_refused_with_its_wal_in_place(tmp_path: Path) -
     newer.pragma("user_version", max(sql.migrations()) + 1)
     newer.close()
     assert (tmp_path / "store.db-wal").stat().st_size
-    await refused(tmp_path / "store.db", "schema", "use a newer holdfast")
+    await refused(tmp_path / "store.db", "schema", "use a newer keephold")
 
 
 @pytest.mark.parametrize("damage", ["page", "cut"])
@@ -170,9 +170,9 @@ async def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pyt
 async def test_a_runtime_directory_of_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         monkeypatch.setenv("XDG_RUNTIME_DIR", short)
-        (Path(short) / "holdfast").mkdir(mode=0o777)
-        (Path(short) / "holdfast").chmod(0o777)
-        with pytest.raises(HoldfastError, match="nobody else can enter"):
+        (Path(short) / "keephold").mkdir(mode=0o777)
+        (Path(short) / "keephold").chmod(0o777)
+        with pytest.raises(KeepholdError, match="nobody else can enter"):
             await SqliteStore(tmp_path / "store.db").open(lambda _: None)
     assert not (tmp_path / "store.db").exists()
 
@@ -264,6 +264,6 @@ async def test_the_newest_secret_is_for_new_keys(tmp_path: Path) -> None:
 async def test_a_path_that_is_not_UTF8_is_told_as_such(tmp_path: Path) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/d\xff")) / "store.db"
     path.parent.mkdir()
-    with pytest.raises(HoldfastError, match=r"path of the store is not UTF-8.*d\\udcff") as caught:
+    with pytest.raises(KeepholdError, match=r"path of the store is not UTF-8.*d\\udcff") as caught:
         await SqliteStore(path).open(lambda _: None)
     assert caught.value.code == "store_unusable"

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from tests.unit.sqlite_stores import commit, end, give, line, opened, registered, uid
 
-from holdfast.errors import HoldfastError
-from holdfast.store.base import Claimed, Record, Replied, Request, Requested
-from holdfast.store.sqlite import bell, turnstile
-from holdfast.store.sqlite.owners import Owners
-from holdfast.store.sqlite.turnstile import Turnstile
+from keephold.errors import KeepholdError
+from keephold.store.base import Claimed, Record, Replied, Request, Requested
+from keephold.store.sqlite import bell, turnstile
+from keephold.store.sqlite.owners import Owners
+from keephold.store.sqlite.turnstile import Turnstile
 
 _CHILD = """
 import asyncio, os, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from holdfast.store.base import *
+from keephold.store.base import *
 from tests.unit.sqlite_stores import *
 path = Path(sys.argv[1])
 def say(*words): print(*words, flush=True)
@@ -162,7 +162,7 @@ async def test_a_writer_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pyte
         other = Turnstile(store.path)
         with other:
             kept = give(store, registered(1), keep=True)
-            with pytest.raises(HoldfastError, match="another process has been writing"):
+            with pytest.raises(KeepholdError, match="another process has been writing"):
                 await commit(store, registered(2))
         await kept
         other.close()
@@ -279,7 +279,7 @@ async def main():
         kept = give(store, line(1, "a", b'"' + b"x" * 200_000 + b'"'), keep=True)
         try:
             await commit(store, registered(2))
-        except HoldfastError as error:
+        except KeepholdError as error:
             say(error.code, store.trouble is not None, kept.done())
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         await kept
@@ -288,7 +288,7 @@ async def main():
 
 
 async def test_a_disk_that_takes_no_more_is_told_and_what_is_kept_is_written_later(tmp_path: Path) -> None:
-    body = "from holdfast.errors import HoldfastError" + _LIMITED
+    body = "from keephold.errors import KeepholdError" + _LIMITED
     async with child(tmp_path / "store.db", body) as process:
         assert await said(process) == ["store_unavailable", "True", "False"]
         assert await said(process) == ["None", "1"]

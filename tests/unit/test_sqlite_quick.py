@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.unit.sqlite_stores import commit, end, give, line, opened, registered, uid
 
-from holdfast.store.base import Op
-from holdfast.store.sqlite import writer
+from keephold.store.base import Op
+from keephold.store.sqlite import writer
 
 
 class Who:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.unit.sqlite_stores import commit, opened, registered, uid
 
-from holdfast import HoldfastError
-from holdfast.store.sqlite import SqliteStore
-from holdfast.store.sqlite.listing import scans
+from keephold import KeepholdError
+from keephold.store.sqlite import SqliteStore
+from keephold.store.sqlite.listing import scans
 
 LONG = "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n LIMIT 3000000) SELECT max(n) FROM n"
 NOTHING: dict[str, Any] = {
@@ -72,7 +72,7 @@ async def test_who_goes_away_or_closes_the_store_leaves_nothing_behind(tmp_path:
         assert len(await late) == 10, "it was asked before the store was closed"
         assert gone.cancelled() and long.done()
         await closing
-        with pytest.raises(HoldfastError) as error:
+        with pytest.raises(KeepholdError) as error:
             await store.handles(search="h")
         assert error.value.code == "store_unavailable"
     assert not [each for each in tmp_path.iterdir() if each.name.endswith(("-wal", "-shm"))], "no connection is open"
@@ -81,7 +81,7 @@ async def test_who_goes_away_or_closes_the_store_leaves_nothing_behind(tmp_path:
 async def test_a_list_that_cannot_be_read_is_refused_and_the_next_one_is_not(tmp_path: Path) -> None:
     async with opened(tmp_path / "store.db") as store:
         await filled(store)
-        with pytest.raises(HoldfastError) as error:
+        with pytest.raises(KeepholdError) as error:
             await store._scanned("SELECT * FROM nowhere", ())
         assert error.value.code == "store_unavailable" and "nowhere" in error.value.message
         assert len(await store.handles(search="h")) == 10

@@ -11,11 +11,11 @@ import msgspec
 from tests.fixtures.make import HERE
 from tests.unit.sqlite_stores import NOON, commit, opened, registered, uid
 
-from holdfast.handles.state import Running
-from holdfast.store.base import ConversationRow, Described, Forgotten, Line, Said
-from holdfast.store.sqlite.opening import reader
-from holdfast.store.sqlite.sql import APPLICATION_ID, SQL, migrations
-from holdfast.store.sqlite.transcripts import newest
+from keephold.handles.state import Running
+from keephold.store.base import ConversationRow, Described, Forgotten, Line, Said
+from keephold.store.sqlite.opening import reader
+from keephold.store.sqlite.sql import APPLICATION_ID, SQL, migrations
+from keephold.store.sqlite.transcripts import newest
 
 SAID = Said("main", "t1", NOON, (("request", b"{}"), ("response", b"[]")))
 LINES = [Line(1, "t1", "request", b"{}", NOON), Line(2, "t1", "response", b"[]", NOON)]

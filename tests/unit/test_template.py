@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import ConfigError, ToolError
-from holdfast.tools.template import CommandLine, Template
+from keephold.errors import ConfigError, ToolError
+from keephold.tools.template import CommandLine, Template
 
 SHELLS = [name for name in ("sh", "bash") if shutil.which(name)]
 HOSTILE = "$(touch pwned); \"; rm -rf /; ' `touch pwned` \\ * ~ $HOME ${1} #x\n"

@@ -1,15 +1,15 @@
-"""`holdfast.terminal(…)`: a program in a terminal as a tool, made in Python (Y, P1, Q4, C1)."""
+"""`keephold.terminal(…)`: a program in a terminal as a tool, made in Python (Y, P1, Q4, C1)."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import ConfigError
-from holdfast.schema.canonical import canonical
-from holdfast.tools.base import ACTIONS, OutputPolicy, RetryPolicy, SpawnPolicy, Tool, View
-from holdfast.tools.terminal.terminal import Terminal
+import keephold
+from keephold.errors import ConfigError
+from keephold.schema.canonical import canonical
+from keephold.tools.base import ACTIONS, OutputPolicy, RetryPolicy, SpawnPolicy, Tool, View
+from keephold.tools.terminal.terminal import Terminal
 
 PATH = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 
@@ -21,16 +21,16 @@ def runtime_of(tool: Tool) -> Terminal:
 
 def refused(*args: Any, **options: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        holdfast.terminal(*args, **options)
+        keephold.terminal(*args, **options)
     (only,) = caught.value.problems
     return only
 
 
 def test_P1_a_terminal_made_in_python_runs_unattended_with_all_actions() -> None:
-    tool = holdfast.terminal("bash")
+    tool = keephold.terminal("bash")
     assert (tool.name, tool.source, tool.run, tool.actions) == ("bash", "terminal", "unattended", ACTIONS)
     assert tool.parameters == {"type": "object", "properties": {}}
-    assert tool.questions == {"password": holdfast.QuestionPolicy(exclusive=True)}
+    assert tool.questions == {"password": keephold.QuestionPolicy(exclusive=True)}
     assert {view.window for view in (tool.output.dispatch, tool.output.model, tool.output.history)} == {"tail"}
     assert tool.spawn == SpawnPolicy()
     runtime = runtime_of(tool)
@@ -40,7 +40,7 @@ def test_P1_a_terminal_made_in_python_runs_unattended_with_all_actions() -> None
 
 def test_Y_what_is_said_of_the_terminal_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    tool = holdfast.terminal(
+    tool = keephold.terminal(
         ["vim", "{{ tool.arguments.path }}"],
         name="edit",
         description="Edit a file.",
@@ -61,7 +61,7 @@ def test_Y_what_is_said_of_the_terminal_reaches_it(tmp_path: Path, monkeypatch: 
 
 def test_Y_policies_are_those_of_a_function_tool() -> None:
     shown = OutputPolicy(model=View(limit=5))
-    news = holdfast.NotificationPolicy(on_content=True, deliver=("turn",))
+    news = keephold.NotificationPolicy(on_content=True, deliver=("turn",))
     policies: dict[str, Any] = {
         "summary": "A shell.",
         "examples": ["x"],
@@ -83,10 +83,10 @@ def test_Y_policies_are_those_of_a_function_tool() -> None:
         "retry": "safe",
     }
 
-    @holdfast.tool(**policies)
+    @keephold.tool(**policies)
     async def function() -> None: ...
 
-    tool = holdfast.terminal("bash", **policies)
+    tool = keephold.terminal("bash", **policies)
     fields = set(policies) - {"on_turn_end", "turn_end_timeout_secs", "assistant", "notifications", "priority"}
     assert {name: getattr(tool, name) for name in fields} == {name: getattr(function, name) for name in fields}
     assert tool.spawn == function.spawn
@@ -108,13 +108,13 @@ def test_Y_policies_are_those_of_a_function_tool() -> None:
     ],
 )
 def test_Y_a_terminal_is_named_after_its_program(command: Any, name: str) -> None:
-    assert holdfast.terminal(command).name == name
+    assert keephold.terminal(command).name == name
 
 
 def test_Y_a_program_that_the_call_decides_names_no_tool() -> None:
     command = "{{ tool.arguments.program }} -i"
     assert refused(command).endswith("the call decides which program runs; give the tool a `name`")
-    assert holdfast.terminal(command, name="any").name == "any"
+    assert keephold.terminal(command, name="any").name == "any"
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_F_a_command_that_is_none_is_refused() -> None:
 def test_C1_a_terminal_cannot_use_the_names_of_what_its_actions_take(name: str) -> None:
     own = {"type": "object", "properties": {name: {"type": "string"}}}
     assert refused("bash", parameters=own).startswith(f"tool `bash`: parameter `{name}` has a name that ")
-    assert canonical(holdfast.terminal("bash", parameters=own, actions=())) == own
+    assert canonical(keephold.terminal("bash", parameters=own, actions=())) == own
 
 
 def test_C1_fetch_and_apply_of_a_terminal_take_more_than_those_of_other_tools() -> None:
-    variants = {form["properties"]["action"]["const"]: form for form in canonical(holdfast.terminal("bash"))["oneOf"]}
+    variants = {form["properties"]["action"]["const"]: form for form in canonical(keephold.terminal("bash"))["oneOf"]}
     assert list(variants["fetch"]["properties"]) == ["action", "id", "view"]
     assert list(variants["apply"]["properties"]) == ["action", "id", "input", "keys", "size"]
     assert variants["apply"]["required"] == ["action", "id"]

@@ -1,6 +1,6 @@
 """Text as it may be shown (K4)."""
 
-from holdfast.tools.command import Tail
+from keephold.tools.command import Tail
 
 
 def test_K4_the_words_of_a_failure_hold_no_control_sequences() -> None:

@@ -12,14 +12,14 @@ from tests.spans import Spans, said, spans, trace_of
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, spawn, wait_all
 from tests.turn.people import Asked
 
-import holdfast
-from holdfast import Call, Key, Pending, Question, Runtime, ToolError
-from holdfast.turn.prompts import Approved, RunTool
+import keephold
+from keephold import Call, Key, Pending, Question, Runtime, ToolError
+from keephold.turn.prompts import Approved, RunTool
 
 __all__ = ["spans"]
 
 
-@holdfast.tool(actions=TALKING, on_crash="replay")
+@keephold.tool(actions=TALKING, on_crash="replay")
 async def release(call: Call, what: str = "it") -> str:
     """Does a step, then asks."""
 
@@ -48,18 +48,18 @@ async def test_one_tree_for_a_turn_with_spawn_await_step_and_question(spans: Spa
         "gen_ai.tool.call.id": said(made)["gen_ai.tool.call.id"],
         "gen_ai.conversation.id": "main",
     }
-    assert said(spans.one("step"))["holdfast.step"] == "build"
+    assert said(spans.one("step"))["keephold.step"] == "build"
     assert said(spans.one("invoke_agent"))["gen_ai.operation.name"] == "invoke_agent"
     assert all(span.end_time is not None for span in spans.all)
 
 
 async def test_what_its_caller_and_its_code_do_belongs_to_it(spans: Spans) -> None:
-    @holdfast.tool
+    @keephold.tool
     async def look(call: Call) -> str:
         with spans.tracer.start_as_current_span("query"):
             return "seen"
 
-    @holdfast.tool
+    @keephold.tool
     def compute() -> str:
         with spans.tracer.start_as_current_span("sum"):
             return "computed"
@@ -82,7 +82,7 @@ async def test_a_call_without_a_turn_belongs_to_the_request_it_came_with(spans: 
 
 
 async def test_permission_is_a_wait_of_the_call(spans: Spans) -> None:
-    @holdfast.tool(run="ask")
+    @keephold.tool(run="ask")
     async def delete() -> str:
         return "gone"
 
@@ -96,13 +96,13 @@ async def test_permission_is_a_wait_of_the_call(spans: Spans) -> None:
 
 
 async def test_each_attempt_is_one_and_errors_are_told_by_their_code(spans: Spans) -> None:
-    @holdfast.tool(retry=holdfast.RetryPolicy(policy="safe", max_attempts=2, base_delay_ms=1))
+    @keephold.tool(retry=keephold.RetryPolicy(policy="safe", max_attempts=2, base_delay_ms=1))
     async def flaky() -> str:
         raise ToolError("the password is hunter2", code="tool_error", transient=True)
 
     async with Runtime([flaky]) as rt, rt.turn("main") as turn:
         await turn.run([call("flaky"), call("flaky", unknown=1)])
-    assert [said(span)["holdfast.attempt"] for span in spans.named("attempt")] == [1, 2]
+    assert [said(span)["keephold.attempt"] for span in spans.named("attempt")] == [1, 2]
     (failed,) = spans.named("execute_tool flaky")
     assert (said(failed)["error.type"], failed.status.is_ok) == ("tool_error", False)
     assert "hunter2" not in "".join(span.to_json() for span in spans.all)
@@ -119,7 +119,7 @@ async def test_a_batch_that_is_refused_leaves_no_span_open(spans: Spans) -> None
 async def test_D1_a_resolution_and_the_call_that_waited_know_of_each_other(spans: Spans, tmp_path: Path) -> None:
     keys: list[Key] = []
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def approve(call: Call) -> Pending:
         keys.append(await call.completion_key())
         return Pending()
@@ -151,7 +151,7 @@ async def test_R1_a_replayed_call_and_a_resumed_turn_go_on_in_their_trace(spans:
             await until(lambda: again.registry.conversation("main").open_questions == 1)
             await resumed.run([apply("release", "r", "yes")])
             await stopped(again, "r")
-    recovered = next(span for span in spans.named("execute_tool release") if said(span).get("holdfast.recovered"))
+    recovered = next(span for span in spans.named("execute_tool release") if said(span).get("keephold.recovered"))
     assert trace_of(recovered) == before
     assert recovered.parent is not None
     turns = [span for span in spans.named("invoke_agent") if trace_of(span) == before]
@@ -162,7 +162,7 @@ async def test_R1_a_replayed_call_and_a_resumed_turn_go_on_in_their_trace(spans:
 async def test_D9_the_completion_of_a_call_parked_in_an_earlier_life(spans: Spans, tmp_path: Path) -> None:
     keys: list[Key] = []
 
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def approve(call: Call) -> Pending:
         keys.append(await call.completion_key())
         return Pending()
@@ -171,7 +171,7 @@ async def test_D9_the_completion_of_a_call_parked_in_an_earlier_life(spans: Span
         await rt.desk("main").call(spawn("approve", "a"))
         await parked(rt)
     left = spans.one("execute_tool approve")
-    assert said(left)["holdfast.left"]
+    assert said(left)["keephold.left"]
     spans.exporter.clear()
     async with Runtime([approve], store=stored_in(tmp_path)) as rt:
         await rt.resolve(keys[0], ok("yes"))
@@ -195,7 +195,7 @@ async def test_nothing_is_traced_or_stored_where_nobody_wants_it(tmp_path: Path)
 
 def test_a_program_that_traces_nothing_imports_no_opentelemetry() -> None:
     code = (
-        "import sys, json, holdfast; holdfast.Runtime(); print(json.dumps([m for m in sys.modules if 'opentel' in m]))"
+        "import sys, json, keephold; keephold.Runtime(); print(json.dumps([m for m in sys.modules if 'opentel' in m]))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(run.stdout) == []

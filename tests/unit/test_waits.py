@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.handles.clock import SystemClock
-from holdfast.handles.handle import Handle, OnStop
-from holdfast.handles.registry import Registry
-from holdfast.handles.spool import Spool
-from holdfast.handles.state import Error, Ok, Outcome
-from holdfast.handles.waits import Group, Wait, all_of, any_of, first_success
-from holdfast.store.base import Record
-from holdfast.store.memory import MemoryStore
-from holdfast.tools.base import Invocation, Live, Sink, Tool
+from keephold.handles.clock import SystemClock
+from keephold.handles.handle import Handle, OnStop
+from keephold.handles.registry import Registry
+from keephold.handles.spool import Spool
+from keephold.handles.state import Error, Ok, Outcome
+from keephold.handles.waits import Group, Wait, all_of, any_of, first_success
+from keephold.store.base import Record
+from keephold.store.memory import MemoryStore
+from keephold.tools.base import Invocation, Live, Sink, Tool
 
 
 class NeverStarted:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.handles.question import Question
-from holdfast.handles.state import Error, Ok
-from holdfast.tools.wire import (
+from keephold.handles.question import Question
+from keephold.handles.state import Error, Ok
+from keephold.tools.wire import (
     LINE_LIMIT,
     WHOLE_LIMIT,
     Asks,

@@ -41,7 +41,7 @@ def signal(session: str, id: Any, reason: str) -> None:
             params["promptRequestId"] = id
         if DEFECT == "wrong-reason" and reason == "end_turn":
             params["stopReason"] = "refusal"
-        send({"method": "_holdfast/turn_complete", "params": params})
+        send({"method": "_keephold/turn_complete", "params": params})
 
 
 def ask(session: str, call: str) -> str:
@@ -118,7 +118,7 @@ def prompt(id: Any, session: str, text: str) -> None:
 
 
 def initialize(params: dict[str, Any]) -> Any:
-    extension: dict[str, Any] = {"_meta": {"holdfast/turnComplete": {}}} if OFFERS else {}
+    extension: dict[str, Any] = {"_meta": {"keephold/turnComplete": {}}} if OFFERS else {}
     wanted = params["protocolVersion"]
     version = wanted if DEFECT == "any-version" else 1
     able = {"loadSession": False, **extension}

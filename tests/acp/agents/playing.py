@@ -1,4 +1,4 @@
-"""A model that plays what the user asks for, and tools for it: what `holdfast acp` is started with in tests.
+"""A model that plays what the user asks for, and tools for it: what `keephold acp` is started with in tests.
 
 A prompt is a list of steps as JSON; the model's first response is the first of them, and so on; then it says "done". So
 it goes on where it was also in another process.
@@ -16,7 +16,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, User
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
 from pydantic_ai.profiles import ModelProfile
 
-import holdfast
+import keephold
 
 
 def _steps(messages: list[ModelMessage]) -> tuple[list[dict[str, Any]], int]:
@@ -58,21 +58,21 @@ def measured() -> FunctionModel:
     return FunctionModel(stream_function=_play, profile=ModelProfile(context_window=1000))
 
 
-@holdfast.tool(hints={"readOnlyHint": True})
+@keephold.tool(hints={"readOnlyHint": True})
 async def look(path: Path, line: int = 0) -> str:
     """Look at a file."""
     return f"looked at {path}"
 
 
-@holdfast.tool(hints={"kind": "edit"})
-async def change(call: holdfast.Call, path: Path, new: str) -> str:
+@keephold.tool(hints={"kind": "edit"})
+async def change(call: keephold.Call, path: Path, new: str) -> str:
     """Change a file."""
-    call.show(holdfast.Diff(str(path), "old", new))
+    call.show(keephold.Diff(str(path), "old", new))
     return "changed"
 
 
-@holdfast.tool(actions=("spawn", "fetch", "apply", "abort"), on_turn_end="keep")
-async def job(call: holdfast.Call) -> str:
+@keephold.tool(actions=("spawn", "fetch", "apply", "abort"), on_turn_end="keep")
+async def job(call: keephold.Call) -> str:
     """Works until it is told to finish."""
     call.emit("working\n")
     while (said := await call.input()) != "finish":
@@ -80,8 +80,8 @@ async def job(call: holdfast.Call) -> str:
     return "the job is finished"
 
 
-@holdfast.tool(actions=("spawn", "fetch", "abort"), on_turn_end="keep")
-async def waits(call: holdfast.Call, file: str) -> str:
+@keephold.tool(actions=("spawn", "fetch", "abort"), on_turn_end="keep")
+async def waits(call: keephold.Call, file: str) -> str:
     """Works until a file is there."""
     call.emit("waiting\n")
     while not Path(file).exists():  # noqa: ASYNC110 (another process makes it)
@@ -89,8 +89,8 @@ async def waits(call: holdfast.Call, file: str) -> str:
     return "it is there"
 
 
-@holdfast.tool
-async def floods(call: holdfast.Call, lines: int) -> str:
+@keephold.tool
+async def floods(call: keephold.Call, lines: int) -> str:
     """Prints much."""
     for number in range(lines):
         call.emit(f"line {number}\n")
@@ -99,44 +99,44 @@ async def floods(call: holdfast.Call, lines: int) -> str:
     return "printed"
 
 
-async def _asked(call: holdfast.Call, kind: str) -> str:
+async def _asked(call: keephold.Call, kind: str) -> str:
     types: dict[str, Any] = {"boolean": "Boolean", "text": "Text", "select": {"Select": {"options": ["red", "blue"]}}}
     secret = kind == "secret"
-    question = holdfast.Question(id="q", text="Which?", answer_type=types.get(kind, "Text"), secret=secret)
+    question = keephold.Question(id="q", text="Which?", answer_type=types.get(kind, "Text"), secret=secret)
     return f"answered {await call.ask(question)!r}"
 
 
-@holdfast.tool
-async def asks(call: holdfast.Call, kind: str) -> str:
+@keephold.tool
+async def asks(call: keephold.Call, kind: str) -> str:
     """Asks something."""
     return await _asked(call, kind)
 
 
-@holdfast.tool(
+@keephold.tool(
     actions=("spawn", "fetch", "abort"),
     on_turn_end="keep",
-    questions={"q": holdfast.QuestionPolicy(exclusive=True)},
+    questions={"q": keephold.QuestionPolicy(exclusive=True)},
 )
-async def wonders(call: holdfast.Call, kind: str) -> str:
+async def wonders(call: keephold.Call, kind: str) -> str:
     """Asks something that only a person may answer."""
     return await _asked(call, kind)
 
 
-@holdfast.tool
-async def hangs(call: holdfast.Call) -> str:
+@keephold.tool
+async def hangs(call: keephold.Call) -> str:
     """Never ends by itself."""
     call.emit("hanging\n")
     await asyncio.Event().wait()
     return ""
 
 
-@holdfast.tool
+@keephold.tool
 def fails() -> str:
     """Fails."""
-    raise holdfast.ToolError("it broke")
+    raise keephold.ToolError("it broke")
 
 
-@holdfast.tool
+@keephold.tool
 def noisy() -> str:
     """Prints where it should not, and reads what is not its own."""
     print("from Python", flush=True)

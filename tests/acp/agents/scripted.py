@@ -29,7 +29,7 @@ def signal(session: str, id: Any, reason: str) -> None:
         params = {"sessionId": session, "update": {"sessionUpdate": "turn_complete", **fields}}
         send({"method": "session/update", "params": params})
     else:
-        send({"method": "_holdfast/turn_complete", "params": {"sessionId": session, **fields}})
+        send({"method": "_keephold/turn_complete", "params": {"sessionId": session, **fields}})
 
 
 def receive() -> dict[str, Any]:
@@ -71,7 +71,7 @@ def prompt(id: Any, session: str, order: dict[str, Any]) -> None:
             pass
         update(session, "stopping")
     if order.get("background"):
-        update(session, "meanwhile", _meta={"holdfast/background": True})
+        update(session, "meanwhile", _meta={"keephold/background": True})
     if order.get("die"):
         sys.stderr.write("out of cheese\n")
         sys.stdout.flush()
@@ -95,7 +95,7 @@ def main() -> None:
         message = receive()
         method, id, params = message.get("method"), message.get("id"), message.get("params", {})
         if method == "initialize":
-            extension: dict[str, Any] = {"_meta": {"holdfast/turnComplete": {}}} if offer == "extension" else {}
+            extension: dict[str, Any] = {"_meta": {"keephold/turnComplete": {}}} if offer == "extension" else {}
             kinds: dict[str, Any] = {"list": {}, "close": {}, "resume": {}}
             kinds |= {"turnComplete": {}} if offer == "update" else {}
             abilities = {"loadSession": True, "sessionCapabilities": kinds, **extension}
@@ -111,7 +111,7 @@ def main() -> None:
                 send({"id": id, "result": {}})
                 continue
             send({"id": id, "result": {"sessionId": f"s{sessions}", "_meta": {"cwd": params["cwd"]}}})
-            update(f"s{sessions}", "welcome", _meta={"holdfast/background": True})
+            update(f"s{sessions}", "welcome", _meta={"keephold/background": True})
         elif method in ("session/load", "session/resume") and "--no-more" in sys.argv:
             send({"id": id, "error": {"code": -32603, "message": "no"}})
         elif method == "session/load":

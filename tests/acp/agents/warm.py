@@ -1,7 +1,7 @@
-"""`holdfast` without the second that it takes to start: a process that has imported everything forks for each run.
+"""`keephold` without the second that it takes to start: a process that has imported everything forks for each run.
 
     python -m tests.acp.agents.warm SOCKET     prints a line when it can be come to, and serves until it is ended
-    python -I -S warm.py SOCKET ARGUMENTS…     is one run of `holdfast ARGUMENTS…`, with these standard streams
+    python -I -S warm.py SOCKET ARGUMENTS…     is one run of `keephold ARGUMENTS…`, with these standard streams
 
 A run is a process of its own, and its exit code is the command's.
 """
@@ -14,7 +14,7 @@ import sys
 from importlib import import_module
 from typing import NoReturn
 
-WARM = ("holdfast.cli.acp", "holdfast.acp.agent", "holdfast.agent.conversation", "tests.acp.agents.playing")
+WARM = ("keephold.cli.acp", "keephold.acp.agent", "keephold.agent.conversation", "tests.acp.agents.playing")
 
 
 def serve(path: str) -> NoReturn:
@@ -35,7 +35,7 @@ def serve(path: str) -> NoReturn:
 
 
 def _be(client: socket.socket) -> NoReturn:
-    from holdfast.cli import main
+    from keephold.cli import main
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     arguments, streams, _, _ = socket.recv_fds(client, 65536, 3)
@@ -44,7 +44,7 @@ def _be(client: socket.socket) -> NoReturn:
         os.close(stream)
     code: object = 70
     try:
-        main(json.loads(arguments), prog_name="holdfast")
+        main(json.loads(arguments), prog_name="keephold")
     except SystemExit as end:
         code = end.code
     finally:

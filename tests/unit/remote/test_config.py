@@ -4,27 +4,27 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.config import load_config
-from holdfast.errors import ConfigError
+import keephold
+from keephold.config import load_config
+from keephold.errors import ConfigError
 
 SERVER = '[mcp.servers.git]\ncommand = "git-mcp"\n'
 
 
-def loaded(text: str, directory: Path) -> holdfast.Runtime:
-    file = directory / "holdfast.toml"
+def loaded(text: str, directory: Path) -> keephold.Runtime:
+    file = directory / "keephold.toml"
     file.write_text(text)
-    return holdfast.Runtime(config=file)
+    return keephold.Runtime(config=file)
 
 
 def problems(text: str, directory: Path) -> list[str]:
     with pytest.raises(ConfigError) as raised:
         loaded(text, directory)
-    return [problem.partition("holdfast.toml:")[2] for problem in raised.value.problems]
+    return [problem.partition("keephold.toml:")[2] for problem in raised.value.problems]
 
 
 def test_M6_a_server_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "holdfast.toml"
+    file = tmp_path / "keephold.toml"
     file.write_text(
         """
         [conversation.tools."*"]
@@ -83,7 +83,7 @@ def test_M6_a_server_is_read(tmp_path: Path) -> None:
 
 
 def test_P1_tools_of_servers_ask_unless_told(tmp_path: Path) -> None:
-    file = tmp_path / "holdfast.toml"
+    file = tmp_path / "keephold.toml"
     file.write_text(SERVER)
     (server,) = load_config(file).mcp_servers()
     assert server.like.run == "ask"
@@ -152,20 +152,20 @@ def test_K5_secrets_are_not_repeated(text: str, tmp_path: Path) -> None:
 
 
 def test_M6_two_servers_or_tools_of_one_name_are_refused() -> None:
-    one, other = (holdfast.mcp_server("a", command=[name]) for name in ("x", "y"))
+    one, other = (keephold.mcp_server("a", command=[name]) for name in ("x", "y"))
     with pytest.raises(ConfigError, match="two MCP servers are named `a`"):
-        holdfast.Runtime(servers=[one, other])
+        keephold.Runtime(servers=[one, other])
 
 
 def test_M6_a_named_tool_may_not_have_the_name_of_another(tmp_path: Path) -> None:
-    @holdfast.tool
+    @keephold.tool
     async def push() -> str:
         return ""
 
-    file = tmp_path / "holdfast.toml"
+    file = tmp_path / "keephold.toml"
     file.write_text(SERVER + "[conversation.tools.push]\nsource = 'mcp'\nserver = 'git'")
     with pytest.raises(ConfigError, match="two tools are named `push`"):
-        holdfast.Runtime([push], config=file)
+        keephold.Runtime([push], config=file)
 
 
 @pytest.mark.parametrize(
@@ -180,4 +180,4 @@ def test_M6_a_named_tool_may_not_have_the_name_of_another(tmp_path: Path) -> Non
 )
 def test_a_server_that_cannot_be_is_refused(options: dict[str, object], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        holdfast.mcp_server("a", **options)  # type: ignore[arg-type]
+        keephold.mcp_server("a", **options)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.tools.remote.asking import form_fields
+from keephold.tools.remote.asking import form_fields
 
 
 def form(required: list[str] | None = None, **properties: dict[str, Any]) -> dict[str, Any]:

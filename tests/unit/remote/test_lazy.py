@@ -9,9 +9,9 @@ import pytest
 @pytest.mark.parametrize(
     "program",
     [
-        "import holdfast; holdfast.Runtime",
-        "import holdfast; holdfast.Runtime(servers=[holdfast.mcp_server('a', command=['x'])])",
-        "from holdfast.cli import main; main(['--help'], standalone_mode=False)",
+        "import keephold; keephold.Runtime",
+        "import keephold; keephold.Runtime(servers=[keephold.mcp_server('a', command=['x'])])",
+        "from keephold.cli import main; main(['--help'], standalone_mode=False)",
     ],
 )
 def test_mcp_is_not_imported(program: str) -> None:

@@ -7,11 +7,11 @@ import mcp.types as types
 import pytest
 from mcp.shared.exceptions import MCPError
 
-import holdfast
-from holdfast.errors import ToolError
-from holdfast.tools.remote.result import failure, is_lost, value_of
+import keephold
+from keephold.errors import ToolError
+from keephold.tools.remote.result import failure, is_lost, value_of
 
-SERVER = holdfast.mcp_server("x", url="https://user:pass@example.org/mcp", headers={"Authorization": "Bearer abcdef"})
+SERVER = keephold.mcp_server("x", url="https://user:pass@example.org/mcp", headers={"Authorization": "Bearer abcdef"})
 
 
 def answered(*content: Any, **more: Any) -> types.CallToolResult:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.durable.deferred import Pending
-from holdfast.handles.question import Question
-from holdfast.handles.state import Outcome
-from holdfast.tools.base import Invocation, SpawnPolicy, Tool
-from holdfast.tools.guard import Guard
-from holdfast.tools.template import CommandLine
-from holdfast.tools.terminal.terminal import Terminal
+from keephold.durable.deferred import Pending
+from keephold.handles.question import Question
+from keephold.handles.state import Outcome
+from keephold.tools.base import Invocation, SpawnPolicy, Tool
+from keephold.tools.guard import Guard
+from keephold.tools.template import CommandLine
+from keephold.tools.terminal.terminal import Terminal
 
 UIDS = map("t{}".format, count())
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from holdfast.tools import marks
-from holdfast.tools.session import Exit
-from holdfast.tools.terminal.probe import State
-from holdfast.tools.terminal.pty import Pty
+from keephold.tools import marks
+from keephold.tools.session import Exit
+from keephold.tools.terminal.probe import State
+from keephold.tools.terminal.pty import Pty
 
 RUNTIME = marks.new_runtime_mark()
 UIDS = map("p{}".format, count())

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.terminal.recorded import LS
 
-from holdfast.handles.asciicast import asciicast
-from holdfast.handles.output import Output
-from holdfast.handles.spool import Spool
-from holdfast.handles.timeline import Timeline
+from keephold.handles.asciicast import asciicast
+from keephold.handles.output import Output
+from keephold.handles.spool import Spool
+from keephold.handles.timeline import Timeline
 
 
 @pytest.fixture

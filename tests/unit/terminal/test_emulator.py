@@ -17,8 +17,8 @@ from tests.soak import tries
 from tests.unit.terminal.noise import noise
 from tests.unit.terminal.recorded import LESS, LS, VIM, VIM_QUITS
 
-from holdfast.tools.base import Screen
-from holdfast.tools.terminal.emulator import SCROLLBACK, Emulator, Kind, open_emulator, preload
+from keephold.tools.base import Screen
+from keephold.tools.terminal.emulator import SCROLLBACK, Emulator, Kind, open_emulator, preload
 
 KINDS: tuple[Kind, ...] = ("ghostty", "line")
 

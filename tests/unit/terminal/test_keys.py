@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.errors import ToolError
-from holdfast.tools.terminal.keys import as_bytes
+from keephold.errors import ToolError
+from keephold.tools.terminal.keys import as_bytes
 
 
 @pytest.mark.parametrize(

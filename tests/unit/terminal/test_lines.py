@@ -4,8 +4,8 @@ import tracemalloc
 
 from tests.unit.terminal.recorded import BASH_EDITS, LS, VIM, VIM_QUITS
 
-from holdfast.tools.terminal.emulator import SCROLLBACK
-from holdfast.tools.terminal.lines import LineEmulator
+from keephold.tools.terminal.emulator import SCROLLBACK
+from keephold.tools.terminal.lines import LineEmulator
 
 
 def lines(*data: bytes, rows: int = 5, cols: int = 20) -> LineEmulator:
@@ -39,7 +39,7 @@ def test_of_a_full_screen_program_it_says_only_that_one_runs() -> None:
     seen = emulator.screen()
     assert seen.alternate and emulator.alternate
     assert "full-screen program" in seen.lines[0]
-    assert "pip install 'holdfast[terminal]'" in seen.lines[1]
+    assert "pip install 'keephold[terminal]'" in seen.lines[1]
     assert (len(seen.lines), seen.scrollback, emulator.scrollback(5)) == (3, 0, ())
     emulator.feed(VIM_QUITS + b"$ ")
     assert emulator.screen().lines == ("$ vim notes.txt", "$", "")

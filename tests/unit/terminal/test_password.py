@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.terminal.calls import Recorder, Start, guard, python, sh, start, until
 
-from holdfast.handles.question import Question
-from holdfast.handles.state import Error, Ok, Outcome, Printed
-from holdfast.tools.terminal.secrets import Veil
+from keephold.handles.question import Question
+from keephold.handles.state import Error, Ok, Outcome, Printed
+from keephold.tools.terminal.secrets import Veil
 
 __all__ = ["guard", "start"]  # fixtures
 
@@ -73,7 +73,7 @@ async def test_K5_what_only_begins_like_the_secret_is_shown_after_all(start: Sta
 async def test_K5_what_is_held_back_is_shown_when_the_program_waits_or_ends(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.tools.terminal.terminal.HELD_BACK", 60.0)
+    monkeypatch.setattr("keephold.tools.terminal.terminal.HELD_BACK", 60.0)
     live, sink = start(
         python("import getpass; getpass.getpass('? '); os.write(1, b'cor'); input(); print('rect', end='')")
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.terminal.ptys import Run, python, until
 
-from holdfast.tools.terminal.probe import State
+from keephold.tools.terminal.probe import State
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ async def test_C4_the_reader_is_told_apart_from_others() -> None:
 
 
 async def test_C4_a_crowd_in_the_foreground_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.tools.terminal.probe.FEW", 3)
+    monkeypatch.setattr("keephold.tools.terminal.probe.FEW", 3)
     run = Run("sh", "-c", "for i in 1 2 3 4 5; do sleep 1001 & done; echo up; wait")
     await run.said(b"up")
     assert run.pty.probe().state == "unknown"
@@ -178,7 +178,7 @@ async def test_C4_a_crowd_in_the_foreground_is_not_searched(monkeypatch: pytest.
 async def test_C4_the_probe_says_unknown_where_system_calls_are_numbered_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.tools.terminal.probe._CALLS", {})
+    monkeypatch.setattr("keephold.tools.terminal.probe._CALLS", {})
     run = Run("cat")
     assert run.pty.probe().state == "unknown"
     await run.stop()

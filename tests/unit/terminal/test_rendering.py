@@ -12,7 +12,7 @@ from tests.soak import tries
 from tests.unit.terminal.noise import noise
 from tests.unit.terminal.recorded import BASH_EDITS, BASH_UNDO, BASH_WIDE, CAT_ECHO, LESS, LS, VIM, VIM_QUITS
 
-from holdfast.handles.rendering import on_alternate, render
+from keephold.handles.rendering import on_alternate, render
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tests.unit.terminal.calls import Start, guard, python, sh, start, until
 
-from holdfast.errors import ToolError
-from holdfast.handles.state import Error, Ok, Printed
-from holdfast.tools import marks
-from holdfast.tools.base import SupportsScreen
-from holdfast.tools.refusals import UNREAD_LIMIT
+from keephold.errors import ToolError
+from keephold.handles.state import Error, Ok, Printed
+from keephold.tools import marks
+from keephold.tools.base import SupportsScreen
+from keephold.tools.refusals import UNREAD_LIMIT
 
 __all__ = ["guard", "start"]  # fixtures
 
@@ -35,7 +35,7 @@ async def test_F1_the_call_is_in_the_environment_and_the_size_is_not(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("LINES", "99")
-    script = "import shutil; print(json.dumps([os.environ['HOLDFAST_CALL'], os.environ['TERM'], os.environ['OWN'], "
+    script = "import shutil; print(json.dumps([os.environ['KEEPHOLD_CALL'], os.environ['TERM'], os.environ['OWN'], "
     script += "sorted({'COLUMNS', 'LINES'} & set(os.environ)), os.getcwd()]))"
     line = [*python(script), "{{ tool.arguments.path }}"]
     _, sink = start(line, {"path": "a b"}, env={"OWN": "x", "COLUMNS": "3"}, term="vt100", cols=1000)
@@ -47,7 +47,7 @@ async def test_F1_the_call_is_in_the_environment_and_the_size_is_not(
 
 
 async def test_F1_a_large_call_is_in_a_file_that_goes_with_the_program(start: Start) -> None:
-    script = "print(os.environ['HOLDFAST_CALL_FILE']); print(len(open(os.environ['HOLDFAST_CALL_FILE']).read()))"
+    script = "print(os.environ['KEEPHOLD_CALL_FILE']); print(len(open(os.environ['KEEPHOLD_CALL_FILE']).read()))"
     _, sink = start(python(script), {"text": "x" * 100_000})
     await sink.end()
     name, size = sink.printed.decode().split()
@@ -63,7 +63,7 @@ async def test_C9_a_program_that_cannot_start_is_an_error_and_the_sink_hears_not
 
 
 async def test_R2_the_program_bears_the_marks_of_its_runtime_and_call(start: Start, guard: Any) -> None:
-    live, sink = start(sh('printf %s "$HOLDFAST_MARK"; cat'))
+    live, sink = start(sh('printf %s "$KEEPHOLD_MARK"; cat'))
     await sink.said(guard.mark.encode())
     assert len(marks.find(guard.mark)) >= 1
     live.end(0)

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.sqlite_stores import NOON, commit, end, opened, registered, uid
 
-from holdfast.handles import timeline as timeline_module
-from holdfast.handles.output import Output
-from holdfast.handles.spool import Spool
-from holdfast.handles.timeline import MARKS, Resized, Timeline
-from holdfast.store.base import Changed, Kept
-from holdfast.store.memory.store import MemoryStore
+from keephold.handles import timeline as timeline_module
+from keephold.handles.output import Output
+from keephold.handles.spool import Spool
+from keephold.handles.timeline import MARKS, Resized, Timeline
+from keephold.store.base import Changed, Kept
+from keephold.store.memory.store import MemoryStore
 
 
 @pytest.fixture

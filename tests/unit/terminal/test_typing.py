@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.unit.terminal.ptys import Run, python, until
 
-from holdfast.errors import ToolError
-from holdfast.tools.refusals import UNREAD_LIMIT
+from keephold.errors import ToolError
+from keephold.tools.refusals import UNREAD_LIMIT
 
 WAITS_TO_READ = """
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tests.unit.terminal.noise import noise
 from tests.unit.terminal.recorded import BASH_EDITS, VIM, VIM_QUITS
 
-import holdfast
-from holdfast.handles.output import Output
-from holdfast.handles.spool import Spool
-from holdfast.handles.timeline import Timeline
-from holdfast.tools.base import View, Window
-from holdfast.turn.budget import Projector
+import keephold
+from keephold.handles.output import Output
+from keephold.handles.spool import Spool
+from keephold.handles.timeline import Timeline
+from keephold.tools.base import View, Window
+from keephold.turn.budget import Projector
 
 projector = Projector()
 
@@ -93,8 +93,8 @@ def test_O1_a_window_never_exceeds_its_cap(data: bytes, limit: int, window: Wind
 # --- read_output
 
 
-@holdfast.tool
-async def session(call: holdfast.Call, data: str) -> str:
+@keephold.tool
+async def session(call: keephold.Call, data: str) -> str:
     """Print something."""
     call.emit(data)
     return ""
@@ -102,9 +102,9 @@ async def session(call: holdfast.Call, data: str) -> str:
 
 async def read(data: str, **arguments: Any) -> dict[str, Any]:
     terminal = dataclasses.replace(session, source="terminal")
-    async with holdfast.Runtime([terminal]) as rt, rt.turn("main") as turn:
-        await turn.run([holdfast.ToolCall("1", "session", {"data": data})])
-        [response] = await turn.run([holdfast.ToolCall("2", "read_output", {"call_id": "1", **arguments})])
+    async with keephold.Runtime([terminal]) as rt, rt.turn("main") as turn:
+        await turn.run([keephold.ToolCall("1", "session", {"data": data})])
+        [response] = await turn.run([keephold.ToolCall("2", "read_output", {"call_id": "1", **arguments})])
         assert not response.is_error, response.result
         found: dict[str, Any] = json.loads(response.result)
         return found

@@ -8,8 +8,8 @@ from typing import Any
 
 import jsonschema_rs
 
-from holdfast import Response, Runtime, Tool, ToolCall
-from holdfast.testing import VirtualClock
+from keephold import Response, Runtime, Tool, ToolCall
+from keephold.testing import VirtualClock
 
 _labels = itertools.count(1)
 

@@ -6,8 +6,8 @@ from typing import Any
 from tests.unit.waiting.calls import Caller
 from tests.unit.waiting.test_workflows import run, step
 
-from holdfast import AgentRequest, Call, Runtime
-from holdfast.testing import VirtualClock
+from keephold import AgentRequest, Call, Runtime
+from keephold.testing import VirtualClock
 
 
 async def test_E3_an_agent_of_two_steps_has_two_journals(clock: VirtualClock) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from tests.unit.waiting.calls import Caller, calling
 
-import holdfast
-from holdfast import AgentRequest, Call, ConfigError, Runtime, ToolError
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import AgentRequest, Call, ConfigError, Runtime, ToolError
+from keephold.testing import VirtualClock
 
 
 def with_echo(rt: Runtime, **options: Any) -> list[AgentRequest]:
@@ -200,4 +200,4 @@ def test_what_cannot_be_an_agent(id: str, options: dict[str, Any], says: str) ->
         rt.agent(id, **options)(function)
     with pytest.raises(ConfigError, match="not async"):
         rt.agent("sync")(lambda call, request: "x")  # type: ignore[arg-type, return-value]
-    assert holdfast.AgentRequest is AgentRequest
+    assert keephold.AgentRequest is AgentRequest

@@ -8,8 +8,8 @@ from typing import Any
 from tests.turn.calls import STATEFUL, settings, spawn
 from tests.unit.waiting.calls import calling
 
-import holdfast
-from holdfast.testing import VirtualClock
+import keephold
+from keephold.testing import VirtualClock
 
 
 async def test_W8_progress_priority_and_metadata(clock: VirtualClock) -> None:
@@ -66,7 +66,7 @@ async def test_cancelling_a_sleep(clock: VirtualClock) -> None:
 
 
 async def test_C2_a_tool_keeps_its_own_actions(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL)
+    @keephold.tool(actions=STATEFUL)
     async def busy() -> None:
         await asyncio.sleep(60)
 
@@ -182,14 +182,14 @@ async def test_W8_metrics_of_handles_and_waits(clock: VirtualClock) -> None:
         await clock.advance(1)
     hook, custom = {"type": "hook", "status": "completed"}, {"type": "custom", "status": "timeout"}
     assert metrics.seen == [
-        ("holdfast_handles_created_total", {"type": "hook"}),
-        ("holdfast_handles_settled_total", hook),
-        ("holdfast_handle_seconds", 2, hook),
-        ("holdfast_waits_total", {"tool": "wait_for", "status": "completed"}),
-        ("holdfast_wait_seconds", 0, {"tool": "wait_for", "status": "completed"}),
-        ("holdfast_handles_created_total", {"type": "custom"}),
-        ("holdfast_waits_total", {"tool": "wait_for", "status": "timeout"}),
-        ("holdfast_wait_seconds", 0.5, {"tool": "wait_for", "status": "timeout"}),
-        ("holdfast_handles_settled_total", custom),
-        ("holdfast_handle_seconds", 1, custom),
+        ("keephold_handles_created_total", {"type": "hook"}),
+        ("keephold_handles_settled_total", hook),
+        ("keephold_handle_seconds", 2, hook),
+        ("keephold_waits_total", {"tool": "wait_for", "status": "completed"}),
+        ("keephold_wait_seconds", 0, {"tool": "wait_for", "status": "completed"}),
+        ("keephold_handles_created_total", {"type": "custom"}),
+        ("keephold_waits_total", {"tool": "wait_for", "status": "timeout"}),
+        ("keephold_wait_seconds", 0.5, {"tool": "wait_for", "status": "timeout"}),
+        ("keephold_handles_settled_total", custom),
+        ("keephold_handle_seconds", 1, custom),
     ]

@@ -8,9 +8,9 @@ import pytest
 from tests.turn.calls import STATEFUL, spawn
 from tests.unit.waiting.calls import Caller, calling
 
-import holdfast
-from holdfast import Call, Key, Pending, Runtime, ToolCall
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import Call, Key, Pending, Runtime, ToolCall
+from keephold.testing import VirtualClock
 
 START = "2026-01-01T00:00:00.000Z"
 
@@ -179,12 +179,12 @@ async def test_T1_wait_handles_outlive_the_turn(clock: VirtualClock) -> None:
 async def test_D8_a_model_cannot_complete_a_parked_call_by_its_id(clock: VirtualClock) -> None:
     keys: list[Key] = []
 
-    @holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+    @keephold.tool(actions=STATEFUL, on_turn_end="keep")
     async def approve(call: Call) -> Pending:
         keys.append(await call.completion_key())
         return Pending()
 
-    @holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+    @keephold.tool(actions=STATEFUL, on_turn_end="keep")
     async def busy() -> str:
         await asyncio.sleep(60)
         return "done"
@@ -206,7 +206,7 @@ async def test_D8_a_model_cannot_complete_a_parked_call_by_its_id(clock: Virtual
 async def test_D8_an_event_is_brought_by_its_key_and_the_call_goes_on(clock: VirtualClock) -> None:
     keys: list[Key] = []
 
-    @holdfast.tool(actions=STATEFUL, on_crash="replay", on_turn_end="keep")
+    @keephold.tool(actions=STATEFUL, on_crash="replay", on_turn_end="keep")
     async def waits(call: Call) -> str:
         keys.append(await call.durable().external_event_key("go"))
         got = await call.durable().await_event_json(keys[0])
@@ -243,7 +243,7 @@ async def test_N3_what_a_wait_tool_showed_is_no_news(clock: VirtualClock) -> Non
 
 
 async def test_a_tool_of_the_same_name_stands_in_for_a_wait_tool(clock: VirtualClock, tmp_path: Path) -> None:
-    @holdfast.tool
+    @keephold.tool
     async def sleep() -> str:
         return "mine"
 
@@ -252,7 +252,7 @@ async def test_a_tool_of_the_same_name_stands_in_for_a_wait_tool(clock: VirtualC
 
 
 async def test_P2_W7_one_that_nobody_permits_is_an_error_like_others(clock: VirtualClock, tmp_path: Path) -> None:
-    config = tmp_path / "holdfast.toml"
+    config = tmp_path / "keephold.toml"
     config.write_text('[conversation.tools.create_wait_handle]\nsource = "builtin"\nrun = "ask"\n')
     async with calling(clock, config=config) as ask:
         refused = await ask.error("create_wait_handle", handleId="h", type="hook")
@@ -260,7 +260,7 @@ async def test_P2_W7_one_that_nobody_permits_is_an_error_like_others(clock: Virt
 
 
 async def test_they_are_offered_where_the_configuration_names_them(clock: VirtualClock, tmp_path: Path) -> None:
-    config = tmp_path / "holdfast.toml"
+    config = tmp_path / "keephold.toml"
     config.write_text('[conversation.tools.create_wait_handle]\nsource = "builtin"\n')
     async with calling(clock, config=config) as ask:
         assert [tool["name"] for tool in ask.rt.tools()] == ["await", "read_output", "create_wait_handle"]

@@ -5,8 +5,8 @@ import asyncio
 from tests.turn.calls import STATEFUL, spawn
 from tests.unit.waiting.calls import calling
 
-import holdfast
-from holdfast.testing import VirtualClock
+import keephold
+from keephold.testing import VirtualClock
 
 
 async def test_sleeping_is_answered_as_the_seed_writes_it(clock: VirtualClock) -> None:
@@ -36,7 +36,7 @@ async def test_W1_a_sleep_is_a_timer_while_it_lasts(clock: VirtualClock) -> None
 
 
 async def test_the_list_is_as_the_seed_writes_it(clock: VirtualClock) -> None:
-    @holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+    @keephold.tool(actions=STATEFUL, on_turn_end="keep")
     async def noted() -> str:
         return "done"
 
@@ -48,7 +48,7 @@ async def test_the_list_is_as_the_seed_writes_it(clock: VirtualClock) -> None:
         await ask.complete("c", result=[])
         await ask.complete("f", error="no")
         async with ask.rt.turn("main") as turn:
-            await turn.run([spawn("noted", "n"), holdfast.ToolCall("1", "noted")])
+            await turn.run([spawn("noted", "n"), keephold.ToolCall("1", "noted")])
         await clock.advance(5.234)
         listed = await ask("list_wait_handles", status="pending", type="agent")
         assert listed == {

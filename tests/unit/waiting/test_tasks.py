@@ -5,8 +5,8 @@ from typing import Any
 
 from tests.unit.waiting.calls import Caller, calling
 
-from holdfast import Runtime, ToolCall
-from holdfast.testing import VirtualClock
+from keephold import Runtime, ToolCall
+from keephold.testing import VirtualClock
 
 
 async def status(ask: Caller, to: str, **more: Any) -> Any:

@@ -7,11 +7,11 @@ import pytest
 from tests.turn.calls import STATEFUL, TALKING, spawn
 from tests.unit.waiting.calls import Caller, calling
 
-import holdfast
-from holdfast import Call, Question, Runtime
-from holdfast.store.base import Resolution
-from holdfast.testing import VirtualClock
-from holdfast.tools.waiting.view import elapsed
+import keephold
+from keephold import Call, Question, Runtime
+from keephold.store.base import Resolution
+from keephold.testing import VirtualClock
+from keephold.tools.waiting.view import elapsed
 
 
 @pytest.mark.parametrize(
@@ -220,13 +220,13 @@ async def test_W3_a_timeout_has_the_normal_shape(clock: VirtualClock) -> None:
         assert waited["results"]["a"]["result"] == 1
 
 
-@holdfast.tool(actions=TALKING, on_turn_end="keep")
+@keephold.tool(actions=TALKING, on_turn_end="keep")
 async def asking(call: Call) -> str:
     answer = await call.ask(Question(id="sure", text="Sure?", answer_type="Boolean"))
     return f"{answer}"
 
 
-@holdfast.tool(actions=STATEFUL, on_turn_end="keep")
+@keephold.tool(actions=STATEFUL, on_turn_end="keep")
 async def slow(secs: float) -> dict[str, float]:
     await asyncio.sleep(secs)
     return {"slept": secs}

@@ -6,22 +6,22 @@ from typing import Any
 import pytest
 from tests.unit.waiting.calls import Caller, calling
 
-import holdfast
-from holdfast import AgentRequest, Call, Runtime, ToolError
-from holdfast.config.model import Config, WorkflowSettings
-from holdfast.testing import VirtualClock
+import keephold
+from keephold import AgentRequest, Call, Runtime, ToolError
+from keephold.config.model import Config, WorkflowSettings
+from keephold.testing import VirtualClock
 
 
 def step(id: str, type: str, **config: Any) -> dict[str, Any]:
     return {"id": id, "type": type, "config": config}
 
 
-@holdfast.tool
+@keephold.tool
 async def double(n: int) -> int:
     return 2 * n
 
 
-@holdfast.tool
+@keephold.tool
 async def broken() -> None:
     raise ToolError("out of order", transient=True)
 
@@ -114,7 +114,7 @@ async def test_W10_steps_run_agents_and_wait_for_handles(clock: VirtualClock) ->
 async def test_R5_W10_a_workflow_is_tried_again_where_it_failed(clock: VirtualClock) -> None:
     did: list[str] = []
 
-    @holdfast.tool
+    @keephold.tool
     async def note(what: str) -> str:
         did.append(what)
         if what == "flaky" and did.count("flaky") < 3:
@@ -130,12 +130,12 @@ async def test_R5_W10_a_workflow_is_tried_again_where_it_failed(clock: VirtualCl
 
 async def test_R5_W10_a_parked_call_whose_step_timed_out_is_made_again(clock: VirtualClock) -> None:
     """It was ended for the workflow, so another attempt has another; what came from outside would count."""
-    keys: list[holdfast.Key] = []
+    keys: list[keephold.Key] = []
 
-    @holdfast.tool
-    async def approve(call: Call) -> holdfast.Pending:
+    @keephold.tool
+    async def approve(call: Call) -> keephold.Pending:
         keys.append(await call.completion_key())
-        return holdfast.Pending()
+        return keephold.Pending()
 
     async with calling(clock, approve) as ask:
         given = step("a", "tool", name="approve", timeoutMs=1000)
@@ -186,7 +186,7 @@ async def test_K_an_api_step_reaches_this_machine_only_if_the_configuration_says
 async def test_cancelling_a_workflow_cancels_the_tool_it_is_in(clock: VirtualClock) -> None:
     ended: list[str] = []
 
-    @holdfast.tool
+    @keephold.tool
     async def long() -> None:
         try:
             await asyncio.sleep(600)

@@ -12,8 +12,8 @@ import pytest
 from tests.unit.workflow import world
 from tests.unit.workflow.world import cel, step, workflow
 
-from holdfast import ToolError
-from holdfast.tools.workflow.http import Http, _shown, is_public
+from keephold import ToolError
+from keephold.tools.workflow.http import Http, _shown, is_public
 
 run, failed = partial(world.run, private_addresses=True), partial(world.failed, private_addresses=True)
 
@@ -196,7 +196,7 @@ async def test_K_a_server_of_this_machine_is_not_asked_unless_that_is_allowed(ho
         port = url.rpartition(":")[2]
         caught = await world.failed(workflow(api(f"http://{host}:{port}/mine")))
     assert asked == [] and not caught.transient
-    assert "is not a public address; [workflows] private_addresses = true in holdfast.toml" in caught.message
+    assert "is not a public address; [workflows] private_addresses = true in keephold.toml" in caught.message
 
 
 async def test_K_a_redirect_to_this_machine_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ async def test_K_a_redirect_to_this_machine_is_not_followed(monkeypatch: pytest.
         checked.append(address)
         return len(checked) == 1
 
-    monkeypatch.setattr("holdfast.tools.workflow.http.is_public", once)
+    monkeypatch.setattr("keephold.tools.workflow.http.is_public", once)
     async with server(redirect) as url:
         caught = await world.failed(workflow(api(url)))
     assert asked == ["/"] and len(checked) == 2

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import ToolError
-from holdfast.tools.workflow.expressions import BadExpression, Expression
-from holdfast.tools.workflow.source import growth, reads
+from keephold import ToolError
+from keephold.tools.workflow.expressions import BadExpression, Expression
+from keephold.tools.workflow.source import growth, reads
 
 DATA = {
     "n": 3,

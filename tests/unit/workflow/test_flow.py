@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.unit.workflow.world import Around, Effects, call, cel, failed, failing, ids, run, step, transform, workflow
 
-from holdfast.tools.workflow import engine
+from keephold.tools.workflow import engine
 
 
 async def test_W10_a_jump_on_success_goes_to_its_step() -> None:

@@ -6,8 +6,8 @@ import jsonschema_rs
 import pytest
 from tests.unit.workflow.world import call, cel, refusal, step, transform, workflow
 
-from holdfast.tools.workflow import PARAMETERS, read_workflow
-from holdfast.tools.workflow.configs import READERS
+from keephold.tools.workflow import PARAMETERS, read_workflow
+from keephold.tools.workflow.configs import READERS
 
 UNUSABLE = "config.expression: is no expression that can be used: "
 

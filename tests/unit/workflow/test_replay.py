@@ -25,9 +25,9 @@ from tests.unit.workflow.world import (
     workflow,
 )
 
-from holdfast import ToolError
-from holdfast.testing import VirtualClock
-from holdfast.tools.workflow import WorkflowFailed
+from keephold import ToolError
+from keephold.testing import VirtualClock
+from keephold.tools.workflow import WorkflowFailed
 
 
 def surroundings() -> Around:

@@ -7,8 +7,8 @@ import pytest
 from tests.unit.workflow.world import Around, Effects, Killed, call, cel, failed, failing, ids, run, step, transform
 from tests.unit.workflow.world import workflow as given
 
-from holdfast import HoldfastError
-from holdfast.testing import VirtualClock
+from keephold import KeepholdError
+from keephold.testing import VirtualClock
 
 
 def parallel(*branches: Any, **config: Any) -> dict[str, Any]:
@@ -157,7 +157,7 @@ async def test_W10_one_that_is_cancelled_cancels_its_branches() -> None:
     assert len(ended) == 2 and list(fx.entries) == ["start"]
 
 
-@pytest.mark.parametrize("error", [HoldfastError("closing", code="runtime_closing"), Killed()])
+@pytest.mark.parametrize("error", [KeepholdError("closing", code="runtime_closing"), Killed()])
 async def test_W10_what_says_nothing_of_the_step_ends_the_run_without_a_record(error: BaseException) -> None:
     def end(arguments: dict[str, Any]) -> None:
         raise error

@@ -19,8 +19,8 @@ from tests.unit.workflow.world import (
     workflow,
 )
 
-from holdfast import ToolError
-from holdfast.testing import VirtualClock
+from keephold import ToolError
+from keephold.testing import VirtualClock
 
 
 async def output(*steps: dict[str, Any], **more: Any) -> Any:

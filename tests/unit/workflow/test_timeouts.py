@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.unit.workflow.world import Around, Effects, Killed, call, failed, ids, run, step, transform, workflow
 
-from holdfast import ToolError
-from holdfast.testing import VirtualClock
+from keephold import ToolError
+from keephold.testing import VirtualClock
 
 
 class Slow:

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast import Key, ToolError
-from holdfast.durable.journal import to_bytes
-from holdfast.tools.workflow import WorkflowFailed, read_workflow, run_workflow
+from keephold import Key, ToolError
+from keephold.durable.journal import to_bytes
+from keephold.tools.workflow import WorkflowFailed, read_workflow, run_workflow
 
 
 class Killed(BaseException):

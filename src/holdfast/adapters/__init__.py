@@ -1,1 +1,0 @@
-"""For people who have an agent loop already (G4): holdfast's tools in the forms of pydantic-ai, OpenAI, Anthropic."""

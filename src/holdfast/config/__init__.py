@@ -1,7 +1,0 @@
-"""`holdfast.toml`: finding it, reading it, and making tools of it (F, L4)."""
-
-from holdfast.config.build import build_tools, configure_builtin
-from holdfast.config.load import find_config, load_config
-from holdfast.config.model import Config
-
-__all__ = ["Config", "build_tools", "configure_builtin", "find_config", "load_config"]

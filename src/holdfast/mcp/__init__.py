@@ -1,1 +1,0 @@
-"""MCP: holdfast's handles for any client, as tools, tasks and resources (M, W). The client's side is `tools/remote`."""

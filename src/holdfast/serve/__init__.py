@@ -1,1 +1,0 @@
-"""`holdfast serve`: one process for everything over HTTP: MCP, completions, the API, metrics and the dashboard."""

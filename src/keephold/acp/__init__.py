@@ -1,0 +1,12 @@
+"""The Agent Client Protocol: the wire, a client library, our agent, and a conformance kit.
+
+These names are the client library; `client.py` shows how they go together.
+"""
+
+from keephold.acp.client.asking import Permission
+from keephold.acp.client.connection import Connection, connect
+from keephold.acp.client.session import Session
+from keephold.acp.client.turns import Turn, TurnResult
+from keephold.acp.rpc import ConnectionLost, RpcError
+
+__all__ = ["Connection", "ConnectionLost", "Permission", "RpcError", "Session", "Turn", "TurnResult", "connect"]

@@ -1,0 +1,380 @@
+"""The tool calls of one session, as its client sees them (X1): what the model called, and the handles behind it.
+
+A call is `pending`, then `in_progress` while its handle runs or waits, then `completed` or `failed`, and never goes
+back. A one-shot call ends with its answer; a spawned handle's call ends when the handle does, whether or not its turn
+is over by then. What a handle prints is told at most ten times a second; the end has all that is shown of it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from keephold.acp.agent.describing import absolute, describe
+from keephold.acp.agent.ends import ended, response_output
+from keephold.acp.agent.shown import Shown, agent_name, call_id, has_made, in_words, is_about
+from keephold.acp.agent.terminals import Terminals
+from keephold.acp.agent.updates import (
+    Update,
+    fenced,
+    shown_diff,
+    shown_terminal,
+    shown_text,
+    tool_call,
+    tool_call_update,
+)
+from keephold.handles.handle import Handle, Watcher
+from keephold.handles.state import Running, Stopped, Waiting
+from keephold.store.base import Record
+from keephold.tools.base import Tool
+from keephold.turn.prompts import Approved, AskQuestion, Decision, DeliverResult, Edited, Prompt, RunTool, Said
+from keephold.turn.slot import ToolCall
+from keephold.turn.turn import Response
+
+if TYPE_CHECKING:
+    from keephold.runtime import Runtime
+    from keephold.tools.call import Diff
+
+_log = logging.getLogger("keephold.acp")
+
+INTERVAL_SECS = 0.1
+"""What a handle prints is told no more often than this."""
+SHOWN = 8000
+"""Characters of a handle's output that are shown while it runs."""
+_AGREED: dict[type[Prompt], str] = {RunTool: "Allowed", DeliverResult: "Delivered", AskQuestion: "Answered"}
+
+
+class Calls(Watcher):
+    """Follows the calls of a session and says what has become of them."""
+
+    def __init__(
+        self,
+        runtime: "Runtime",
+        session: str,
+        send: Callable[[Update], None],
+        terminals: Terminals,
+        record: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        """`record` is told what a call has shown that is not in the transcript, for whoever loads the session later."""
+        self._runtime = runtime
+        self._session = session
+        self._send = send
+        self._terminals = terminals
+        self._record = record
+        self._turn = ""
+        self._batch: list[Shown] = []
+        """The calls of the newest batch, in order: a model may give two the same label."""
+        self._by_uid: dict[str, Shown] = {}
+        """Those that have a handle and are not over."""
+        self._ids: dict[str, int] = {}
+        """How often each id was used in this turn: labels are unique in their batch only."""
+        self._followed: set[str] = set()
+        self._loop = asyncio.get_running_loop()
+        self._follow(session)
+
+    def close(self) -> None:
+        """The session is closed: say nothing more."""
+        self._send = lambda _: None  # whoever still listens to a handle
+        for shown in self._by_uid.values():
+            self._leave(shown)
+            if shown.terminal:
+                self._terminals.release(shown.terminal)
+            if shown.handle is not None:
+                shown.handle.unwatch(self)
+        self._by_uid.clear()
+        for conversation in tuple(self._followed):
+            self._unfollow(conversation)
+
+    # What the model does
+
+    def begin(self, turn: str, used: Iterable[str] = ()) -> None:
+        """A turn begins, or goes on: then `used` are the labels it has used before."""
+        self._turn, self._ids, self._batch = turn, {}, []
+        for label in used:
+            self.name(turn, label)
+
+    def name(self, turn: str, label: str) -> str:
+        """The id of the turn's next call of that label."""
+        count = self._ids[label] = self._ids.get(label, 0) + 1
+        return call_id(turn, label, count)
+
+    def called(self, calls: Sequence[ToolCall]) -> None:
+        """The model has made these calls; none has begun."""
+        self._batch = []
+        for call in calls:
+            described = describe(call, self._tool(call.name))
+            shown = Shown(self.name(self._turn, call.id), call, described, self._session)
+            self._batch.append(shown)
+            self._send(tool_call(shown.id, {**described.fields, "status": "pending"}))
+
+    def taken_up(self, calls: Iterable[tuple[str, ToolCall, Record | None]]) -> None:
+        """An open batch is gone on with whose calls the client knows; of each its id, and the handle it had made."""
+        self._batch = []
+        for id, call, record in calls:
+            shown = Shown(id, call, describe(call, self._tool(call.name)), self._session)
+            self._batch.append(shown)
+            if record is not None:
+                self.adopt(shown, self._runtime.registry.adopt(record))
+
+    def answered(self, responses: Iterable[Response]) -> None:
+        """The calls of the batch are answered, in order. Those that have become handles go on."""
+        for shown, response in zip(self._batch, responses, strict=False):
+            if not shown.over and (shown.handle is None or not shown.handle.stateful):
+                failed = response.is_error or response.code == "cancelled"
+                self._end(shown, failed, response.model, response_output(response.model))
+
+    def settle(self) -> None:
+        """The turn ends: what was printed is told, and no call of it is left open that nothing runs of."""
+        for shown in self._batch:
+            if not shown.over and (shown.handle is None or not shown.handle.active or not shown.handle.stateful):
+                self._end(shown, True, "Nothing came of this call: the turn has ended.", None)
+        for shown in tuple(self._by_uid.values()):
+            if shown.due is not None or shown.terminal == "":  # a client may take its time to make a terminal
+                self._tell_output(shown)
+                if shown.handle is not None and self._terminals.may_show(shown.handle):
+                    self._printed(shown)  # it has not been asked for one yet
+
+    def _tool(self, name: str) -> Tool | None:
+        return self._runtime.toolbox.get(name)
+
+    # What becomes of handles
+
+    # Called by the registry: what cannot be shown must not keep calls from running.
+
+    def created(self, handle: Handle) -> None:
+        """A handle of the session, or of one of its sub-agents, was made."""
+        with self._logged():
+            self._created(handle)
+
+    def changed(self, handle: Handle) -> None:
+        """A handle of a conversation that is followed has another state."""
+        with self._logged():
+            shown = self._by_uid.get(handle.uid)
+            if shown is not None:
+                self._look(shown, handle)
+            elif handle.active:
+                self._created(handle)
+
+    def stopped(self, handle: Handle) -> None:
+        self.changed(handle)
+
+    def showed(self, handle: Handle, diff: "Diff") -> None:
+        with self._logged():
+            self._show(handle, diff)
+
+    @contextmanager
+    def _logged(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            _log.exception("something of session %s could not be shown", self._session)
+
+    def _created(self, handle: Handle) -> None:
+        if handle.uid in self._by_uid:
+            return
+        own = handle.conversation == self._session and handle.turn == self._turn
+        shown = next((each for each in self._batch if own and has_made(each, handle)), None)
+        if shown is None:
+            if handle.tool.fleeting or not handle.active:
+                return  # of calls that nobody made here, those are shown that last
+            shown = self._beside(handle)
+        self.adopt(shown, handle)
+
+    def adopt(self, shown: Shown, handle: Handle) -> None:
+        """The handle is what this call has come to."""
+        shown.handle, shown.handle_id = handle, handle.id
+        self._by_uid[handle.uid] = shown
+        self._follow(handle.conversation)
+        self._look(shown, handle)
+        if not shown.over:
+            handle.watch(self)
+
+    def found(self, id: str, call: ToolCall, handle: Handle, *, known: bool) -> None:
+        """A handle of an earlier turn that has not stopped; with `known`, the client knows its call."""
+        if handle.uid in self._by_uid:
+            return
+        described = describe(call, handle.tool)
+        shown = Shown(id, call, described, self._session)
+        if known and isinstance(handle.state, Running | Waiting):
+            shown.status = "in_progress"
+        elif not known:
+            self._send(tool_call(id, {**described.fields, "status": "pending"}))
+        self.adopt(shown, handle)
+
+    def _beside(self, handle: Handle) -> Shown:
+        """Of a handle that no call of the model has made: a sub-agent's, or one that a workflow runs."""
+        named = f"{handle.id} ({handle.tool.name})" if handle.stateful else handle.tool.name
+        call = ToolCall(handle.uid, handle.tool.name)
+        title = named if handle.conversation == self._session else f"{agent_name(handle.conversation)}: {named}"
+        action = "spawn" if handle.stateful else None
+        described = describe(call, handle.tool)._replace(title=title, action=action, handle_id=handle.id)
+        shown = Shown(handle.uid, call, described, handle.conversation)
+        self._send(tool_call(shown.id, {"title": title, "kind": shown.kind, "status": "pending"}))
+        return shown
+
+    def _show(self, handle: Handle, diff: "Diff") -> None:
+        shown = self._by_uid.get(handle.uid)
+        if shown is None or shown.over:
+            return
+        part = shown_diff(absolute(handle.tool, diff.path), diff.old, diff.new)
+        shown.diffs.append(part)
+        self._record(shown.id, part)
+        self._send(tool_call_update(shown.id, {"content": self._content(shown)}))
+
+    def _look(self, shown: Shown, handle: Handle) -> None:
+        state = handle.state
+        if shown.over:
+            return
+        if isinstance(state, Stopped):
+            failed, words, raw = ended(self._runtime.replies, handle, state, SHOWN)
+            self._end(shown, failed, words, raw)
+        elif isinstance(state, Running | Waiting):
+            question = state.question if isinstance(state, Waiting) else None
+            fields: dict[str, Any] = {} if shown.status == "in_progress" else {"status": "in_progress"}
+            if question is not shown.question:
+                shown.question, shown.note = question, ""
+                fields |= {"title": shown.title, "content": self._content(shown)}
+            shown.status = "in_progress"
+            if fields:
+                self._send(tool_call_update(shown.id, fields))
+            self._listen(shown, handle)
+
+    def noted(self, shown: Shown, note: str) -> None:
+        """Say how the open question can be answered."""
+        if not shown.over:
+            shown.note = note
+            self._send(tool_call_update(shown.id, {"content": self._content(shown)}))
+
+    def asked(self, shown: Shown, prompt: Prompt, said: Decision | None) -> None:
+        """A person was asked about it, and has said that, or nothing: the prompt was taken back."""
+        if shown.over:
+            return
+        if shown.handle is None and shown not in self._batch:  # it was shown for the prompt alone
+            agreed, word = isinstance(said, Approved | Edited | Said), _AGREED[type(prompt)]
+            self._end(shown, not agreed, f"{word}." if agreed else f"Not {word.lower()}.", None)
+        elif shown.renamed:
+            shown.renamed = False
+            self._send(tool_call_update(shown.id, {"title": shown.title}))
+
+    # What handles print
+
+    def _listen(self, shown: Shown, handle: Handle, again: bool = True) -> None:
+        if shown.run is not None or handle.uid not in self._by_uid:
+            return
+        if handle.run is not None:
+            shown.run, shown.listener = handle.run, lambda: self._printed(shown)
+            handle.run.listeners.append(shown.listener)
+            if handle.output is not None:
+                self._printed(shown)
+        elif again:  # it is told that it runs before it is started
+            self._loop.call_soon(self._listen, shown, handle, False)
+
+    def _printed(self, shown: Shown) -> None:
+        if shown.terminal is not None or shown.due is not None or shown.over or shown.handle is None:
+            return
+        if self._terminals.may_show(shown.handle):  # not for what is over at once: a terminal is a process
+            shown.due = self._loop.call_later(INTERVAL_SECS, self._open_terminal, shown)
+            return
+        wait = shown.sent + INTERVAL_SECS - self._loop.time()
+        if wait <= 0:
+            self._tell_output(shown)
+        else:
+            shown.due = self._loop.call_later(wait, self._tell_output, shown)
+
+    def _open_terminal(self, shown: Shown) -> None:
+        shown.due = None
+        if shown.handle is not None and not shown.over:
+            shown.terminal = ""
+            self._terminals.open(shown.handle, lambda id: self._opened(shown, id))
+
+    def _opened(self, shown: Shown, id: str | None) -> None:
+        """The client has made a terminal, or could not."""
+        if shown.handle is None or shown.handle.uid not in self._by_uid:  # it is over, or nobody looks any more
+            if id is not None:
+                self._terminals.release(id)
+            return
+        shown.terminal = id
+        self._tell_output(shown)
+
+    def _tell_output(self, shown: Shown) -> None:
+        if shown.due is not None:
+            shown.due.cancel()
+        shown.due, shown.sent = None, self._loop.time()
+        self._send(tool_call_update(shown.id, {"content": self._content(shown)}))
+
+    def _content(self, shown: Shown, words: str | None = None) -> list[dict[str, Any]]:
+        """Everything there is to be shown of a call; `words` are its end."""
+        parts = list(shown.diffs)
+        handle = shown.handle
+        if shown.terminal:
+            parts.append(shown_terminal(shown.terminal))
+        elif words is None and handle is not None and handle.output is not None:
+            printed = self._runtime.replies.tail(handle, SHOWN)
+            if printed:
+                parts.append(shown_text(fenced(printed)))
+        if shown.question is not None and words is None:
+            parts.append(shown_text(in_words(shown.question)))
+            if shown.note:
+                parts.append(shown_text(shown.note))
+        if words:
+            parts.append(shown_text(words))
+        return parts
+
+    def _end(self, shown: Shown, failed: bool, words: str, raw: Any) -> None:
+        self._leave(shown)
+        shown.status, shown.question = "failed" if failed else "completed", None
+        fields: dict[str, Any] = {"status": shown.status, "content": self._content(shown, words)}
+        if shown.renamed:
+            fields["title"] = shown.title
+        self._send(tool_call_update(shown.id, fields if raw is None else {**fields, "rawOutput": raw}))
+        if shown.terminal:
+            self._terminals.release(shown.terminal, wait=True)
+        if shown.handle is not None:
+            self._by_uid.pop(shown.handle.uid, None)
+            conversation = shown.handle.conversation
+            if conversation != self._session and all(s.conversation != conversation for s in self._by_uid.values()):
+                self._unfollow(conversation)
+
+    def _leave(self, shown: Shown) -> None:
+        if shown.due is not None:
+            shown.due.cancel()
+            shown.due = None
+        if shown.run is not None and shown.listener in shown.run.listeners:
+            shown.run.listeners.remove(shown.listener)
+        shown.run = shown.listener = None
+
+    # Who is followed
+
+    def _follow(self, conversation: str) -> None:
+        if conversation not in self._followed:
+            self._followed.add(conversation)
+            self._runtime.registry.followers.setdefault(conversation, []).append(self.changed)
+
+    def _unfollow(self, conversation: str) -> None:
+        self._followed.discard(conversation)
+        followers = self._runtime.registry.followers
+        if self.changed in followers.get(conversation, ()):
+            followers[conversation].remove(self.changed)
+            if not followers[conversation]:
+                del followers[conversation]
+
+    # What a person is asked about
+
+    def asked_about(self, prompt: Prompt) -> Shown:
+        """The call that a prompt is about; one is made for what the client knows no call of."""
+        found = next((shown for shown in self._candidates() if is_about(shown, prompt)), None)
+        if found is None:
+            call = ToolCall("", prompt.tool)  # what it is about is a call of a sub-agent that nothing is shown of
+            described = describe(call, self._tool(prompt.tool))
+            found = Shown(self.name(self._turn or "call", prompt.tool), call, described, prompt.conversation)
+            self._send(tool_call(found.id, {"title": found.title, "kind": found.kind, "status": "pending"}))
+        if isinstance(prompt, RunTool):
+            found.asked = True
+        else:
+            found.renamed = True
+        return found
+
+    def _candidates(self) -> Iterable[Shown]:
+        yield from self._batch
+        yield from self._by_uid.values()

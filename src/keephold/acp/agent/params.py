@@ -1,0 +1,102 @@
+"""What clients send with their requests, read and checked, and what sessions are listed as."""
+
+import base64
+import os
+import re
+from typing import Any
+
+import msgspec
+
+from keephold.acp.agent.session import Client, Signal
+from keephold.acp.agent.updates import time_of
+from keephold.acp.extension import TURN_COMPLETE
+from keephold.acp.rpc import invalid_params
+from keephold.acp.wire import Params
+from keephold.errors import ConfigError
+from keephold.store.base import ConversationRow
+from keephold.tools.remote.server import McpServer, mcp_server
+
+
+def client_of(said: dict[str, Any], signal: Signal) -> Client:
+    """What a client can do. One that asks for the seed's form of the signal gets it, unless signals are off (X2)."""
+    elicitation, meta = said.get("elicitation"), said.get("_meta")
+    wanted = meta.get(TURN_COMPLETE, "extension") if isinstance(meta, dict) else "extension"
+    if signal == "extension" and wanted not in ("extension", None, False):
+        signal = "update"
+    forms = isinstance(elicitation, dict) and elicitation.get("form") is not None
+    return Client(terminals=said.get("terminal") is True, forms=forms, signal=signal)
+
+
+def string(params: Params, key: str) -> str:
+    """A parameter that must be there."""
+    value = params.get(key)
+    if not isinstance(value, str) or not value:
+        raise invalid_params(f"`{key}` must be a string")
+    return value
+
+
+def directory(params: Params) -> str:
+    """The working directory of a session."""
+    cwd = string(params, "cwd")
+    if not cwd.startswith("/"):
+        raise invalid_params(f"`cwd` must be an absolute path, not `{cwd}`")
+    return normal(cwd)
+
+
+def servers(params: Params) -> list[McpServer]:
+    """The MCP servers that a session brings."""
+    given = params.get("mcpServers") or []
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise invalid_params("`mcpServers` must be a list of servers")
+    try:
+        return [_server(each) for each in given]
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
+        raise invalid_params(f"an MCP server that cannot be taken: {error}") from None
+
+
+def _server(given: dict[str, Any]) -> McpServer:
+    """A program on pipes, or one that serves HTTP; the name is made one that keephold takes."""
+    name = re.sub("[^A-Za-z0-9_-]", "-", str(given["name"]))[:64]
+    kind = given.get("type", "stdio")
+    if kind == "http":
+        return mcp_server(name, url=str(given["url"]), headers=_pairs(given.get("headers")))
+    if kind != "stdio":
+        raise ValueError(f"`{name}` is of type {kind!r}; there are stdio and http")
+    command = (str(given["command"]), *map(str, given.get("args") or ()))
+    return mcp_server(name, command=command, env=_pairs(given.get("env")))
+
+
+def _pairs(listed: Any) -> dict[str, str]:
+    return {str(each["name"]): str(each["value"]) for each in listed or ()}
+
+
+def normal(path: str) -> str:
+    """A directory by one name."""
+    return os.path.normpath(path)
+
+
+def cursor_of(cursor: Any) -> tuple[float, str] | None:
+    """Where a list goes on."""
+    if cursor is None:
+        return None
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(str(cursor)), type=tuple[float, str])
+    except (ValueError, msgspec.DecodeError):
+        raise invalid_params("`cursor` is not one that `session/list` gave") from None
+
+
+def is_session(row: ConversationRow) -> bool:
+    """What was begun in a directory and has something to show. Conversations of sub-agents have no directory."""
+    return isinstance(row.metadata.get("cwd"), str) and row.lines > 0
+
+
+def next_cursor(row: ConversationRow) -> str:
+    """What a client asks with for the sessions after this one."""
+    return base64.urlsafe_b64encode(msgspec.json.encode((row.updated, row.id))).decode()
+
+
+def listed(row: ConversationRow) -> dict[str, Any]:
+    """A session as `session/list` shows it."""
+    title = row.metadata.get("title")
+    told = {"sessionId": row.id, "cwd": row.metadata["cwd"], "updatedAt": time_of(row.updated)}
+    return {**told, "title": title} if isinstance(title, str) else told

@@ -1,0 +1,143 @@
+"""Prompts as requests to a client, and what the person said (P, Q over ACP).
+
+Whether a call may run, whether its result may be seen, and questions with a few answers are permission requests. A text
+is asked for by a form, where the client has forms. A secret never is: it would pass through the client and its logs.
+What the client cannot ask stays open for whoever answers it in a terminal, if its handle can be talked to.
+"""
+
+from typing import Any, NamedTuple
+
+from keephold.acp.agent.updates import options, shown_text
+from keephold.handles.question import Question, select_options
+from keephold.handles.text import to_json
+from keephold.turn.prompts import (
+    Approved,
+    AskQuestion,
+    Cancelled,
+    Decision,
+    DeliverResult,
+    Denied,
+    Prompt,
+    RunTool,
+    Said,
+)
+
+_SHOWN = 4000
+
+
+class Request(NamedTuple):
+    """A permission request, less the ids of session and tool call."""
+
+    fields: dict[str, Any]
+    """What it says of the tool call."""
+    options: list[dict[str, str]]
+    decisions: dict[str, Decision]
+    """What each option means."""
+
+
+def permission(prompt: Prompt, title: str) -> Request | None:
+    """The prompt as a choice; None if it is not one. `title` is that of the tool call."""
+    match prompt:
+        case RunTool():
+            return _run_tool(prompt, title)
+        case DeliverResult():
+            return _deliver(prompt, title)
+        case AskQuestion():
+            return None if prompt.question.secret else _question(prompt)
+
+
+def _run_tool(prompt: RunTool, title: str) -> Request:
+    turn = f"`{prompt.tool}` for the rest of this turn"
+    fields: dict[str, Any] = {"title": title, "status": "pending", "rawInput": prompt.arguments}
+    words = [f"Not taken: {prompt.problem}."] if prompt.problem else []
+    words.append(f"```json\n{_clipped(to_json(prompt.arguments).decode())}\n```")
+    fields["content"] = [shown_text("\n\n".join(words))]
+    choices = options(
+        ("allow_once", "Allow", "allow_once"),
+        ("allow_always", f"Allow {turn}", "allow_always"),
+        ("reject_once", "Reject", "reject_once"),
+        ("reject_always", f"Reject {turn}", "reject_always"),
+    )
+    decisions: dict[str, Decision] = {
+        "allow_once": Approved(),
+        "allow_always": Approved(remember=True),
+        "reject_once": Denied(),
+        "reject_always": Denied(remember=True),
+    }
+    return Request(fields, choices, decisions)
+
+
+def _deliver(prompt: DeliverResult, title: str) -> Request:
+    fields = {"title": f"Show the assistant the result of {title}?", "content": [shown_text(_clipped(prompt.result))]}
+    choices = options(
+        ("allow_once", "Show it to the assistant", "allow_once"), ("reject_once", "Withhold it", "reject_once")
+    )
+    return Request(fields, choices, {"allow_once": Approved(), "reject_once": Denied()})
+
+
+def _question(prompt: AskQuestion) -> Request | None:
+    question = prompt.question
+    words = "\n\n".join(part for part in (prompt.problem, question.pre_amble, question.text) if part)
+    fields = {"title": question.text, "content": [shown_text(words)]}
+    if question.answer_type == "Boolean":
+        choices = [("yes", "Yes", "allow_once"), ("no", "No", "reject_once")]
+        decisions: dict[str, Decision] = {"yes": Said(True), "no": Said(False)}
+        if prompt.may_remember:
+            choices += [
+                ("always", "Yes, for the rest of this turn", "allow_always"),
+                ("never", "No, for the rest of this turn", "reject_always"),
+            ]
+            decisions |= {"always": Said(True, remember=True), "never": Said(False, remember=True)}
+        return Request(fields, options(*choices), decisions)
+    given = select_options(question)
+    if given is None:
+        return None
+    choices = [(str(at), option, "allow_once") for at, option in enumerate(given)]
+    return Request(fields, options(*choices), {str(at): Said(option) for at, option in enumerate(given)})
+
+
+def decided(request: Request, result: Any) -> Decision:
+    """What the person said to a permission request."""
+    outcome = result.get("outcome") if isinstance(result, dict) else None
+    kind = outcome.get("outcome") if isinstance(outcome, dict) else None
+    if isinstance(outcome, dict) and kind == "selected" and outcome.get("optionId") in request.decisions:
+        return request.decisions[outcome["optionId"]]
+    if kind == "cancelled":
+        return Cancelled()
+    return Cancelled(f"the client answered with none of the options: {_clipped(repr(result))}")
+
+
+def form(question: Question, problem: str | None) -> dict[str, Any]:
+    """A question for a text as a form of one field."""
+    field: dict[str, Any] = {"type": "string", "description": question.text}
+    if isinstance(question.default, str):
+        field["default"] = question.default
+    words = "\n\n".join(part for part in (problem, question.pre_amble, question.text) if part)
+    schema = {"type": "object", "properties": {question.id: field}, "required": [question.id]}
+    return {"mode": "form", "message": words, "requestedSchema": schema}
+
+
+def filled_in(question: Question, result: Any) -> Decision:
+    """What the person wrote into the form."""
+    action = result.get("action") if isinstance(result, dict) else None
+    if action == "accept":
+        content = result.get("content")
+        return Said(content.get(question.id) if isinstance(content, dict) else None)
+    if action in ("decline", "cancel"):
+        return Cancelled()
+    return Cancelled(f"the client's answer to the form is none: {_clipped(repr(result))}")
+
+
+def elsewhere(question: Question, uid: str, store: str | None) -> str:
+    """Where a question can be answered that this client cannot ask."""
+    if store is None:
+        return "This client cannot ask for it, and no other program can reach it: the store is in memory."
+    where = f"--store {store} {uid}"
+    if question.secret:
+        way = f"`keephold send --password {where}`, or `keephold attach {where}` if it is a terminal"
+        return f"A secret is not asked for in an editor. Give it in a terminal: {way}."
+    return f"This client cannot ask for a text. Answer in a terminal: `keephold send {where} TEXT`."
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} … ({len(text) - _SHOWN} more characters)"

@@ -1,0 +1,216 @@
+"""A session shown again: what its transcript says, as the updates it was told by (X1).
+
+Ids of tool calls are made as they were made then, so a client that kept its own history finds them again. That a turn
+was complete is not told again (X2).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from keephold.acp.agent.describing import describe
+from keephold.acp.agent.ends import End, response_output
+from keephold.acp.agent.shown import call_id
+from keephold.acp.agent.updates import (
+    Update,
+    message,
+    shown_text,
+    text,
+    thought,
+    tool_call,
+    tool_call_update,
+    user_message,
+)
+from keephold.handles.state import Pending, Stopped
+from keephold.store.base import Line, Record
+from keephold.tools.base import Tool
+from keephold.turn.notifications import AUTOMATIC
+from keephold.turn.slot import ToolCall
+
+SHOWN_LINE = "shown"
+"""The kind of line that holds what a call has shown."""
+TURN_COMPLETE_LINE = "turn_complete"
+"""The kind of line that says that the end of a turn was told (X2)."""
+_BATCH = "keephold/batch"
+"""In the metadata of a request: the number of the batch whose results it holds."""
+Handles = Mapping[tuple[str, int, int], Record]
+"""Of a conversation, by turn, batch and position: labels of calls are not unique."""
+
+
+class Replayed(NamedTuple):
+    """A session as the client knows it once it was shown."""
+
+    updates: list[Update]
+    open: list[tuple[str, ToolCall, Record | None]]
+    """Calls of a turn that was interrupted which nobody has answered, each with its id, and the handle it made."""
+    live: list[tuple[str, ToolCall, Record]]
+    """Handles that have not stopped, each with the id of its call."""
+    used: list[str]
+    """The labels that the interrupted turn has used, up to those that are open."""
+
+
+class _Told(NamedTuple):
+    id: str
+    position: int
+    call: ToolCall
+    content: list[dict[str, Any]]
+
+
+class _Replay:
+    """Goes through the lines of a transcript."""
+
+    def __init__(
+        self,
+        tool: Callable[[str], Tool | None],
+        handles: Handles,
+        end: Callable[[Record], End],
+        interrupted: str | None,
+    ) -> None:
+        self._tool, self._handles, self._end, self._interrupted = tool, handles, end, interrupted
+        self.updates: list[Update] = []
+        self.live: list[tuple[str, ToolCall, Record]] = []
+        self._turn = ""
+        self._labels: list[str] = []
+        self._batch = 0
+        """The number of the newest batch of the turn that was answered."""
+        self._calls: list[_Told] = []
+        """Those of the batch after that which are not answered."""
+        self._shown: dict[str, _Told] = {}
+
+    def take(self, line: Line) -> None:
+        if line.turn != self._turn:
+            self._break_off()
+            self._turn, self._labels, self._batch = line.turn, [], 0
+        body = msgspec.json.decode(line.body)
+        if line.kind == SHOWN_LINE:
+            self._show(body)
+        elif line.kind == "request":
+            self._request(body)
+        elif line.kind == "response":
+            self._break_off()
+            for part in body.get("parts", ()):
+                self._said(part)
+
+    def _request(self, body: Mapping[str, Any]) -> None:
+        batch = (body.get("metadata") or {}).get(_BATCH, self._batch)
+        ran = batch > self._batch  # else it was refused as a whole, or nobody knows how far it came
+        self._batch = batch
+        for part in body.get("parts", ()):
+            self._asked(part, ran)
+
+    def _asked(self, part: Mapping[str, Any], ran: bool) -> None:
+        content = part.get("content")
+        if part.get("part_kind") == "tool-return":
+            self._returned(part, ran)
+        elif part.get("part_kind") == "user-prompt" and not str(content).startswith(AUTOMATIC):
+            self.updates += [user_message(block) for block in _blocks(content)]
+
+    def _said(self, part: Mapping[str, Any]) -> None:
+        kind, content = part.get("part_kind"), part.get("content")
+        if kind == "text" and content:
+            self.updates.append(message(str(content)))
+        elif kind == "thinking" and content:
+            self.updates.append(thought(str(content)))
+        elif kind == "tool-call":
+            call = ToolCall(part["tool_call_id"], part["tool_name"], part.get("args") or {})
+            self._labels.append(call.id)
+            count = self._labels.count(call.id)
+            id = call_id(self._turn, call.id, count)
+            told = self._shown[id] = _Told(id, len(self._calls), call, [])
+            self._calls.append(told)
+            self.updates.append(tool_call(id, {**describe(call, self._tool(call.name)).fields, "status": "pending"}))
+
+    def _returned(self, part: Mapping[str, Any], ran: bool) -> None:
+        told = next((each for each in self._calls if each.call.id == part.get("tool_call_id")), None)
+        if told is None:
+            return
+        self._calls.remove(told)
+        record = self._made(told, self._batch) if ran else None
+        if record is not None and isinstance(record.state, Stopped):
+            self._over(told, *self._end(record))
+        elif record is not None and record.stateful:  # its call is over when the handle is
+            if not isinstance(record.state, Pending):
+                self._update(told, {"status": "in_progress"})
+            self.live.append((told.id, told.call, record))
+        else:
+            words = part.get("content")
+            words = words if isinstance(words, str) else msgspec.json.encode(words).decode()
+            self._over(told, part.get("outcome") != "success", words, response_output(words))
+
+    def _made(self, told: _Told, batch: int) -> Record | None:
+        """The handle that a call of that batch has made, if the store still has it."""
+        record = self._handles.get((self._turn, batch, told.position))
+        return record if record is not None and record.tool == told.call.name else None
+
+    def _over(self, told: _Told, failed: bool, words: str, raw: Any) -> None:
+        if words:
+            told.content.append(shown_text(words))
+        fields: dict[str, Any] = {"status": "failed" if failed else "completed"}
+        self._update(told, fields if raw is None else {**fields, "rawOutput": raw})
+
+    def _show(self, body: Mapping[str, Any]) -> None:
+        told = self._shown.get(body.get("toolCallId", ""))
+        if told is not None:
+            told.content.append(body["content"])
+            self._update(told, {})
+
+    def _update(self, told: _Told, fields: dict[str, Any]) -> None:
+        if told.content:
+            fields["content"] = list(told.content)
+        self.updates.append(tool_call_update(told.id, fields))
+
+    def _break_off(self) -> None:
+        """The transcript goes on without them: what was not answered never will be."""
+        for told in self._calls:
+            self._over(told, True, "Interrupted.", None)
+        self._calls = []
+
+    def result(self) -> Replayed:
+        still: list[tuple[str, ToolCall, Record | None]] = []
+        used: list[str] = []
+        if self._turn == self._interrupted:
+            still = [(told.id, told.call, self._made(told, self._batch + 1)) for told in self._calls]
+            used = self._labels[: len(self._labels) - len(still)]
+        else:
+            self._break_off()
+        return Replayed(self.updates, still, self.live, used)
+
+
+def replay(
+    lines: Sequence[Line],
+    *,
+    tool: Callable[[str], Tool | None],
+    handles: Handles,
+    end: Callable[[Record], End],
+    interrupted: str | None,
+) -> Replayed:
+    """The transcript as updates.
+
+    `handles` are those that its calls have made; `end` says how a stopped one ended; `interrupted`
+    is the turn that was never ended, if there is one.
+    """
+    going = _Replay(tool, handles, end, interrupted)
+    for line in lines:
+        going.take(line)
+    return going.result()
+
+
+def _blocks(content: Any) -> Iterator[dict[str, Any]]:
+    """What a user said, as content blocks."""
+    for part in [content] if isinstance(content, str) else content or ():
+        if isinstance(part, str):
+            yield text(part)
+        elif not isinstance(part, dict):
+            continue
+        elif part.get("kind") == "binary" and str(part.get("media_type", "")).startswith("image/"):
+            yield {"type": "image", "data": _base64(part["data"]), "mimeType": part["media_type"]}
+        elif isinstance(part.get("content"), str):
+            yield text(part["content"])
+        else:
+            yield text(f"[{part.get('media_type') or part.get('kind') or 'attachment'}]")
+
+
+def _base64(data: str) -> str:
+    """ACP's base64 is the usual one; pydantic writes that of URLs."""
+    return data.translate(str.maketrans("-_", "+/"))

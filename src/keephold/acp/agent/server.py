@@ -1,0 +1,338 @@
+"""Our agent over ACP (X1): one runtime and one store for all sessions of a client, on one connection.
+
+A session is a conversation: its id is the conversation's. Methods are answered in tasks of their own, so that a turn
+holds up nothing else; what must keep its order (a prompt, a cancel, a mode) is begun when it is read.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from keephold.acp.agent.content import prompt_content
+from keephold.acp.agent.deleting import delete
+from keephold.acp.agent.describing import check_kinds
+from keephold.acp.agent.opening import shown_again
+from keephold.acp.agent.params import (
+    client_of,
+    cursor_of,
+    directory,
+    is_session,
+    listed,
+    next_cursor,
+    normal,
+    servers,
+    string,
+)
+from keephold.acp.agent.persons import Persons
+from keephold.acp.agent.session import MODES, Client, Mode, Session, Signal
+from keephold.acp.agent.updates import current_mode
+from keephold.acp.extension import PROTOCOL_VERSION, TURN_COMPLETE
+from keephold.acp.rpc import invalid_params
+from keephold.acp.wire import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    RESOURCE_NOT_FOUND,
+    Id,
+    Params,
+    Peer,
+    RpcError,
+    unknown_method,
+)
+from keephold.errors import ConfigError, KeepholdError
+from keephold.handles.handle import Handle
+from keephold.store.base import ConversationRow
+
+if TYPE_CHECKING:
+    from keephold.agent.conversation import Conversation
+    from keephold.runtime import Runtime
+    from keephold.tools.remote.server import McpServer
+
+_PAGE = 50
+_CONNECT_SECS = 10.0
+"""How long a session waits for the tools of MCP servers; they may come later."""
+
+
+class Agent:
+    """Serves one client."""
+
+    def __init__(
+        self,
+        runtime: "Runtime",
+        persons: Persons,
+        *,
+        model: str | None = None,
+        mode: Mode = "ask",
+        signal: Signal = "extension",
+        terminals: bool = True,
+    ) -> None:
+        self._runtime = runtime
+        self._persons = persons
+        self._model, self._mode, self._signal, self._terminals = model, mode, signal, terminals
+        self._client: Client | None = None
+        """What the client can do, once it has said so."""
+        self._sessions: dict[str, Session] = {}
+        self._conversations: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
+        """Sessions hold them. A runtime has one object for each, also if what a closed session left still holds it."""
+        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """A session is opened, closed or deleted by one request at a time."""
+        self._peer: Peer | None = None
+        self._prompts: dict[Id, Session] = {}
+        self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        check_kinds(runtime.toolbox)
+        self._take_part()
+        self._methods: dict[str, Callable[[Params], Coroutine[Any, Any, Any]]] = {
+            "authenticate": self._authenticate,
+            "session/new": self._new,
+            "session/load": self._load,
+            "session/resume": self._resume,
+            "session/list": self._list,
+            "session/close": self._close,
+            "session/delete": self._delete,
+        }
+
+    def _take_part(self) -> None:
+        """Hear of every handle, and answer for the persons."""
+        runtime = self._runtime
+        before = runtime.registry.on_created
+
+        def created(handles: Sequence[Handle]) -> None:
+            if before is not None:
+                before(handles)
+            for handle in handles:
+                session = self._sessions.get(runtime.root(handle.conversation))
+                if session is not None:
+                    session.calls.created(handle)
+
+        runtime.registry.on_created = created
+        runtime.people.found = lambda handle: self._persons.of(runtime.root(handle.conversation))
+        runtime.permission.people_of = lambda conversation: self._persons.of(runtime.root(conversation))
+        runtime.permission.unattended = self._unattended
+
+    def _unattended(self, conversation: str) -> bool:
+        session = self._sessions.get(self._runtime.root(conversation))
+        return session is not None and session.mode == "unattended"
+
+    async def serve(self, read_fd: int, write_fd: int) -> None:
+        """Until the client goes. What its turns have not finished stays in the store (R6)."""
+        peer = self._peer = Peer(read_fd, write_fd, on_request=self._asked, on_notification=self._told)
+        try:
+            peer.start()
+            await asyncio.wait(
+                (ended := asyncio.ensure_future(peer.ended()), self._stop), return_when="FIRST_COMPLETED"
+            )
+            ended.cancel()
+        finally:
+            await self._runtime.close()  # before the tasks that answer: a turn that is left is not a cancelled one
+            await self._persons.close()
+            await peer.close()
+
+    def stop(self) -> None:
+        """Serve no longer."""
+        if not self._stop.done():
+            self._stop.set_result(None)
+
+    # What arrives, in its order
+
+    def _asked(self, method: str, params: Params, id: Id) -> None:
+        assert self._peer is not None
+        if method == "initialize":
+            self._peer.respond(id, self._initialize(params))
+        elif method in ("session/prompt", "session/set_mode") or method in self._methods:
+            if self._client is None:
+                raise RpcError(INVALID_REQUEST, "Invalid request: `initialize` comes first")
+            if method == "session/prompt":
+                self._prompt(params, id)
+            elif method == "session/set_mode":
+                self._peer.respond(id, self._set_mode(params))
+            else:
+                self._peer.answer(id, self._answered(method, params))
+        else:
+            raise unknown_method(method)
+
+    def _told(self, method: str, params: Params) -> None:
+        if method == "session/cancel":
+            session = self._sessions.get(str(params.get("sessionId")))
+            if session is not None:
+                session.cancel()
+        elif method == "$/cancel_request":
+            request = params.get("requestId")
+            if request in self._prompts:
+                self._prompts[request].cancel()
+            elif self._peer is not None:
+                self._peer.cancel(request)
+
+    async def _answered(self, method: str, params: Params) -> Any:
+        try:
+            return await self._methods[method](params)
+        except KeepholdError as error:
+            if isinstance(error, RpcError):
+                raise
+            raise RpcError(INTERNAL_ERROR, error.message, {"code": error.code}) from error
+
+    # The connection
+
+    def _initialize(self, params: Params) -> dict[str, Any]:
+        from importlib.metadata import version
+
+        said = params.get("clientCapabilities")
+        client = client_of(said if isinstance(said, dict) else {}, self._signal)
+        client = self._client = msgspec.structs.replace(client, terminals=client.terminals and self._terminals)
+        sessions: dict[str, Any] = {"list": {}, "resume": {}, "close": {}, "delete": {}}
+        capabilities: dict[str, Any] = {
+            "loadSession": True,
+            "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
+            "mcpCapabilities": {"http": True, "sse": False},
+            "sessionCapabilities": sessions,
+        }
+        if client.signal == "update":
+            sessions["turnComplete"] = {}
+        elif client.signal == "extension":
+            capabilities["_meta"] = {TURN_COMPLETE: {}}
+        return {
+            "protocolVersion": PROTOCOL_VERSION,
+            "agentCapabilities": capabilities,
+            "agentInfo": {"name": "keephold", "title": "keephold", "version": version("keephold")},
+            "authMethods": [],
+        }
+
+    async def _authenticate(self, params: Params) -> dict[str, Any]:
+        return {}
+
+    # Sessions
+
+    def _named(self, params: Params) -> Session:
+        session = self._sessions.get(string(params, "sessionId"))
+        if session is None or session.closing:
+            why = f"session `{params['sessionId']}` is not open; `session/load` or `session/resume` opens it"
+            raise RpcError(RESOURCE_NOT_FOUND, why)
+        return session
+
+    def _converse(self, id: str) -> "Conversation":
+        conversation = self._conversations.get(id)
+        if conversation is None:
+            conversation = self._conversations[id] = self._runtime.conversation(id, model=self._model)
+        return conversation
+
+    def _open(self, conversation: "Conversation", cwd: str, before: ConversationRow | None) -> Session:
+        assert self._peer is not None and self._client is not None
+        session = Session(self._peer, self._client, conversation, cwd, before, self._mode)
+        self._sessions[session.id] = session
+        return session
+
+    async def _connect(self, brought: Sequence["McpServer"]) -> None:
+        """Servers of one session are there for all: they are of the same person and the same editor."""
+        for server in brought:
+            await self._add(server)
+        if brought:
+            await self._runtime.connected(_CONNECT_SECS)
+
+    async def _add(self, server: "McpServer", number: int = 1) -> None:
+        """Editors bring servers of one name with other arguments, a project each: such a one gets another name."""
+        named = server if number == 1 else replace(server, name=f"{server.name[:60]}-{number}")
+        try:
+            await self._runtime.add_server(named)
+        except ConfigError:
+            await self._add(server, number + 1)
+
+    async def _new(self, params: Params) -> dict[str, Any]:
+        cwd = directory(params)
+        await self._connect(servers(params))
+        conversation = self._converse(f"s-{secrets.token_hex(16)}")
+        await conversation.open()
+        session = self._open(conversation, cwd, None)
+        self._persons.came(session)
+        return {"sessionId": session.id, "modes": session.modes()}
+
+    async def _load(self, params: Params) -> dict[str, Any]:
+        return await self._open_again(params, show=True)
+
+    async def _resume(self, params: Params) -> dict[str, Any]:
+        return await self._open_again(params, show=False)
+
+    async def _open_again(self, params: Params, *, show: bool) -> dict[str, Any]:
+        cwd, id, brought = directory(params), string(params, "sessionId"), servers(params)
+        async with self._alone(id):
+            row = await self._known(id)
+            await self._connect(brought)
+            here = self._sessions.get(id)
+            if here is not None and here.busy:
+                raise RpcError(INVALID_REQUEST, f"Invalid request: a turn of session `{id}` is running")
+            await self._leave(id)
+            conversation = self._converse(id)
+            await conversation.open()
+            assert self._peer is not None
+            before = await shown_again(conversation, self._peer if show else None)
+            session = self._open(conversation, cwd, row)
+            session.goes_on(before, known=show)
+            self._persons.came(session)
+            return {"modes": session.modes()}
+
+    def _alone(self, id: str) -> asyncio.Lock:
+        return self._changing.setdefault(id, asyncio.Lock())
+
+    async def _known(self, id: str) -> ConversationRow | None:
+        """What is known of a session; None if it is open and nothing was said in it yet."""
+        await self._runtime.open()
+        row = await self._runtime.registry.store.conversation(id)
+        if row is None and id not in self._sessions:
+            raise RpcError(RESOURCE_NOT_FOUND, f"there is no session `{id}`; `session/list` lists those there are")
+        return row
+
+    async def _close(self, params: Params) -> dict[str, Any]:
+        async with self._alone(string(params, "sessionId")):
+            await self._leave(self._named(params).id)
+        return {}
+
+    async def _leave(self, id: str) -> None:
+        session = self._sessions.get(id)
+        if session is not None:
+            await session.close()
+            self._persons.went(session)
+            del self._sessions[id]
+
+    async def _delete(self, params: Params) -> dict[str, Any]:
+        id = string(params, "sessionId")
+        async with self._alone(id):
+            await self._leave(id)
+            await self._runtime.open()
+            await delete(self._runtime, id)
+        return {}
+
+    async def _list(self, params: Params) -> dict[str, Any]:
+        wanted = {"cwd": normal(params["cwd"])} if isinstance(params.get("cwd"), str) else None
+        before = cursor_of(params.get("cursor"))
+        await self._runtime.open()
+        rows = await self._runtime.registry.store.conversations(metadata=wanted, before=before, limit=_PAGE)
+        page: dict[str, Any] = {"sessions": [listed(row) for row in rows if is_session(row)]}
+        if len(rows) == _PAGE:
+            page["nextCursor"] = next_cursor(rows[-1])
+        return page
+
+    def _set_mode(self, params: Params) -> dict[str, Any]:
+        session, mode = self._named(params), string(params, "modeId")
+        if mode not in [each["id"] for each in MODES]:
+            raise invalid_params(f"there is no mode `{mode}`; there are ask and unattended")
+        session.mode = mode  # type: ignore[assignment]
+        session.update(current_mode(mode))
+        return {}
+
+    def _prompt(self, params: Params, id: Id) -> None:
+        assert self._peer is not None
+        session, content = self._named(params), prompt_content(params.get("prompt"))
+        if session.busy:
+            why = "a turn of this session is running; wait for its end, or cancel it by `session/cancel`"
+            raise RpcError(INVALID_REQUEST, f"Invalid request: {why}")
+        session.begin()
+        self._prompts[id] = session
+        self._peer.answer(id, self._turn(session, id, params["prompt"], content))
+
+    async def _turn(self, session: Session, id: Id, blocks: Sequence[Any], content: Any) -> Any:
+        try:
+            return await session.run(id, blocks, content)
+        finally:
+            self._prompts.pop(id, None)

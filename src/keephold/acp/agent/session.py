@@ -1,0 +1,304 @@
+"""One session of our agent: a conversation, its turns one at a time, and everything its client is told of it (X1, X2).
+
+Updates leave in the order in which things happen. What a prompt's turn has to tell is told before its end is, and its
+end before the prompt is answered, also where that answer is an error. What happens between turns is told at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from keephold.acp.agent import updates
+from keephold.acp.agent.calls import Calls
+from keephold.acp.agent.content import title_of
+from keephold.acp.agent.permissions import decided, elsewhere, filled_in, form, permission
+from keephold.acp.agent.replay import SHOWN_LINE, TURN_COMPLETE_LINE, Replayed
+from keephold.acp.agent.shown import Shown
+from keephold.acp.agent.terminals import Terminals
+from keephold.acp.extension import BACKGROUND
+from keephold.acp.wire import INTERNAL_ERROR, Call, ConnectionLost, Id, Peer, RpcError
+from keephold.agent.events import (
+    Answered,
+    Called,
+    Compacted,
+    Event,
+    Restarted,
+    Retrying,
+    Text,
+    Thought,
+    TurnStarted,
+    Used,
+)
+from keephold.errors import KeepholdError
+from keephold.store import base as store
+from keephold.turn.people import LeftOpen
+from keephold.turn.prompts import AskQuestion, Cancelled, Decision, Prompt, Said
+from keephold.turn.slot import ToolCall
+
+if TYPE_CHECKING:
+    from keephold.agent.conversation import Conversation
+
+_log = logging.getLogger("keephold.acp")
+
+Mode = Literal["ask", "unattended"]
+MODES = [
+    {"id": "ask", "name": "Ask", "description": "You are asked before tools run whose settings say so."},
+    {"id": "unattended", "name": "Unattended", "description": "Tools run without asking."},
+]
+Signal = Literal["extension", "update", "off"]
+"""How the end of a turn is told (X2)."""
+
+
+class Client(msgspec.Struct, frozen=True):
+    """What the client can do, as it said when it connected."""
+
+    terminals: bool = False
+    forms: bool = False
+    signal: Signal = "extension"
+
+
+class Session:
+    """One session that is open."""
+
+    def __init__(
+        self,
+        peer: Peer,
+        client: Client,
+        conversation: "Conversation",
+        cwd: str,
+        before: store.ConversationRow | None,
+        mode: Mode,
+    ) -> None:
+        """`before` is what is known of it from before, None if nothing was ever said in it."""
+        known = {} if before is None else before.metadata
+        self.conversation = conversation
+        self.id = conversation.id
+        self.mode: Mode = mode
+        self._peer = peer
+        self._client = client
+        self._named = isinstance(known.get("title"), str)
+        self._about: dict[str, Any] = {} if known.get("cwd") == cwd else {"cwd": cwd}
+        """What is to be kept of it once something is said: a session that is only opened leaves no trace."""
+        self._requests: set[Call] = set()
+        """What the person is being asked."""
+        self.closing = False
+        """It takes no more prompts."""
+        self._busy = False
+        self._cancelled = False
+        self._turn = ""
+        self._started = False
+        """The turn of the prompt that runs has begun."""
+        self._used: list[str] = []
+        self._open: list[tuple[str, ToolCall, store.Record | None]] = []
+        """Calls of an interrupted turn that the client knows."""
+        self._over: asyncio.Event = asyncio.Event()
+        self._over.set()
+        runtime = conversation.runtime
+        self._terminals = Terminals(peer, self.id, runtime.registry.store, has_terminals=client.terminals)
+        self.calls = Calls(runtime, self.id, self.update, self._terminals, self._record)
+
+    def update(self, update: updates.Update) -> None:
+        """Tell the client something."""
+        if not self._busy:
+            update = {**update, "_meta": {BACKGROUND: True}}
+        self._peer.notify("session/update", {"sessionId": self.id, "update": update})
+
+    def modes(self) -> dict[str, Any]:
+        """The modes there are, and the one it is in."""
+        return {"currentModeId": self.mode, "availableModes": MODES}
+
+    def goes_on(self, before: Replayed, *, known: bool) -> None:
+        """It was open before; with `known`, the client has just been shown what was said then."""
+        runtime = self.conversation.runtime
+        self._used, self._open = before.used, before.open if known else []
+        for id, call, record in before.live:
+            self.calls.found(id, call, runtime.registry.adopt(record), known=known)
+        for handle in runtime.registry.live():
+            if handle.conversation != self.id and runtime.root(handle.conversation) == self.id:  # of a sub-agent
+                self.calls.created(handle)
+
+    # A turn
+
+    @property
+    def busy(self) -> bool:
+        return self._busy
+
+    def begin(self) -> None:
+        """From now on until `run` has returned, a turn runs."""
+        self._busy, self._cancelled, self._started = True, False, False
+        self._over.clear()
+
+    async def run(self, request: Id, blocks: Sequence[Any], content: Any) -> dict[str, str]:
+        """A whole turn; what it returns or raises answers the prompt."""
+        stop, error = "error", None
+        try:
+            await self._describe(blocks)
+            answer = await self.conversation.prompt(content, listener=self._heard)
+            stop, error = answer.stop_reason, answer.error
+        except KeepholdError as failed:
+            error = failed.message
+        except Exception as failed:
+            _log.exception("a turn of session %s failed", self.id)
+            error = f"{type(failed).__name__}: {failed}"
+        finally:
+            self._give_up()
+            self.calls.settle()
+            await self._complete("null" if request is None else str(request), stop)
+            self._busy = False
+            self._over.set()
+        if stop == "error":
+            raise RpcError(INTERNAL_ERROR, error or "the turn has failed")
+        return {"stopReason": stop}
+
+    def cancel(self) -> None:
+        """End the turn that runs, if one does."""
+        if self._busy:
+            self._cancelled = True
+            self.conversation.cancel()
+
+    async def close(self) -> None:
+        """End the turn that runs, and tell and ask nothing more. Handles that were kept go on, and what was being asked
+        stays open, for when the session is opened again."""
+        self.closing = True
+        self.cancel()
+        try:
+            await self._over.wait()
+        except asyncio.CancelledError:  # its client wants it open after all
+            self.closing = False
+            raise
+        for call in tuple(self._requests):
+            call.cancel()
+        self.calls.close()
+
+    async def _describe(self, blocks: Sequence[Any]) -> None:
+        """A session is called after what was said in it first."""
+        if not self._named:
+            self._about["title"] = title_of(blocks)
+        if self._about:
+            await self.conversation.describe(**self._about)
+            self._about = {}
+        if not self._named:
+            self._named = True
+            self.update(updates.session_info(title_of(blocks), self.conversation.runtime.registry.clock.now()))
+
+    async def _complete(self, request: str, stop: str) -> None:
+        """Say that the turn is over (X2). That is in the store first."""
+        told = {"promptRequestId": request, "stopReason": stop}
+        if self._started:
+            await self._write(TURN_COMPLETE_LINE, told)
+        if self._client.signal == "extension":
+            self._peer.notify("_keephold/turn_complete", {"sessionId": self.id, **told})
+        elif self._client.signal == "update":
+            self.update(updates.turn_complete(request, stop))
+
+    def _record(self, id: str, content: dict[str, Any]) -> None:
+        registry = self.conversation.runtime.registry
+        registry.run_soon(self._write(SHOWN_LINE, {"toolCallId": id, "content": content}))
+
+    async def _write(self, kind: str, body: dict[str, Any]) -> None:
+        registry = self.conversation.runtime.registry
+        if not self._turn or registry.closing:
+            return
+        line = (kind, msgspec.json.encode(body))
+        with contextlib.suppress(KeepholdError):  # the store cannot write just now: it is shown all the same
+            await registry.write((store.Said(self.id, self._turn, registry.clock.now(), (line,)),), keep=False)
+
+    def _heard(self, event: Event) -> None:
+        match event:
+            case TurnStarted(turn, resumed):
+                self._turn, self._started = turn, True
+                self.calls.begin(turn, self._used if resumed else ())
+                if not resumed:
+                    self._give_up()
+                if self._cancelled:  # before there was a turn: what was said is kept all the same
+                    self.conversation.cancel()
+            case Text(text):
+                self.update(updates.message(text))
+            case Thought(text):
+                self.update(updates.thought(text))
+            case Called(calls) if self._open and [each.id for each in calls] == [call.id for _, call, _ in self._open]:
+                for each in calls:
+                    self.calls.name(self._turn, each.id)  # the ids that they have are used
+                self.calls.taken_up(self._open)
+                self._open = []
+            case Called(calls):
+                self._give_up()
+                self.calls.called(calls)
+            case Answered(responses):
+                self.calls.answered(responses)
+            case Restarted():
+                self.update(updates.message("\n\n[The answer broke off. It is asked for again.]\n\n"))
+            case Retrying(_, delay, why):
+                self.update(updates.thought(f"[The model is asked again in {delay:.0f} s: {why}]\n"))
+            case Compacted():
+                self.update(updates.thought("[What was said before has been summarised to make room.]\n"))
+            case Used(usage) if usage.context_window is not None:
+                before, cost = self.conversation.usage.cost, usage.cost
+                total = cost if before is None or cost is None else before + cost
+                self.update(updates.usage(usage.context_tokens, usage.context_window, total))
+
+    def _give_up(self) -> None:
+        """Nobody goes on with the calls that were open when the session was loaded."""
+        if self._open:
+            self.calls.taken_up(self._open)
+            self.calls.settle()
+            self._open = []
+
+    # The person
+
+    async def ask(self, prompt: Prompt) -> Decision:
+        """Ask the person at the client. Cancelling this takes the question back; `LeftOpen` if they cannot be asked."""
+        shown = self.calls.asked_about(prompt)
+        said: Decision | None = None
+        try:
+            said = await self._ask(prompt, shown)
+            return said
+        finally:
+            self.calls.asked(shown, prompt, said)
+
+    async def _ask(self, prompt: Prompt, shown: Shown) -> Decision:
+        asked = permission(prompt, shown.title)
+        if asked is None:
+            assert isinstance(prompt, AskQuestion), "all others are choices"
+            return await self._ask_text(prompt, shown)
+        call = {"toolCallId": shown.id, "kind": shown.kind, **asked.fields}
+        params = {"sessionId": self.id, "toolCall": call, "options": asked.options}
+        said = await self._request("session/request_permission", params)
+        return said if isinstance(said, Cancelled) else decided(asked, said)
+
+    async def _ask_text(self, prompt: AskQuestion, shown: Shown) -> Decision:
+        question, handle = prompt.question, shown.handle
+        if self._client.forms and not question.secret:
+            params = {"sessionId": self.id, "toolCallId": shown.id, **form(question, prompt.problem)}
+            said = await self._request("elicitation/create", params)
+            return said if isinstance(said, Cancelled) else filled_in(question, said)
+        runtime = self.conversation.runtime
+        path = getattr(runtime.registry.store, "path", None)
+        note = elsewhere(question, "" if handle is None else handle.uid, None if path is None else f"sqlite:///{path}")
+        self.calls.noted(shown, note)
+        if handle is not None and handle.stateful and path is not None:
+            raise LeftOpen  # somebody answers it elsewhere; this person can be asked other things meanwhile
+        if runtime.permission.detached == "defaults" and question.default is not None and not question.secret:
+            return Said(question.default)
+        return Cancelled(note)
+
+    async def _request(self, method: str, params: dict[str, Any]) -> Any:
+        """What the client answers; `Cancelled` if it cannot."""
+        call = self._peer.request(method, params)
+        self._requests.add(call)
+        try:
+            return await call
+        except RpcError as error:
+            return Cancelled(f"the client could not ask: {error.message}")
+        except ConnectionLost:  # nobody has said anything: it stays open for the next process (R6)
+            raise LeftOpen from None
+        except asyncio.CancelledError:
+            if self.closing:
+                raise LeftOpen from None
+            raise
+        finally:
+            self._requests.discard(call)

@@ -1,0 +1,98 @@
+"""One tool call that a client knows, and the words of what it waits for."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from keephold.acp.agent.describing import Described
+from keephold.handles.handle import Handle
+from keephold.handles.question import Question, select_options
+from keephold.handles.state import Waiting
+from keephold.turn.prompts import AskQuestion, DeliverResult, Prompt, RunTool
+from keephold.turn.slot import ToolCall
+
+if TYPE_CHECKING:
+    from keephold.tools.run import Run
+
+
+class Shown:
+    """One tool call that the client knows."""
+
+    __slots__ = (
+        "action", "asked", "conversation", "diffs", "due", "handle", "handle_id", "id", "kind", "label", "listener",
+        "note", "question", "renamed", "run", "sent", "status", "terminal", "title", "tool",
+    )  # fmt: skip
+
+    def __init__(self, id: str, call: ToolCall, described: Described, conversation: str) -> None:
+        self.id = id
+        self.label, self.tool = call.id, call.name
+        self.title, self.kind, self.action, self.handle_id, _ = described
+        self.conversation = conversation
+        self.handle: Handle | None = None
+        self.status = "pending"
+        self.asked = False
+        """A person has been asked whether it may run."""
+        self.renamed = False
+        """Its title at the client is what a person is being asked about it."""
+        self.question: Question | None = None
+        self.note = ""
+        """How its question can be answered, where the client cannot ask it."""
+        self.diffs: list[dict[str, Any]] = []
+        self.terminal: str | None = None
+        """The client's terminal that shows what it prints; empty: one has been asked for."""
+        self.run: Run | None = None
+        """What is listened to for its output, by `listener`."""
+        self.listener: Callable[[], None] | None = None
+        self.sent = float("-inf")
+        self.due: asyncio.TimerHandle | None = None
+        """When what it has printed since is told."""
+
+    @property
+    def over(self) -> bool:
+        return self.status in ("completed", "failed")
+
+
+def call_id(turn: str, label: str, count: int) -> str:
+    """The id that a client knows a call by: the turn's call of that label, the first, the second … of it."""
+    return f"{turn}.{label}" if count == 1 else f"{turn}.{label}.{count}"
+
+
+def has_made(shown: Shown, handle: Handle) -> bool:
+    """Whether this call of a batch has made the handle. Of calls that look the same, they come in the same order."""
+    if shown.handle is not None or shown.over or (shown.label, shown.tool) != (handle.call_id, handle.tool.name):
+        return False
+    return shown.action is None or (shown.action == "spawn" and shown.handle_id == handle.id)
+
+
+def is_about(shown: Shown, prompt: Prompt) -> bool:
+    """Whether a prompt is about this call. Of calls that look the same, they come in the order of the calls."""
+    if shown.over or shown.tool != prompt.tool or shown.conversation != prompt.conversation:
+        return False
+    if isinstance(prompt, RunTool):
+        same = shown.handle_id == prompt.id if prompt.id is not None else shown.action is None
+        return same and shown.action == prompt.action and shown.asked == (prompt.problem is not None)
+    handle = shown.handle
+    if (
+        handle is None
+        or (prompt.id is not None and handle.id != prompt.id)
+        or handle.stateful != (prompt.id is not None)
+    ):
+        return False
+    if isinstance(prompt, AskQuestion):
+        return isinstance(handle.state, Waiting) and handle.state.question == prompt.question
+    assert isinstance(prompt, DeliverResult)
+    return handle.withheld
+
+
+def agent_name(conversation: str) -> str:
+    """The sub-agent whose conversation this is (`turn/lineage.py`)."""
+    return conversation.rpartition("/")[2].rpartition("@")[0] or "agent"
+
+
+def in_words(question: Question) -> str:
+    """A question for a person to read."""
+    options = select_options(question)
+    parts = [question.pre_amble, f"**{question.text}**"]
+    if options is not None:
+        parts.append("\n".join(f"- {option}" for option in options))
+    return "\n\n".join(part for part in parts if part)

@@ -1,0 +1,185 @@
+"""An agent under examination: everything it says and is told is kept in order, and nothing is made right on the way.
+
+The client library would hide what the checks are for, so this is the bare wire: messages are sent as they are given,
+ids are whatever a check likes, and lines may be nonsense.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from keephold.acp.client.process import AgentProcess
+from keephold.acp.lines import LineReader, LineWriter
+from keephold.acp.wire import BACKLOG_BYTES, LINE_BYTES, METHOD_NOT_FOUND
+
+T = TypeVar("T")
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A message, or a line that is none. `ours`: the client sent it."""
+
+    number: int
+    ours: bool
+    message: Any
+
+    @property
+    def method(self) -> str | None:
+        """The method of a request or notification."""
+        found = self.message.get("method") if isinstance(self.message, dict) else None
+        return found if isinstance(found, str) else None
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Its params, empty if it has none of the right form."""
+        found = self.message.get("params") if isinstance(self.message, dict) else None
+        return found if isinstance(found, dict) else {}
+
+
+def is_answer(entry: Entry, id: int | str) -> bool:
+    """Whether it is the agent's answer to the request of that id: `7` is another one than `"7"`."""
+    if entry.ours or not isinstance(entry.message, dict) or "method" in entry.message:
+        return False
+    theirs = entry.message.get("id")
+    return type(theirs) is type(id) and theirs == id
+
+
+class Silent(Exception):
+    """The agent did not do in time what it was waited for."""
+
+
+class Died(Exception):
+    """The agent ended, or closed its output, while it was waited for."""
+
+
+class Probe:
+    """One run of the agent. `permit` answers its requests for permission; None leaves one open."""
+
+    def __init__(self, command: Sequence[str], timeout: float) -> None:
+        self.log: list[Entry] = []
+        self.capabilities: dict[str, Any] = {}
+        self.info: dict[str, Any] = {}
+        self.permit: Callable[[Entry], dict[str, Any] | None] = allow
+        self._timeout = timeout
+        self._last_id = 0
+        self._news = asyncio.Event()
+        self._died: str | None = None
+        self._process = AgentProcess(command, cwd=None, env=None, exited=self._exited)
+        self._reader = LineReader(
+            self._process.reading,
+            limit=LINE_BYTES,
+            line=self._line,
+            too_long=self._line,
+            ended=lambda _: self._process.hurry(),
+        )
+        self._writer = LineWriter(self._process.writing, most=BACKLOG_BYTES, lost=lambda _: None)
+        self._reader.start()
+
+    async def close(self) -> None:
+        """End the agent."""
+        self._reader.stop()
+        self._writer.close()
+        await self._process.end()
+
+    # What we say
+
+    def send(self, message: dict[str, Any]) -> Entry:
+        """Send a message."""
+        message = {"jsonrpc": "2.0", **message}
+        return self.send_line(json.dumps(message), message)
+
+    def send_line(self, line: str, message: Any = None) -> Entry:
+        """Send a line, whatever it is."""
+        entry = self._note(True, line if message is None else message)
+        self._writer.write(line.encode() + b"\n")
+        return entry
+
+    def request(self, method: str, params: Any, id: int | str | None = None) -> Entry:
+        """Send a request; without an id, under the next one."""
+        if id is None:
+            self._last_id += 1
+            id = self._last_id
+        return self.send({"id": id, "method": method, "params": params})
+
+    async def ask(self, method: str, params: Any, id: int | str | None = None) -> dict[str, Any]:
+        """Send a request and wait for its answer, which is returned whole."""
+        message: dict[str, Any] = (await self.answer(self.request(method, params, id))).message
+        return message
+
+    # What we hear
+
+    def answered(self, request: Entry) -> Entry | None:
+        """The answer to a request, if it has come."""
+        id = request.message["id"]
+        return next((entry for entry in self.log[request.number + 1 :] if is_answer(entry, id)), None)
+
+    async def answer(self, request: Entry) -> Entry:
+        """Wait for the answer to a request."""
+        return await self.until(lambda: self.answered(request), f"answer {request.method}")
+
+    async def until(self, look: Callable[[], T | None], what: str) -> T:
+        """Wait until something is there; `what` says what the agent did not do if it never is."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                while (found := look()) is None:
+                    if self._died is not None:
+                        raise Died(self._died)
+                    self._news.clear()
+                    await self._news.wait()
+                return found
+        except TimeoutError:
+            raise Silent(f"the agent did not {what} within {self._timeout:g} s") from None
+
+    def _line(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = line.decode(errors="replace")
+        entry = self._note(False, message)
+        if entry.method is not None and "id" in entry.message:
+            self._requested(entry)
+
+    def _requested(self, entry: Entry) -> None:
+        if entry.method != "session/request_permission":
+            error = {"code": METHOD_NOT_FOUND, "message": f"Method not found: {entry.method}"}
+            self.send({"id": entry.message["id"], "error": error})
+        elif (outcome := self.permit(entry)) is not None:
+            self.send({"id": entry.message["id"], "result": {"outcome": outcome}})
+
+    def _note(self, ours: bool, message: Any) -> Entry:
+        entry = Entry(len(self.log), ours, message)
+        self.log.append(entry)
+        self._news.set()
+        return entry
+
+    def _exited(self) -> None:
+        self._reader.rest()
+        self._died = self._process.epitaph()
+        self._news.set()
+
+
+CANCELLED = {"outcome": "cancelled"}
+
+
+def choose(request: Entry, *kinds: str) -> dict[str, Any]:
+    """The outcome that takes an option of one of these kinds, or `cancelled` if there is none."""
+    options = request.params.get("options")
+    for kind in kinds:
+        for option in options if isinstance(options, list) else ():
+            if isinstance(option, dict) and option.get("kind") == kind:
+                return {"outcome": "selected", "optionId": option.get("optionId")}
+    return CANCELLED
+
+
+def allow(request: Entry) -> dict[str, Any]:
+    """Give permission, this once if that can be."""
+    return choose(request, "allow_once", "allow_always")
+
+
+def reject(request: Entry) -> dict[str, Any]:
+    """Refuse permission."""
+    return choose(request, "reject_once", "reject_always")

@@ -1,0 +1,247 @@
+"""What is played with the agent: each scene once, in a process of its own, however many checks look at it.
+
+After a turn's answer the scene goes on until the agent has made another session: whatever it had written before that
+has been read then. No timer decides that nothing more came.
+"""
+
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from keephold.acp.check.probe import CANCELLED, Died, Entry, Probe, Silent, reject
+from keephold.acp.check.recording import Recording, table
+from keephold.acp.check.verdict import Failed, Skipped
+from keephold.acp.extension import PROTOCOL_VERSION
+from keephold.acp.wire import AUTH_REQUIRED
+
+Play: TypeAlias = Callable[[Probe, Recording], Awaitable[None]]
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """How to examine an agent: its command, how long an answer may take, and what to say to it."""
+
+    command: tuple[str, ...]
+    timeout: float = 60.0
+    prompt: str = "List the files of the working directory with a tool, if you have one, and say how many there are."
+    permission_prompt: str = "With a tool, write the word hello into the file acp-check.txt in the working directory."
+    slow_prompt: str = "Run the command `sleep 300` with a tool. If you have none for that, count to 10000 in words."
+
+
+class Scenes:
+    """The scenes with one agent. A scene is played when a check first asks for it."""
+
+    def __init__(self, settings: Settings, directory: Path) -> None:
+        self.settings = settings
+        self.directory = directory
+        self._played: dict[str, Recording] = {}
+
+    @asynccontextmanager
+    async def agent(self, *, handshake: bool = True) -> AsyncIterator[Probe]:
+        """A run of the agent for one check alone."""
+        if handshake:
+            await self.hello()
+        probe = self._start()
+        try:
+            if handshake:
+                await shake_hands(probe)
+            yield probe
+        finally:
+            await probe.close()
+
+    async def session(self, probe: Probe) -> str:
+        """A new session's id."""
+        answer = await probe.ask("session/new", {"cwd": str(self.directory), "mcpServers": []})
+        error = table(answer, "error")
+        if error.get("code") == AUTH_REQUIRED:
+            raise Skipped(f"the agent wants to be logged in to first: {error.get('message')}")
+        id = table(answer, "result").get("sessionId")
+        if not isinstance(id, str) or not id:
+            raise Failed("session/new was not answered with a sessionId", [probe.log[-1]])
+        return id
+
+    @property
+    def agent_info(self) -> dict[str, Any]:
+        """Who the agent says it is, once it has been met."""
+        return next((recording.info for recording in self._played.values() if recording.info), {})
+
+    # Scenes
+
+    async def try_hello(self) -> Recording:
+        """The handshake alone, whatever came of it."""
+        return await self._play("hello", _nothing)
+
+    async def hello(self) -> Recording:
+        """The handshake alone. Whoever needs more is skipped if it fails."""
+        recording = await self.try_hello()
+        if recording.problem is not None:
+            raise Skipped("there was no handshake; see `initialize`")
+        return recording
+
+    async def plain(self) -> Recording:
+        """One prompt. Whoever needs its answer is skipped if there is none."""
+        recording = await self.try_plain()
+        if recording.problem is not None:
+            raise Skipped("a prompt was not answered; see `prompt`")
+        return recording
+
+    async def try_plain(self) -> Recording:
+        """One prompt, whatever came of it."""
+
+        async def play(probe: Probe, recording: Recording) -> None:
+            await self._turn(probe, recording, self.settings.prompt)
+            await self.session(probe)
+
+        await self.hello()
+        return await self._play("plain", play)
+
+    async def two_prompts(self) -> Recording:
+        """Two prompts in one session, the second one with a string for an id."""
+
+        async def play(probe: Probe, recording: Recording) -> None:
+            first = await self._turn(probe, recording, self.settings.prompt)
+            session = first.params["sessionId"]
+            await self._turn(probe, recording, self.settings.prompt, session=session, id="second prompt")
+            await self.session(probe)
+
+        return await self._play_after_plain("two prompts", play)
+
+    async def two_sessions(self) -> Recording:
+        """Two sessions with a prompt each, at the same time."""
+
+        async def play(probe: Probe, recording: Recording) -> None:
+            sessions = [await self.session(probe) for _ in range(2)]
+            prompts = [_prompt(probe, recording, session, self.settings.prompt) for session in sessions]
+            for prompt in prompts:
+                await probe.answer(prompt)
+            await self.session(probe)
+
+        return await self._play_after_plain("two sessions", play)
+
+    async def cancelled(self) -> Recording:
+        """A prompt that takes long, cancelled as soon as the agent is seen to have read it."""
+
+        async def play(probe: Probe, recording: Recording) -> None:
+            session = await self.session(probe)
+            prompt = _prompt(probe, recording, session, self.settings.slow_prompt)
+            behind = probe.request("session/new", {"cwd": str(self.directory), "mcpServers": []})
+
+            def begun() -> bool | None:
+                return bool(recording.updates(prompt) or probe.answered(behind) or probe.answered(prompt)) or None
+
+            with suppress(Silent):  # then it says nothing and does one thing at a time; it may still heed the cancel
+                await probe.until(begun, "show that it has read session/prompt")
+            if probe.answered(prompt) is None:
+                probe.send({"method": "session/cancel", "params": {"sessionId": session}})
+            await probe.until(lambda: probe.answered(prompt), "answer session/prompt after session/cancel")
+            await probe.answer(behind)
+            await self.session(probe)
+
+        return await self._play_after_plain("cancelled", play)
+
+    async def allowed(self) -> Recording:
+        """A prompt that makes the agent ask for permission, which is given."""
+
+        async def play(probe: Probe, recording: Recording) -> None:
+            await self._turn(probe, recording, self.settings.permission_prompt)
+            await self.session(probe)
+
+        return await self._play_after_plain("allowed", play)
+
+    async def rejected(self) -> Recording:
+        """The same, and it is refused."""
+
+        async def play(probe: Probe, recording: Recording) -> None:
+            probe.permit = reject
+            await self._turn(probe, recording, self.settings.permission_prompt)
+            await self.session(probe)
+
+        return await self._play_after_plain("rejected", play)
+
+    async def withdrawn(self) -> Recording:
+        """The same, and the turn is cancelled while the question is open."""
+
+        async def play(probe: Probe, recording: Recording) -> None:
+            probe.permit = lambda request: None
+            session = await self.session(probe)
+            prompt = _prompt(probe, recording, session, self.settings.permission_prompt)
+            await probe.until(lambda: probe.answered(prompt) or asked(probe.log), "ask for permission or answer")
+            if probe.answered(prompt) is None:
+                probe.send({"method": "session/cancel", "params": {"sessionId": session}})
+                probe.permit = lambda request: CANCELLED
+                for request in [each for each in probe.log if _is_question(each)]:
+                    probe.send({"id": request.message["id"], "result": {"outcome": CANCELLED}})
+            await probe.until(lambda: probe.answered(prompt), "answer session/prompt after session/cancel")
+            await self.session(probe)
+
+        return await self._play_after_plain("withdrawn", play)
+
+    def _start(self) -> Probe:
+        return Probe(self.settings.command, self.settings.timeout)
+
+    async def _turn(
+        self, probe: Probe, recording: Recording, text: str, *, session: str | None = None, id: str | None = None
+    ) -> Entry:
+        session = session or await self.session(probe)
+        prompt = _prompt(probe, recording, session, text, id)
+        await probe.answer(prompt)
+        return prompt
+
+    async def _play_after_plain(self, name: str, play: Play) -> Recording:
+        await self.plain()
+        return await self._play(name, play)
+
+    async def _play(self, name: str, play: Play) -> Recording:
+        if name not in self._played:
+            probe = self._start()
+            recording = Recording(probe.log, probe.capabilities, probe.info)
+            try:
+                await shake_hands(probe)
+                await play(probe, recording)
+            except (Died, Silent, Failed) as problem:
+                recording.problem = str(problem)
+            finally:
+                await probe.close()
+            self._played[name] = recording
+        return self._played[name]
+
+
+async def shake_hands(probe: Probe, **more: Any) -> Entry:
+    """Send `initialize` and note what the agent offers."""
+    offered = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
+    params = {"protocolVersion": PROTOCOL_VERSION, "clientCapabilities": offered} | more
+    answer = await probe.answer(probe.request("initialize", params))
+    result = table(answer.message, "result")
+    probe.capabilities |= table(result, "agentCapabilities")
+    probe.info |= table(result, "agentInfo")
+    return answer
+
+
+def asked(log: list[Entry]) -> Entry | None:
+    """The first request for permission."""
+    return next((entry for entry in log if _is_question(entry)), None)
+
+
+def _is_question(entry: Entry) -> bool:
+    return not entry.ours and entry.method == "session/request_permission" and "id" in entry.message
+
+
+def _prompt(probe: Probe, recording: Recording, session: str, text: str, id: str | None = None) -> Entry:
+    blocks = [{"type": "text", "text": text}]
+    prompt = probe.request("session/prompt", {"sessionId": session, "prompt": blocks}, id)
+    recording.prompts.append(prompt)
+    return prompt
+
+
+async def _nothing(probe: Probe, recording: Recording) -> None:
+    """The handshake is all there is."""
+
+
+@asynccontextmanager
+async def scenes(settings: Settings) -> AsyncIterator[Scenes]:
+    """Scenes in a working directory of their own, where an agent may write."""
+    with tempfile.TemporaryDirectory(prefix="acp-check-") as path:
+        yield Scenes(settings, Path(path))

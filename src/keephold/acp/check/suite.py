@@ -1,0 +1,80 @@
+"""All checks, run one after another, and what came of each."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from keephold.acp.check import cancelling, handshake, permission, robustness, sessions, turn_complete, updates
+from keephold.acp.check.probe import Died, Silent
+from keephold.acp.check.scenes import Scenes, Settings, scenes
+from keephold.acp.check.verdict import Check, Failed, Skipped, checks_of
+
+CHECKS = [
+    check
+    for topic in (handshake, sessions, updates, turn_complete, cancelling, permission, robustness)
+    for check in checks_of(topic.__name__)
+]
+"""All of them, in the order they are run."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What came of a check. `messages`: those concerned, each with who sent it (`from`: `client`, `agent`)."""
+
+    name: str
+    topic: str
+    says: str
+    outcome: Literal["passed", "failed", "skipped"]
+    why: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The results, in the order of the checks, and who the agent says it is."""
+
+    command: tuple[str, ...]
+    agent: dict[str, Any]
+    checks: tuple[Result, ...]
+
+    def count(self, outcome: str) -> int:
+        """How many checks ended so."""
+        return sum(result.outcome == outcome for result in self.checks)
+
+    @property
+    def ok(self) -> bool:
+        """Nothing failed."""
+        return self.count("failed") == 0
+
+
+async def run(settings: Settings, only: Iterable[str] = (), *, told: Callable[[Result], None] | None = None) -> Report:
+    """Examine an agent; `told` hears of each result at once. `only`: names of checks or topics, all without."""
+    wanted = set(only)
+    results: list[Result] = []
+    agent: dict[str, Any] = {}
+    async with scenes(settings) as stage:
+        for check in CHECKS:
+            if wanted and not wanted & {check.name, check.topic}:
+                continue
+            result = await _run(check, stage)
+            agent = agent or stage.agent_info
+            results.append(result)
+            if told is not None:
+                told(result)
+    return Report(settings.command, agent, tuple(results))
+
+
+async def _run(check: Check, stage: Scenes) -> Result:
+    outcome: Literal["passed", "failed", "skipped"] = "passed"
+    why = ""
+    messages: tuple[dict[str, Any], ...] = ()
+    try:
+        await check.examine(stage)
+    except Skipped as reason:
+        outcome, why = "skipped", str(reason)
+    except (Died, Silent) as problem:
+        outcome, why = "failed", str(problem)
+    except Failed as failure:
+        outcome, why = "failed", str(failure)
+        found = sorted(failure.messages, key=lambda entry: entry.number)
+        messages = tuple({"from": "client" if each.ours else "agent", "message": each.message} for each in found)
+    return Result(check.name, check.topic, check.says, outcome, why, messages)

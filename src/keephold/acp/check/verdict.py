@@ -1,0 +1,52 @@
+"""What a check is, and how it says that an agent is wrong or that it cannot tell."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from keephold.acp.check.probe import Entry
+
+if TYPE_CHECKING:
+    from keephold.acp.check.scenes import Scenes
+
+Examine: TypeAlias = Callable[["Scenes"], Awaitable[None]]
+
+
+class Check(msgspec.Struct, frozen=True):
+    """A check: its name, its topic, what it says of an agent that passes, and the function that looks."""
+
+    name: str
+    topic: str
+    says: str
+    examine: Examine
+
+
+_known: list[Check] = []
+
+
+def check(name: str, says: str) -> Callable[[Examine], Examine]:
+    """Make a function a check. Its topic is the name of its module."""
+
+    def add(examine: Examine) -> Examine:
+        _known.append(Check(name, examine.__module__.rpartition(".")[2], says, examine))
+        return examine
+
+    return add
+
+
+def checks_of(module: str) -> list[Check]:
+    """The checks of a module, in the order they are written."""
+    return [each for each in _known if each.examine.__module__ == module]
+
+
+class Failed(Exception):
+    """The agent is wrong; the messages show where."""
+
+    def __init__(self, why: str, messages: Sequence[Entry | None] = ()) -> None:
+        super().__init__(why)
+        self.messages = tuple(entry for entry in messages if entry is not None)
+
+
+class Skipped(Exception):
+    """The check does not apply to this agent, or cannot tell."""

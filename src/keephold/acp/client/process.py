@@ -1,0 +1,154 @@
+"""The program of an agent: started on pipes in a session of its own, watched, and ended whatever it does."""
+
+import asyncio
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from keephold.errors import KeepholdError
+
+KEPT = 64 * 1024
+"""Bytes of standard error that are kept: the last ones."""
+_SHOWN = 2000
+"""Characters of it that an error shows."""
+_EOF_SECS = 1.0
+"""How long it has to go by itself when its input has ended."""
+_TERM_SECS = 2.0
+"""How long it has to go after SIGTERM."""
+
+
+def argv(command: str | Sequence[str]) -> list[str]:
+    """The program and its arguments; a string is split as a shell would."""
+    words = shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]
+    if not words:
+        raise KeepholdError("no command was given; it is a program and its arguments", code="command_not_started")
+    return words
+
+
+class AgentProcess:
+    """A running agent. `reading` and `writing` are our ends of its pipes; `exited` is called once when it has gone."""
+
+    def __init__(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | Path | None,
+        env: Mapping[str, str] | None,
+        exited: Callable[[], None],
+    ) -> None:
+        self.command = argv(command)
+        self._exited = exited
+        self._loop = asyncio.get_running_loop()
+        self._errors = b""
+        self._gone = asyncio.Event()
+        self._ending: asyncio.Task[None] | None = None
+        try:
+            self._program = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                cwd=cwd,
+                env=os.environ | dict(env or {}),
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            message = f"the agent `{shlex.join(self.command)}` could not be started: {why}"
+            raise KeepholdError(message, code="command_not_started") from error
+        assert self._program.stdin and self._program.stdout and self._program.stderr
+        self.writing, self.reading = self._program.stdin.fileno(), self._program.stdout.fileno()
+        self._stderr: int | None = self._program.stderr.fileno()
+        for pipe in (self._program.stdin, self._program.stdout, self._program.stderr):
+            os.set_blocking(pipe.fileno(), False)
+        self._loop.add_reader(self._program.stderr, self._read_errors)
+        self._pidfd: int | None = os.pidfd_open(self._program.pid)
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    @property
+    def pid(self) -> int:
+        """Its process, which is also its group."""
+        return self._program.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """As `subprocess` has it; None while it runs."""
+        return self._program.returncode
+
+    @property
+    def stderr(self) -> str:
+        """The end of what it has printed on standard error."""
+        self._read_errors()
+        return self._errors.decode(errors="replace")
+
+    def epitaph(self) -> str:
+        """How it ended and its last words, for the text of an error."""
+        code = self._program.returncode
+        if code is None:
+            how = "has closed its output"
+        else:
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        words = self.stderr.strip()
+        if len(words) > _SHOWN:  # whole lines, if there are any
+            words = words[-_SHOWN:]
+            words = words.partition("\n")[2] or words
+        return f"the agent `{shlex.join(self.command)}` {how}" + (f"; it printed:\n{words}" if words else "")
+
+    def hurry(self) -> None:
+        """Begin to end it, for it cannot be talked to any more. `exited` is called as always."""
+        if self._ending is None:
+            self._ending = self._loop.create_task(self._end())
+
+    async def end(self) -> None:
+        """End it and whatever is left of its group, and close the pipes."""
+        self.hurry()
+        assert self._ending is not None
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
+        assert self._program.stdin and self._program.stdout and self._program.stderr
+        self._program.stdin.close()
+        for patience, number in ((_EOF_SECS, signal.SIGTERM), (_TERM_SECS, signal.SIGKILL)):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), patience)
+            if self._gone.is_set():
+                break
+            self._signal(number)
+        await self._gone.wait()
+        self._read_errors()
+        if self._stderr is not None:  # somebody it has started holds it open
+            self._loop.remove_reader(self._stderr)
+            self._stderr = None
+        self._program.stdout.close()
+        self._program.stderr.close()
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def _reap(self) -> None:
+        if self._pidfd is None:
+            return
+        self._signal(signal.SIGKILL)  # what is left of its group; before the wait, or the number may be another's
+        self._program.wait()
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = None
+        self._exited()  # first: what it has said last is still to be read
+        self._gone.set()
+
+    def _read_errors(self) -> None:
+        if self._stderr is None:
+            return
+        try:
+            while part := os.read(self._stderr, KEPT):
+                self._errors = (self._errors + part)[-KEPT:]
+        except BlockingIOError:
+            return
+        self._loop.remove_reader(self._stderr)  # it has closed it
+        self._stderr = None

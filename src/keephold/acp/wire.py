@@ -1,0 +1,367 @@
+"""JSON-RPC 2.0 as ACP speaks it: a message a line, over two file descriptors. For agents and for clients.
+
+    peer = Peer(read_fd, write_fd, on_request=…, on_notification=…)     # on a running loop
+    peer.start()                          # begin to read; before that, nothing is told
+    peer.notify(method, params)           # queued at once: messages leave in the order of these calls
+    call = peer.request(method, params)   # queued at once; `await call` gives the result or raises; `call.id`
+    peer.respond(id, result)              # answer a request
+    peer.respond(id, error=RpcError(…))
+    peer.answer(id, coroutine)            # a task whose result or error is the answer
+    peer.cancel(id)                       # end such a task: answered with -32800, unless it returns something
+    await peer.drain()                    # until the other side has taken nearly all; whoever writes much awaits this
+    await peer.flush()                    # until it has taken all
+    await peer.ended()                    # until nothing more will come; says why
+    await peer.close()                    # end tasks of `answer`, fail open requests, read and write no more
+
+What it promises:
+
+- **Order.** `on_notification(method, params)` and `on_request(method, params, id)` are called synchronously, one after
+  another, in the order of arrival. They must not block: they start work, and so decide what runs side by side. The
+  callback `answered` of `request` is called in that same order, when the answer is read; an `await` wakes later.
+- **Requests are answered.** `on_request` answers sooner or later by `respond` or `answer`. If it raises `RpcError`,
+  that is the answer; `unknown_method(method)` makes the one for a method that is not known. Any other exception is
+  logged and answered with -32603. Exceptions of `on_notification` are logged.
+- **Nothing that arrives ends the connection.** What is no JSON, no message, a batch or longer than the limit is
+  answered with an error, with the id of the message if one can be told, else null. Answers to nothing are ignored.
+- **Cancelling a request** that is awaited sends `$/cancel_request`. One that arrives is a notification as any other.
+- **The end.** When the other side has closed or is gone, open requests raise `ConnectionLost` at once. After the end of
+  what is read one can still write. What is written after the other side has gone is dropped.
+
+Ids are strings, integers or null. The descriptors stay the caller's: they are not closed, nor are their flags changed.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from keephold.acp.lines import LineReader, LineWriter
+from keephold.acp.rpc import (
+    AUTH_REQUIRED,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    OPENING,
+    PARSE_ERROR,
+    REQUEST_CANCELLED,
+    RESOURCE_NOT_FOUND,
+    ConnectionLost,
+    Id,
+    Invalid,
+    Params,
+    RpcError,
+    decode,
+    error_of,
+    id_of,
+    internal,
+    unknown_method,
+)
+from keephold.errors import KeepholdError
+from keephold.handles.text import to_json
+
+__all__ = [
+    "AUTH_REQUIRED",
+    "INTERNAL_ERROR",
+    "INVALID_PARAMS",
+    "INVALID_REQUEST",
+    "METHOD_NOT_FOUND",
+    "PARSE_ERROR",
+    "REQUEST_CANCELLED",
+    "RESOURCE_NOT_FOUND",
+    "Call",
+    "ConnectionLost",
+    "Id",
+    "Params",
+    "Peer",
+    "RpcError",
+    "unknown_method",
+]
+
+LINE_BYTES = 16 * 1024 * 1024
+BACKLOG_BYTES = 64 * 1024 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+class Call(asyncio.Future[Any]):
+    """A request that was sent. Awaiting gives its result or raises `RpcError` or `ConnectionLost`."""
+
+    def __init__(self, peer: "Peer", id: int, answered: Callable[["Call"], object] | None) -> None:
+        super().__init__()
+        self.id = id
+        self._peer = peer
+        self._answered = answered
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Give it up, and tell the other side so."""
+        if not super().cancel(msg):
+            return False
+        self._peer._given_up(self)
+        return True
+
+    def _settle(self, result: Any = None, error: KeepholdError | None = None) -> None:
+        if error is not None:
+            self.set_exception(error)
+            self.exception()  # nobody needs to await it
+        else:
+            self.set_result(result)
+        if self._answered is not None:
+            self._answered(self)
+
+
+class Peer:
+    """One end of a connection. The module's docstring is its manual."""
+
+    def __init__(
+        self,
+        read_fd: int,
+        write_fd: int,
+        *,
+        on_request: Callable[[str, Params, Id], None] | None = None,
+        on_notification: Callable[[str, Params], None] | None = None,
+        limit: int = LINE_BYTES,
+        most: int = BACKLOG_BYTES,
+        tap: Callable[[str, bytes], None] | None = None,
+        on_end: Callable[[str], None] | None = None,
+    ) -> None:
+        """`limit` is the longest line that is read, `most` how much may wait to be written.
+
+        With `on_end`, who gives it is told of the end first and calls `lost` once it knows more of the reason.
+
+        `tap` is told every line as it is, with "in" or "out" in front, before anything is done with it.
+        """
+        self._on_request, self._on_notification = on_request, on_notification
+        self._limit = limit
+        self._tap = tap
+        self._on_end = on_end
+        self._calls: dict[int, Call] = {}
+        self._last_id = 0
+        self._answers: dict[Id, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[str] = self._loop.create_future()
+        self._reader = LineReader(read_fd, limit=limit, line=self._line, too_long=self._too_long, ended=self._ended)
+        self._writer = LineWriter(write_fd, most=most, lost=self._unwritable)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._reader.start()
+
+    # What we say
+
+    def notify(self, method: str, params: Mapping[str, Any]) -> None:
+        """Send a notification."""
+        self._send({"jsonrpc": "2.0", "method": method, "params": params})
+
+    def request(
+        self, method: str, params: Mapping[str, Any], *, answered: Callable[[Call], object] | None = None
+    ) -> Call:
+        """Send a request. `answered` is called when its answer is read, or when none can come any more."""
+        self._last_id += 1
+        call = Call(self, self._last_id, answered)
+        if self._end.done() or not self._writer.open:
+            why = self._end.result() if self._end.done() else "the other side reads no more"
+            call._settle(error=ConnectionLost(f"{method} was not sent: {why}"))
+            return call
+        self._calls[call.id] = call
+        self._send({"jsonrpc": "2.0", "id": call.id, "method": method, "params": params})
+        return call
+
+    def respond(self, id: Id, result: Any = None, *, error: RpcError | None = None) -> None:
+        """Answer the request of that id, once."""
+        if error is None:
+            self._send({"jsonrpc": "2.0", "id": id, "result": result})
+            return
+        body: dict[str, Any] = {"code": error.number, "message": error.message}
+        if error.data is not None:
+            body["data"] = error.data
+        self._send({"jsonrpc": "2.0", "id": id, "error": body})
+
+    def answer(self, id: Id, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Run the coroutine as a task; what it returns or raises answers the request."""
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if self._answers.get(id) is task:
+                del self._answers[id]
+            if task.cancelled():  # before it had begun
+                coroutine.close()
+                self.respond(id, error=RpcError(REQUEST_CANCELLED, "Request cancelled"))
+
+        task = self._loop.create_task(self._answering(id, coroutine))
+        self._answers[id] = task
+        self._tasks.add(task)
+        task.add_done_callback(done)
+
+    def cancel(self, id: Id) -> bool:
+        """Cancel the task that answers the request of that id; False if none does."""
+        task = self._answers.get(id)
+        return task is not None and task.cancel()
+
+    async def _answering(self, id: Id, coroutine: Coroutine[Any, Any, Any]) -> None:
+        try:
+            self.respond(id, await coroutine)
+        except asyncio.CancelledError:
+            self.respond(id, error=RpcError(REQUEST_CANCELLED, "Request cancelled"))
+        except RpcError as error:
+            self.respond(id, error=error)
+        except Exception as error:
+            _log.exception("answering a request failed")
+            self.respond(id, error=internal(error))
+
+    def _send(self, message: dict[str, Any]) -> None:
+        line = to_json(message)
+        if self._tap is not None:
+            self._tap("out", line)
+        self._writer.write(line + b"\n")
+
+    def _given_up(self, call: Call) -> None:
+        if self._calls.pop(call.id, None) is not None:
+            self.notify("$/cancel_request", {"requestId": call.id})
+
+    # Waiting
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that the other side has not taken yet."""
+        return self._writer.backlog
+
+    async def drain(self) -> None:
+        """Return when the other side has taken most of what was sent, or is gone."""
+        await self._writer.drain()
+
+    async def flush(self) -> None:
+        """Return when the other side has taken all of what was sent, or is gone."""
+        await self._writer.drain(0)
+
+    async def ended(self) -> str:
+        """Return when nothing more will come, and say why."""
+        return await asyncio.shield(self._end)
+
+    async def close(self) -> None:
+        """End the tasks that answer, then the connection. Harmless if done twice."""
+        for task in (tasks := list(self._tasks)):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._reader.stop()
+        self._writer.close()
+        self.lost("the connection was closed")
+
+    def stop_writing(self) -> None:
+        """From now on, whatever is sent is dropped and requests fail. What waits to be written is dropped, too."""
+        self._writer.close()
+
+    def _unwritable(self, why: str) -> None:
+        """The other side reads no more: it is gone, or as good as gone. What it said before is still taken."""
+
+        self._loop.call_soon(self._ended, why)  # not from within a callback: those are called one after another
+
+    def _ended(self, why: str) -> None:
+        why = why or "the other side has closed the connection"
+        if self._on_end is None:
+            self.lost(why)
+        elif not self._end.done():
+            self._on_end(why)
+
+    def lost(self, why: str) -> None:
+        """Nothing more will come: what has come is taken, then open requests fail for that reason."""
+        self._reader.rest()
+        self._reader.stop()
+        if self._end.done():
+            return
+        self._end.set_result(why)
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call._settle(error=ConnectionLost(f"no answer will come: {why}"))
+
+    # What we are told
+
+    def _line(self, line: bytes) -> None:
+        if not line or line.isspace():
+            return
+        if self._tap is not None:
+            self._tap("in", line)
+        try:
+            message = decode(line)
+        except (ValueError, RecursionError) as error:
+            self._useless(line, RpcError(PARSE_ERROR, f"Parse error: {error}"))
+            return
+        try:
+            self._take(message)
+        except Invalid as wrong:
+            self.respond(wrong.id, error=RpcError(INVALID_REQUEST, f"Invalid request: {wrong}"))
+
+    def _too_long(self, head: bytes) -> None:
+        if self._tap is not None:
+            self._tap("in", head)
+        why = f"Invalid request: the line is longer than {self._limit} bytes"
+        self._useless(head, RpcError(INVALID_REQUEST, why))
+
+    def _useless(self, line: bytes, error: RpcError) -> None:
+        """Of a line that cannot be used: an answer fails its request, anything else is answered."""
+        opening = OPENING.match(line)
+        if opening is None:
+            self.respond(None, error=error)
+            return
+        id = json.loads(opening["id"])
+        if opening["next"] == b"method":
+            self.respond(id, error=error)
+        elif call := self._calls.pop(id, None):
+            call._settle(error=error)
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, list):
+            raise Invalid("batches are not part of the protocol; send one message a line")
+        if not isinstance(message, dict):
+            raise Invalid("a message is an object")
+        if "method" in message:
+            self._asked(message)
+        elif "result" in message or "error" in message:
+            self._answered(message)
+        else:
+            raise Invalid("a message has a method, a result or an error", id_of(message))
+
+    def _asked(self, message: dict[str, Any]) -> None:
+        id, method, params = id_of(message), message["method"], message.get("params")
+        if message.get("jsonrpc") != "2.0":
+            raise Invalid('jsonrpc must be "2.0"', id)
+        if not isinstance(method, str):
+            raise Invalid("method must be a string", id)
+        if params is None:
+            params = {}
+        if not isinstance(params, dict):
+            if "id" in message:
+                self.respond(id, error=RpcError(INVALID_PARAMS, "Invalid params: params must be an object"))
+            return
+        if "id" in message:
+            self._requested(method, params, id)
+        elif self._on_notification is not None:
+            try:
+                self._on_notification(method, params)
+            except Exception:
+                _log.exception("handling the notification %s failed", method)
+
+    def _requested(self, method: str, params: Params, id: Id) -> None:
+        if self._on_request is None:
+            self.respond(id, error=unknown_method(method))
+            return
+        try:
+            self._on_request(method, params, id)
+        except RpcError as error:
+            self.respond(id, error=error)
+        except Exception as error:
+            _log.exception("handling the request %s failed", method)
+            self.respond(id, error=internal(error))
+
+    def _answered(self, message: dict[str, Any]) -> None:
+        id = message.get("id")
+        # Never an error for an answer: two peers would send each other errors for ever.
+        call = self._calls.pop(id, None) if type(id) is int else None
+        if call is None:
+            _log.debug("an answer to nothing that is open: %s", message)
+        elif message.get("error") is not None:
+            call._settle(error=error_of(message["error"]))
+        else:
+            call._settle(message.get("result"))

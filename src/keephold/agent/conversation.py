@@ -1,0 +1,227 @@
+"""A conversation with a model: what was said, kept in the store, and one turn after the other (G1)."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic_ai.messages import InstructionPart, ModelResponse
+from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.tools import ToolDefinition
+
+from keephold.agent.events import Answer, Listener, StopReason, Usage
+from keephold.agent.instructions import instructions
+from keephold.agent.loop import Content, TurnLoop
+from keephold.agent.models import Assistant
+from keephold.agent.spending import Allowance, Spending, total
+from keephold.agent.transcript import Transcript, response_text
+from keephold.errors import KeepholdError
+from keephold.schema.dialects import tool_list
+from keephold.store.base import ConversationRow, Described, Line
+from keephold.tools.selection import Selection
+
+if TYPE_CHECKING:
+    from keephold.runtime import Runtime
+
+
+class Conversation:
+    """One conversation. `Runtime.conversation` makes it.
+
+    `prompt` runs a whole turn and returns how it ended; what happens in it is told to a listener
+    (`keephold.agent.events`). What was said is in the store before anything follows from it: a conversation whose
+    process died is taken up again by its id.
+    """
+
+    def __init__(
+        self,
+        runtime: "Runtime",
+        id: str,
+        assistant: Assistant,
+        *,
+        selection: Selection,
+        own_instructions: Sequence[str] = (),
+        allowance: Allowance | None = None,
+        context_tokens: int | None = None,
+        above: Callable[[], Spending | None] = lambda: None,
+    ) -> None:
+        self.runtime = runtime
+        self.id = id
+        self.assistant = assistant
+        self.selection = selection
+        self.context_tokens = context_tokens
+        self.transcript = Transcript(runtime.registry, id)
+        self.usage = Usage(context_window=assistant.model.context_window)
+        """What the turns of this object have taken."""
+        self.interrupted = False
+        """A turn was never ended, as its process died: `resume`, or the next `prompt`, goes on with it."""
+        self.inbox: Callable[[], list[Content]] = list
+        """Where further messages come from, besides `say`; all of them again after a restart (E10)."""
+        self.seen = 0
+        """How much has come out of the inbox."""
+        self._instructions = instructions(*own_instructions)
+        self._allowance = allowance or Allowance()
+        self._above = above
+        self._opening: asyncio.Lock = asyncio.Lock()
+        self._opened = False
+        self._loop: TurnLoop | None = None
+        self._parameters: ModelRequestParameters | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn runs."""
+        return self._loop is not None
+
+    @property
+    def spending(self) -> Spending | None:
+        """Of the turn that runs."""
+        return None if self._loop is None else self._loop.spending
+
+    def _spent(self, taken: Usage) -> None:
+        meter = self.runtime.registry.meter
+        if meter is not None:
+            meter.spent(
+                self.assistant.name,
+                input_tokens=taken.input_tokens,
+                output_tokens=taken.output_tokens,
+                cost=taken.cost,
+            )
+
+    async def open(self) -> None:
+        """Read what was said before. `prompt` does it if nobody has."""
+        async with self._opening:
+            if self._opened:
+                return
+            await self.runtime.open()
+            await self.runtime.agency.enter(self.assistant)
+            await self.transcript.load()
+            store = self.runtime.registry.store
+            before = await store.turn(self.id)
+            self.interrupted = (
+                before is not None
+                and before.turn == self.transcript.turn
+                and (before.owner is None or not store.alive(before.owner))
+            )
+            if self.interrupted and self.transcript.ended is not None:
+                await self._end_what_has_ended()
+            self._opened = True
+
+    async def _end_what_has_ended(self) -> None:
+        """A turn was over and its process died before it could say so; nobody wants it to go on."""
+        async with self.runtime.turn(self.id, resume=True, tools=self.selection) as turn:
+            turn.cancel()
+        self.interrupted = False
+
+    async def prompt(self, content: Content, *, listener: Listener | None = None) -> Answer:
+        """One whole turn: the user says something, the assistant answers. A turn that was interrupted goes on in it.
+
+        What a model or a tool does is told in the answer; raised is `KeepholdError` where there could be no turn, and
+        whatever the store or the end of the runtime raises.
+        """
+        if not content:
+            raise KeepholdError("a prompt needs a text", code="invalid_arguments")
+        return await self._run(content, listener)
+
+    async def resume(self, *, listener: Listener | None = None) -> Answer:
+        """Go on with the turn that was interrupted."""
+        await self.open()
+        if not self.interrupted:
+            raise KeepholdError("this conversation has no turn that was interrupted", code="no_open_batch")
+        return await self._run(None, listener)
+
+    async def _run(self, content: Content | None, listener: Listener | None) -> Answer:
+        if self._loop is not None:
+            raise KeepholdError("a turn of this conversation is running; `say` adds to it", code="turn_open")
+        if inspect.iscoroutinefunction(listener):
+            raise KeepholdError(
+                "a listener is called and not awaited; make it a plain function that queues what it shows later",
+                code="invalid_arguments",
+            )
+        spending = Spending(self._allowance, self._above, self.assistant.model.context_window, self._spent)
+        loop = self._loop = TurnLoop(self, spending, listener, content)
+        self._tools_changed()
+        self.runtime.on_tools.append(self._tools_changed)
+        try:
+            await self.open()
+            spending.start(self.usage.context_tokens)
+            await self.runtime.connected(0)
+            return await loop.run()
+        finally:
+            self.runtime.on_tools.remove(self._tools_changed)
+            self._loop = None
+            self.interrupted = False
+            self.usage = total(self.usage, spending.usage)
+
+    def say(self, content: Content) -> None:
+        """While a turn runs: say something more. The model gets it with the next request.
+
+        A listener is told by `Interjected` when it is taken; what comes too late for this turn is not.
+        """
+        if self._loop is None:
+            raise KeepholdError("no turn is running; `prompt` begins one", code="turn_not_open")
+        self._loop.say(content)
+
+    def received(self) -> list[Content]:
+        """What has come into the inbox and is not in the transcript yet."""
+        came = self.inbox()
+        self.seen += len(came)
+        return came[max(0, len(came) - (self.seen - self.transcript.taken)) :] if came else []
+
+    @property
+    def finished(self) -> Answer | None:
+        """How the last turn ended, of a conversation that was taken up again and has nothing left to do."""
+        last, ended = self.transcript.last, self.transcript.ended
+        if ended is not None and self.transcript.turn is not None and not self.interrupted:
+            text = next(filter(None, map(response_text, reversed(self.transcript.spent))), "")
+            stop = cast(StopReason, ended.stop_reason)
+            return Answer(text=text, stop_reason=stop, turn=self.transcript.turn, usage=self.usage, error=ended.error)
+        if self.interrupted or not isinstance(last, ModelResponse) or last.tool_calls or self.transcript.turn is None:
+            return None
+        return Answer(text=response_text(last), stop_reason="end_turn", turn=self.transcript.turn, usage=self.usage)
+
+    def cancel(self) -> None:
+        """Cancel the turn that runs, if one does: `prompt` returns soon, with `cancelled`."""
+        if self._loop is not None:
+            self._loop.cancel()
+
+    def leave(self) -> None:
+        """The runtime is being closed: a turn that runs is left as it is, to be resumed (R6)."""
+        if self._loop is not None:
+            self._loop.leave()
+
+    async def lines(self) -> list[Line]:
+        """What was said, as it is stored."""
+        await self.runtime.open()
+        return await self.transcript.read()
+
+    async def describe(self, **metadata: Any) -> None:
+        """Keep something about the conversation, such as its title; None removes it."""
+        registry = self.runtime.registry
+        await self.runtime.open()
+        await registry.write((Described(self.id, registry.clock.now(), metadata),))
+
+    async def description(self) -> ConversationRow | None:
+        """What is known about the conversation; None if nothing was ever said in it."""
+        await self.runtime.open()
+        return await self.runtime.registry.store.conversation(self.id)
+
+    def _tools_changed(self) -> None:
+        self._parameters = None
+
+    def parameters(self) -> ModelRequestParameters:
+        """What goes with every request: tools and instructions."""
+        if self._parameters is None:
+            strict = self.assistant.strict
+            tools = tool_list(self.selection, self.assistant.dialect)
+            self._parameters = ModelRequestParameters(
+                function_tools=[
+                    ToolDefinition(
+                        name=each["name"],
+                        parameters_json_schema=each["parameters"],
+                        description=each["description"],
+                        strict=strict,
+                    )
+                    for each in tools
+                ],
+                instruction_parts=[InstructionPart(content=self._instructions)],
+            )
+        return self._parameters

@@ -1,0 +1,223 @@
+"""One request to a model: streamed, told piece by piece, and made again where that can help (G1).
+
+Making a request again never runs a tool again: nothing of a response counts before it is complete. What is worth
+another try: too many requests, a provider that is down or does not answer, a stream that broke, an empty answer.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic_ai.direct import model_request, model_request_stream
+from pydantic_ai.exceptions import (
+    AgentRunError,
+    ContentFilterError,
+    ModelConnectionError,
+    ModelContextWindowExceededError,
+    ModelRateLimitError,
+    ModelRequestTimeout,
+    ModelServerError,
+    ModelUnavailableError,
+    UnexpectedModelBehavior,
+    UserError,
+)
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelResponse,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
+)
+from pydantic_ai.models import ModelRequestParameters, StreamedResponse
+
+from keephold.agent.events import Event, Restarted, Retrying, Text, Thought
+from keephold.agent.transcript import response_text
+from keephold.errors import KeepholdError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from keephold.agent.models import Assistant
+
+_log = logging.getLogger("keephold.agent")
+
+ATTEMPTS = 6
+BASE_DELAY_SECS = 1.0
+MAX_DELAY_SECS = 30.0
+PATIENCE_SECS = 120.0
+"""A provider that wants us to wait for longer is not waited for."""
+
+_WORTH_ANOTHER = (
+    ModelRateLimitError,
+    ModelUnavailableError,
+    ModelServerError,
+    ModelConnectionError,
+    ModelRequestTimeout,
+    UnexpectedModelBehavior,  # a stream that made no sense
+)
+
+
+class RequestFailed(KeepholdError):
+    """The model gave no answer, and asking again does not help. `too_long`: the history is more than it can take."""
+
+    code = "model_failed"
+
+    def __init__(self, message: str, *, too_long: bool = False) -> None:
+        super().__init__(message)
+        self.too_long = too_long
+
+
+def well_formed(text: str) -> str:
+    """The text without halves of characters: pairs are joined, what is left alone is replaced.
+
+    Gateways that cut a stream between the halves of an emoji send such texts, and nothing can store or write them.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+class ModelCall:
+    """One request, made until it is answered. `partial` is what has come of it when it is given up."""
+
+    def __init__(
+        self,
+        assistant: "Assistant",
+        messages: Sequence[ModelMessage],
+        parameters: ModelRequestParameters,
+        tell: "Callable[[Event], None] | None",
+    ) -> None:
+        """Without `tell` nobody wants to hear of it piece by piece, and it is not streamed."""
+        self._assistant = assistant
+        self._messages = messages
+        self._parameters = parameters
+        self._tell = tell
+        self._stream: StreamedResponse | None = None
+        self._told = False
+        """Something of the present attempt has been shown."""
+        self._half = ""
+        """The first half of a character at the end of what has come."""
+
+    async def answer(self) -> ModelResponse:
+        """The whole response. Raises `RequestFailed`."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                response = await self._traced()
+            except ModelContextWindowExceededError as error:
+                raise RequestFailed(_words(error), too_long=True) from error
+            except ContentFilterError as error:
+                _log.info("refused: %s", _words(error))
+                return ModelResponse([], finish_reason="content_filter", model_name=self._assistant.name)
+            except _WORTH_ANOTHER as error:
+                why, wanted = _words(error), getattr(error, "retry_after", None)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                why, wanted = "its client cancelled the request", None  # nobody here did
+            except (AgentRunError, UserError) as error:
+                raise RequestFailed(_words(error)) from error
+            except Exception as error:  # of the model's own code, or of a client that pydantic-ai does not know so well
+                _log.exception("a request to %s failed", self._assistant.name)
+                raise RequestFailed(f"{type(error).__name__}: {error}") from error
+            else:
+                if response.parts or response.finish_reason == "content_filter":
+                    return response
+                why, wanted = "the model's answer was empty", None
+            await self._pause(attempt, why, wanted)
+        raise AssertionError("the last pause raises")
+
+    async def _traced(self) -> ModelResponse:
+        from keephold.tracing import answered, chat
+
+        with chat(self._assistant.name) as span:
+            response = await self._once()
+            answered(span, response.model_name, response.usage.input_tokens, response.usage.output_tokens)
+        return response
+
+    async def _once(self) -> ModelResponse:
+        self._told, self._stream, self._half = False, None, ""
+        assistant = self._assistant
+        if self._tell is None:
+            return _well_formed(
+                await model_request(
+                    assistant.model,
+                    self._messages,
+                    model_settings=assistant.settings,
+                    model_request_parameters=self._parameters,
+                    instrument=False,
+                )
+            )
+        async with model_request_stream(
+            assistant.model,
+            self._messages,
+            model_settings=assistant.settings,
+            model_request_parameters=self._parameters,
+            instrument=False,
+        ) as stream:
+            self._stream = stream
+            async for event in stream:
+                match event:
+                    case PartDeltaEvent(delta=TextPartDelta(content_delta=text)) if text:
+                        self._show(Text, text)
+                    case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=str(text))) if text:
+                        self._show(Thought, text)
+                    case PartStartEvent(part=TextPart(content=text)) if text:
+                        self._show(Text, text)
+                    case PartStartEvent(part=ThinkingPart(content=text)) if text:
+                        self._show(Thought, text)
+            response = _well_formed(stream.get())
+        if response.state == "incomplete":
+            raise UnexpectedModelBehavior("the stream ended before the answer did")
+        return response
+
+    def _show(self, event: type[Text | Thought], text: str) -> None:
+        self._told = True
+        text, self._half = self._half + text, ""
+        if "\ud800" <= text[-1] <= "\udbff":
+            text, self._half = text[:-1], text[-1]  # until its other half comes
+        if text and self._tell is not None:
+            self._tell(event(well_formed(text)))
+
+    async def _pause(self, attempt: int, why: str, wanted: float | None) -> None:
+        if attempt == ATTEMPTS or (wanted is not None and wanted > PATIENCE_SECS):
+            later = f"; it wants to be asked again in {wanted:.0f} s" if wanted is not None else ""
+            raise RequestFailed(f"{why} (asked {attempt} times{later})" if attempt > 1 else why + later)
+        tell = self._tell or (lambda _: None)
+        if self._told:
+            tell(Restarted())
+            self._told, self._stream = False, None
+        delay = min(MAX_DELAY_SECS, BASE_DELAY_SECS * 2 ** (attempt - 1)) * random.uniform(0.8, 1.2)
+        delay = max(delay, wanted or 0.0)
+        _log.warning("a request to %s failed and is made again in %.1f s: %s", self._assistant.name, delay, why)
+        tell(Retrying(attempt, delay, why))
+        await asyncio.sleep(delay)
+
+    def partial(self) -> str:
+        """The text that has come so far of a request that was given up."""
+        if self._stream is None or not self._told:
+            return ""
+        return well_formed(response_text(self._stream.get()))
+
+
+def _well_formed(response: ModelResponse) -> ModelResponse:
+    """The response, with texts that can be stored."""
+    return replace(response, parts=[_part(part) for part in response.parts])
+
+
+def _part(part: Any) -> Any:
+    given = {field: getattr(part, field, None) for field in ("content", "args", "tool_name", "tool_call_id")}
+    made = {field: well_formed(text) for field, text in given.items() if isinstance(text, str)}
+    return part if all(text is given[field] for field, text in made.items()) else replace(part, **made)
+
+
+def _words(error: Exception) -> str:
+    return getattr(error, "message", None) or str(error) or type(error).__name__

@@ -1,0 +1,227 @@
+"""Sub-agents (G2): agents of the configuration as stateful tools, and for `execute_agent_async`.
+
+A sub-agent is a handle with a conversation of its own. What it says is the handle's output, `apply` sends it a further
+message, its last words are the result. It is run again after a crash and goes on where its transcript ends. When it
+ends, however that is, nothing that it started runs on: nobody would hear of it.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from keephold.config.model import AgentSettings, Config
+from keephold.errors import ToolError
+from keephold.handles.state import Error
+from keephold.handles.text import to_json
+from keephold.tools.base import ACTIONS, OnCrash, QuestionPolicy, SpawnPolicy, Tool
+from keephold.tools.call import Call
+from keephold.tools.function import Function
+from keephold.tools.guard import Guard
+from keephold.tools.signature import Signature
+from keephold.tools.waiting.agents import PERMISSION, AgentRequest, Agents
+from keephold.turn.lineage import conversation_of, depth_of
+
+if TYPE_CHECKING:
+    from keephold.agent.conversation import Conversation
+    from keephold.agent.events import Answer, Event
+    from keephold.runtime import Runtime
+
+ABORT_GRACE_MS = 8000
+"""What a sub-agent started has to end first, sub-agents of its own among it."""
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"prompt": {"type": "string", "minLength": 1, "description": "What it is to do, with all it needs."}},
+    "required": ["prompt"],
+    "additionalProperties": False,
+}
+_ROLE = (
+    "You work for another assistant, which has given you the task. It sees only your last message: make that the "
+    "complete result. It cannot be asked anything."
+)
+
+
+class AgentRuns(Function):
+    """Runs sub-agents. They take no slot of the runtime: their own calls would wait behind them for ever (W11)."""
+
+    takes_slot = False
+
+
+def agent_tools(runtime: "Runtime", config: Config, agents: Agents, guard: Guard) -> list[Tool]:
+    """A tool for each agent of the configuration; `execute_agent_async` knows them, too."""
+    tools = []
+    for id in config.agents:
+        agent = SubAgent(runtime, config, guard, id)
+        settings = agent.settings
+        agents.add(id, agent.asked, agent.on_crash, settings.max_running, run=settings.run, questions=agent.questions)
+        tools.append(agent.tool())
+    return tools
+
+
+class SubAgent:
+    """One agent of the configuration."""
+
+    def __init__(self, runtime: "Runtime", config: Config, guard: Guard, id: str) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._guard = guard
+        self.id = id
+        self.settings: AgentSettings = config.agents[id]
+
+    @property
+    def on_crash(self) -> OnCrash:
+        """A program's conversation is its own, and gone with it; ours is in the store."""
+        return "fail" if self.settings.command is not None else "replay"
+
+    @property
+    def questions(self) -> dict[str, QuestionPolicy]:
+        """What a program wants permitted, only a person permits."""
+        return {PERMISSION: QuestionPolicy(exclusive=True)} if self.settings.command is not None else {}
+
+    def tool(self) -> Tool:
+        """The agent as a tool."""
+        settings = self.settings
+        description = settings.description or f"An agent named {self.id}."
+
+        async def run(call: Call, prompt: str) -> str:
+            return str((await self.run(call, prompt))["response"])
+
+        return Tool(
+            name=self.id,
+            description=f"{description} An agent: it works by itself and returns its last words.",
+            parameters=PARAMETERS,
+            runtime=AgentRuns(run, Signature(description, PARAMETERS, "call", None)),
+            kind="agent",
+            actions=ACTIONS,
+            run=settings.run,
+            on_crash=self.on_crash,
+            max_running=settings.max_running,
+            timeout_secs=settings.timeout_secs,
+            spawn=SpawnPolicy(abort_grace_ms=ABORT_GRACE_MS, on_turn_end=settings.on_turn_end),
+            questions=self.questions,
+            hints={"title": self.id, "readOnlyHint": False, "openWorldHint": True},
+        )
+
+    async def asked(self, call: Call, request: AgentRequest) -> dict[str, Any]:
+        """As `execute_agent_async` asks it (W12)."""
+        return await self.run(call, _prompt(request), request)
+
+    async def run(self, call: Call, prompt: str, request: AgentRequest | None = None) -> dict[str, Any]:
+        """One run, from the prompt to the result. Raises `ToolError` with what it had said, if it did not get there."""
+        if depth_of(call.conversation) >= self._runtime.limits.agent_depth:
+            raise ToolError(
+                f"agents may start agents {self._runtime.limits.agent_depth} deep ([limits] agent_depth); do it "
+                "yourself",
+                code="limit_exceeded",
+            )
+        if self.settings.command is not None:
+            from keephold.acp.subagent import run_program
+
+            return await run_program(self.id, self.settings, self._config.root, self._guard, call, prompt)
+        id = conversation_of(call.conversation, self.id, call.uid)
+        try:
+            answer = await self._converse(call, self._open(call, id, request), prompt)
+        except BaseException:
+            if not self._runtime.closing:
+                await self._end_all(id)
+            raise
+        return _result(self.id, answer)
+
+    def _open(self, call: Call, id: str, request: AgentRequest | None) -> "Conversation":
+        agency, settings = self._runtime.agency, self.settings
+        wanted = settings.assistant_over(agency.config.conversation.assistant)
+        own = settings.instructions
+        only: tuple[str, ...] = ("*",)
+        if request is not None:
+            asked = {"temperature": request.temperature, "top_p": request.top_p, "max_tokens": request.max_tokens}
+            given = {key: value for key, value in asked.items() if value is not None}
+            wanted = wanted.under(given)
+            own, only = request.system_prompt or own, request.tools or only
+        assistant = agency.assistant(wanted, None if request is None else _asked_model(request))
+        return agency.of_agent(id, settings, call.conversation, assistant, own_instructions=(_ROLE, own), only=only)
+
+    async def _converse(self, call: Call, conversation: "Conversation", prompt: str) -> "Answer":
+        await conversation.open()
+        conversation.inbox = lambda: [text for text in map(as_message, call.received()) if text]
+        show = _Showing(call)
+        answer = conversation.finished  # it had got there before the crash
+        if conversation.interrupted:
+            answer = await conversation.resume(listener=show)
+        elif answer is None:
+            answer = await conversation.prompt(prompt, listener=show)
+        await self._end_all(conversation.id)
+        while answer.stop_reason == "end_turn" and (said := conversation.received()):  # it came while it ended
+            answer = await conversation.prompt("\n\n".join(map(str, said)), listener=show)
+            await self._end_all(conversation.id)
+        return answer
+
+    async def _end_all(self, conversation: str) -> None:
+        """What it kept or parked has nobody to report to any more."""
+        from keephold.turn.closing import end_conversation
+
+        runtime = self._runtime
+        why = Error(f"Aborted: agent `{self.id}`, which started it, has ended.", "aborted")
+        await end_conversation(runtime.registry, runtime.admission, conversation, why)
+
+
+def as_message(sent: Any) -> str:
+    """What `apply` has sent, as somebody says it."""
+    return sent if isinstance(sent, str) else to_json(sent).decode()
+
+
+class _Showing:
+    """What the sub-agent says and does, as the output of its handle."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._line = True
+        """The output is at the beginning of a line."""
+
+    def __call__(self, event: "Event") -> None:
+        from keephold.agent.events import Called, Retrying, Text, Used
+
+        match event:
+            case Text(text):
+                self._emit(text)
+            case Called(calls):
+                for each in calls:
+                    given = each.arguments if isinstance(each.arguments, str) else to_json(each.arguments).decode()
+                    self._emit(f"{'' if self._line else chr(10)}→ {each.name} {given:.200}\n")
+            case Retrying(_, _, why):
+                self._emit(f"{'' if self._line else chr(10)}[the model is asked again: {why}]\n")
+            case Used(usage):
+                self._call.progress(usage.requests, None, "request" if usage.requests == 1 else "requests")
+
+    def _emit(self, text: str) -> None:
+        self._call.emit(text)
+        self._line = text.endswith("\n")
+
+
+def _asked_model(request: AgentRequest) -> str | None:
+    """The model that whoever calls wants. That may be a model itself, so it is none of our own modules."""
+    if request.model is not None and request.model.startswith("python:"):
+        raise ToolError("`model` must be `provider:name`; modules are named in the configuration only",
+                        code="invalid_arguments")  # fmt: skip
+    return request.model
+
+
+def _prompt(request: AgentRequest) -> str:
+    """All that it is given, as one text."""
+    said = [f"{each.role}: {each.content}" for each in request.context]
+    before = "What was said before:\n" + "\n".join(said) if said else ""
+    documents = [f'<document name="{each.name or each.id or "document"}">\n{each.content}\n</document>'
+                 for each in request.documents]  # fmt: skip
+    return "\n\n".join(part for part in (before, *documents, request.prompt) if part)
+
+
+def _result(id: str, answer: "Answer") -> dict[str, Any]:
+    if answer.stop_reason in ("error", "refusal", "max_turn_requests", "cancelled"):
+        said = f" It had said: {answer.text}" if answer.text else ""
+        why = answer.error or answer.stop_reason
+        raise ToolError(f"Agent `{id}` did not finish: {why}.{said}", code="model_failed")
+    usage = answer.usage
+    counted: Mapping[str, Any] = {
+        "promptTokens": usage.input_tokens,
+        "completionTokens": usage.output_tokens,
+        "totalTokens": usage.input_tokens + usage.output_tokens,
+    }
+    reason = "length" if answer.stop_reason == "max_tokens" else "stop"
+    return {"response": answer.text, "usage": dict(counted), "finishReason": reason}

@@ -1,0 +1,190 @@
+"""What was said in a conversation, line by line in the store, and as the history that a model is given (G1).
+
+A line is written before anything follows from it: a response before its calls run, their results before the model is
+asked again. So the last line says how a turn goes on, also after a crash. A summary (compaction) stands for all lines
+up to a number; the lines themselves stay.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from pydantic import TypeAdapter
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelRequestPart,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+
+from keephold.handles.registry import Registry
+from keephold.store.base import Line, Said
+
+_MESSAGE: TypeAdapter[ModelMessage] = TypeAdapter(ModelMessage)
+_PAGE = 10_000
+_TAKEN, _BATCH = "keephold/taken", "keephold/batch"
+"""Metadata of requests."""
+INTERRUPTED = "Tool execution was interrupted; nobody knows how far it came."
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What stands for the lines up to number `upto`."""
+
+    upto: int
+    text: str
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a turn ended that did not end as turns should."""
+
+    stop_reason: str
+    error: str | None
+
+
+class Transcript:
+    """The lines of one conversation."""
+
+    def __init__(self, registry: Registry, conversation: str) -> None:
+        self._registry = registry
+        self._conversation = conversation
+        self.messages: list[ModelMessage] = []
+        """The history for the model: requests that follow one another are one."""
+        self._numbers: list[int] = []
+        """Of each message, the number of its last line."""
+        self.turn: str | None = None
+        """The turn of the newest message."""
+        self.taken = 0
+        """How much of what was sent to a sub-agent has come into it (E10)."""
+        self.batch = 0
+        """The number of the newest batch of that turn whose results are in it."""
+        self.spent: list[ModelResponse] = []
+        """The responses of that turn."""
+        self.ended: Ended | None = None
+        """How that turn ended, if not as turns should."""
+        self._known = 0
+        """The number of the newest line that has been looked at."""
+
+    async def load(self) -> None:
+        """Read it from the store."""
+        self._take(await self.read())
+
+    async def refresh(self) -> None:
+        """Read what others have added: another process may have held the turn before."""
+        new = await self.read(after=self._known)
+        if any(line.kind == "summary" for line in new):
+            await self.load()
+        else:
+            self._add(new, 0)
+
+    def _take(self, lines: Sequence[Line]) -> None:
+        summaries = [msgspec.json.decode(line.body, type=Summary) for line in lines if line.kind == "summary"]
+        self.messages, self._numbers, upto = [], [], 0
+        self.turn, self.batch, self.spent, self.ended, self.taken = None, 0, [], None, 0
+        if summaries:
+            upto = summaries[-1].upto
+            self._append(ModelRequest([UserPromptPart(summaries[-1].text)]), upto)
+        self._add(lines, upto)
+
+    def _add(self, lines: Sequence[Line], upto: int) -> None:
+        """Count lines in; those up to that number are in the summary."""
+        for line in lines:
+            self._known = line.number
+            if line.kind == "ended":
+                self.ended = msgspec.json.decode(line.body, type=Ended)
+            if line.kind in ("request", "response"):
+                message = _MESSAGE.validate_json(line.body)
+                self._count(message, line.turn)
+                if line.number > upto:
+                    self._append(message, line.number)
+
+    async def read(self, after: int = 0) -> list[Line]:
+        """The lines after that number, as they are stored."""
+        store, lines = self._registry.store, list[Line]()
+        while page := await store.transcript(self._conversation, lines[-1].number if lines else after, _PAGE):
+            lines += page
+            if len(page) < _PAGE:
+                break
+        return lines
+
+    async def responses(self) -> list[ModelResponse]:
+        """All that the model has said, as it is stored."""
+        said = [_MESSAGE.validate_json(line.body) for line in await self.read() if line.kind == "response"]
+        return [message for message in said if isinstance(message, ModelResponse)]
+
+    async def add(self, turn: str, *messages: ModelMessage) -> None:
+        """Write messages as one, then count them in."""
+        lines = tuple((message.kind, _MESSAGE.dump_json(message, exclude_none=True)) for message in messages)
+        (last,) = await self._registry.write((Said(self._conversation, turn, self._registry.clock.now(), lines),))
+        for at, message in enumerate(messages):
+            self._count(message, turn)
+            self._append(message, last - len(messages) + 1 + at)
+        self._known = max(self._known, last)
+
+    async def note(self, turn: str, kind: str, body: Any) -> None:
+        """Write a line that is not for the model."""
+        line = (kind, msgspec.json.encode(body))
+        await self._registry.write((Said(self._conversation, turn, self._registry.clock.now(), (line,)),))
+
+    async def summarise(self, turn: str, kept: int, text: str) -> None:
+        """Let `text` stand for all but the last `kept` messages."""
+        upto = self._numbers[-kept - 1] if kept else self._numbers[-1]
+        await self.note(turn, "summary", Summary(upto, text))
+        tail, numbers = (self.messages[-kept:], self._numbers[-kept:]) if kept else ([], [])
+        self.messages, self._numbers = [], []
+        self._append(ModelRequest([UserPromptPart(text)]), upto)
+        for message, number in zip(tail, numbers, strict=True):
+            self._append(message, number)
+
+    def _count(self, message: ModelMessage, turn: str) -> None:
+        if turn != self.turn:
+            self.turn, self.batch, self.spent, self.ended = turn, 0, [], None
+        said = message.metadata or {}
+        self.taken, self.batch = said.get(_TAKEN, self.taken), said.get(_BATCH, self.batch)
+        if isinstance(message, ModelResponse):
+            self.spent.append(message)
+
+    def _append(self, message: ModelMessage, number: int) -> None:
+        last = self.messages[-1] if self.messages else None
+        if isinstance(message, ModelRequest) and isinstance(last, ModelRequest):
+            self.messages[-1] = replace(last, parts=_in_order([*last.parts, *message.parts]))
+            self._numbers[-1] = number
+        else:
+            self.messages.append(message)
+            self._numbers.append(number)
+
+    @property
+    def last(self) -> ModelMessage | None:
+        """The newest message."""
+        return self.messages[-1] if self.messages else None
+
+    def open_calls(self) -> list[ToolCallPart]:
+        """The calls that the model has made and nobody has answered."""
+        return list(self.last.tool_calls) if isinstance(self.last, ModelResponse) else []
+
+
+def request(parts: Sequence[ModelRequestPart], *, taken: int = 0, batch: int = 0) -> ModelRequest:
+    """A request that also says how much was taken of what was sent, and whose results it has."""
+    said = {key: value for key, value in ((_TAKEN, taken), (_BATCH, batch)) if value}
+    return ModelRequest(parts, metadata=said or None)
+
+
+def response_text(response: ModelResponse) -> str:
+    """What it says."""
+    return "".join(part.content for part in response.parts if isinstance(part, TextPart))
+
+
+def _in_order(parts: Sequence[Any]) -> list[Any]:
+    """Results first: providers want them right behind their calls."""
+    return sorted(parts, key=lambda part: not isinstance(part, ToolReturnPart))
+
+
+def interrupted(calls: Iterable[ToolCallPart]) -> ModelRequest:
+    """Results for calls of which nothing is known any more."""
+    return ModelRequest(
+        [ToolReturnPart(call.tool_name, INTERRUPTED, call.tool_call_id, outcome="failed") for call in calls]
+    )

@@ -1,0 +1,83 @@
+"""`keephold acp`: an agent for editors, over standard input and output (X1, L1).
+
+Standard output holds the protocol and nothing else: whatever a tool or a library prints goes to standard error.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from keephold.cli.configured import config_option, the_config
+from keephold.cli.store import store_of, store_option
+from keephold.config import Config, load_config
+from keephold.runtime import Runtime
+
+
+@click.command()
+@config_option
+@store_option
+@click.option("--model", metavar="M", help="The model, as provider:name. Default: what keephold.toml says.")
+@click.option(
+    "--mode",
+    type=click.Choice(["ask", "unattended"]),
+    default="ask",
+    show_default=True,
+    help="The mode that sessions begin in.",
+)
+def acp(config: Path | None, store: str | None, model: str | None, mode: Literal["ask", "unattended"]) -> None:
+    """Be an agent for an editor that speaks the Agent Client Protocol.
+
+    \b
+    As editors are told to start it:
+      {"command": "keephold", "args": ["acp"]}
+
+    One process serves all sessions of its editor, with the keephold.toml found upwards from the directory it was
+    started in. Sessions are kept in the store, and a turn that was cut off goes on with the next prompt.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    loaded = load_config(the_config(config))
+    read_fd, write_fd = _own_stdio()
+    sys.exit(asyncio.run(_serve(loaded, store or store_of(loaded), model, mode, read_fd, write_fd)))
+
+
+def _own_stdio() -> tuple[int, int]:
+    """The client's pipes, out of the reach of everyone else: of programs that are started, and of `print`."""
+    read_fd, write_fd = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return read_fd, write_fd
+
+
+async def _serve(
+    config: Config, store: str, model: str | None, mode: Literal["ask", "unattended"], read_fd: int, write_fd: int
+) -> int:
+    """Serve until the client goes, or a signal comes. The runtime is closed in good order then (R6)."""
+    from keephold.acp.agent.persons import Persons
+    from keephold.acp.agent.server import Agent
+
+    persons = Persons()
+    runtime = Runtime(store=store, config=config, prompter=persons)
+    settings = config.acp
+    agent = Agent(runtime, persons, model=model, mode=mode, signal=settings.turn_complete, terminals=settings.terminals)
+    stopped: list[int] = []
+    async with runtime:
+        serving = asyncio.create_task(agent.serve(read_fd, write_fd))
+
+        def stop(number: int) -> None:
+            if stopped:
+                os._exit(128 + number)  # asked twice: the guard ends what is left
+            stopped.append(number)
+            agent.stop()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop, number)
+        await serving
+    return 128 + stopped[0] if stopped else 0

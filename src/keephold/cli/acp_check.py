@@ -1,0 +1,106 @@
+"""`keephold acp-check`: run the conformance kit against any ACP agent (X5).
+
+Exit code 0 when nothing failed, 1 when something did, 2 for wrong usage and for an agent that could not be started.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from keephold.cli.printing import one_line, print_json, printable, terminal_width
+
+if TYPE_CHECKING:
+    from keephold.acp.check import Report, Result
+
+_COLOURS = {"passed": "green", "failed": "red", "skipped": "yellow"}
+_ARROWS = {"client": "→", "agent": "←"}
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True, metavar="S",
+    help="Seconds that the agent has for an answer.",
+)  # fmt: skip
+@click.option("--only", multiple=True, metavar="NAME", help="Run this check or topic alone; may be given again.")
+@click.option("--prompt", metavar="TEXT", help="What makes the agent talk and use a tool.")
+@click.option("--permission-prompt", metavar="TEXT", help="What makes the agent ask for permission.")
+@click.option("--slow-prompt", metavar="TEXT", help="What keeps the agent busy until it is cancelled.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def acp_check(
+    context: click.Context,
+    as_json: bool,
+    timeout: float,
+    only: tuple[str, ...],
+    prompt: str | None,
+    permission_prompt: str | None,
+    slow_prompt: str | None,
+    command: tuple[str, ...],
+) -> None:
+    """Check an ACP agent: order of updates, ends of turns, cancelling, permission, robustness.
+
+    COMMAND starts the agent, which speaks ACP on its standard input and output. It is started anew for every scene, its
+    sessions work in an empty directory of their own, and its requests for permission are granted where a check does not
+    need them refused.
+
+    How an agent behaves depends on its model. A check that could not be made says what was missing, and most often a
+    prompt of your own helps.
+    """
+    from keephold.acp.check import CHECKS, Settings, run
+
+    _known(only, {check.name for check in CHECKS} | {check.topic for check in CHECKS})
+    prompts = {"prompt": prompt, "permission_prompt": permission_prompt, "slow_prompt": slow_prompt}
+    given = {name: text for name, text in prompts.items() if text is not None}
+    settings = Settings(command=command, timeout=timeout, **given)
+    report = asyncio.run(run(settings, only, told=None if as_json else _show))
+    if as_json:
+        print_json(as_data(report))
+    else:
+        _sum_up(report)
+    context.exit(0 if report.ok else 1)
+
+
+def as_data(report: "Report") -> dict[str, Any]:
+    """What `--json` prints."""
+    import msgspec
+
+    counts = {outcome: report.count(outcome) for outcome in _COLOURS}
+    built: dict[str, Any] = msgspec.to_builtins(report)
+    return {"ok": report.ok, **counts, **built}
+
+
+def _known(only: tuple[str, ...], names: set[str]) -> None:
+    from difflib import get_close_matches
+
+    for name in only:
+        if name not in names:
+            near = get_close_matches(name, names, n=1)
+            right = f"Did you mean `{near[0]}`?" if near else f"There are: {', '.join(sorted(names))}."
+            raise click.UsageError(f"No check or topic `{name}`. {right}")
+
+
+def _show(result: "Result") -> None:
+    outcome = click.style(result.outcome.ljust(8), fg=_COLOURS[result.outcome])
+    reason = "" if result.outcome == "passed" else f": {_first_line(result.why)}"
+    click.echo(f"{outcome} {result.name}{reason or f': {result.says}'}")
+    if result.outcome != "failed":
+        return
+    for line in result.why.splitlines()[1:]:
+        click.echo(f"           {printable(line)}")
+    click.echo(f"           expected: {result.says}")
+    room = terminal_width()
+    for each in result.messages:
+        width = None if room is None else max(room - 13, 20)
+        click.echo(f"         {_ARROWS[each['from']]} {one_line(each['message'], width)}")
+
+
+def _first_line(why: str) -> str:
+    return printable(why.splitlines()[0]) if why else ""
+
+
+def _sum_up(report: "Report") -> None:
+    name = " ".join(str(report.agent[key]) for key in ("name", "version") if report.agent.get(key))
+    counts = [f"{report.count(outcome)} {outcome}" for outcome in _COLOURS if report.count(outcome)]
+    click.echo(f"{printable(name) or 'the agent'}: {', '.join(counts)}")

@@ -1,0 +1,260 @@
+"""`keephold chat`: a conversation with a model that has the tools of a configuration (G1, L1).
+
+At a terminal it is a screen to talk at; otherwise each line of the input is a prompt. Exit code 1 if the last turn of
+an input, or the turn of a single prompt, ended with an error.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from keephold.cli.chat_commands import continuing
+from keephold.cli.chat_lines import Piece
+from keephold.cli.chat_past import last_exchange
+from keephold.cli.configured import config_option
+from keephold.cli.keyboard import Tty, open_tty
+from keephold.cli.parameters import NAME
+from keephold.cli.printing import one_line
+from keephold.cli.prompter import TerminalPrompter, open_prompter
+from keephold.cli.store import run, store_of, store_option
+from keephold.config import Config, find_config, load_config
+from keephold.runtime import Runtime
+from keephold.turn.prompts import Cancelled, Decision, Prompt, Prompter
+
+if TYPE_CHECKING:
+    from keephold.agent.conversation import Conversation
+    from keephold.cli.chat_screen import Screen
+    from keephold.cli.chat_session import Session
+
+CONNECT_SECS = 10.0
+"""How long to wait for the tools of MCP servers before the first turn; they may come later."""
+_NEW = "There is no conversation `{}` yet: it is a new one."
+
+
+class _Wanted(NamedTuple):
+    """What was asked for on the command line."""
+
+    config: Config
+    store: str
+    model: str | None
+    conversation: str | None
+    prompt: str | None
+    detached: bool
+    as_json: bool
+
+    def runtime(self, prompter: Prompter | None) -> Runtime:
+        return Runtime(store=self.store, config=self.config, prompter=prompter)
+
+    async def open(self, runtime: Runtime) -> "Conversation":
+        conversation = runtime.conversation(self.conversation, model=self.model)
+        await conversation.open()
+        await runtime.connected(CONNECT_SECS)
+        return conversation
+
+
+class _Left(NamedTuple):
+    """How a chat was left."""
+
+    conversation: str
+    talked: bool
+    failed: bool
+    signal: int
+
+
+@click.command()
+@click.argument("PROMPT", required=False)
+@click.option("--model", metavar="M", help="The model to talk to, `provider:name`. Default: what keephold.toml says.")
+@click.option(
+    "--conversation", metavar="ID", type=NAME, help="Go on with this conversation, or begin it. Default: a new one."
+)
+@config_option
+@store_option
+@click.option("--detached", is_flag=True, help="Ask nobody, also if a terminal is there; `detached` decides instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print what happens as one JSON object a line.")
+@click.pass_context
+def chat(
+    context: click.Context,
+    prompt: str | None,
+    model: str | None,
+    conversation: str | None,
+    config: Path | None,
+    store: str | None,
+    detached: bool,
+    as_json: bool,
+) -> None:
+    """Talk to a model that has the tools of the configuration.
+
+    With a PROMPT: one turn, and out; what is piped in goes with it. Otherwise, without a terminal, each line of stdin
+    is a prompt. The answers are printed as text.
+    """
+    if prompt is not None and not prompt.strip():
+        raise click.UsageError("the PROMPT is empty; say something, or leave it out", context)
+    file = config or find_config(Path.cwd())
+    loaded = Config() if file is None else load_config(file)
+    wanted = _Wanted(loaded, store or store_of(loaded), model, conversation, prompt, detached, as_json)
+    tty = None if as_json else _screen_tty()
+    left = run(_plain(wanted) if tty is None else _terminal(wanted, tty))
+    if conversation is not None or left.talked:
+        options = {"--model": model, "--config": None if config is None else str(config), "--store": _said(context)}
+        with suppress(OSError):  # the terminal may be gone
+            click.echo(f"Go on with: {continuing(left.conversation, options)}", err=True)
+    seen = tty is not None and prompt is None  # by a person, who went on or left
+    context.exit(128 + left.signal if left.signal else int(left.failed and not seen))
+
+
+def _said(context: click.Context) -> str | None:
+    """The store, if it was named on the command line: elsewhere it is found again."""
+    source = context.get_parameter_source("store")
+    named: str | None = context.params["store"] if source is click.core.ParameterSource.COMMANDLINE else None
+    return named
+
+
+def _screen_tty() -> Tty | None:
+    """The terminal, where there is one at both ends that can be drawn on."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
+        return None
+    return open_tty()
+
+
+# At a terminal
+
+
+async def _terminal(wanted: _Wanted, tty: Tty) -> _Left:
+    from keephold.cli.chat_session import Session
+
+    prompter = None if wanted.detached else open_prompter()
+    session = Session(tty, abandon=lambda: _abandon(130, tty, prompter))
+    ask = None if prompter is None else _while_there(_on(session, prompter), session.hang_up)
+    stop = _Signals(lambda number: _abandon(128 + number, tty, prompter))
+    try:
+        with ExitStack() as last:
+            async with wanted.runtime(ask) as runtime:
+                conversation = await wanted.open(runtime)
+                stop.listen(session.hang_up, signal.SIGTERM, signal.SIGHUP)
+                _heard(signal.SIGINT, session.interrupt)
+                _heard(signal.SIGWINCH, session.screen.changed)
+                last.enter_context(session.screen)  # what ends while the runtime closes is still shown
+                last.enter_context(_Logged(session.screen))
+                last.callback(session.close)
+                words = (one_line(conversation.assistant.name), f"conversation {one_line(conversation.id)}", "/help")
+                session.screen.show(Piece("line", " · ".join(words), "dim"))
+                past = await conversation.lines()
+                for piece in last_exchange(past):
+                    session.screen.show(piece)
+                if not past and wanted.conversation is not None:
+                    session.screen.show(Piece("line", _NEW.format(one_line(conversation.id)), "dim", whole=True))
+                await session.run(runtime, conversation, wanted.prompt)
+        return _Left(conversation.id, session.talked, session.failed, stop.number)
+    finally:
+        tty.close()
+        if prompter is not None:
+            prompter.close()
+
+
+def _on(session: "Session", prompter: TerminalPrompter) -> Prompter:
+    """The prompter, with the terminal lent to it by the screen, and the line that is being typed there."""
+
+    async def ask(prompt: Prompt) -> Decision:
+        async with session.screen.lent():
+            return await prompter(prompt, session.typing)
+
+    return ask
+
+
+def _while_there(prompter: Prompter, leave: Callable[[], None]) -> Prompter:
+    """The prompter, until its terminal is gone: that is no answer. It is asked again where the turn goes on."""
+
+    async def ask(prompt: Prompt) -> Decision:
+        said = await prompter(prompt)
+        if isinstance(said, Cancelled) and said.reason is not None:
+            leave()
+            await asyncio.Event().wait()  # withdrawn when the runtime closes
+        return said
+
+    return ask
+
+
+def _abandon(code: int, tty: Tty | None, prompter: TerminalPrompter | None) -> None:
+    """Nobody is waited for: the terminal is left as it was found, and the guard ends what is left."""
+    for each in (tty, prompter):
+        if each is not None:
+            each.close()
+    os._exit(code)
+
+
+class _Logged(logging.Handler):
+    """While entered, what is logged is shown on the screen instead of over it."""
+
+    def __init__(self, screen: "Screen") -> None:
+        super().__init__(logging.WARNING)
+        self._screen = screen
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> None:
+        logging.getLogger().addHandler(self)
+
+    def __exit__(self, *raised: object) -> None:
+        logging.getLogger().removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        piece = Piece("line", f"{record.name}: {one_line(record.getMessage(), 300)}", "yellow", whole=True)
+        self._loop.call_soon_threadsafe(self._screen.show, piece)
+
+
+# Without one
+
+
+async def _plain(wanted: _Wanted) -> _Left:
+    from keephold.cli.chat_plain import PlainChat, lines_of_stdin
+
+    chat = PlainChat(as_json=wanted.as_json)
+    lines = lines_of_stdin()
+    prompter = None if wanted.detached else open_prompter()
+    stop = _Signals(lambda number: _abandon(128 + number, None, prompter))
+    try:
+        ask = None if prompter is None else _while_there(lines.prompting(prompter), chat.leave)
+        async with wanted.runtime(ask) as runtime:
+            conversation = await wanted.open(runtime)
+            stop.listen(chat.stop, signal.SIGINT)
+            stop.listen(chat.leave, signal.SIGTERM, signal.SIGHUP)
+            new = not await conversation.lines()
+            if new and wanted.conversation is not None:
+                click.echo(_NEW.format(one_line(conversation.id)), err=True)
+            chat.begin(conversation.id, new=new)
+            await chat.run(runtime, conversation, aiter(lines) if wanted.prompt is None else lines.after(wanted.prompt))
+        return _Left(conversation.id, chat.talked, chat.failed, stop.number)
+    finally:
+        if prompter is not None:
+            prompter.close()
+
+
+class _Signals:
+    """Leaves at the first signal; at the second one, without waiting for anybody."""
+
+    def __init__(self, abandon: Callable[[int], None]) -> None:
+        self._abandon = abandon
+        self.number = 0
+        """The signal that ended the chat; 0: none did."""
+
+    def listen(self, leave: Callable[[], None], *numbers: int) -> None:
+        for number in numbers:
+            _heard(number, partial(self._told, number, leave))
+
+    def _told(self, number: int, leave: Callable[[], None]) -> None:
+        if self.number:
+            self._abandon(number)
+        self.number = number
+        leave()
+
+
+def _heard(number: int, then: Callable[[], None]) -> None:
+    asyncio.get_running_loop().add_signal_handler(number, then)

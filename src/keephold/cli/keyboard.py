@@ -1,0 +1,497 @@
+"""The person's terminal: keys and lines typed there; lent to their editor; put back however the prompt ends.
+
+It is `/dev/tty`, because standard input and output carry batches and answers. While it is taken every key comes at
+once and unechoed, and Ctrl-C is a key like any other. Keys come in through the event loop and text that the terminal
+does not take yet goes out through it: nothing here blocks, and no thread is needed. A terminal that goes away raises
+`Gone` in whoever waits for a key.
+"""
+
+import asyncio
+import codecs
+import contextlib
+import errno
+import os
+import re
+import shutil
+import signal
+import subprocess
+import termios
+import unicodedata
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from keephold.handles.text import strip_controls, to_utf8
+
+ESCAPE_WAIT = 0.05
+"""Seconds after which an escape is the key of that name: a slow line may split what an arrow key sends."""
+END_GRACE = 2.0
+"""Seconds that a borrower has to end when the prompt is withdrawn."""
+
+_DEVICE = "/dev/tty"
+# The terminal is opened anew: our own descriptor does not block, which would surprise a program.
+_GATE = f'read -r _ && exec "$@" <{_DEVICE} >{_DEVICE} 2>&1'
+_PASTE, _PASTE_END = "\x1b[200~", "\x1b[201~"
+_PASTES_ON, _PASTES_OFF = "\x1b[?2004h", "\x1b[?2004l"
+_PLAIN_SCREEN = "\x1b[?1049l\x1b[?25h\x1b[0m"  # not the alternate one, with a cursor, without colours
+# What one key sends. A sequence ends before a control, whatever is missing from it, so that a stray beginning of one
+# cannot swallow the Ctrl-C that is to get the person out.
+_ONE_KEY = re.compile(
+    "\x1b\\[\\[[A-E]"  # F1 to F5 on the console
+    "|\x1b\\[[0-?]*+[ -/]*+(?:[0-~]|(?=[^ -~]))"  # CSI
+    "|\x1bO(?:[ -~]|(?=[^ -~]))"  # SS3
+    "|\x1b[]PX^_][^\x00-\x1f]*(?:\x07|(?=[\x00-\x1f]))"  # the terminal's answer to what another program asked
+    "|\x1b(?=[\x03\x1b])"  # the key itself
+    "|\x1b[^\\[O\\]PX^_]"  # a key with Alt
+    "|[^\x1b]"
+)
+_NAMES = {
+    "\x1b": "escape",
+    **dict.fromkeys(["\r", "\n"], "enter"),
+    **dict.fromkeys(["\x7f", "\x08"], "backspace"),
+    **dict.fromkeys(["\x01", "\x1b[H", "\x1bOH", "\x1b[1~", "\x1b[7~"], "home"),
+    **dict.fromkeys(["\x05", "\x1b[F", "\x1bOF", "\x1b[4~", "\x1b[8~"], "end"),
+    **{f"\x1b{kind}{letter}": name for kind in "[O"
+       for letter, name in zip("ABCD", ("up", "down", "right", "left"), strict=True)},
+    "\x1b[3~": "delete",
+    **{chr(ord(letter) - 64): f"C-{letter.lower()}" for letter in "CDUW"},
+}  # fmt: skip
+
+
+class Gone(Exception):
+    """The terminal went away: it hung up, or is not this process' any more."""
+
+
+class Key(NamedTuple):
+    """A key: `text` for what is typed and `paste` for what is pasted, with the text; otherwise its name."""
+
+    name: str
+    text: str = ""
+
+
+class KeyDecoder:
+    """Bytes as they come from a terminal, made into keys. What nobody here has a use for is dropped."""
+
+    def __init__(self) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._rest = ""
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the last thing that came is an escape that may be a key, or the beginning of one's sequence."""
+        return self._rest == "\x1b"
+
+    def feed(self, data: bytes) -> Iterator[Key]:
+        """The keys that are complete with these bytes."""
+        text, at = self._rest + self._decode(data), 0
+        while at < len(text):
+            if text.startswith(_PASTE, at):
+                end = text.find(_PASTE_END, at)
+                if end < 0:
+                    break
+                yield Key("paste", strip_controls(text[at + len(_PASTE) : end]).rstrip("\n"))
+                at = end + len(_PASTE_END)
+            elif found := _ONE_KEY.match(text, at):
+                at = found.end()
+                if (name := _NAMES.get(found[0])) is not None:
+                    yield Key(name)
+                elif len(found[0]) == 1 and unicodedata.category(found[0]) != "Cc":
+                    yield Key("text", found[0])
+            else:
+                break
+        self._rest = text[at:]
+
+    def decide(self) -> Key:
+        """Nothing came after the escape: it was the key."""
+        self._rest = ""
+        return Key("escape")
+
+
+class Tty:
+    """A terminal with a person at it. Keys are read only while it is taken; otherwise its modes are not touched."""
+
+    def __init__(self, fd: int) -> None:
+        """`fd` is open for reading and writing, and non-blocking. It is closed by `close`."""
+        self._fd = fd
+        self._loop: asyncio.AbstractEventLoop | None = None  # the one it was taken on
+        self._dumb = os.environ.get("TERM", "dumb") == "dumb"
+        self._modes: list[Any] | None = None  # to be put back; None: not taken
+        self._decoder = KeyDecoder()
+        self._keys: deque[Key] = deque()
+        self._unsent = bytearray()
+        self._gone = False
+        self._changed = asyncio.Event()  # a key, everything sent, or gone
+        self._escape: asyncio.TimerHandle | None = None
+
+    @property
+    def dumb(self) -> bool:
+        """Whether it knows no control sequences."""
+        return self._dumb
+
+    @property
+    def columns(self) -> int:
+        """How wide it is at the moment."""
+        with contextlib.suppress(OSError):
+            return os.get_terminal_size(self._fd).columns or 80
+        return 80
+
+    # Taking it
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Keys come here until the end of the block; then the terminal is as it was."""
+        self._take()
+        try:
+            yield
+        finally:
+            self._put_back()
+
+    def close(self) -> None:
+        """Put the terminal back, in the middle of a prompt too, and let go of it. Twice is harmless."""
+        if self._fd >= 0:
+            self._put_back()
+            self._lose()
+            os.close(self._fd)
+            self._fd = -1
+
+    def _take(self, modes: list[Any] | None = None) -> None:
+        """Take it; what is put back is these modes, or those it has."""
+        if self._gone:
+            return
+        self._loop = asyncio.get_running_loop()
+        try:
+            # A job that was sent to the background since is stopped here, until somebody brings it back.
+            modes = modes or termios.tcgetattr(self._fd)
+            termios.tcsetattr(self._fd, termios.TCSANOW, _raw(modes))
+        except termios.error:
+            self._lose()
+            return
+        self._modes = modes
+        self._loop.add_reader(self._fd, self._read)
+        self._control(_PASTES_ON)
+
+    def _put_back(self) -> None:
+        if self._modes is None:
+            return
+        assert self._loop is not None
+        self._control(_PASTES_OFF)
+        self._loop.remove_reader(self._fd)
+        self._forget()
+        modes, self._modes = self._modes, None
+        with contextlib.suppress(OSError, termios.error):
+            if os.tcgetpgrp(self._fd) == os.getpgrp():  # else a shell has it and has set the modes it wants
+                termios.tcsetattr(self._fd, termios.TCSANOW, modes)
+
+    # Keys
+
+    async def key(self) -> Key:
+        """The next key. Raises `Gone`."""
+        while not self._keys:
+            await self._change()
+        return self._keys.popleft()
+
+    async def key_within(self, secs: float) -> Key | None:
+        """The next key; None if there is none for so long. Raises `Gone`."""
+        try:
+            async with asyncio.timeout(secs):
+                return await self.key()
+        except TimeoutError:
+            return self._keys.popleft() if self._keys else None  # it may have come just then
+
+    async def _change(self) -> None:
+        if self._gone:
+            raise Gone
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._fd, 4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose()
+            return
+        self._stop_escape()
+        self._keys.extend(self._decoder.feed(data))
+        if self._decoder.undecided:
+            assert self._loop is not None
+            self._escape = self._loop.call_later(ESCAPE_WAIT, self._escaped)
+        if self._keys:
+            self._changed.set()
+
+    def _escaped(self) -> None:
+        self._keys.append(self._decoder.decide())
+        self._changed.set()
+
+    def _stop_escape(self) -> None:
+        if self._escape is not None:
+            self._escape.cancel()
+            self._escape = None
+
+    def _forget(self) -> None:
+        self._stop_escape()
+        self._decoder = KeyDecoder()
+        self._keys.clear()
+
+    def _lose(self) -> None:
+        self._gone = True
+        self._unsent.clear()
+        if self._loop is not None:
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_writer(self._fd)
+        self._changed.set()
+
+    # Text
+
+    async def show(self, text: str, *, keep: bool = False) -> None:
+        """Write a prompt. What was typed before it was there to be read is thrown away: nobody approves by accident.
+        `keep`: it is not, as it is meant for something else."""
+        if self._gone:
+            raise Gone
+        if not keep:
+            self._discard_typed()
+        self.write(text)
+        if self._unsent:
+            await self._sent()
+            if not keep:
+                self._discard_typed()
+
+    def _discard_typed(self) -> None:
+        self._forget()
+        with contextlib.suppress(termios.error):
+            termios.tcflush(self._fd, termios.TCIFLUSH)
+
+    def write(self, text: str) -> None:
+        """Write text, without its controls being looked at: what others said must have been cleaned."""
+        if not self._gone:
+            self._unsent += to_utf8(text)
+            self._send()
+
+    def _control(self, sequence: str) -> None:
+        if not self._dumb:
+            self.write(sequence)
+
+    def _send(self) -> None:
+        assert self._loop is not None
+        try:
+            while self._unsent:
+                del self._unsent[: os.write(self._fd, self._unsent)]
+        except BlockingIOError:
+            self._loop.add_writer(self._fd, self._send)
+            return
+        except OSError:
+            self._lose()
+            return
+        self._loop.remove_writer(self._fd)
+        self._changed.set()
+
+    async def _sent(self) -> None:
+        while self._unsent:
+            await self._change()
+
+    # Lending it
+
+    async def lend(self, argv: Sequence[str]) -> int:
+        """Give the terminal to a program until it ends; its exit code, or its signal as a negative number.
+
+        It is the foreground job meanwhile, so that the keys that interrupt and stop reach it and not us. If the prompt
+        is withdrawn it is ended. Raises `OSError` if the program cannot be started.
+        """
+        await self._sent()
+        modes = self._modes
+        self._put_back()
+        try:
+            return await self._run(argv)
+        finally:
+            self._take(modes)  # whatever modes the program left
+
+    async def _run(self, argv: Sequence[str]) -> int:
+        child = _started(argv)
+        try:
+            self._to_foreground(child.pid)
+            _let_go(child)
+            with _never_stopped(child.pid):
+                await _ended(child)
+        finally:
+            self._to_foreground(os.getpgrp())
+            if (child.returncode or 0) < 0:  # it could not clean up behind itself
+                self._control(_PLAIN_SCREEN)
+        return child.returncode
+
+    def _to_foreground(self, group: int) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})  # else taking it back would stop us
+        try:
+            with contextlib.suppress(OSError):  # gone; whoever waits for a key hears of it
+                os.tcsetpgrp(self._fd, group)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Line:
+    """A line that is being typed, and where in it the cursor is."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+
+    def press(self, key: Key) -> None:
+        """Change it as this key says; one that means nothing here is ignored."""
+        before, after = self.text[: self.at], self.text[self.at :]
+        match key.name:
+            case "text" | "paste":
+                before += key.text
+            case "backspace":
+                before = before[:-1]
+            case "delete" | "C-d":
+                after = after[1:]
+            case "C-u":
+                before = ""
+            case "C-w":
+                kept = before.rstrip()
+                before = kept[: max(map(kept.rfind, " \t\n")) + 1]
+            case "left":
+                before, after = before[:-1], before[-1:] + after
+            case "right":
+                before, after = before + after[:1], after[1:]
+            case "home":
+                before, after = "", before + after
+            case "end":
+                before, after = before + after, ""
+        self.text, self.at = before + after, len(before)
+
+
+class Row:
+    """The last row of a prompt, drawn again at every key.
+
+    Only carriage returns and backspaces are used, and no more is drawn than fits: that works in every terminal, and
+    however its size changes.
+    """
+
+    def __init__(self, tty: Tty, *, secret: bool) -> None:
+        self._tty = tty
+        self._secret = secret
+        self._width: int | None = None  # of what is drawn; None: nothing yet
+
+    def draw(self, text: str, at: int | None = None) -> None:
+        """The text, or as much of it as there is room for around the cursor. Of a secret, nothing ever."""
+        from rich.cells import cell_len
+
+        if self._secret:
+            if self._width is None:
+                self._tty.write("> ")
+            self._width = 0
+            return
+        at = len(text) if at is None else at
+        room = max(self._tty.columns - 3, 1)
+        before, after = _seen(text[max(at - room, 0) : at]), _seen(text[at : at + room])
+        while cell_len(before) > room - min(cell_len(after), room // 4):
+            before = before[1:]
+        while cell_len(before) + cell_len(after) > room:
+            after = after[:-1]
+        width = cell_len(before) + cell_len(after)
+        blank = max(min(self._width or 0, room) - width, 0)
+        self._tty.write(f"\r> {before}{after}{' ' * blank}" + "\b" * (cell_len(after) + blank))
+        self._width = width
+
+
+def open_tty() -> Tty | None:
+    """The terminal of this process. None if it has none, or is a background job, whose keys go to somebody else."""
+    try:
+        fd = os.open(_DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return None
+    try:
+        here = os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        here = False
+    if not here:
+        os.close(fd)
+        return None
+    return Tty(fd)
+
+
+def _seen(text: str) -> str:
+    """A part of a line as it looks in a row."""
+    return "".join(each for each in text.replace("\n", "⏎").replace("\t", " ") if each.isprintable())
+
+
+def _raw(modes: list[Any]) -> list[Any]:
+    """Every key at once, as it was sent; output as before."""
+    input_modes, output, control, local, speed_in, speed_out, characters = modes
+    input_modes &= ~(termios.IXON | termios.ICRNL | termios.INLCR | termios.IGNCR | termios.ISTRIP | termios.BRKINT)
+    local &= ~(termios.ICANON | termios.ECHO | termios.ISIG | termios.IEXTEN)
+    characters = [*characters]
+    characters[termios.VMIN], characters[termios.VTIME] = 1, 0
+    return [input_modes, output, control, local, speed_in, speed_out, characters]
+
+
+def _started(argv: Sequence[str]) -> "subprocess.Popen[bytes]":
+    """A program in a process group of its own. It begins when it is let go: once it is the foreground job."""
+    if shutil.which(argv[0]) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+    return subprocess.Popen(
+        ["/bin/sh", "-c", _GATE, "sh", *argv],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, bufsize=0, process_group=0,
+    )  # fmt: skip
+
+
+def _let_go(child: "subprocess.Popen[bytes]") -> None:
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError), child.stdin:
+        child.stdin.write(b"\n")
+
+
+@contextlib.contextmanager
+def _never_stopped(pid: int) -> Iterator[None]:
+    """Let a child go on whenever it is stopped, by Ctrl-Z say: there is no shell that would continue it."""
+
+    def look() -> None:
+        with contextlib.suppress(ChildProcessError):
+            if os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None:
+                _signal_group(pid, signal.SIGCONT)
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGCHLD, look)
+    try:
+        look()
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGCHLD)
+
+
+async def _ended(child: "subprocess.Popen[bytes]") -> None:
+    """Wait for the end of a child, and reap it. If nobody waits any more it is ended, with what it started."""
+    try:
+        await _end_of(child)
+    except asyncio.CancelledError:
+        _signal_group(child.pid, signal.SIGTERM)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_GRACE):
+                    await _end_of(child)
+        finally:
+            _signal_group(child.pid, signal.SIGKILL)
+        await _end_of(child)
+        raise
+    finally:
+        child.poll()
+
+
+async def _end_of(child: "subprocess.Popen[bytes]") -> None:
+    pidfd = os.pidfd_open(child.pid)
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it may have become another user
+        os.killpg(group, number)

@@ -1,0 +1,115 @@
+"""What commands print: text without what a terminal would act on (K4), JSON a line, tables that fit."""
+
+import os
+import re
+import sys
+import unicodedata
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from keephold.handles.text import printable, to_json
+
+__all__ = [
+    "counted",
+    "duration",
+    "one_line",
+    "print_json",
+    "printable",
+    "relative",
+    "table",
+    "terminal_width",
+    "time_of_day",
+]
+
+_RAW_CONTROLS = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_NARROWEST = 3
+"""Columns that a table's cell keeps, however narrow the terminal is."""
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON. The controls that JSON allows in a string are escaped: a terminal might obey them."""
+    click.echo(_RAW_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", to_json(value).decode()))
+
+
+def one_line(value: Any, width: int | None = None) -> str:
+    """A value on one line, cut if need be: a string as it is, anything else as JSON."""
+    text = value if isinstance(value, str) else to_json(value).decode()
+    line = " ".join(printable(text).split())
+    return line if width is None else _cut(line, width)
+
+
+def terminal_width() -> int | None:
+    """The columns there are; None if it is no terminal, which takes lines of any length."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError, AttributeError):  # it may be closed
+        return None
+
+
+def table(rows: Sequence[Sequence[str]], shrinking: Sequence[int]) -> list[list[str]]:
+    """The rows with their cells padded to columns. If they are too wide together, the columns of those numbers are cut,
+    the widest first."""
+    widths = [max(_columns(row[column]) for row in rows) for column in range(len(rows[0]))]
+    room = terminal_width()
+    if room is not None:
+        surplus = sum(widths) + 2 * (len(widths) - 1) - room
+        while surplus > 0:
+            widest = max(shrinking, key=lambda column: widths[column])
+            if widths[widest] <= _NARROWEST:
+                break
+            widths[widest] -= 1
+            surplus -= 1
+    return [[_padded(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+
+
+def _padded(cell: str, width: int) -> str:
+    cut = _cut(cell, width)
+    return cut + " " * (width - _columns(cut))
+
+
+def _cut(text: str, width: int) -> str:
+    if _columns(text) <= width:
+        return text
+    while text and _columns(text) >= width:
+        text = text[: min(len(text) - 1, width)]
+    return f"{text}…"
+
+
+def _columns(text: str) -> int:
+    """How wide a terminal shows it."""
+    if text.isascii():
+        return len(text)
+    return sum(_width(character) for character in text)
+
+
+def _width(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def counted(number: int, what: str) -> str:
+    """`1 key`, `3 keys`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """The two largest units: `45s`, `2m 3s`, `1h 2m`, `3d 4h`."""
+    whole = max(0, int(seconds))
+    for size, unit, smaller, next_unit in ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            return f"{whole // size}{unit} {whole % size // smaller}{next_unit}"
+    return f"{whole}s"
+
+
+def relative(at: float, now: float) -> str:
+    """A time as seen from now: `in 3m 5s`, `3m 5s ago`."""
+    return f"in {duration(at - now)}" if at > now else f"{duration(now - at)} ago"
+
+
+def time_of_day(at: float) -> str:
+    """`2026-01-01T00:00:00Z`."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

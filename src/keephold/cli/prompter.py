@@ -1,0 +1,461 @@
+"""Asks the person at the terminal (P, Q): may a call run, may its result be seen, what is the answer to a question.
+
+A prompt is a panel, a question and a key; what is to be changed is changed in the person's own editor. Text of tools
+and models is shown without what a terminal would act on (K4), and what a person types as a secret is never shown.
+"""
+
+import asyncio
+import io
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, NoReturn
+
+from keephold.cli.keyboard import Gone, Key, Line, Row, Tty, open_tty
+from keephold.cli.printing import one_line, printable
+from keephold.handles.question import Question, select_options
+from keephold.handles.text import to_utf8
+from keephold.turn.prompts import (
+    Approved,
+    AskQuestion,
+    Cancelled,
+    Decision,
+    DeliverResult,
+    Denied,
+    Edited,
+    Prompt,
+    RunTool,
+    Said,
+)
+
+PAUSE_SECS = 1.0
+"""Without a key for so long, nobody is typing."""
+
+_STOP_TYPING = "Waiting for you to stop typing; what you type goes on to your line."
+_HEAD_LINES, _TAIL_LINES = 30, 10
+_HEAD_CHARACTERS, _TAIL_CHARACTERS = 300, 80
+_NARROWEST, _WIDEST = 20, 100
+"""Columns of a panel, however narrow or wide the terminal is."""
+
+_RUN = {
+    "y": "yes",
+    "Y": "yes, and to this tool for the rest of the turn",
+    "n": "no",
+    "N": "no, and to this tool for the rest of the turn",
+    "r": "no, for a reason",
+    "e": "edit the arguments",
+}
+_RUN_EDITED = {key: _RUN[key] for key in "ynNre"}
+_DELIVER = {"y": "yes", "n": "no", "e": "edit the text", "v": "view all of it"}
+_ANSWER = {
+    "y": "yes",
+    "Y": "yes, and to this question for the rest of the turn",
+    "n": "no",
+    "N": "no, and to this question for the rest of the turn",
+}
+_YES_OR_NO = {"y": "yes", "n": "no"}
+
+
+class _Left(Exception):
+    """The person does not want to be asked this."""
+
+
+class _NotOpened(Exception):
+    """Nothing came of the editor or the pager; the text says why."""
+
+
+class Typing(NamedTuple):
+    """A line that a person is typing when a prompt appears, and what its keys do."""
+
+    line: Line
+    press: Callable[[Key], None]
+
+
+class _Part(NamedTuple):
+    """A piece of a panel. The style is rich's, or `json`."""
+
+    text: str
+    style: str = ""
+
+
+class TerminalPrompter:
+    """A prompter (`Runtime(prompter=…)`) that talks to the person at `/dev/tty`.
+
+    One prompt at a time. While one is open the event loop runs on; Ctrl-C, Ctrl-D and Escape cancel the prompt, not the
+    process. When the coroutine ends or is cancelled the terminal is as it was. Where the person is `typing` something
+    else, keys go on to that until there has been a pause: only then do they answer.
+    """
+
+    def __init__(self, tty: Tty) -> None:
+        self._tty = tty
+        self._plain = tty.dumb or bool(os.environ.get("NO_COLOR"))
+        self._typing: Typing | None = None
+
+    async def __call__(self, prompt: Prompt, typing: Typing | None = None) -> Decision:
+        """Show the prompt and return what the person said. `Cancelled` also if the terminal goes away."""
+        self._typing = typing
+        with self._tty.taken():
+            try:
+                match prompt:
+                    case RunTool():
+                        return await self._run_tool(prompt)
+                    case DeliverResult():
+                        return await self._deliver_result(prompt)
+                    case AskQuestion():
+                        return await self._ask_question(prompt)
+            except _Left:
+                self._tty.write("\nCancelled.\n")
+                return Cancelled()
+            except Gone:
+                return Cancelled("the terminal went away")
+            except asyncio.CancelledError:
+                self._tty.write("\nWithdrawn: nobody needs the answer any more.\n")
+                raise
+
+    def close(self) -> None:
+        """Put the terminal back, also in the middle of a prompt, and let go of it."""
+        self._tty.close()
+
+    # The prompts
+
+    async def _run_tool(self, prompt: RunTool) -> Decision:
+        arguments, problem = prompt.arguments, prompt.problem
+        if prompt.edit and (problem is None or await self._edit_again(problem)):
+            arguments, problem = await self._edit_arguments(arguments)
+        while True:
+            edited = not _same(arguments, prompt.arguments)
+            shown = self._problem(problem) + self._call(prompt, arguments)
+            if edited:
+                key = await self._choose(shown, "Run it with these arguments?", _RUN_EDITED)
+            else:
+                key = await self._choose(shown, "Run it?", _RUN)
+            match key:
+                case "y" | "Y":
+                    return Edited(arguments) if edited else Approved(remember=key == "Y")
+                case "n" | "N":
+                    return Denied(remember=key == "N")
+                case "r":
+                    self._tty.write("Why not?\n")  # and what is typed already belongs to the reason
+                    return Denied(await self._type() or None)
+            arguments, problem = await self._edit_arguments(arguments)
+
+    async def _deliver_result(self, prompt: DeliverResult) -> Decision:
+        text, problem = prompt.result, None
+        if prompt.edit:
+            text, problem = await self._edit_result(text)
+        while True:
+            title = f"{'Error' if prompt.is_error else 'Result'} of {_named(prompt.tool, prompt.id)}"
+            body = _shortened(printable(text), "v shows all")
+            shown = self._problem(problem) + self._panel(title, _Part(body, "red" if prompt.is_error else ""))
+            key = await self._choose(shown, "May the assistant see it?", _DELIVER)
+            match key:
+                case "y":
+                    return Approved() if text == prompt.result else Edited(text)
+                case "n":
+                    return Denied()
+                case "v":
+                    problem = await self._view(text)
+                case "e":
+                    text, problem = await self._edit_result(text)
+
+    async def _ask_question(self, prompt: AskQuestion) -> Decision:
+        question = prompt.question
+        parts = [_Part(printable(question.pre_amble), "dim")] if question.pre_amble else []
+        parts.append(_Part(printable(question.text), "bold"))
+        panel = self._panel(f"{_named(prompt.tool, prompt.id)} asks", *parts)
+        shown = self._problem(prompt.problem) + panel
+        if question.answer_type == "Boolean":
+            default = ("y" if question.default else "n") if isinstance(question.default, bool) else None
+            choices = _ANSWER if prompt.may_remember else _YES_OR_NO
+            key = await self._choose(shown, "Yes or no?", choices, default=default, secret=question.secret)
+            return Said(key in "yY", remember=key in "YN")
+        options = select_options(question)
+        return Said(await self._answer(shown, question) if options is None else await self._select(shown, question))
+
+    async def _answer(self, shown: str, question: Question) -> str:
+        default = question.default if isinstance(question.default, str) else ""
+        if default and question.secret:
+            shown += "Enter alone gives the default.\n"
+        elif default:
+            shown += f"Enter alone gives: {one_line(default, _WIDEST)}\n"
+        await self._show(shown)
+        return await self._type(secret=question.secret) or default
+
+    # Parts of a prompt
+
+    def _call(self, prompt: RunTool, arguments: dict[str, Any]) -> str:
+        words = [prompt.action or "", f"handle {prompt.id}" if prompt.id is not None else ""]
+        parts = [_Part(one_line(", ".join(filter(None, words))), "dim")] if any(words) else []
+        body = _shortened(_as_json(arguments), "e shows all")
+        return self._panel(one_line(prompt.tool), *parts, _Part(body, "json"))
+
+    def _problem(self, problem: str | None) -> str:
+        return "" if problem is None else "\n" + self._drawn(_Part(printable(problem), "yellow"))
+
+    def _panel(self, title: str, *parts: _Part) -> str:
+        return "\n" + self._drawn(*parts, title=title)
+
+    def _drawn(self, *parts: _Part, title: str | None = None) -> str:
+        """The parts, in a box if there is a title. Nothing in them is markup."""
+        from rich import box  # rich is slow to import, and needed only when somebody is asked
+        from rich.console import Console, Group
+        from rich.highlighter import JSONHighlighter
+        from rich.panel import Panel
+        from rich.text import Text
+
+        texts = [Text(part.text, style="" if part.style == "json" else part.style) for part in parts]
+        for part, text in zip(parts, texts, strict=True):
+            if part.style == "json":
+                JSONHighlighter().highlight(text)
+        out = io.StringIO()
+        console = Console(
+            file=out, width=min(max(self._tty.columns, _NARROWEST), _WIDEST), force_terminal=not self._plain,
+            color_system=None if self._plain else "auto", legacy_windows=False,
+        )  # fmt: skip
+        if title is None:
+            console.print(*texts, sep="\n")
+        else:
+            edge = box.ASCII if self._tty.dumb else box.ROUNDED
+            console.print(Panel(Group(*texts), title=Text(title), title_align="left", box=edge))
+        return out.getvalue()
+
+    # What a person does
+
+    async def _show(self, shown: str, question: str = "") -> None:
+        """Show a prompt. Keys that follow are meant for it."""
+        typing, self._typing = self._typing, None
+        if typing is None:
+            await self._tty.show(shown + question)
+            return
+        notice = _Part(_STOP_TYPING[: max(self._tty.columns - 1, 0)], "yellow")  # one row, to be taken away again
+        await self._tty.show(shown + self._drawn(notice), keep=True)
+        row = Row(self._tty, secret=False)
+        row.draw(typing.line.text, typing.line.at)
+        while (key := await self._tty.key_within(PAUSE_SECS)) is not None:
+            if key.name == "C-c":
+                raise _Left
+            typing.press(key)
+            row.draw(typing.line.text, typing.line.at)
+        self._tty.write(f"\r\x1b[K\x1b[A\x1b[K{question}")
+
+    async def _choose(
+        self,
+        shown: str,
+        question: str,
+        choices: Mapping[str, str],
+        *,
+        default: str | None = None,
+        secret: bool = False,
+    ) -> str:
+        """One of the keys. What is pasted presses none: it was not meant for this."""
+        enter = f", Enter: {choices[default]}" if default is not None and not secret else ""
+        line = f"{question} [{'/'.join(choices)}/?{enter}] "
+        await self._show(shown, line)
+        while True:
+            key = await self._key()
+            chosen = default if key.name == "enter" else key.text if key.name == "text" else None
+            if chosen == "?":
+                legend = "".join(f"  {key}  {meaning}\n" for key, meaning in choices.items())
+                self._tty.write(f"\n{legend}  Esc, Ctrl-C and Ctrl-D cancel the prompt.\n{line}")
+            elif chosen is not None and chosen in choices:
+                self._tty.write("\n" if secret else f"{choices[chosen]}\n")
+                return chosen
+
+    async def _select(self, shown: str, question: Question) -> str:
+        """One of the options, by its number or the arrow keys, and Enter."""
+        options = select_options(question)
+        assert options is not None
+        listed = "".join(f"  {number}  {one_line(option)}\n" for number, option in enumerate(options, start=1))
+        chosen = _Option(options.index(question.default) + 1 if question.default in options else 0)
+        row = Row(self._tty, secret=question.secret)
+        await self._show(f"{shown}{listed}A number or the arrow keys, then Enter.\n")
+        while True:
+            at = chosen.number
+            row.draw(f"{at}  {one_line(options[at - 1])}" if at else "")
+            key = await self._key()
+            if key.name == "enter" and at:
+                self._tty.write("\n")
+                return options[at - 1]
+            chosen = chosen.after(key, len(options))
+
+    async def _type(self, *, secret: bool = False) -> str:
+        """A line. A secret one is not shown, not even its length."""
+        line, row = Line(), Row(self._tty, secret=secret)
+        while True:
+            row.draw(line.text, line.at)
+            key = await (self._tty.key() if line.text else self._key())
+            if key.name == "enter":
+                self._tty.write("\n")
+                return line.text
+            if key.name in ("escape", "C-c"):
+                raise _Left
+            line.press(key)
+
+    async def _key(self) -> Key:
+        key = await self._tty.key()
+        if key.name in ("escape", "C-c", "C-d"):
+            raise _Left
+        return key
+
+    # Programs of the person
+
+    async def _edit_again(self, problem: str) -> bool:
+        return await self._choose(self._problem(problem), "Edit again?", _YES_OR_NO) == "y"
+
+    async def _edit_arguments(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """The arguments as the person wants them; as they were, with what went wrong, if nothing came of it."""
+        text = _as_json(arguments) + "\n"
+        while True:
+            try:
+                text = await self._edit(text, "arguments.json")
+                return _arguments(text), None
+            except _NotOpened as error:
+                return arguments, str(error)
+            except ValueError as error:
+                if not await self._edit_again(f"These are no arguments: {error}."):
+                    return arguments, None
+
+    async def _edit_result(self, text: str) -> tuple[str, str | None]:
+        try:
+            edited = await self._edit(text, "result.txt")
+        except _NotOpened as error:
+            return text, str(error)
+        # Many editors end a file with a newline whether or not it had one.
+        return edited if text.endswith("\n") else edited.removesuffix("\n"), None
+
+    async def _edit(self, text: str, name: str) -> str:
+        """What the person made of a text in their editor."""
+        argv = _program(("VISUAL", "EDITOR"), ("editor", "nano", "vi"))
+        with TemporaryDirectory(prefix="keephold-") as directory:  # nobody else may look into it
+            path = Path(directory, name)
+            _write(path, text)
+            await self._lend([*argv, str(path)])
+            return _read(path)
+
+    async def _view(self, text: str) -> str | None:
+        """Show all of a text in the person's pager; what went wrong, if something did."""
+        with TemporaryDirectory(prefix="keephold-") as directory:
+            path = Path(directory, "result.txt")
+            _write(path, printable(text))
+            try:
+                await self._lend([*_program(("PAGER",), ("less", "more")), str(path)])
+            except _NotOpened as error:
+                return str(error)
+        return None
+
+    async def _lend(self, argv: list[str]) -> None:
+        await self._show(f"\nOpen in {one_line(argv[0])} …\n")
+        try:
+            code = await self._tty.lend(argv)
+        except OSError as error:
+            raise _NotOpened(f"`{argv[0]}` cannot be started: {error.strerror}.") from error
+        if code != 0:
+            how = f"with exit code {code}" if code > 0 else f"by signal {-code}"
+            raise _NotOpened(f"`{argv[0]}` ended {how}; nothing was changed.")
+
+
+class _Option(NamedTuple):
+    """Which of the options is chosen: the first is 1, 0 is none."""
+
+    number: int
+    typed: bool = False
+    """Whether the number was typed: a further digit may belong to it."""
+
+    def after(self, key: Key, count: int) -> "_Option":
+        """The choice of so many after this key."""
+        match key.name:
+            case "down":
+                return _Option(self.number % count + 1)
+            case "up":
+                return _Option((self.number - 2) % count + 1 if self.number else count)
+            case "backspace":
+                return _Option(0)
+            case "text" if key.text in "0123456789":
+                for number in (self.number * 10 + int(key.text) if self.typed else 0, int(key.text)):
+                    if 1 <= number <= count:
+                        return _Option(number, typed=True)
+        return self
+
+
+def open_prompter() -> TerminalPrompter | None:
+    """A prompter at this process' terminal. None where no person can be asked: there is no terminal, standard error
+    goes elsewhere, so that nobody may be looking, or this is a background job."""
+    if not os.isatty(2):
+        return None
+    tty = open_tty()
+    return None if tty is None else TerminalPrompter(tty)
+
+
+def _named(tool: str, id: str | None) -> str:
+    return one_line(tool if id is None else f"{tool} {id}")
+
+
+def _as_json(value: Any) -> str:
+    """JSON to read and to edit: what cannot be printed is escaped, so that nothing is hidden and nothing acts."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are one in JSON. Python alone takes `true` and `1` for the same."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """The arguments that a person wrote. Raises `ValueError` that says what is wrong."""
+
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is no JSON")
+
+    try:
+        value = json.loads(text, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("they are nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("they must be a JSON object, {…}")
+    return value
+
+
+def _shortened(text: str, hint: str) -> str:
+    """The head and the tail of a long text, and of each long line, with how much is missing between them."""
+    lines = text.split("\n")
+    if (missing := len(lines) - _HEAD_LINES - _TAIL_LINES) > 1:
+        lines[_HEAD_LINES:-_TAIL_LINES] = [f"… {missing} lines left out: {hint} …"]
+    return "\n".join(_shortened_line(line, hint) for line in lines)
+
+
+def _shortened_line(line: str, hint: str) -> str:
+    missing = len(line) - _HEAD_CHARACTERS - _TAIL_CHARACTERS
+    if missing <= _TAIL_CHARACTERS:
+        return line
+    return f"{line[:_HEAD_CHARACTERS]} … {missing} characters left out: {hint} … {line[-_TAIL_CHARACTERS:]}"
+
+
+def _program(variables: Sequence[str], others: Sequence[str]) -> list[str]:
+    """The program that one of the variables names, or the first of the others that is there."""
+    for name in variables:
+        try:
+            argv = shlex.split(os.environ.get(name, ""))
+        except ValueError as error:
+            raise _NotOpened(f"${name} cannot be read: {error}.") from error
+        if argv:
+            return argv
+    for name in others:
+        if shutil.which(name):
+            return [name]
+    raise _NotOpened(f"No program for it was found ({', '.join(others)}): set {variables[-1]} to one.")
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_bytes(to_utf8(text))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _NotOpened(f"What was written cannot be read: {error}.") from error

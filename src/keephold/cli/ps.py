@@ -1,0 +1,104 @@
+"""`keephold ps`: what is going on, whoever runs it (L1, R1). It only looks."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from keephold.cli.parameters import NAME
+from keephold.cli.printing import counted, duration, one_line, print_json, relative, table
+from keephold.cli.records import standing
+from keephold.cli.store import Where, opened, run, where_options
+
+if TYPE_CHECKING:
+    from keephold.control.base import Controls
+
+_LIVE = ("pending", "running", "waiting")
+_HEAD = ("ID", "TOOL", "STATE", "CONVERSATION", "AGE", "DEADLINE")
+_COLOURS = {"waiting": "yellow", "running": "green"}
+_LOOKED_AT = 100
+"""So many calls whose owner is gone are looked at for the notes."""
+
+
+@click.command()
+@click.option("--conversation", metavar="C", type=NAME, help="Only those of this conversation.")
+@click.option("--all", "everything", is_flag=True, help="Also handles that have stopped and are still kept.")
+@click.option("--state", type=click.Choice([*_LIVE, "stopped", "parked"]), help="Only those in this state.")
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), default=1000, help="At most so many, oldest first.")
+@where_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+def ps(conversation: str | None, everything: bool, state: str | None, limit: int, where: Where, as_json: bool) -> None:
+    """List the calls that have not stopped: spawned handles, and one-shot calls as `call:<label>`."""
+    states = (state,) if state else ("live", "stopped") if everything else ("live",)
+    listed, more, notes, place = run(_look(where, conversation, states, limit))
+    if not listed:
+        kind = f"{state or 'live'} call" if state or not everything else "call"
+        notes = [f"(no {kind}{'' if conversation is None else f' of `{one_line(conversation)}`'} in {place})"]
+    if as_json:
+        for fact in listed:
+            print_json(fact)
+    else:
+        _show(listed, notes)
+    if more:
+        click.echo(f"These are the oldest {limit}; there are more, see --limit.", err=True)
+
+
+async def _look(
+    where: Where, conversation: str | None, states: Sequence[str], limit: int
+) -> tuple[list[dict[str, Any]], bool, list[str], str]:
+    """What is listed, whether there would be more, what is to be said of calls that nobody goes on with, and where."""
+    found: list[dict[str, Any]] = []
+    more = False
+    async with opened(where) as controls:
+        for state in states:
+            page = await controls.handles(
+                conversation=conversation,
+                state=state,
+                oneshot=state != "stopped",  # one-shot calls that are over are nothing to see
+                sort="oldest",
+                limit=limit,
+            )
+            found += page["handles"]
+            more |= page["next"] is not None
+        if len(states) > 1:
+            found.sort(key=lambda fact: fact["uid"])  # which begins with the time
+        listed = found[:limit]
+        orphans = [fact for fact in listed if fact["owner"] == "gone"]
+        return listed, more or len(found) > limit, await _notes(controls, orphans), controls.place
+
+
+async def _notes(controls: "Controls", orphans: Sequence[dict[str, Any]]) -> list[str]:
+    """R1: calls whose owner is gone stay until somebody comes who has their tool, or resumes their turn (B9)."""
+    tools: Counter[str] = Counter()
+    conversations: Counter[str] = Counter()
+    for fact in orphans[:_LOOKED_AT]:
+        if await controls.waits_for_resume(fact["uid"]):
+            conversations[fact["conversation"]] += 1
+        else:
+            tools[fact["tool"]] += 1
+    tools.update(fact["tool"] for fact in orphans[_LOOKED_AT:])
+    nobody = "the owner is gone, and no process that has this tool has gone on with it; start one"
+    return [f"{counted(count, 'call')} of `{one_line(tool)}`: {nobody}" for tool, count in tools.items()] + [
+        f"{counted(count, 'call')} of a batch of `{one_line(name)}` that was never answered: the program that began "
+        f"it, or `keephold turn --conversation {one_line(name)} --resume`, can go on with the turn"
+        for name, count in conversations.items()
+    ]
+
+
+def _show(listed: Sequence[dict[str, Any]], notes: Sequence[str]) -> None:
+    now = time.time()
+    rows: list[tuple[str, ...]] = [_HEAD]
+    for fact in listed:
+        texts = (fact["id"], fact["tool"], standing(fact, now), fact["conversation"])
+        deadline = "-" if fact["deadline"] is None else relative(fact["deadline"], now)
+        rows.append((*(one_line(text) for text in texts), duration(now - fact["created"]), deadline))
+    head, *cells = table(rows, shrinking=(0, 1, 2, 3))
+    click.echo("  ".join(head).rstrip())
+    for row, fact in zip(cells, listed, strict=True):
+        colour = "red" if fact["owner"] == "gone" or fact["ok"] is False else _COLOURS.get(fact["state"])
+        row[2] = click.style(row[2], fg=colour)
+        click.echo("  ".join(row).rstrip())
+    for note in notes:
+        click.echo(f"{click.style('note', fg='yellow')}: {note}")

@@ -1,0 +1,108 @@
+"""The terminal that a command was started in, given to a program elsewhere: raw while it is entered, and afterwards as
+it was, whatever that program has done to it."""
+
+import contextlib
+import os
+import re
+import sys
+import termios
+import tty
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import click
+
+from keephold.errors import KeepholdError
+from keephold.handles.text import strip_controls
+from keephold.tools.base import Screen
+
+_AS_IT_WAS = (
+    b"\x1b[?1049l"  # the alternate screen
+    b"\x1b[?1000;1002;1003;1004;1006;2004;2026l"  # mouse, focus, bracketed paste, output held back
+    b"\x1b[<9u\x1b[>4;0m"  # other encodings of keys
+    b"\x1b[!p\x1b[?7h\x1b[?25h\x1b[0 q\x1b(B\x1b[0m"  # a soft reset, and what some terminals leave out of it
+)
+_KEY = re.compile(r"(?:C-|ctrl-|\^)([a-z@\[\]\\^_])", re.IGNORECASE)
+
+
+class Key(NamedTuple):
+    """A key held down with Ctrl, as a person names it and in every form in which terminals send it."""
+
+    name: str
+    forms: tuple[bytes, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Key":
+        found = _KEY.fullmatch(text)
+        if found is None:
+            raise click.BadParameter(f"a key held down with Ctrl, such as `C-]` or `C-a`, not `{text}`")
+        letter = found[1].lower()
+        code = ord(letter)
+        plain = bytes([ord(letter.upper()) & 0x1F])
+        return cls(f"Ctrl-{letter}", (plain, b"\x1b[%d;5u" % code, b"\x1b[27;5;%d~" % code))
+
+    def before(self, typed: bytes) -> bytes | None:
+        """What was typed before the key; None if it was not pressed."""
+        places = [place for form in self.forms if (place := typed.find(form)) >= 0]
+        return typed[: min(places)] if places else None
+
+
+class RawTerminal:
+    """The terminal at stdin and stdout."""
+
+    def __init__(self) -> None:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise KeepholdError(
+                "attach needs a terminal at stdin and stdout; `keephold logs -f` needs none", code="invalid_arguments"
+            )
+        self.input, self._output = sys.stdin.fileno(), sys.stdout.fileno()
+
+    def __enter__(self) -> Self:
+        # What is on the screen goes where it can be scrolled back to.
+        self.write(b"\x1b[%d;1H" % self.rows + b"\n" * self.rows)
+        self._before = termios.tcgetattr(self.input)
+        tty.setraw(self.input, termios.TCSADRAIN)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError, termios.error):  # it may be gone: that is one way to leave
+            self.write(_AS_IT_WAS + b"\x1b[%d;1H\r\n" % self.rows)
+            termios.tcsetattr(self.input, termios.TCSAFLUSH, self._before)
+
+    @property
+    def rows(self) -> int:
+        return self.size()[0]
+
+    def size(self) -> tuple[int, int]:
+        """Rows and columns; 0, 0 if it does not know."""
+        columns, rows = os.get_terminal_size(self._output)
+        return rows, columns
+
+    def read(self) -> bytes:
+        """What was typed; nothing if the terminal is gone."""
+        try:
+            return os.read(self.input, 1 << 16)
+        except OSError:
+            return b""
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._output, view) :]
+
+
+def redraw(screen: Screen) -> bytes:
+    """What makes a terminal show that screen."""
+    drawn = [b"\x1b[?1049h" if screen.alternate else b"\x1b[?1049l", b"\x1b[0m\x1b[r\x1b[H\x1b[2J"]
+    for row, line in enumerate(screen.lines, start=1):
+        drawn.append(b"\x1b[%d;1H" % row + strip_controls(line).encode(errors="replace"))
+    drawn.append(b"\x1b[%d;%dH" % screen.cursor)
+    return b"".join(drawn)
+
+
+def over(screen: Screen, text: str) -> bytes:
+    """What writes a text over a line of that screen: the last one if it is free."""
+    row = 1 if screen.alternate or any(screen.lines[screen.rows - 1 :]) else screen.rows
+    return b"\x1b7\x1b[%d;1H\x1b[7m%s\x1b[0m\x1b8" % (row, text[: screen.cols - 1].encode())

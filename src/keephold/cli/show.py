@@ -1,0 +1,151 @@
+"""`keephold show`: everything there is of one handle; of what it waits for the key's id, and the key only if it is
+asked for (K5)."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from keephold.cli.parameters import NAME
+from keephold.cli.printing import one_line, print_json, printable, relative, table, terminal_width, time_of_day
+from keephold.cli.records import standing
+from keephold.cli.store import Where, opened, run, where_options
+
+_TAIL_LINES = 20
+_VALUE = 200
+"""Columns of a value where there is no terminal to fit."""
+_INDENT = 16
+
+
+@click.command()
+@click.argument("ID")
+@click.option(
+    "--conversation", metavar="C", type=NAME, help="The conversation it is in, if several have one of that id."
+)
+@where_options
+@click.option("--keys", is_flag=True, help="Print its open keys, too: who has one may resolve what it stands for.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show(id: str, conversation: str | None, where: Where, keys: bool, as_json: bool) -> None:
+    """Show the newest handle of an ID, or the one of a uid."""
+    found = run(_read(where, id, conversation, keys=keys))
+    if as_json:
+        print_json(found)
+    else:
+        for line in _lines(found, time.time()):
+            click.echo(line)
+
+
+async def _read(where: Where, id: str, conversation: str | None, *, keys: bool) -> dict[str, Any]:
+    async with opened(where) as controls:
+        (fact,) = await controls.find((id,), conversation)
+        return await controls.handle(fact["uid"], keys=keys)
+
+
+# For people
+
+
+def _lines(found: dict[str, Any], now: float) -> Iterator[str]:
+    yield click.style(one_line(found["id"]), bold=True)
+    for title, text in _facts(found, now):
+        yield f"  {title:<{_INDENT - 2}}{one_line(text, _room(_INDENT))}"
+    yield from _section("waits", [_wait_cells(wait) for wait in found["waits"]])
+    if found.get("keys"):
+        yield "keys"
+        for name, key in found["keys"].items():
+            yield f"  {one_line(name)}  {key}"  # whole, however wide the terminal is: it is there to be copied
+    entries, count = found["journal"], found["journal_entries"]
+    title = "journal" if len(entries) == count else f"journal, the last {len(entries)} of {count}"
+    yield from _section(title, [_entry_cells(entry) for entry in entries])
+    if found["output"] is not None:
+        yield from _tail(found["output"])
+
+
+def _section(title: str, rows: list[tuple[str, ...]]) -> Iterator[str]:
+    if rows:
+        yield title
+        for row in table([("", *row) for row in rows], shrinking=range(1, len(rows[0]) + 1)):
+            yield "  ".join(row).rstrip()
+
+
+def _wait_cells(wait: dict[str, Any]) -> tuple[str, ...]:
+    how = "revoked" if wait["revoked"] else "open" if wait["resolution"] is None else wait["resolution"]
+    return wait["kind"], one_line(wait["name"] or "-"), f"key_id {wait['key_id']}", one_line(how, _VALUE)
+
+
+def _entry_cells(entry: dict[str, Any]) -> tuple[str, ...]:
+    value = entry["value"] if entry["ok"] else entry["value"]["message"]
+    return entry["kind"], one_line(entry["name"]), "ok" if entry["ok"] else "error", one_line(value, _VALUE)
+
+
+def _facts(found: dict[str, Any], now: float) -> Iterator[tuple[str, Any]]:
+    yield "state", standing(found, now)
+    yield "tool", found["tool"]
+    yield "conversation", found["conversation"]
+    yield "call", f"{found['call_id'] or '-'}, batch {found['batch']} of turn {found['turn']}"
+    yield "uid", found["uid"]
+    for title in ("created", "started", "asked", "stopped", "deadline", "next_attempt_at"):
+        at = found[title]
+        if at is not None:
+            yield title.removesuffix("_at").replace("_", " "), f"{time_of_day(at)} ({relative(at, now)})"
+    yield from _ownership(found)
+    for title, usual in (("attempt", 1), ("kind", "tool"), ("priority", 0), ("resources", []), ("metadata", {})):
+        if found[title] != usual:
+            yield title, found[title]
+    yield "arguments", found["arguments"]
+    if found["question"] is not None:
+        yield from _question(found["question"])
+    if found["outcome"] is not None:
+        yield from _end(found)
+
+
+def _question(question: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What is asked, and what may be answered: all that `keephold send` has to be told."""
+    yield "question", f"{question['text']} ({question['id']})"
+    kind = question["answer_type"]
+    if question["secret"]:
+        yield "answer", "a secret: keephold send --password"
+    elif kind == "Boolean":
+        yield "answer", "yes or no"
+    elif isinstance(kind, dict) and "Select" in kind:
+        for number, option in enumerate(kind["Select"]["options"], 1):
+            yield "answer" if number == 1 else "", f"{number}: {option}"
+    if question["default"] is not None:
+        yield "default", question["default"]
+
+
+def _ownership(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if found["parked"]:
+        yield "owner", "nobody: it waits for its completion from outside"
+    elif found["owner"] == "alive":
+        yield "owner", "a process that lives"
+    elif found["owner"] == "gone":
+        yield "owner", "gone, and no other process has gone on with it"
+
+
+def _end(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    match found["outcome"]:
+        case {"type": "error", "code": code, "message": message, "trace": trace}:
+            yield "error", f"{code}: {message}"
+            yield from (("", line) for line in trace)
+        case {"type": "reply", "model": text, "is_error": failed}:
+            yield "error" if failed else "ok", text
+        case {"type": "ok", "value": value}:
+            yield "ok", value
+        case _:
+            yield "ok", "what it printed"
+    ended = [found["ended_by"]]
+    ended += [f"{key.replace('_', ' ')} {found[key]}" for key in ("exit_code", "signal") if found[key] is not None]
+    yield "ended by", ", ".join(ended)
+
+
+def _tail(output: dict[str, Any]) -> Iterator[str]:
+    lines = printable(output["tail"]).rstrip("\n").split("\n")[-_TAIL_LINES:]
+    yield f"output, the end of {output['bytes']} bytes"
+    for line in lines:
+        yield f"  {line}"
+
+
+def _room(taken: int) -> int:
+    width = terminal_width()
+    return _VALUE if width is None else max(20, width - taken)

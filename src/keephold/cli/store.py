@@ -1,0 +1,257 @@
+"""Where a command looks: a server, or a store (Y1), and opening it.
+
+A server if `--server` or `KEEPHOLD_SERVER` names one. Else the store: `--store`, else `KEEPHOLD_STORE`, else `[store]
+url` of the configuration, else a SQLite file in the user's state directory. Commands that look at what others run want
+a store that is there: they make none.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+
+from keephold.cli.tokens import RIGHT, TOKEN, is_token, text_of
+from keephold.errors import ConfigError, KeepholdError
+
+if TYPE_CHECKING:
+    from keephold.config import Config
+    from keephold.control.base import Controls
+    from keephold.handles.registry import Registry
+    from keephold.runtime import Runtime
+    from keephold.store.base import Store
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+SQLITE = "sqlite:///"
+_RETENTION_SECS = 7 * 86_400.0
+"""How long a store keeps what has stopped (S5)."""
+
+
+def store_option(command: F) -> F:
+    """The option `--store`."""
+    return click.option(
+        "--store",
+        metavar="URL",
+        envvar="KEEPHOLD_STORE",
+        callback=_store_url,
+        help="Where handles are kept: sqlite:///FILE. Default: what keephold.toml says, else a file of yours.",
+    )(command)
+
+
+def _store_url(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The URL, if it is one of a store: what was wrong is said of the option, or the variable, that it came by."""
+    if not value or context.resilient_parsing:
+        return value
+    from keephold.store.urls import open_store
+
+    try:
+        open_store(value)
+    except KeepholdError as error:
+        said = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.ENVIRONMENT
+        raise KeepholdError(f"{'KEEPHOLD_STORE' if said else '--store'}: {error.message}", code=error.code) from None
+    return value
+
+
+class Where(NamedTuple):
+    """What a command was told about where to look."""
+
+    store: str | None = None
+    server: str | None = None
+    token_file: Path | None = None
+
+
+def where_options(command: F) -> F:
+    """The options `--store`, `--server` and `--token-file`, given to the command as `where`."""
+
+    @click.option(
+        "--server",
+        metavar="URL",
+        envvar="KEEPHOLD_SERVER",
+        help="Ask the `keephold serve` at that address instead of the store.",
+    )
+    @click.option(
+        "--token-file",
+        metavar="FILE",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="A file with the token of --server; else KEEPHOLD_TOKEN has it, or the file beside the store.",
+    )
+    @wraps(command)
+    def called(*arguments: Any, store: str | None, server: str | None, token_file: Path | None, **given: Any) -> Any:
+        return command(*arguments, where=Where(store, server, token_file), **given)
+
+    return store_option(called)  # type: ignore[return-value]
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """What the coroutine returns."""
+    return asyncio.run(work)
+
+
+# Which one
+
+
+def store_of(config: "Config") -> str:
+    """The store of a configuration, or the user's own, whose directory is made."""
+    return config.store_url or default_store(make=True)
+
+
+def place_of(url: str | None, *, make: bool = False) -> str:
+    """The store that is named, else that of the configuration found here, else the user's own, whose directory is made
+    if asked for."""
+    return url or _of_this_directory() or default_store(make=make)
+
+
+def _existing(url: str | None) -> "Store":
+    """The store that a command is to look at: the one named, else the one that `keephold turn` would use here."""
+    from keephold.store.urls import open_store
+
+    store = open_store(place_of(url))
+    if not store.durable:
+        raise KeepholdError(
+            "a `memory:` store is seen by no process but its own; name a file by --store", code="unsupported_store"
+        )
+    path = getattr(store, "path", None)  # of a file
+    if isinstance(path, Path) and not path.exists():
+        raise KeepholdError(
+            f"there is no store `{path}`; `keephold serve` makes one, or name another by --store", code="store_unusable"
+        )
+    return store
+
+
+def _of_this_directory() -> str | None:
+    """What the configuration found here says. Mistakes in the rest of it hide no handles."""
+    from keephold.config import find_config
+    from keephold.config.load import inspect_config
+
+    file = find_config(Path.cwd())
+    if file is None:
+        return None
+    config, wrong = inspect_config(file)
+    assert config.source is not None, "it was read from a file"
+    problems = [f"{config.source.at(key)}: {sentence}" for key, sentence in wrong if key[:1] == ("store",)]
+    if problems:
+        raise ConfigError(problems)
+    return config.store_url
+
+
+def keep_as_configured(registry: "Registry") -> None:
+    """Let a runtime without tools keep handles as long as the configuration found here says, if it is about its store;
+    else as long as usual (S5, W8)."""
+    from keephold.config import find_config
+    from keephold.config.load import load_config
+    from keephold.store.urls import open_store
+    from keephold.tools.waiting.cleanup import archive_in
+
+    registry.retention = _RETENTION_SECS
+    file = find_config(Path.cwd())
+    if file is None:
+        return
+    config = load_config(file)
+    if getattr(open_store(config.store_url or default_store()), "path", None) != getattr(registry.store, "path", None):
+        return
+    registry.retention = config.store.retention_secs or _RETENTION_SECS
+    registry.shorter = config.wait_handles.retention()
+    registry.archive = archive_in(config.root, config.wait_handles.archive)
+
+
+def default_store(*, make: bool = False) -> str:
+    """The user's own store."""
+    given = Path(os.environ.get("XDG_STATE_HOME", ""))
+    try:
+        base = given if given.is_absolute() else Path.home() / ".local" / "state"
+        directory = base / "keephold"
+        if make:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        raise KeepholdError(
+            f"no directory for the store can be made ({error}); name a file by --store", code="store_unusable"
+        ) from error
+    return f"{SQLITE}{directory / 'keephold.db'}"
+
+
+def _token(where: Where, server: str) -> str | None:
+    """The token of a server: that of this machine's own store is for a server on this machine only."""
+    if where.token_file is not None:
+        return _sendable(text_of(where.token_file, "--token-file").strip(), f"--token-file `{where.token_file}`")
+    given = os.environ.get(TOKEN)
+    if given:
+        return _sendable(given, TOKEN)
+
+    from keephold.control.remote_requests import is_local
+
+    return _stored_token(where.store) if is_local(server) else None
+
+
+def _sendable(token: str, source: str) -> str:
+    if not is_token(token):
+        raise KeepholdError(f"{source} holds no token: {RIGHT}", code="invalid_arguments")
+    return token
+
+
+def _stored_token(url: str | None) -> str | None:
+    """What `keephold serve` keeps beside its store."""
+    try:
+        path = getattr(_existing(url), "path", None)
+        token = "" if path is None else Path(f"{path}-token").read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError, KeepholdError):
+        return None
+    return token if is_token(token) else None
+
+
+# Opening it
+
+
+@asynccontextmanager
+async def opened(where: Where, *, acting: bool = False) -> "AsyncIterator[Controls]":
+    """What a command speaks to. Only with `acting` it may change anything."""
+    if where.server:
+        from keephold.control.remote import RemoteControl
+
+        async with RemoteControl(where.server, _token(where, where.server)) as remote:
+            yield remote
+        return
+    from keephold.cli.stored import Stored
+
+    if acting:
+        async with without_tools(where.store) as runtime:
+            yield Stored(runtime.registry.store, runtime)
+    else:
+        async with reading(where.store) as store:
+            yield Stored(store)
+
+
+@asynccontextmanager
+async def reading(url: str | None) -> "AsyncIterator[Store]":
+    """The store, to be looked at and left as it is: nothing is recovered, ended or collected."""
+    store = _existing(url)
+    path = getattr(store, "path", None)
+    if path is not None:
+        from keephold.store.sqlite.looking import LookedAt
+
+        store = LookedAt(path)
+    await store.open(lambda _: None)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def without_tools(url: str | None) -> "AsyncIterator[Runtime]":
+    """A runtime that recovers nothing, as it has no tools (R1), and forgets nothing, as it does not know how long
+    handles are to be kept here (S5)."""
+    import math
+
+    from keephold.runtime import Runtime
+
+    runtime = Runtime(store=_existing(url))
+    runtime.registry.retention = math.inf
+    runtime.recovery.leaves_calls = True
+    async with runtime:
+        yield runtime

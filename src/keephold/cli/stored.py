@@ -1,0 +1,134 @@
+"""The operations of commands on a store: what is stored is read, what a process runs is asked of that process.
+
+Looking needs no runtime, which takes a while to import: it is there for commands that act.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from keephold.control.finding import find, place_of
+from keephold.control.reading import Reading
+from keephold.durable.keys import LONGEST, masked_part
+from keephold.errors import KeepholdError
+from keephold.handles.state import Pending, Stopped
+from keephold.store.base import Record, Store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from keephold.control.base import Talk
+    from keephold.control.control import Control
+    from keephold.runtime import Runtime
+    from keephold.turn import frames
+
+_TAIL_BYTES = 4096
+
+
+class Stored(Reading):
+    """A store that is open; with a `runtime`, which has no tools, also for acting."""
+
+    most = 2**53  # a page is as long as the one who asks for it says
+
+    def __init__(self, store: Store, runtime: "Runtime | None" = None) -> None:
+        super().__init__(store)
+        self._acting = runtime
+
+    @property
+    def place(self) -> str:
+        return place_of(self._store)
+
+    @property
+    def _runtime(self) -> "Runtime":
+        assert self._acting is not None, "opened for looking"
+        return self._acting
+
+    async def _record(self, uid: str) -> Record:
+        record = await self._store.handle(uid)
+        if record is None:
+            raise KeepholdError(f"Handle `{uid}` expired while it was looked at", code="handle_expired")
+        return record
+
+    # Looking
+
+    async def find(self, ids: Iterable[str], conversation: str | None) -> list[dict[str, Any]]:
+        return [self.fact(record) for record in await find(self._store, ids, conversation)]
+
+    async def handle(self, uid: str, *, keys: bool = False) -> dict[str, Any]:
+        record = await self._record(uid)
+        found = await self.described(record, await _keys(self._store, record) if keys else None)
+        return {**found, "output": _output(self._store, record)}
+
+    async def waits_for_resume(self, uid: str) -> bool:
+        record = await self._record(uid)
+        turn = await self._store.turn(record.conversation)
+        if turn is None or not turn.waits_for(record):
+            return False
+        if isinstance(record.state, Pending):
+            return True
+        from keephold.tools.builtin import NAMES  # takes a while
+        from keephold.tools.waiting import LASTING
+
+        return record.tool in NAMES and record.tool not in LASTING
+
+    def talk(self, fact: dict[str, Any], want: "frames.Want") -> "AbstractAsyncContextManager[Talk]":
+        return self._talk(fact["uid"], want)
+
+    @asynccontextmanager
+    async def _talk(self, uid: str, want: "frames.Want") -> "AsyncIterator[Talk]":
+        from keephold.control.kept import talking
+
+        async with talking(self._store, await self._record(uid), want) as talk:
+            yield talk
+
+    # Acting
+
+    @property
+    def _control(self) -> "Control":
+        from keephold.control.control import Control
+
+        return Control(self._runtime)
+
+    async def abort(self, uid: str) -> dict[str, Any]:
+        return await self._control.abort(uid)
+
+    async def wait_for(self, facts: Sequence[dict[str, Any]], *, any: bool, timeout: float | None) -> dict[str, Any]:
+        uids = [fact["uid"] for fact in facts]
+        return await self._control.wait(all=() if any else uids, any=uids if any else (), timeout=timeout)
+
+    async def complete(self, key: str, resolution: dict[str, Any]) -> dict[str, Any]:
+        return await self._control.complete(key, resolution)
+
+    async def revoke(self, conversation: str) -> dict[str, Any]:
+        return await self._control.revoke(conversation)
+
+    async def forget(self, conversation: str) -> dict[str, Any]:
+        return await self._control.forget(conversation)
+
+    async def collect(self, *, older_than: float | None, dry_run: bool, vacuum: bool) -> dict[str, Any]:
+        from keephold.cli.store import keep_as_configured
+
+        keep_as_configured(self._runtime.registry)
+        return await self._control.collect(older_than=older_than, dry_run=dry_run, vacuum=vacuum)
+
+
+async def _keys(store: Store, record: Record) -> dict[str, str]:
+    from keephold.durable.waits import open_keys
+
+    if isinstance(record.state, Stopped):
+        return {}
+    return {name: str(key) for name, key in (await open_keys(store, record.uid)).items()}
+
+
+def _output(store: Store, record: Record) -> dict[str, Any] | None:
+    """The end of what it printed. While it runs that is known to its owner alone."""
+    if record.output is None:
+        return None
+    from keephold.control.kept import stored_output
+
+    output = stored_output(store, record)
+    assert output is not None
+    end = output.before(output.total, _TAIL_BYTES + LONGEST)
+    output.close()
+    before, tail = (part.decode(errors="replace") for part in (end[:-_TAIL_BYTES], end[-_TAIL_BYTES:]))
+    return {"bytes": output.total, "tail": masked_part(before, tail, "")}

@@ -1,0 +1,63 @@
+"""`keephold tools`: the tools of a configuration, as a model sees them (G3)."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from keephold.cli.configured import config_option, the_config
+from keephold.schema.dialects import DIALECTS, Dialect
+from keephold.tools.base import ACTIONS
+
+if TYPE_CHECKING:
+    from keephold import Runtime
+
+CONNECT_SECS = 30.0
+
+
+@click.command()
+@config_option
+@click.option("--dialect", type=click.Choice(DIALECTS), help="Print JSON, with schemas in the form of this provider.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def tools(config: Path | None, dialect: Dialect | None, as_json: bool) -> None:
+    """List the tools of a configuration, as a model sees them. MCP servers are started to ask for theirs."""
+    from keephold import Runtime
+    from keephold.config import load_config
+
+    loaded = load_config(the_config(config))
+    runtime = Runtime(config=loaded, store="memory:")
+    if loaded.mcp_servers():
+        import asyncio
+
+        asyncio.run(_connected(runtime))
+    listed = runtime.tools(dialect=dialect or "generic")
+    if as_json or dialect:
+        click.echo(json.dumps(listed, indent=2, ensure_ascii=False))
+    else:
+        _table([(tool["name"], _actions(tool["parameters"]), _first_line(tool["description"])) for tool in listed])
+
+
+async def _connected(runtime: "Runtime") -> None:
+    async with runtime:
+        if not await runtime.connected(CONNECT_SECS):
+            click.echo("some MCP servers could not be reached; their tools are not listed", err=True)
+
+
+def _table(rows: list[tuple[str, str, str]]) -> None:
+    head = ("NAME", "ACTIONS", "DESCRIPTION")
+    name, actions = (max(len(row[column]) for row in [head, *rows]) for column in (0, 1))
+    for row in [head, *rows]:
+        click.echo(f"{row[0]:<{name}}  {row[1]:<{actions}}  {row[2]}".rstrip())
+
+
+def _actions(parameters: dict[str, Any]) -> str:
+    """The actions of a stateful tool; the generic schema has them as the values of `action`."""
+    values = parameters.get("properties", {}).get("action", {}).get("enum", ())
+    return " ".join(values) if values and set(values) <= set(ACTIONS) else "-"
+
+
+def _first_line(description: str) -> str:
+    """Without control characters: a description may come from anywhere, and the terminal obeys them (K4)."""
+    line = description.strip().partition("\n")[0]
+    return "".join(character for character in line if character.isprintable())

@@ -1,0 +1,73 @@
+"""`keephold top`: what goes on, live, and what needs a person first.
+
+It is told of changes and asks for no more than is to be seen. It needs `keephold[tui]`; `--json` does not.
+"""
+
+import asyncio
+import signal
+import sys
+from functools import partial
+
+import click
+
+from keephold.cli.printing import print_json
+from keephold.cli.store import Where, run, where_options
+from keephold.errors import KeepholdError
+
+
+@click.command()
+@where_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with what would be shown, and exit.")
+def top(where: Where, as_json: bool) -> None:
+    """Watch handles live, what needs a person first, and act on them.
+
+    \b
+    Enter  what a handle prints, live       /  show only some
+    r      answer what it asks              s  sort otherwise
+    a      abort it                         g  group by conversation
+    t      take its terminal over           e  also those that have ended
+    q      quit
+    """
+    if as_json:
+        print_json(run(_snapshot(where)))
+        return
+    try:
+        import textual  # noqa: F401
+    except ImportError as error:
+        raise KeepholdError(
+            "the screen of `keephold top` is not installed: pip install 'keephold[tui]'; `--json` does without, and "
+            "`keephold ps` lists the same",
+            code="missing_extra",
+        ) from error
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError("`keephold top` needs a terminal; `--json` prints what it would show")
+    sys.exit(run(_watch(where)))
+
+
+async def _snapshot(where: Where) -> dict[str, object]:
+    from keephold.cli.top_model import Model
+    from keephold.cli.top_source import open_source
+
+    async with open_source(where) as source:
+        model = Model(source)
+        await model.load()
+        return model.snapshot()
+
+
+async def _watch(where: Where) -> int:
+    """The exit code. A signal that ends it is no reason to leave the terminal as only a screen can use it."""
+    from keephold.cli.top_app import Top
+    from keephold.cli.top_source import open_source
+
+    async with open_source(where) as source:
+        app = Top(source, _words(where))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, partial(app.exit, return_code=128 + number))
+        await app.run_async()
+        return app.return_code or 0
+
+
+def _words(where: Where) -> list[str]:
+    """The options that say the same to another command."""
+    given = {"--store": where.store, "--server": where.server, "--token-file": where.token_file}
+    return [word for option, value in given.items() if value is not None for word in (option, str(value))]

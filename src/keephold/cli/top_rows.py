@@ -1,0 +1,147 @@
+"""What `keephold top` shows of handles, and in which order: facts in, cells out. No terminal is needed for it.
+
+What needs a person is always first. Texts of tools and models come out without what a terminal would act on (K4).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from keephold.cli.printing import duration, one_line
+from keephold.cli.records import standing
+
+Fact = dict[str, Any]
+
+SORTS = ("urgent", "newest", "oldest", "tool", "id")
+HEAD = ("STATE", "ID", "TOOL", "CONVERSATION", "TIME", "LAST")
+FADES_SECS = 20.0
+"""So long a handle stays to be seen after it has stopped, unless all that have stopped are wanted."""
+
+_NEEDS_YOU, _ORPHANED, _RUNS, _QUEUED, _PARKED, _OVER = range(6)
+_COLOURS = ("bold yellow", "red", "green", "", "cyan", "dim")
+_WIDEST = {"STATE": 24, "ID": 28, "TOOL": 20, "CONVERSATION": 24, "TIME": 7}
+_SHRINKING = ("STATE", "ID", "TOOL", "CONVERSATION")
+_NARROWEST = 8
+_LAST_LEAST = 20
+
+
+class Row(NamedTuple):
+    """A line of the table. `key` is a handle's uid, `need:` and a need's id, or `group:` and a name."""
+
+    key: str
+    cells: tuple[str, ...]
+    style: str
+
+
+def rank(fact: Fact) -> int:
+    """How soon a person wants to see it: the lower, the sooner."""
+    if fact["state"] == "stopped":
+        return _OVER
+    if fact["state"] == "waiting" or fact.get("need"):
+        return _NEEDS_YOU
+    if fact["owner"] == "gone":
+        return _ORPHANED
+    if fact["parked"]:
+        return _PARKED
+    return _QUEUED if fact["state"] == "pending" else _RUNS
+
+
+def matches(fact: Fact, text: str) -> bool:
+    """Whether a filter lets it through: as the store searches, by id, tool and uid."""
+    return not text or any(text in fact[key] for key in ("id", "tool", "uid"))
+
+
+def ordered(facts: Iterable[Fact], sort: str, *, grouped: bool) -> list[Fact]:
+    """What needs a person first, then by the sort; of one conversation together, if they are grouped."""
+    found = sorted(facts, key=lambda fact: (rank(fact) != _NEEDS_YOU, *_key(fact, sort), fact["uid"]))
+    if not grouped:
+        return found
+    places: dict[str, int] = {}
+    for fact in found:  # conversations are in the order of the first that each has in the table
+        places.setdefault(fact["conversation"], len(places))
+    return sorted(found, key=lambda fact: places[fact["conversation"]])
+
+
+def _key(fact: Fact, sort: str) -> tuple[Any, ...]:
+    match sort:
+        case "newest":
+            return (-fact["created"],)
+        case "oldest":
+            return (fact["created"],)
+        case "tool":
+            return (fact["tool"], fact["id"])
+        case "id":
+            return (fact["id"],)
+    urgency = rank(fact)
+    return (urgency, fact["created"] if urgency == _NEEDS_YOU else -fact["created"])
+
+
+def rows(facts: Sequence[Fact], lines: dict[str, str], now: float, *, grouped: bool) -> list[Row]:
+    """The table, in the order of the facts. `lines` has the last line that a handle has printed, by uid."""
+    shown: list[Row] = []
+    group: str | None = None
+    for fact in facts:
+        if grouped and fact["conversation"] != group:
+            group = fact["conversation"]
+            shown.append(Row(f"group:{group}", ("", one_line(group), "", "", "", ""), "bold"))
+        shown.append(Row(fact["uid"], cells(fact, lines.get(fact["uid"], ""), now), _COLOURS[rank(fact)]))
+    return shown
+
+
+def cells(fact: Fact, line: str, now: float) -> tuple[str, ...]:
+    """What the columns of a handle say."""
+    state = fact["need"]["kind"] if fact.get("need") else standing(fact, now)
+    began = fact["started"] or fact["created"]
+    spent = (fact["stopped"] or now) - began
+    last = one_line(latest(fact, line))
+    return (state, one_line(fact["id"]), one_line(fact["tool"]), one_line(fact["conversation"]), duration(spent), last)
+
+
+def latest(fact: Fact, line: str) -> str:
+    """The newest there is to say: what it asks, how it failed, how far it is, or its last line."""
+    need, question = fact.get("need"), fact.get("question")
+    if need:
+        return f"may it {need['action'] or 'run'}?" if need["kind"] == "permission" else "may its result be shown?"
+    if question:
+        return f"? {question['text']}"
+    if fact["state"] == "stopped":
+        return fact.get("message") or line
+    return _progress(fact.get("progress")) or line or fact.get("last_line") or ""
+
+
+def _progress(progress: dict[str, Any] | None) -> str:
+    if progress is None:
+        return ""
+    done, total, message = progress["done"], progress["total"], progress["message"]
+    share = "" if done is None else f"{done:g}/{total:g}" if total else f"{done:g}"
+    return " ".join(part for part in (share, message) if part)
+
+
+def widths(shown: Sequence[Row], room: int) -> list[int]:
+    """Of the columns, so that they fit; the last one has what is left."""
+    asked = {name: max([len(name), *(len(row.cells[at]) for row in shown)]) for at, name in enumerate(HEAD)}
+    found = {name: min(asked[name], _WIDEST[name]) for name in HEAD[:-1]}
+    padding = 2 * len(HEAD)
+    while sum(found.values()) + padding + _LAST_LEAST > room:
+        widest = max(_SHRINKING, key=lambda name: found[name])
+        if found[widest] <= _NARROWEST:
+            break
+        found[widest] -= 1
+    left = room - sum(found.values()) - padding
+    return [*(found[name] for name in HEAD[:-1]), max(left, _NARROWEST)]
+
+
+def need_fact(need: dict[str, Any]) -> Fact:
+    """A permission or a result that waits for a person, as a line of the table: it may have no handle yet."""
+    return {
+        "uid": f"need:{need['id']}",
+        "id": need["handle_id"] or "-",
+        "tool": need["tool"],
+        "conversation": need["conversation"],
+        "state": "pending",
+        "parked": False,
+        "owner": None,
+        "created": need["since"],
+        "started": None,
+        "stopped": None,
+        "need": need,
+    }

@@ -1,0 +1,252 @@
+"""Tools made of the tables of a configuration.
+
+A local tool is a command, a terminal a command with a terminal of its own; a Python tool is a function or a `Tool` of a
+module found from the file's directory, whose settings the file overrides; a built-in is made elsewhere and only
+adjusted here. Tools of MCP servers are made when their servers have told of them (`servers`).
+"""
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+from keephold.config.model import Config, ToolSettings
+from keephold.config.names import unknown_names
+from keephold.config.rules import terminal_questions
+from keephold.config.source import TOOLS, dotted
+from keephold.errors import ConfigError
+from keephold.schema.canonical import check_parameters, property_names
+from keephold.tools.base import SpawnPolicy, Tool, ToolRuntime, Window
+from keephold.tools.command import Command
+from keephold.tools.function import tool as make_tool
+from keephold.tools.guard import Guard
+from keephold.tools.template import CommandLine
+from keephold.tools.terminal.make import ACTION_PARAMETERS, QUESTIONS
+from keephold.tools.waiting import NAMES as WAITING
+
+
+def build_tools(config: Config, guard: Guard) -> list[Tool]:
+    """Every tool of the configuration in its order, but built-ins and those of MCP servers.
+
+    Raises `ConfigError` with every problem.
+    """
+    tools: list[Tool] = []
+    problems: list[str] = []
+    for name, settings in config.conversation.tools.items():
+        try:
+            if settings.source == "local":
+                tools.append(_program_tool(config, name, _command(config, name, guard)))
+            elif settings.source == "terminal":
+                tools.append(_terminal_tool(config, name, guard))
+            elif settings.source == "python":
+                tools.append(_guarded(python_tool(config, name), guard))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return tools
+
+
+def configure_builtin(tool: Tool, config: Config) -> Tool:
+    """The built-in tool with what the configuration says about it: `run`, `result`, `output`; a wait tool that is named
+    there is offered (W)."""
+    settings = config.conversation.tools.get(tool.name)
+    if settings is None or settings.source != "builtin":
+        return tool
+    written: dict[str, Any] = {"run": settings.run, "result": settings.result, "output": settings.output.policy("head")}
+    changes = {key: value for key, value in written.items() if key in settings.model_fields_set}
+    return replace(tool, offered=tool.offered or tool.name in WAITING, **changes)
+
+
+def _guarded(tool: Tool, guard: Guard) -> Tool:
+    """The tool, with this guard if it starts processes: one made in Python has none yet."""
+    guarded = getattr(tool.runtime, "guarded", None)
+    return tool if guarded is None else replace(tool, runtime=guarded(guard))
+
+
+def python_tool(config: Config, name: str) -> Tool:
+    """The function the table names as a tool. Imports its module; raises `ConfigError` if there is no such thing."""
+    settings = config.conversation.tools[name]
+    assert settings.function is not None, "the rules ask for it"
+    where = _at(config, name, "function")
+    found = _find(config, settings.function, where)
+    if isinstance(found, Tool):
+        made = found
+    elif inspect.isfunction(found):
+        made = make_tool(found)
+    else:
+        kind = type(found).__name__
+        raise ConfigError([f"{where}: `{settings.function}` is of type {kind}; it must be a function or a tool"])
+    # What the file does not say stays as the code says it, `run` excepted: a file's tools ask unless told (P1).
+    window: Window = "tail" if made.source == "terminal" else "head"
+    changes = {key: value for key, value in policy_fields(settings, window).items() if key in settings.model_fields_set}
+    changes["run"] = settings.run
+    changes["questions"] = {**made.questions, **changes.get("questions", {})}
+    if made.source == "terminal":
+        wrong = list(terminal_questions(settings))
+        if wrong:
+            raise ConfigError([f"{_at(config, name, *key)}: {sentence}" for key, sentence in wrong])
+        changes["questions"] |= QUESTIONS
+    changes["spawn"] = spawn_policy(settings, made.spawn)
+    changes["actions"] = made.actions if _says_nothing_of_actions(settings, made) else settings.actions
+    try:
+        check_parameters(name, made.parameters, changes["actions"], made.action_parameters)
+    except ConfigError as error:
+        raise ConfigError([f"{where}: {problem}" for problem in error.problems]) from None
+    _check_resources(config, name, made)
+    return replace(made, name=name, **changes)
+
+
+def _check_resources(config: Config, name: str, made: Tool) -> None:
+    """The resources the file writes for a function name its parameters, which only the function knows."""
+    source = config.source
+    if source is None or made.parameters.get("additionalProperties", False) is not False:
+        return
+    written = enumerate(config.conversation.tools[name].resources)
+    keys = [((*TOOLS, name, "resources", at), text) for at, text in written]
+    own = [(key, text) for key, text in keys if not source.inherited(key)]
+    known = property_names(made.parameters)
+    problems = [f"{source.at(key)}: {each}" for key, text in own for each in unknown_names(text, known, name)]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _command(config: Config, name: str, guard: Guard) -> Command:
+    settings = config.conversation.tools[name]
+    return Command(
+        CommandLine.parse(settings.command, dotted((*TOOLS, name, "command"))),
+        env=settings.env,
+        cwd=working_directory(config, name),
+        root=str(config.root),
+        stdin=settings.spawn.stdin,
+        input=settings.input,
+        wire=settings.wire,
+        options=settings.options,
+        guard=guard,
+    )
+
+
+def _terminal_tool(config: Config, name: str, guard: Guard) -> Tool:
+    from keephold.tools.terminal.terminal import Terminal  # nobody pays for terminals who has none
+
+    settings = config.conversation.tools[name]
+    runtime = Terminal(
+        CommandLine.parse(settings.command, dotted((*TOOLS, name, "command"))),
+        env=settings.env,
+        cwd=working_directory(config, name),
+        root=str(config.root),
+        input=settings.input,
+        rows=settings.terminal.rows,
+        cols=settings.terminal.cols,
+        term=settings.terminal.term,
+        options=settings.options,
+        guard=guard,
+    )
+    tool = _program_tool(config, name, runtime)
+    return replace(tool, action_parameters=ACTION_PARAMETERS, questions={**tool.questions, **QUESTIONS})
+
+
+def _program_tool(config: Config, name: str, runtime: ToolRuntime) -> Tool:
+    settings = config.conversation.tools[name]
+    assert settings.source in ("local", "terminal"), "of the others there is no program"
+    return Tool(
+        name=name,
+        runtime=runtime,
+        source=settings.source,
+        parameters=settings.parameters_schema(),
+        actions=settings.actions,
+        spawn=spawn_policy(settings, SpawnPolicy()),
+        **policy_fields(settings, "tail"),
+    )
+
+
+def working_directory(config: Config, name: str) -> str:
+    """Where the program of a tool runs."""
+    return os.path.normpath(config.root / config.conversation.tools[name].cwd)
+
+
+def policy_fields(settings: ToolSettings, window: Window) -> dict[str, Any]:
+    """The fields of `Tool` that the table sets under the same name."""
+    return {
+        "description": settings.description,
+        "summary": settings.summary,
+        "examples": tuple(settings.examples),
+        "scheduling": settings.scheduling,
+        "resources": tuple(settings.resources),
+        "max_running": settings.max_running,
+        "run": settings.run,
+        "run_actions": settings.run_actions,
+        "result": settings.result,
+        "timeout_secs": settings.timeout_secs,
+        "questions": {question: table.policy() for question, table in settings.questions.items()},
+        "retry": settings.retry.policy_of_tool(),
+        "on_crash": settings.on_crash,
+        "output": settings.output.policy(window),
+    }
+
+
+def spawn_policy(settings: ToolSettings, under: SpawnPolicy) -> SpawnPolicy:
+    """The policy with what the table sets of it."""
+    spawn, lifecycle = settings.spawn, settings.spawn.lifecycle
+    same_name = ("settle_ms", "settle_max_ms", "abort_grace_ms", "priority")
+    changes: dict[str, Any] = {key: getattr(spawn, key) for key in same_name if key in spawn.model_fields_set}
+    if "on_turn_end" in lifecycle.model_fields_set:
+        changes["on_turn_end"] = lifecycle.on_turn_end
+    if "timeout_secs" in lifecycle.model_fields_set:
+        changes["turn_end_timeout_secs"] = lifecycle.timeout_secs
+    if "assistant" in lifecycle.model_fields_set:
+        changes["assistant"] = lifecycle.assistant.written()
+    changes["notifications"] = replace(under.notifications, **spawn.notifications.written())
+    return replace(under, **changes)
+
+
+def _says_nothing_of_actions(settings: ToolSettings, made: Tool) -> bool:
+    """Whether the code decides. `stateful = true` adds nothing to a tool that has declared its actions."""
+    spawn = settings.spawn
+    return spawn.actions is None and (spawn.stateful is None or (spawn.stateful and bool(made.actions)))
+
+
+def _find(config: Config, function: str, where: str) -> Any:
+    module_name, _, attribute = function.partition(":")
+    module = _import(config, module_name, where)
+    if not hasattr(module, attribute):
+        nearest = difflib.get_close_matches(attribute, dir(module), n=1)
+        hint = f"; did you mean `{module_name}:{nearest[0]}`?" if nearest else "; define it there at the top level"
+        raise ConfigError([f"{where}: module `{module_name}` has no `{attribute}`{hint}"])
+    return getattr(module, attribute)
+
+
+def _import(config: Config, name: str, where: str) -> ModuleType:
+    # At the end of the path, so that a file of the project never stands in for a module of the standard library.
+    root = str(config.root)
+    if root not in sys.path:
+        sys.path.append(root)
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name + ".").startswith(error.name + "."):
+            raise ConfigError([f"{where}: importing `{name}` failed: {error}; install what it needs"]) from error
+        raise ConfigError([f"{where}: there is no module `{name}` in {root} or among the installed ones"]) from error
+    except Exception as error:  # whatever the module does when it is imported
+        raise ConfigError([f"{where}: importing `{name}` failed: {type(error).__name__}: {error}"]) from error
+    _check_origin(config, module, name, where)
+    return module
+
+
+def _check_origin(config: Config, module: ModuleType, name: str, where: str) -> None:
+    """A module of the file's directory must not have been mistaken for another of the same name."""
+    base = config.root.joinpath(*name.split("."))
+    here = [path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()]
+    loaded = getattr(module, "__file__", None)
+    if here and (loaded is None or not here[0].samefile(loaded)):
+        raise ConfigError([f"{where}: `{name}` is {loaded or 'built into Python'}, not {here[0]}; rename the latter"])
+
+
+def _at(config: Config, name: str, *key: str | int) -> str:
+    path = (*TOOLS, name, *key)
+    return dotted(path) if config.source is None else config.source.at(path)

@@ -1,0 +1,143 @@
+"""Finding and reading `keephold.toml` (L4, F). Every problem of the file is reported at once, in order of its lines."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from keephold.config.agent_rules import agent_problems
+from keephold.config.explain import kind, problems
+from keephold.config.locate import KeyPath, Lines
+from keephold.config.model import Config, ToolSettings
+from keephold.config.rules import Problem, tool_problems
+from keephold.config.serve_rules import serve_problems
+from keephold.config.server_rules import server_problems
+from keephold.config.source import DEFAULTS, TOOLS, Source, shown
+from keephold.errors import ConfigError
+
+FILE_NAME = "keephold.toml"
+
+
+def find_config(start: Path) -> Path | None:
+    """The `keephold.toml` of `start` or of the nearest directory above it."""
+    start = start.absolute()
+    candidates = (directory / FILE_NAME for directory in (start, *start.parents))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def load_config(path: Path) -> Config:
+    """The configuration in `path`. Raises `ConfigError` with one line for each problem."""
+    config, found = inspect_config(path)
+    if found:
+        assert config.source is not None, "it was read from a file"
+        raise ConfigError([f"{config.source.at(key)}: {sentence}" for key, sentence in found])
+    return config
+
+
+def inspect_config(path: Path) -> tuple[Config, list[Problem]]:
+    """What can be made of the file when wrong settings are left out, and every problem, in order of the lines.
+
+    Raises `ConfigError` for a file that is no TOML at all.
+    """
+    source = _read(path)
+    document = _without_tools(source.data)
+    found = problems(Config, document)
+    for key, _ in found:
+        document = _without(document, key)
+    tools: dict[str, Any] = {}
+    for name, table in _tool_tables(source.data).items():
+        if not isinstance(table, dict):
+            found.append(((*TOOLS, name), f"must be a table, not {kind(table)}"))
+            continue
+        left, wrong = _tool(name, source)
+        found += [((*TOOLS, name, *key), sentence) for key, sentence in wrong]
+        if name != DEFAULTS:
+            tools[name] = left
+    if tools:
+        document["conversation"] = {**document["conversation"], "tools": tools}
+    config = Config.model_validate(document)
+    config._source = source
+    wrong_keys = [key for key, _ in found]
+    rules = (
+        *server_problems(config.mcp.servers),
+        *agent_problems(config.agents, config.conversation.tools),
+        *serve_problems(config.serve),
+    )
+    found += [each for each in rules if not any(_about(each[0], k) for k in wrong_keys)]
+    found.sort(key=lambda problem: source.line(problem[0]))
+    # A rule that a default breaks is found once for each tool it is merged under.
+    unique = {f"{source.at(key)}: {sentence}": (key, sentence) for key, sentence in reversed(found)}
+    return config, list(reversed(unique.values()))
+
+
+def _read(path: Path) -> Source:
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise ConfigError([f"{shown(path)}: cannot be read: {error.strerror}; give a readable file"]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{shown(path)}: not UTF-8 at byte {error.start}; TOML files are UTF-8"]) from None
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([_syntax(path, text, str(error))]) from None
+    return Source(path.absolute(), data, Lines(text))
+
+
+def _syntax(path: Path, text: str, message: str) -> str:
+    """tomllib's message with its position in front, where editors look for it."""
+    match = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", message, re.DOTALL)
+    if match is None:
+        return f"{shown(path)}: not valid TOML: {message}"
+    line = match[2] or max(1, len(text.splitlines()))
+    column = f" (column {match[3]})" if match[3] else " (at the end of the file)"
+    return f"{shown(path)}:{line}: not valid TOML: {match[1]}{column}"
+
+
+def _tool_tables(data: Mapping[str, Any]) -> dict[str, Any]:
+    """`[conversation.tools]`, or nothing where it is no table, which its model will say."""
+    conversation = data.get("conversation")
+    tools = conversation.get("tools") if isinstance(conversation, dict) else None
+    return tools if isinstance(tools, dict) else {}
+
+
+def _without_tools(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The document without its tool tables, which are checked one by one; as it is where it has none."""
+    if not _tool_tables(data):
+        return dict(data)
+    return {**data, "conversation": {**data["conversation"], "tools": {}}}
+
+
+def _tool(name: str, source: Source) -> tuple[dict[str, Any], list[Problem]]:
+    """What is left of one tool when wrong values are taken out, and its problems. Rules are checked on what is left, so
+    that a misspelt key hides no other mistake; rules about the values taken out are not, for they would complain of our
+    own doing."""
+    data = source.tool(name)
+    where = (*TOOLS, name)
+    wrong = problems(ToolSettings, data, where)
+    for key, _ in wrong:
+        data = _without(data, key)
+    # A wrong default has been found where it stands.
+    found = [(key, sentence) for key, sentence in wrong if not source.inherited(where + key)]
+    if name == DEFAULTS or any(key == ("source",) for key, _ in wrong):
+        return data, found
+    for key, sentence in tool_problems(name, ToolSettings.model_validate(data), source):
+        if not key or not any(_about(key, other) for other, _ in wrong):
+            found.append((key, sentence))
+    return data, found
+
+
+def _about(key: KeyPath, other: KeyPath) -> bool:
+    """Whether one of the keys is the other or inside it."""
+    shared = min(len(key), len(other))
+    return key[:shared] == other[:shared]
+
+
+def _without(data: dict[str, Any], key: KeyPath) -> dict[str, Any]:
+    """The table without the key; a list with a wrong item goes as a whole."""
+    head, *rest = key
+    value = data.get(str(head))
+    if rest and isinstance(value, dict):
+        return {**data, str(head): _without(value, tuple(rest))}
+    return {name: item for name, item in data.items() if name != head}

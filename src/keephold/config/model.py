@@ -1,0 +1,467 @@
+"""The tables of `keephold.toml` (F): every key, its type and its default.
+
+Types are strict, because a setting that was quietly converted is a setting that was misunderstood. Rules that tie
+several keys together are in `rules`; the sentences for what is wrong are in `explain`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+
+from keephold.config.source import Source
+from keephold.config.values import (
+    Milliseconds,
+    Seconds,
+    Size,
+    command_words,
+    fixed_answer,
+    http_url,
+    provider_url,
+    question_target,
+    store_address,
+    terminal_name,
+    tool_prefix,
+)
+from keephold.limits import Limits
+from keephold.store.rows import CARRIERS, Carrier, Status
+from keephold.tools.base import (
+    ACTIONS,
+    Action,
+    OnTurnEnd,
+    OutputPolicy,
+    QuestionPolicy,
+    RetryPolicy,
+    RunMode,
+    View,
+    Window,
+)
+from keephold.tools.terminal.make import MAX_COLS, MAX_ROWS
+
+if TYPE_CHECKING:
+    from keephold.tools.remote.server import McpServer
+
+
+class Table(BaseModel):
+    """A table of the file. A key it does not know is an error (L4)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class NotificationSettings(Table):
+    """`[….spawn.notifications]` (N2, N4)."""
+
+    on_success: bool = True
+    on_failure: bool = True
+    on_waiting: bool = True
+    on_content: bool = False
+    deliver: Annotated[list[Carrier], Field(min_length=1)] = list(CARRIERS)
+
+    def written(self) -> dict[str, Any]:
+        """The fields of the policy that the file sets."""
+        settings = {key: getattr(self, key) for key in self.model_fields_set}
+        return settings | ({"deliver": tuple(self.deliver)} if "deliver" in settings else {})
+
+
+def _provider(model: str) -> str:
+    return model.partition(":")[0]
+
+
+class AssistantSettings(Table):
+    """A model and how it is asked: every `assistant` table (G1, Q2, T2)."""
+
+    model: str | None = None
+    base_url: Annotated[str | None, BeforeValidator(provider_url)] = None
+    api_key_env: str | None = None
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    timeout_secs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600
+    strict: bool = False
+    settings: dict[str, Any] = {}
+
+    def written(self) -> dict[str, Any]:
+        """What the file says, and nothing else: tables are laid over one another."""
+        return {key: getattr(self, key) for key in self.model_fields_set}
+
+    def under(self, over: Mapping[str, Any]) -> "AssistantSettings":
+        """These settings with others over them. Where another provider's model is wanted, an address and a key that
+        were meant for this one's are not for that one."""
+        mine, wanted = self.written(), over.get("model")
+        if isinstance(wanted, str) and _provider(wanted) != _provider(self.model or ""):
+            mine = {key: value for key, value in mine.items() if key not in ("base_url", "api_key_env")}
+        return AssistantSettings.model_validate({**mine, **over})
+
+
+class LifecycleSettings(Table):
+    """`[….spawn.lifecycle]` (T1, T2)."""
+
+    on_turn_end: OnTurnEnd = "inquire"
+    timeout_secs: Seconds = 300
+    assistant: AssistantSettings = AssistantSettings()
+
+
+class SpawnSettings(Table):
+    """`[….spawn]`: whether calls of the tool are handles the assistant sees, and how they behave."""
+
+    stateful: bool | None = None
+    actions: list[Action] | None = None
+    settle_ms: Milliseconds = 100
+    settle_max_ms: Milliseconds = 1000
+    abort_grace_ms: Milliseconds = 2000
+    stdin: bool = False
+    input: Literal["line", "raw"] | None = None
+    priority: int = 0
+    notifications: NotificationSettings = NotificationSettings()
+    lifecycle: LifecycleSettings = LifecycleSettings()
+
+
+class TerminalSettings(Table):
+    """`[….terminal]`: the terminal that the program of `source = "terminal"` begins in."""
+
+    rows: Annotated[int, Field(ge=1, le=MAX_ROWS)] = 24
+    cols: Annotated[int, Field(ge=1, le=MAX_COLS)] = 80
+    term: Annotated[str, BeforeValidator(terminal_name)] = "xterm-256color"
+
+
+class ViewCaps(Table):
+    """The caps of a view (O1); what is left out comes from the table around it."""
+
+    limit: Annotated[int, Field(ge=1)] | None = None
+    mode: Literal["bytes", "tokens"] | None = None
+    max_lines: Annotated[int, Field(ge=1)] | None = None
+    window: Window | None = None
+
+    def over(self, view: View) -> View:
+        """The view with these caps in place of its own."""
+        return View(
+            limit=view.limit if self.limit is None else self.limit,
+            mode=view.mode if self.mode is None else self.mode,
+            max_lines=view.max_lines if self.max_lines is None else self.max_lines,
+            window=view.window if self.window is None else self.window,
+        )
+
+
+class OutputSettings(ViewCaps):
+    """`output`: the caps of all three views, and of one each in its sub-tables (O2); how much is kept (O5)."""
+
+    max_output: Size = 100 << 20
+    dispatch: ViewCaps = ViewCaps()
+    model: ViewCaps = ViewCaps()
+    history: ViewCaps = ViewCaps()
+
+    def policy(self, window: Window) -> OutputPolicy:
+        """What the tool's output is cut by; `window` where none is written."""
+        shared = self.over(View(window=window))
+        return OutputPolicy(
+            dispatch=self.dispatch.over(shared),
+            model=self.model.over(shared),
+            history=self.history.over(shared),
+            max_output=self.max_output,
+        )
+
+
+class RetrySettings(Table):
+    """`retry` (R5)."""
+
+    policy: Literal["never", "safe", "idempotent"] = "never"
+    max_attempts: Annotated[int, Field(ge=1)] = 3
+    base_delay_ms: Milliseconds = 200
+    max_delay_ms: Milliseconds = 5000
+
+    def policy_of_tool(self) -> RetryPolicy:
+        return RetryPolicy(
+            policy=self.policy,
+            max_attempts=self.max_attempts,
+            base_delay_ms=self.base_delay_ms,
+            max_delay_ms=self.max_delay_ms,
+        )
+
+
+class QuestionSettings(Table):
+    """`[….questions.<id>]` (Q2, Q4). An `answer` that is written, even `false`, is fixed."""
+
+    target: Annotated[Literal["user", "assistant"] | dict[str, Any], BeforeValidator(question_target)] = "user"
+    answer: Annotated[bool | str | None, BeforeValidator(fixed_answer)] = None
+    exclusive: bool = False
+
+    def policy(self) -> QuestionPolicy:
+        return QuestionPolicy(
+            target="assistant" if isinstance(self.target, dict) else self.target,
+            answered="answer" in self.model_fields_set,
+            answer=self.answer,
+            exclusive=self.exclusive,
+            assistant=self.target if isinstance(self.target, dict) else {},
+        )
+
+
+class ToolSettings(Table):
+    """`[conversation.tools.<name>]`, with the defaults of `"*"` merged in."""
+
+    source: Literal["local", "terminal", "python", "mcp", "builtin"] | None = None
+    command: Any = None
+    function: str | None = None
+    server: str | None = None
+    tool: str | None = None
+    description: str = ""
+    summary: str | None = None
+    examples: list[str] = []
+    run: RunMode = "ask"
+    run_actions: dict[Action, RunMode] = {}
+    result: RunMode = "unattended"
+    timeout_secs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    cwd: str = "."
+    env: dict[str, str] = {}
+    wire: bool = False
+    scheduling: Literal["parallel", "serial"] = "parallel"
+    resources: list[str] = []
+    max_running: Annotated[int, Field(ge=1)] | None = None
+    retry: RetrySettings = RetrySettings()
+    on_crash: Literal["replay", "fail", "external"] = "fail"
+    output: OutputSettings = OutputSettings()
+    options: dict[str, Any] = {}
+    parameters: dict[str, dict[str, Any]] = {}
+    questions: dict[str, QuestionSettings] = {}
+    spawn: SpawnSettings = SpawnSettings()
+    terminal: TerminalSettings = TerminalSettings()
+
+    @property
+    def runs_command(self) -> bool:
+        """Whether the tool is a program, on pipes or in a terminal."""
+        return self.source in ("local", "terminal")
+
+    @property
+    def input(self) -> Literal["line", "raw"]:
+        """How `apply` sends a text (C6)."""
+        return self.spawn.input or ("raw" if self.source == "terminal" else "line")
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """The action set (C2), in the order schemas list it. Empty: only ever called one-shot."""
+        wanted: list[Action] = []
+        if self.spawn.actions is not None:
+            wanted = self.spawn.actions
+        elif self.source in ("terminal", "mcp"):
+            wanted = [] if self.spawn.stateful is False else [*ACTIONS]
+        elif self.spawn.stateful:
+            wanted = ["spawn", "fetch", "abort"]
+            if self.spawn.stdin or self.wire:
+                wanted.append("apply")
+        return tuple(action for action in ACTIONS if action in wanted)
+
+    def parameters_schema(self) -> dict[str, Any]:
+        """JSON Schema of the tool's own arguments: `required = true` of a parameter moves to the list of the object."""
+        properties = {name: dict(table) for name, table in self.parameters.items()}
+        required = [name for name, table in properties.items() if table.get("required") is True]
+        for table in properties.values():
+            if isinstance(table.get("required"), bool):
+                del table["required"]
+        return {"type": "object", "properties": properties} | ({"required": required} if required else {})
+
+
+class InquirySettings(Table):
+    """`[conversation.inquiry]`: the model that is asked beside the conversation, and for how long (Q7, T2)."""
+
+    assistant: AssistantSettings = AssistantSettings()
+    timeout_secs: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 120
+
+
+class ConversationSettings(Table):
+    """`[conversation]`."""
+
+    detached: Literal["deny", "defaults", "auto"] = "deny"
+    assistant: AssistantSettings = AssistantSettings()
+    instructions: str = ""
+    max_requests: Annotated[int, Field(ge=1)] = 100
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    context_tokens: Annotated[int, Field(ge=1000)] | None = None
+    inquiry: InquirySettings = InquirySettings()
+    tools: dict[str, ToolSettings] = {}
+
+
+class AgentSettings(Table):
+    """`[agents.<id>]` (G2): an agent that conversations can call as a tool, of a model or of a program that speaks ACP.
+
+    What `assistant` does not say is as in `[conversation.assistant]`.
+    """
+
+    description: str = ""
+    model: str | None = None
+    assistant: AssistantSettings = AssistantSettings()
+    command: Annotated[str | list[str] | None, BeforeValidator(command_words)] = None
+    env: dict[str, str] = {}
+    cwd: str = "."
+    instructions: str = ""
+    tools: list[str] = ["*"]
+    run: RunMode = "ask"
+    max_requests: Annotated[int, Field(ge=1)] = 100
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    context_tokens: Annotated[int, Field(ge=1000)] | None = None
+    timeout_secs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_running: Annotated[int, Field(ge=1)] | None = None
+    on_turn_end: OnTurnEnd = "inquire"
+
+    def assistant_over(self, conversation: AssistantSettings) -> AssistantSettings:
+        """The agent's own settings over those of conversations."""
+        return conversation.under(self.assistant.written() | ({} if self.model is None else {"model": self.model}))
+
+
+class LimitSettings(Table):
+    """`[limits]` (K6)."""
+
+    arguments_bytes: Size = Limits().arguments_bytes
+    line_bytes: Size = Limits().line_bytes
+    batch_calls: Annotated[int, Field(ge=1)] = Limits().batch_calls
+    live_handles: Annotated[int, Field(ge=1)] = Limits().live_handles
+    open_questions: Annotated[int, Field(ge=1)] = Limits().open_questions
+    nesting: Annotated[int, Field(ge=1)] = Limits().nesting
+    agent_depth: Annotated[int, Field(ge=0)] = Limits().agent_depth
+
+    def policy(self) -> Limits:
+        return Limits(**self.model_dump())
+
+
+class StoreSettings(Table):
+    """`[store]`. None: the default of whoever opens it (Y1, S5)."""
+
+    url: Annotated[str, BeforeValidator(store_address)] | None = None
+    retention_secs: Seconds | None = None
+
+
+class WaitRetention(Table):
+    """`[wait_handles.retention_secs]`: by status; None is as long as any other handle (`[store] retention_secs`)."""
+
+    completed: Seconds | None = None
+    failed: Seconds | None = None
+    timeout: Seconds | None = None
+
+
+class WaitHandleSettings(Table):
+    """`[wait_handles]` (W8): when handles that have settled go, if earlier than others, and where they are archived."""
+
+    retention_secs: WaitRetention = WaitRetention()
+    archive: str | None = None
+
+    def retention(self) -> dict[Status, float]:
+        given: dict[Status, float | None] = {
+            "completed": self.retention_secs.completed,
+            "failed": self.retention_secs.failed,
+            "timeout": self.retention_secs.timeout,
+        }
+        return {status: secs for status, secs in given.items() if secs is not None}
+
+
+class WorkflowSettings(Table):
+    """`[workflows]` (W10): whether their `api` steps may reach addresses that are not public."""
+
+    private_addresses: bool = False
+
+
+class RuntimeSettings(Table):
+    """`[runtime]`: how many calls run at once in all (W11); None is as many as come."""
+
+    max_running: Annotated[int, Field(ge=1)] | None = None
+
+
+class McpServerSettings(Table):
+    """`[mcp.servers.<name>]`: a server whose tools are used (M6)."""
+
+    command: Annotated[str | list[str] | None, BeforeValidator(command_words)] = None
+    args: list[str] = []
+    env: dict[str, str] = {}
+    cwd: str = "."
+    url: Annotated[str | None, BeforeValidator(http_url)] = None
+    headers: dict[str, str] = {}
+    timeout_secs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30
+    enabled: bool = True
+    tools: list[str] | None = None
+    prefix: Annotated[str, BeforeValidator(tool_prefix)] = ""
+
+
+class McpSettings(Table):
+    """`[mcp]`: how tools are served to clients (M1, M2), and whose tools are used (M6)."""
+
+    schema_: Annotated[Literal["generic", "canonical"], Field(alias="schema")] = "generic"
+    task_after_ms: Annotated[int, Field(ge=0)] = 500
+    servers: dict[str, McpServerSettings] = {}
+
+
+class AcpSettings(Table):
+    """`[acp]`: how editors are told that a turn is complete (X2), and whether commands are shown in their terminals."""
+
+    turn_complete: Literal["extension", "update", "off"] = "extension"
+    terminals: bool = True
+
+
+class ServeSettings(Table):
+    """`[serve]`: where `keephold serve` listens, what it is called, and whether a person looks at its dashboard."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8420, ge=0, le=65_535)
+    url: str | None = None
+    person: bool = True
+
+
+class Config(Table):
+    """A whole configuration. `Config()` is the one without a file: all defaults, no tools."""
+
+    conversation: ConversationSettings = ConversationSettings()
+    limits: LimitSettings = LimitSettings()
+    store: StoreSettings = StoreSettings()
+    runtime: RuntimeSettings = RuntimeSettings()
+    wait_handles: WaitHandleSettings = WaitHandleSettings()
+    workflows: WorkflowSettings = WorkflowSettings()
+    agents: dict[str, AgentSettings] = {}
+    mcp: McpSettings = McpSettings()
+    acp: AcpSettings = AcpSettings()
+    serve: ServeSettings = ServeSettings()
+    _source: Source | None = PrivateAttr(default=None)
+
+    @property
+    def source(self) -> Source | None:
+        """The file it was read from."""
+        return self._source
+
+    @property
+    def root(self) -> Path:
+        """What relative paths are relative to: the file's directory, or the working directory without a file."""
+        return Path.cwd() if self._source is None else self._source.path.parent
+
+    @property
+    def store_url(self) -> str | None:
+        """`[store] url`; the relative path of a file is taken from the directory of this one, whoever opens it."""
+        url, sqlite = self.store.url, "sqlite:///"
+        if url is None or not url.startswith(sqlite):
+            return url
+        return f"{sqlite}{self.root / Path(url.removeprefix(sqlite)).expanduser()}"
+
+    @property
+    def has_model(self) -> bool:
+        """Whether it names a model that could be asked something."""
+        settings = self.conversation
+        return bool(settings.assistant.model or settings.inquiry.assistant.model or self.agents)
+
+    def fixed_tables(self, other: "Config | None") -> list[str]:
+        """The tables in which it differs from another one and that a runtime reads once, when it is made."""
+        was = other or Config()
+        names = ("store", "limits", "wait_handles", "workflows", "mcp", "acp", "serve")
+        differ = [name for name in names if getattr(self, name) != getattr(was, name)]
+        ours, theirs, within = self.conversation, was.conversation, ("detached", "inquiry")
+        return differ + [f"conversation.{name}" for name in within if getattr(ours, name) != getattr(theirs, name)]
+
+    def mcp_servers(self) -> "list[McpServer]":
+        """The MCP servers whose tools are used."""
+        if not self.mcp.servers:
+            return []
+        from keephold.config.servers import mcp_servers
+
+        return mcp_servers(self)
+
+    def not_acted_on(self) -> list[str]:
+        """The settings that are written and understood, but without effect in `keephold turn`; one line each."""
+        from keephold.config.idle import idle_settings
+
+        return idle_settings(self)

@@ -1,0 +1,52 @@
+"""MCP servers of a configuration: `[mcp.servers.<name>]`, and what their tools are to be like (M6)."""
+
+import os
+from dataclasses import replace
+
+from keephold.config.build import policy_fields, spawn_policy
+from keephold.config.model import Config, McpServerSettings, ToolSettings
+from keephold.config.source import DEFAULTS
+from keephold.tools.base import SpawnPolicy, Tool
+from keephold.tools.remote.server import McpServer, pattern
+
+
+def mcp_servers(config: Config) -> list[McpServer]:
+    """The servers that are enabled, in order."""
+    return [_server(config, name, table) for name, table in config.mcp.servers.items() if table.enabled]
+
+
+def _server(config: Config, name: str, table: McpServerSettings) -> McpServer:
+    words = [table.command] if isinstance(table.command, str) else table.command or []
+    named = {
+        own: (settings.tool or own, _like(own, settings))
+        for own, settings in config.conversation.tools.items()
+        if settings.source == "mcp" and settings.server == name
+    }
+    return McpServer(
+        name=name,
+        command=(*words, *table.args),
+        env=table.env,
+        cwd=os.path.normpath(config.root / table.cwd) if words else None,
+        url=table.url,
+        headers=table.headers,
+        timeout_secs=table.timeout_secs,
+        tools=None if table.tools is None else tuple(table.tools),
+        prefix=table.prefix,
+        like=_like("", _defaults(config)),
+        named=named,
+    )
+
+
+def _defaults(config: Config) -> ToolSettings:
+    """What the file says of all tools."""
+    written = {} if config.source is None else config.source.tool(DEFAULTS)
+    return ToolSettings.model_validate({**written, "source": "mcp"})
+
+
+def _like(name: str, settings: ToolSettings) -> Tool:
+    fields = policy_fields(settings, "head")
+    if "on_crash" not in settings.model_fields_set:
+        del fields["on_crash"]
+    return replace(
+        pattern(), name=name, actions=settings.actions, spawn=spawn_policy(settings, SpawnPolicy()), **fields
+    )

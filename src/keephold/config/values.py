@@ -1,0 +1,74 @@
+"""Values of `keephold.toml` that have a form of their own: sizes, addresses, names. What is wrong with one is said in
+words that tell what would be right.
+"""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def as_size(value: Any) -> Any:
+    """`"100MiB"` as a number of bytes; numbers go on to their own check."""
+    match = re.fullmatch(r"(\d+) ?([A-Za-z]+)", value) if isinstance(value, str) else None
+    if match is not None and match[2] in _UNITS:
+        return int(match[1]) * _UNITS[match[2]]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ValueError('must be a size like "100MiB" or "3GiB" (units: B, KiB, MiB, GiB, TiB), or a number of bytes')
+
+
+def terminal_name(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(r"[!-.0-~]+", value):
+        return value
+    raise ValueError('must be the name of a kind of terminal, such as "xterm-256color" or "dumb"')
+
+
+def question_target(value: Any) -> Any:
+    if value in ("user", "assistant") or isinstance(value, dict):
+        return value
+    raise ValueError('must be "user", "assistant" or a table of model settings, which means the assistant')
+
+
+def fixed_answer(value: Any) -> Any:
+    if isinstance(value, bool | str):
+        return value
+    raise ValueError("must be true or false, or a string: the answers a question can have")
+
+
+def command_words(value: Any) -> Any:
+    words = [value] if isinstance(value, str) else value
+    if isinstance(words, list) and words and all(isinstance(word, str) for word in words) and words[0]:
+        return value
+    raise ValueError('must be a program, or a list of it and its arguments: ["program", "argument"]')
+
+
+def http_url(value: Any) -> Any:
+    if isinstance(value, str) and re.match("https?://[^/]", value):
+        return value
+    raise ValueError('must be an address like "https://example.org/mcp"')
+
+
+def provider_url(value: Any) -> Any:
+    if value is None or (isinstance(value, str) and re.match("https?://[^/]", value)):
+        return value
+    raise ValueError('must be an address like "https://models.example.org/v1"')
+
+
+def tool_prefix(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch("[A-Za-z0-9_-]{0,32}", value):
+        return value
+    raise ValueError("must be up to 32 characters of A-Z, a-z, 0-9, `_` and `-`, for it begins the names of tools")
+
+
+def store_address(value: Any) -> Any:
+    if value == "memory:" or (isinstance(value, str) and value.startswith(("sqlite:///", "postgresql://"))):
+        return value
+    raise ValueError('must be "memory:", "sqlite:///path" or "postgresql://…"')
+
+
+Size = Annotated[int, BeforeValidator(as_size), Field(ge=1)]
+Milliseconds = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]

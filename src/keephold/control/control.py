@@ -1,0 +1,228 @@
+"""Everything that may be asked of a runtime from outside: `Looking`, and the operations that change something.
+
+Whoever comes here has been let in (`serve/door.py`) and acts as the person whose runtime it is: what a person may do
+and a model may not, such as answering an exclusive question, may be done here.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from keephold.control import printed
+from keephold.control.asked import question_of
+from keephold.control.kept import talking
+from keephold.control.looking import Looking
+from keephold.errors import KeepholdError
+from keephold.handles.handle import Handle
+from keephold.handles.question import question_key
+from keephold.handles.state import Reply, Waiting
+from keephold.handles.view import Handles
+from keephold.handles.waits import all_of, any_of
+from keephold.store.base import Forgotten, Record
+from keephold.turn import frames, person
+from keephold.turn.slot import slot_of
+
+
+class Control(Looking):
+    """A runtime, to be looked at and acted upon."""
+
+    # Output
+
+    async def output(
+        self,
+        uid: str,
+        *,
+        offset: int = 0,
+        limit: int = printed.PIECE,
+        from_end: int | None = None,
+        pattern: str | None = None,
+    ) -> dict[str, Any]:
+        """A piece of what a handle has printed, or the lines that hold a literal pattern (`printed.output`)."""
+        record = await self.record(uid)
+        return await printed.output(
+            self.runtime, record, offset=offset, limit=limit, from_end=from_end, pattern=pattern or None
+        )
+
+    async def follow(self, uid: str, offset: int = 0) -> AsyncGenerator[dict[str, Any], None]:
+        """What a handle prints and how it changes, until it has stopped (`printed.follow`)."""
+        async with aclosing(printed.follow(self.runtime, await self.record(uid), offset)) as following:
+            async for told in following:
+                yield told
+
+    # Handles
+
+    async def apply(
+        self,
+        uid: str,
+        input: Any | msgspec.UnsetType = msgspec.UNSET,
+        keys: Sequence[str] = (),
+        *,
+        secret: bool = False,
+        answers: str | None = None,
+    ) -> dict[str, Any]:
+        """Send a handle input or keys, or answer its open question, as a person (C6); None closes its stdin. The reply
+        of C3.
+
+        With `answers` it is the answer to that question (`turn/slot.py`), or nothing is sent."""
+        handle, record = await self._known(uid)
+        if isinstance(handle.state, Waiting):
+            self._check_writable()
+        if self.runtime.relay.elsewhere(handle):  # not by way of the store: it may be a password
+            want = frames.Want(uid=uid, want="send", input=input, keys=tuple(keys), secret=secret, answers=answers)
+            return await self._send(record, want)
+        reply = await person.send(self.runtime.actions, handle, input, keys, secret=secret, answers=answers)
+        return _decoded(reply)
+
+    async def _send(self, record: Record, want: frames.Want) -> dict[str, Any]:
+        async with talking(self._store, record, want) as talk:
+            while True:
+                kind, payload = await talk.receive()
+                if kind == frames.REPLY:
+                    return msgspec.json.decode(payload, type=dict[str, Any])
+
+    async def abort(self, uid: str) -> dict[str, Any]:
+        """End a handle, whoever runs it (C7); the reply of C3. Twice is harmless."""
+        handle, _ = await self._known(uid)
+        slot = slot_of(handle, "abort", {}, by="person")
+        answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+        def answer(reply: Reply) -> None:
+            if not answered.done():
+                answered.set_result(reply)
+
+        if self.runtime.relay.elsewhere(handle):
+            self.runtime.relay.ask(handle, slot, answer)
+        else:
+            self.runtime.actions.act(slot, handle, answer)
+        reply = await answered
+        if reply.is_error and handle.active:
+            raise KeepholdError(reply.result, code=reply.code or "tool_error")
+        return _decoded(reply)
+
+    async def _known(self, uid: str) -> tuple[Handle, Record]:
+        """The handle of that uid, as this runtime has it. Raises `KeepholdError` if there is none."""
+        record = await self.record(uid)
+        return self.runtime.registry.adopt(record), record
+
+    async def wait(
+        self,
+        *,
+        all: Sequence[str] = (),
+        any: Sequence[str] = (),
+        timeout: float | None = None,
+        conversation: str | None = None,
+    ) -> dict[str, Any]:
+        """Wait for handles, by uid, or by id in a conversation (A2, A3)."""
+        if not all and not any:
+            raise KeepholdError("At least one handle ID required", code="invalid_arguments")
+        registry = self.runtime.registry
+        records = {ref: await self.record(ref, conversation) for ref in dict.fromkeys((*any, *all))}
+        handles = {ref: registry.adopt(record) for ref, record in records.items()}
+        await registry.refresh(record.uid for record in records.values())
+        groups = [all_of(handles[ref] for ref in all)] if all else []
+        if any:
+            groups.append(any_of(handles[ref] for ref in any))
+        everyone = {handle.uid for handle in handles.values()}  # whoever is asked something, it is not this one
+        where = conversation or next(iter(records.values())).conversation
+        waited = await Handles(registry, where, everyone).wait_for(
+            groups, timeout, tuple(dict.fromkeys(handles.values()))
+        )
+        return self.runtime.replies.values(waited)
+
+    # What waits for a person
+
+    async def decide(self, id: str, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Decide what a person is asked: `{"status": "taken" | "again" | "gone", "problem"}`."""
+        elsewhere = question_of(id)
+        if elsewhere is not None:
+            return await self._answer_elsewhere(*elsewhere, said)
+        if self.prompts is None:
+            return {"status": "gone", "problem": "nothing is asked here"}
+        if self.prompts.described(id) is not None:
+            self._check_writable()
+        answer = self.prompts.decide(id, said, self._check_edited)
+        if answer["status"] == "taken":  # it is, when it is written (R4)
+            await self.prompts.passed_on(id)
+            await self._written()
+        return answer
+
+    async def _written(self) -> None:
+        """Until what was decided is on the disk."""
+        try:
+            await self.runtime.registry.write((), keep=False)
+        except KeepholdError as error:
+            raise KeepholdError(
+                f"that was taken, and is written as soon as it can be; a crash before would lose it: {error.message}",
+                code=error.code,
+            ) from error
+
+    def _check_writable(self) -> None:
+        """Nobody is told that an answer is taken which a crash would take back: not even asked, where that is known."""
+        if self._store.trouble is not None:
+            raise KeepholdError(
+                f"the store cannot write ({self._store.trouble}); nothing was sent, and the question stays open",
+                code="store_unavailable",
+            )
+
+    async def answer(self, uid: str, answer: Any, *, question: str | None = None) -> dict[str, Any]:
+        """Answer the open question of a handle; with `question`, its id or key, only if it is that one. It is never
+        input. The reply of C3."""
+        record = await self.record(uid)
+        handle = self.runtime.registry.loaded(uid)
+        state = record.state if handle is None or self.runtime.relay.elsewhere(handle) else handle.state
+        if not isinstance(state, Waiting):
+            raise KeepholdError(f"Handle `{record.id}` asks no question now; nothing was sent", code="not_running")
+        return await self.apply(uid, answer, secret=state.question.secret, answers=question or "")
+
+    async def _answer_elsewhere(self, uid: str, number: str, said: Mapping[str, Any]) -> dict[str, Any]:
+        record = await self._store.handle(uid)
+        state = None if record is None else record.state
+        if not isinstance(state, Waiting) or str(state.number) != number:
+            return {"status": "gone", "problem": "that question is not open any more"}
+        if said.get("decision") not in ("answer", "cancel"):
+            return {"status": "again", "problem": "`decision` must be one of answer, cancel here"}
+        try:
+            if said["decision"] == "cancel":
+                await self.abort(uid)
+            else:
+                await self.answer(uid, said.get("value"), question=question_key(state.question, state.number))
+        except KeepholdError as error:
+            again = error.code in ("bad_answer", "invalid_arguments")
+            return {"status": "again" if again else "gone", "problem": error.message}
+        return {"status": "taken", "problem": None}
+
+    # The rest
+
+    async def complete(self, key: str, resolution: Mapping[str, Any]) -> dict[str, Any]:
+        """Bring what a key waits for (D5)."""
+        outcome = await self.runtime.resolve(key, resolution)
+        return {"status": outcome.status, "terminal": outcome.terminal}
+
+    async def revoke(self, conversation: str) -> dict[str, Any]:
+        """Make all open keys of a conversation worthless; calls parked on them are stopped."""
+        return {"revoked": await self.runtime.revoke_keys(conversation)}
+
+    async def forget(self, conversation: str) -> dict[str, Any]:
+        """Let go of what was said in a conversation; its handles stay until their retention is over."""
+        described = await self._store.conversation(conversation)
+        await self.runtime.registry.write((Forgotten(conversation),), keep=False)
+        return {"lines": described.lines if described is not None else 0}
+
+    async def collect(
+        self, *, older_than: float | None = None, dry_run: bool = False, vacuum: bool = False
+    ) -> dict[str, Any]:
+        """Let go of what retention would let go of now (`collecting.py`)."""
+        from keephold.control.collecting import collect
+
+        return await collect(self.runtime.registry, older_than=older_than, dry_run=dry_run, vacuum=vacuum)
+
+
+def _decoded(reply: Reply) -> dict[str, Any]:
+    try:
+        decoded = msgspec.json.decode(reply.result)
+    except msgspec.DecodeError:  # of a one-shot call: its result, as it is
+        decoded = reply.result
+    return decoded if isinstance(decoded, dict) else {"state": "stopped", "result": decoded}

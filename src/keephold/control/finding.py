@@ -1,0 +1,107 @@
+"""The handle that somebody means: the one of a uid, or the one of an id, wherever it is.
+
+Whoever names a handle means one that is live, if one of that id is; else the newest. It is an error that lists them if
+several are live, or if none is and several conversations have had one: a wrong one is never taken.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from keephold.errors import KeepholdError
+from keephold.handles.state import Stopped
+from keephold.store.base import Expired, Record, Store
+
+T = TypeVar("T", Record, dict[str, Any])
+
+_PAGE = 1000
+
+
+def place_of(store: Store) -> str:
+    """Where a store is, for people: the first mistake is to look in another one."""
+    return f"the store {getattr(store, 'path', '')}".strip()
+
+
+async def find(store: Store, ids: Iterable[str], conversation: str | None) -> list[Record]:
+    """The handle of each id or uid, in a conversation or in whichever has it."""
+    wanted = list(dict.fromkeys(ids))
+    found: dict[str, list[Record]] = {}
+    for id in wanted:
+        record = await store.handle(id)
+        if record is not None and conversation in (None, record.conversation):
+            found[id] = [record]
+        else:
+            found[id] = await _bearing(store, id, conversation)
+        if not found[id] and await store.expired(id) is not None:
+            raise expired(id)
+    return choose(wanted, found, place_of(store), lambda each: (each.conversation, not isinstance(each.state, Stopped)))
+
+
+def choose(
+    wanted: Sequence[str], found: Mapping[str, list[T]], place: str, known: Callable[[T], tuple[str, bool]]
+) -> list[T]:
+    """Of what was found for each id, the one that is meant. Raises `KeepholdError` if that is none, or not certain.
+
+    `known` tells the conversation of one that was found, and whether it is live.
+    """
+    meant: dict[str, T] = {}
+    for id in wanted:
+        candidates = found.get(id, [])
+        candidates = [each for each in candidates if known(each)[1]] or candidates
+        if len(candidates) > 1:
+            raise _uncertain(id, candidates, [known(each)[0] for each in candidates])
+        if candidates:
+            meant[id] = candidates[0]
+    missing = [f"Handle `{id}` not found in {place}" for id in wanted if id not in meant]
+    if missing:
+        raise KeepholdError(f"{'. '.join(missing)}; `keephold ps --all` lists those there are", code="handle_not_found")
+    return [meant[id] for id in wanted]
+
+
+def _uncertain(id: str, candidates: Sequence[Record | dict[str, Any]], conversations: Sequence[str]) -> KeepholdError:
+    if len(set(conversations)) == len(conversations):
+        where = ", ".join(f"`{conversation}`" for conversation in conversations)
+        text = f"Handle `{id}` is in {len(candidates)} conversations: {where}; name one by --conversation"
+    else:  # a client numbers its calls, and so does another
+        uids = ", ".join(
+            f"{each['uid']} ({each['tool']})" if isinstance(each, dict) else f"{each.uid} ({each.tool})"
+            for each in candidates
+        )
+        text = f"{len(candidates)} live handles are called `{id}`: {uids}; name one by its uid"
+    return KeepholdError(text, code="handle_not_found")
+
+
+async def _bearing(store: Store, id: str, conversation: str | None) -> list[Record]:
+    """The live handles that bear the id; if there is none, the newest of each conversation that has one."""
+    live = [record async for record in _pages(store, id, conversation, live=True)]
+    if live:
+        return live
+    if conversation is not None:
+        return await _newest(store, id, conversation)
+    newest = {record.conversation: record async for record in _pages(store, id, None, live=False)}
+    return list(newest.values())
+
+
+async def _pages(store: Store, id: str, conversation: str | None, *, live: bool) -> AsyncIterator[Record]:
+    """The handles that bear the id, the oldest first."""
+    after = None
+    while page := await store.handles(
+        conversation=conversation, live=live, search=id, stateful=None, after=after, limit=_PAGE
+    ):
+        for record in page:
+            if record.id == id:
+                yield record
+        after = page[-1].uid
+
+
+async def _newest(store: Store, id: str, conversation: str) -> list[Record]:
+    record: Record | Expired | None = await store.named(conversation, id)
+    if record is None and id.startswith("call:"):
+        record = await store.called(conversation, id.removeprefix("call:"))
+    if isinstance(record, Expired):
+        raise expired(id)
+    return [] if record is None else [record]
+
+
+def expired(id: str) -> KeepholdError:
+    """What is said of a handle whose retention is over."""
+    return KeepholdError(f"Handle `{id}` expired: it stopped long ago and its result is gone", code="handle_expired")

@@ -1,0 +1,119 @@
+"""What a handle has printed, from whoever has it: the process that runs it, or the store, in the same frames.
+
+A handle that no process runs has printed all it will, so to follow it is to read it.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from keephold.control.base import Talk
+from keephold.control.facts import is_parked, owner_of
+from keephold.control.link import gone, linked, running
+from keephold.errors import KeepholdError
+from keephold.handles.asciicast import asciicast
+from keephold.handles.handle import HandleInfo
+from keephold.handles.output import Output
+from keephold.handles.spool import Spool
+from keephold.handles.state import Pending, Stopped, name
+from keephold.handles.text import to_json
+from keephold.store.base import Record, Store
+from keephold.turn import frames
+
+_CHUNK = 1 << 16
+
+
+@asynccontextmanager
+async def talking(store: Store, record: Record, want: frames.Want) -> AsyncIterator[Talk]:
+    """Ask the process that runs the handle, or the store if none does, for that."""
+    to = running(store, record)
+    if to is not None:
+        async with linked(to, want) as link:
+            yield link
+        return
+    output = stored_output(store, record)
+    try:
+        yield Kept(store, record, want, output)
+    finally:
+        if output is not None:
+            output.close()
+
+
+def stored_output(store: Store, record: Record) -> Output | None:
+    """What the store has of a handle's output. Whoever asks closes it."""
+    return None if record.output is None else Output.restored(Spool(store.directory), record.output, record.uid)
+
+
+class Kept:
+    """Says what the process that ran a handle would say at its end."""
+
+    def __init__(self, store: Store, record: Record, want: frames.Want, output: Output | None) -> None:
+        if want.want in ("attach", "send") or want.screen:
+            raise _not_run(store, record)
+        self._record = record
+        self._output = output
+        if want.want == "cast" and (output is None or output.timeline is None):
+            raise KeepholdError(
+                f"Handle `{record.id}` is no terminal, or nothing is stored of its session", code="invalid_arguments"
+            )
+        self._frames = self._cast() if want.want == "cast" else self._read(want.since)
+
+    async def receive(self) -> tuple[str, bytes]:
+        return next(self._frames)
+
+    def send(self, kind: frames.Kind, payload: bytes | msgspec.Struct = b"") -> None:
+        """Nobody listens."""
+
+    def _read(self, since: int) -> Iterator[tuple[str, bytes]]:
+        output = self._output
+        yield frames.STATE, self._told(since)
+        while output is not None and since < output.total:
+            piece = output.read(since, since + _CHUNK)
+            since = piece.end
+            if piece.missing:
+                yield frames.GAP, to_json(frames.Gap(piece.missing, piece.end))
+            else:
+                yield frames.OUTPUT, piece.data
+        yield frames.END, self._told(since)
+
+    def _cast(self) -> Iterator[tuple[str, bytes]]:
+        assert self._output is not None and self._output.timeline is not None
+        for line in asciicast(self._output.timeline, self._output):
+            yield frames.OUTPUT, f"{line}\n".encode()
+        yield frames.END, self._told(0)
+
+    def _told(self, offset: int) -> bytes:
+        timeline = None if self._output is None else self._output.timeline
+        cols = 0 if timeline is None else timeline.started.cols
+        return to_json(frames.Told(_info(self._record), cols, offset))
+
+
+def _info(record: Record) -> HandleInfo:
+    state = record.state
+    stopped = state if isinstance(state, Stopped) else None
+    return HandleInfo(
+        id=record.id,
+        uid=record.uid,
+        tool=record.tool,
+        kind=record.kind,
+        conversation=record.conversation,
+        turn=record.turn,
+        state=name(state),
+        created=state.created,
+        started=None if isinstance(state, Pending) else state.started,
+        stopped=stopped.stopped if stopped else None,
+        outcome=stopped.outcome if stopped else None,
+        ended_by=stopped.ended_by if stopped else None,
+        exit_code=stopped.exit_code if stopped else None,
+        signal=stopped.signal if stopped else None,
+        parked=is_parked(record),
+        output_bytes=record.output.total if record.output is not None else 0,
+    )
+
+
+def _not_run(store: Store, record: Record) -> KeepholdError:
+    if owner_of(store, record) == "gone":
+        return gone(record.id, record.tool)
+    how = name(record.state) if isinstance(record.state, Stopped) else "waiting for its completion from outside"
+    return KeepholdError(f"Handle `{record.id}` is {how}: no process runs it", code="not_running")

@@ -1,0 +1,280 @@
+"""What a handle has printed, as text: a piece by its offset, lines that hold a pattern, or whatever comes as it comes.
+
+Whoever runs the handle is asked: this process, another one over its socket, or the store when nobody does. Text is what
+a person may see: a terminal's lines as they were to be seen, anything else without control sequences (K4), and of a key
+its id (K5).
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import msgspec
+
+from keephold.control.base import Talk
+from keephold.control.kept import stored_output, talking
+from keephold.control.link import running
+from keephold.control.readable import Keyless, Plain, Readable, Rendered
+from keephold.durable.keys import LONGEST, masked, masked_part, unfinished_key
+from keephold.errors import KeepholdError
+from keephold.handles.handle import Handle
+from keephold.handles.output import Output, Piece
+from keephold.handles.rendering import render_piece
+from keephold.handles.spool import Spool
+from keephold.handles.text import printable
+from keephold.runtime import Runtime
+from keephold.store.base import Record, Store
+from keephold.tools.builtin.read_output import Kept, matches_in, piece_of
+from keephold.turn import frames
+from keephold.turn.following import Following
+
+PIECE = 65_536
+"""The most bytes of one piece."""
+_AHEAD = 16
+"""Frames that wait to be taken by whoever follows a handle of this process."""
+_COPY = 100 << 20
+"""Bytes of another process's output that are looked through for a pattern."""
+_BEFORE = 1 << 18
+"""Bytes of a terminal's output before a piece that say what is shown there."""
+_NOWHERE = 1 << 62
+"""An offset that no output reaches."""
+
+
+async def output(
+    runtime: Runtime, record: Record, *, offset: int, limit: int, from_end: int | None, pattern: str | None
+) -> dict[str, Any]:
+    """`{"uid", "offset", "next", "total", "missing", "text"}`, or with a pattern `matches` instead of `text`.
+
+    `next` is where to go on; it is `total` at the end. `from_end` counts back from the end instead of `offset`.
+    """
+    size = max(1, min(limit, PIECE))
+    async with _source(runtime, record) as source:
+        total = source.total
+        start = max(0, total - from_end) if from_end is not None else min(offset, total)
+        if pattern is not None:
+            await source.fetch(max(0, start - size), total)  # lines may begin before
+            found = await matches_in(source, pattern.encode(errors="replace"), start, size)
+            shown: dict[str, Any] = {
+                "matches": [each | {"line": masked(printable(each["line"]))} for each in found["matches"]]
+            }
+        else:
+            await source.fetch(max(0, start - LONGEST), min(start + size + LONGEST, total))
+            found = piece_of(source, start, size, None, last=False)
+            shown = {"text": "" if "missing" in found else _keyless(source, found)}
+    missing = found.get("missing", 0)
+    return {"uid": record.uid, "offset": start, "next": found["end"], "total": total, "missing": missing} | shown
+
+
+def _keyless(source: "_Printed", found: dict[str, Any]) -> str:
+    """A piece without its keys, even one that begins before it, or goes on behind."""
+    start, end = found["offset"], found["end"]
+    before = source.read(max(0, start - LONGEST), start).data.decode("ascii", "replace")
+    after = source.read(end, min(end + LONGEST, source.total)).data.decode("ascii", "replace")
+    return masked_part(before, printable(found["content"]), after)
+
+
+class _Printed(Kept):
+    """What a handle has printed, without its result."""
+
+    def __init__(self, output: Output | None) -> None:
+        self._output = output
+        self._printed = self.total = 0 if output is None else output.total
+        self._result = b""
+
+    async def fetch(self, start: int, stop: int) -> None:
+        """Have these bytes at hand, which they are."""
+
+
+class _Elsewhere(_Printed):
+    """The same of a handle that another process runs: what is fetched is at hand, everything else is missing."""
+
+    def __init__(self, runtime: Runtime, record: Record, told: frames.Told, spool: Spool) -> None:
+        super().__init__(None)
+        self.total = told.handle.output_bytes
+        self._store, self._record, self._spool = runtime.registry.store, record, spool
+        self._terminal = told.cols > 0
+        self.parts: list[tuple[int, Output]] = []
+        """What was fetched, each part without a gap, and the offset of its first byte."""
+
+    async def fetch(self, start: int, stop: int) -> None:
+        place = max(0, start - _BEFORE) if self._terminal else start
+        want = frames.Want(uid=self._record.uid, want="read", since=place)
+        async with talking(self._store, self._record, want) as talk:
+            while place < stop:
+                kind, payload = await talk.receive()
+                if kind == frames.OUTPUT:
+                    self._part(place).append(payload)
+                    place += len(payload)
+                elif kind == frames.GAP:
+                    place = msgspec.json.decode(payload, type=frames.Gap).offset
+                elif kind == frames.END:
+                    return
+
+    def _part(self, place: int) -> Output:
+        """Where the bytes from there on go."""
+        if not self.parts or sum((self.parts[-1][0], self.parts[-1][1].total)) != place:
+            self.parts.append((place, Output(self._spool, _COPY)))
+            self.parts[-1][1].terminal = self._terminal
+        return self.parts[-1][1]
+
+    def read(self, start: int, stop: int) -> Piece:
+        for begin, part in self.parts:
+            if start < begin:
+                return Piece(b"", start, begin, begin - start)
+            if start < begin + part.total:
+                piece = part.read(start - begin, stop - begin)
+                return Piece(piece.data, start, begin + piece.end, piece.missing)
+        return Piece(b"", start, self.total, self.total - start)
+
+    def show(self, data: bytes, start: int) -> str:
+        for begin, part in self.parts:
+            if self._terminal and begin <= start < begin + part.total:
+                return render_piece(part, data, start - begin)
+        return super().show(data, start)
+
+    def lines(self, data: bytes) -> list[bytes]:
+        return data.splitlines(keepends=True) if not self._terminal else re.findall(rb"[^\n]*\n|[^\n]+", data)
+
+
+@asynccontextmanager
+async def _source(runtime: Runtime, record: Record) -> AsyncIterator[_Printed]:
+    """What a handle has printed, from whoever has it."""
+    store, handle = runtime.registry.store, runtime.registry.loaded(record.uid)
+    if handle is not None and (runtime.registry.runs(handle) or not handle.active):
+        yield _Printed(handle.output)
+    elif running(store, record) is not None:
+        spool = Spool(None)
+        source = _Elsewhere(runtime, record, await _told_by(store, record), spool)
+        try:
+            yield source
+        finally:
+            for _, part in source.parts:
+                part.discard()
+            spool.close()
+    else:
+        kept = stored_output(store, record)
+        try:
+            yield _Printed(kept)
+        finally:
+            if kept is not None:
+                kept.close()
+
+
+async def _told_by(store: Store, record: Record) -> frames.Told:
+    """How much another process's handle has printed, and whether it is a terminal."""
+    async with talking(store, record, frames.Want(uid=record.uid, want="read", since=_NOWHERE)) as talk:
+        while True:
+            kind, payload = await talk.receive()
+            if kind == frames.STATE:
+                return msgspec.json.decode(payload, type=frames.Told)
+
+
+async def follow(runtime: Runtime, record: Record, offset: int) -> AsyncGenerator[dict[str, Any], None]:
+    """What a handle prints and how its state changes, from that offset on, until it has stopped."""
+    before = await _before(runtime, record, offset)
+    readable = _after(before, Plain())
+    place = offset
+    async with _frames(runtime, record, frames.Want(uid=record.uid, want="follow", since=offset)) as talk:
+        while True:
+            kind, payload = await talk.receive()
+            if kind == frames.OUTPUT:
+                text = readable.feed(payload).decode("utf-8", "replace")
+                place += len(payload)
+                if text:  # whoever comes back goes on before what is held back
+                    yield {"type": "output", "offset": place - readable.held, "text": text}
+            elif kind == frames.GAP:
+                gap = msgspec.json.decode(payload, type=frames.Gap)
+                if rest := readable.end():
+                    yield {"type": "output", "offset": place, "text": rest.decode("utf-8", "replace")}
+                place = gap.offset
+                yield {"type": "gap", "missing": gap.missing, "offset": gap.offset}
+            elif kind in (frames.STATE, frames.END):
+                told = msgspec.json.decode(payload, type=dict[str, Any])
+                if place == offset and told.get("cols"):
+                    readable = _after(before, Rendered(told["cols"]))
+                if kind == frames.END and (rest := readable.end()):
+                    yield {"type": "output", "offset": place, "text": rest.decode("utf-8", "replace")}
+                yield {"type": "state" if kind == frames.STATE else "end", "handle": masked(_told(told["handle"]))}
+                if kind == frames.END:
+                    return
+
+
+async def _before(runtime: Runtime, record: Record, offset: int) -> bytes:
+    """The end of what was printed before that: a key may begin there."""
+    if offset == 0:
+        return b""
+    async with _source(runtime, record) as source:
+        start, stop = max(0, offset - LONGEST), min(offset, source.total)
+        await source.fetch(start, stop)
+        return source.read(start, stop).data if start < stop else b""
+
+
+def _after(before: bytes, readable: Readable) -> Readable:
+    """Goes on where that ends, of which only the beginning of a key counts."""
+    text = before.decode("ascii", "replace")
+    return Keyless(readable, text[unfinished_key(text) :])
+
+
+def _told(handle: dict[str, Any]) -> dict[str, Any]:
+    """A handle as its process tells it, without its outcome, which `Control.handle` gives."""
+    return {key: value for key, value in handle.items() if key != "outcome"}
+
+
+@asynccontextmanager
+async def _frames(runtime: Runtime, record: Record, want: frames.Want) -> AsyncIterator[Talk]:
+    """Frames from whoever has the handle; a handle of a store without sockets is followed in memory."""
+    handle = runtime.registry.loaded(record.uid)
+    store = runtime.registry.store
+    if handle is None or not handle.active or not runtime.registry.runs(handle) or running(store, record) is not None:
+        async with talking(store, record, want) as talk:
+            yield talk
+        return
+    async with _followed(handle, want.since) as here:
+        yield here
+
+
+@asynccontextmanager
+async def _followed(handle: Handle, since: int) -> AsyncIterator[Talk]:
+    pipe = _Pipe()
+    following = Following(handle, cast(asyncio.StreamWriter, pipe), since)
+    task = asyncio.create_task(pipe.ended(following))
+    try:
+        yield pipe
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+class _Pipe:
+    """Takes what `Following` writes, and gives it to one reader at its pace."""
+
+    def __init__(self) -> None:
+        self._frames: asyncio.Queue[tuple[str, bytes] | KeepholdError] = asyncio.Queue(_AHEAD)
+        self._written: list[tuple[str, bytes]] = []
+
+    def write(self, data: bytes) -> None:
+        self._written.append((chr(data[0]), data[5:]))
+
+    async def drain(self) -> None:
+        written, self._written = self._written, []
+        for frame in written:
+            await self._frames.put(frame)
+
+    async def ended(self, following: Following) -> None:
+        try:
+            await following.until_stopped()
+        except KeepholdError as error:
+            await self._frames.put(error)
+
+    async def receive(self) -> tuple[str, bytes]:
+        received = await self._frames.get()
+        if isinstance(received, KeepholdError):
+            raise received
+        return received
+
+    def send(self, kind: frames.Kind, payload: bytes | msgspec.Struct = b"") -> None:
+        """Whoever only follows says nothing."""

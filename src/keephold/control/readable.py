@@ -1,0 +1,141 @@
+"""What a tool printed, piece by piece, made into text that may be shown (K4). A piece may end anywhere: what cannot be
+understood without the next one is held back until it is there."""
+
+import codecs
+import re
+from typing import Protocol
+
+from keephold.durable.keys import masked, unfinished_key
+from keephold.handles.rendering import on_alternate, render
+from keephold.handles.text import SEQUENCE, SEQUENCE_SIZE, has_controls, printable, strip_controls
+
+_LONGEST_LINE = 1 << 20
+"""Bytes of a terminal's line that are held back. A longer one is shown in parts."""
+_ALTERNATE = b"\x1b[?1049h"
+_UNFINISHED = re.compile("\r+\\Z")
+
+
+class Readable(Protocol):
+    """Takes bytes, gives what is to be written."""
+
+    def feed(self, data: bytes) -> bytes: ...
+
+    def end(self) -> bytes:
+        """What is left; what is fed then begins anew."""
+
+    @property
+    def held(self) -> int:
+        """Bytes that were fed and are held back."""
+
+
+class Raw:
+    """Everything as it was printed."""
+
+    def feed(self, data: bytes) -> bytes:
+        return data
+
+    def end(self) -> bytes:
+        return b""
+
+    held = 0
+
+
+class Plain:
+    """Text without control sequences."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+
+    def feed(self, data: bytes) -> bytes:
+        text = self._held + self._decoder.decode(data)
+        place = _unfinished(text)
+        self._held = text[place:]
+        return _shown(text[:place])
+
+    def end(self) -> bytes:
+        text = self._held + self._decoder.decode(b"", final=True)
+        self.__init__()  # type: ignore[misc]
+        return _shown(text)
+
+    @property
+    def held(self) -> int:
+        return len(self._held.encode(errors="replace")) + len(self._decoder.getstate()[0])
+
+
+class Rendered:
+    """The lines of a terminal as they were to be seen. One that the alternate screen interrupts counts as two."""
+
+    def __init__(self, cols: int) -> None:
+        self._cols = cols
+        self._held = b""
+        self._before = b""
+        """The end of what was rendered, after what it takes to be on the same screen."""
+
+    def feed(self, data: bytes) -> bytes:
+        self._held += data
+        end = self._held.rfind(b"\n") + 1
+        return self._render(end or (len(self._held) if len(self._held) > _LONGEST_LINE else 0))
+
+    def end(self) -> bytes:
+        rendered = self._render(len(self._held))
+        self._before = b""
+        return rendered
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    def _render(self, end: int) -> bytes:
+        if end == 0:
+            return b""
+        lines, self._held, before = self._held[:end], self._held[end:], self._before
+        alternate = on_alternate(before + lines)
+        self._before = (_ALTERNATE if alternate else b"") + (before + lines)[-SEQUENCE_SIZE:]
+        return printable(render(lines, before, self._cols)).encode(errors="replace")
+
+
+class Keyless:
+    """What another gives, with the ids of keys where there were keys (K5)."""
+
+    def __init__(self, readable: Readable, begun: str = "") -> None:
+        """`begun`: what may be the beginning of a key was before."""
+        self._readable = readable
+        self._held = begun
+
+    def feed(self, data: bytes) -> bytes:
+        text = self._held + self._readable.feed(data).decode()
+        place = unfinished_key(text)
+        self._held = text[place:]
+        return _encoded(text[:place])
+
+    def end(self) -> bytes:
+        text, self._held = self._held + self._readable.end().decode(), ""
+        return _encoded(text)
+
+    @property
+    def held(self) -> int:
+        return len(self._held) + self._readable.held
+
+
+def _encoded(text: str) -> bytes:
+    return str(masked(text)).encode()
+
+
+def _shown(text: str) -> bytes:
+    clean = strip_controls(text)
+    return clean.encode(errors="replace") if clean.isascii() else printable(clean).encode(errors="replace")
+
+
+def _unfinished(text: str) -> int:
+    """Where something begins that may go on: a control sequence, or the return before a newline."""
+    start = max(0, len(text) - SEQUENCE_SIZE)
+    tail = text[start:]
+    if has_controls(tail):
+        for sequence in SEQUENCE.finditer(tail):
+            if sequence.end() == len(tail) and tail[sequence.start()] != "\r":
+                return start + sequence.start()
+        returns = _UNFINISHED.search(tail)
+        if returns is not None:
+            return start + returns.start()
+    return len(text)

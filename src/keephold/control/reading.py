@@ -1,0 +1,284 @@
+"""What is to be seen of a store: handles, conversations, keys, news. Nothing here changes anything, or needs a runtime:
+commands look at what others run without one.
+
+Everything is JSON, in pages that the store cuts. No key leaves it: where one was written, its id is shown (K5).
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+import msgspec
+
+from keephold.control.facts import details, entry_json, facts, wait_json
+from keephold.control.finding import expired
+from keephold.durable.keys import masked
+from keephold.errors import KeepholdError
+from keephold.handles.state import EndedBy, Stopped
+from keephold.store.base import Expired, Kind, Record, Status, Store, StoredEvent, WaitRow
+from keephold.turn.lineage import parent_of
+
+PAGE = 200
+"""The most handles, conversations or lines of one page."""
+STATES = ("live", "pending", "running", "waiting", "parked", "stopped")
+SORTS = ("newest", "oldest", "stopped", "tool", "id")
+KINDS: tuple[str, ...] = get_args(Kind)
+_QUEUED = 200
+_EVENTS = 1000
+"""Events that are looked through: of one handle for its timeline, of news for the conversations that have any."""
+
+
+class Reading:
+    """A store, to be looked at."""
+
+    most = PAGE
+    """Of one page, however many are asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def _size(self, limit: int) -> int:
+        return max(1, min(limit, self.most))
+
+    # Handles
+
+    async def handles(
+        self,
+        *,
+        conversation: str | None = None,
+        state: str | None = None,
+        kind: str | None = None,
+        tool: str | None = None,
+        search: str | None = None,
+        sort: str = "newest",
+        after: str | None = None,
+        limit: int = 50,
+        oneshot: bool = False,
+    ) -> dict[str, Any]:
+        """A page of handles; `next` is the `after` of the one that follows, None on the last."""
+        _check("state", state, STATES)
+        _check("kind", kind, KINDS)
+        _check("sort", sort, SORTS)
+        size = self._size(limit)
+        records = await self._store.handles(
+            conversation=conversation,
+            state=None if state in ("parked", "live") else state,
+            parked=True if state == "parked" else None,
+            live=state == "live",
+            kind=kind,  # type: ignore[arg-type]  # checked above
+            tool=tool,
+            search=search or None,
+            stateful=None if oneshot else True,
+            sort="created" if sort in ("newest", "oldest") else sort,  # type: ignore[arg-type]
+            newest=sort in ("newest", "stopped"),
+            after=after,
+            limit=size + 1,
+        )
+        listed = [self.fact(record) for record in records[:size]]
+        return {"handles": listed, "next": records[size - 1].uid if len(records) > size else None}
+
+    def fact(self, record: Record) -> dict[str, Any]:
+        """A handle at a glance."""
+        return facts(self._store, record)
+
+    async def record(self, ref: str, conversation: str | None = None) -> Record:
+        """The handle of a uid, or the newest of an id in a conversation. Raises `KeepholdError` if there is none."""
+        record: Record | Expired | None = await self._store.handle(ref)
+        if record is None and conversation is not None:
+            record = await self._store.named(conversation, ref)
+        if record is None:
+            record = await self._store.expired(ref)
+        if isinstance(record, Expired):
+            raise expired(ref)
+        if record is None:
+            where = "" if conversation is None else f" in conversation `{conversation}`"
+            raise KeepholdError(f"Handle `{ref}` not found{where}; name it by its uid", code="handle_not_found")
+        return record
+
+    async def described(self, record: Record, keys: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Everything of a handle but what it printed; of its journal the end. Its keys only if they are given."""
+        fact = self.fact(record)
+        entries, count = await self._store.journal_end(record.uid, limit=PAGE)
+        return {
+            **fact,
+            **details(record),
+            "waits": [wait_json(row) for row in await self._store.waits(record.uid)],
+            **({} if keys is None else {"keys": keys}),
+            "journal": [entry_json(entry) for entry in reversed(entries)],
+            "journal_entries": count,
+        }
+
+    async def journal(self, uid: str, *, before: int | None = None, limit: int = PAGE) -> dict[str, Any]:
+        """What a replay of the call would find again: steps with what went in and what came out, newest first. `next`
+        is the `before` of earlier ones."""
+        size = self._size(limit)
+        entries, count = await self._store.journal_end(uid, before=before, limit=size)
+        left = max(0, (count if before is None else min(before, count)) - size)
+        return {"entries": [entry_json(entry) for entry in entries], "count": count, "next": left or None}
+
+    async def timeline(self, uid: str) -> list[dict[str, Any]]:
+        """What has happened to a handle, oldest first, as far as it is kept; of very much, the end."""
+        newest = await self._store.events(uid=uid, newest=True, limit=_EVENTS)
+        return [_event(event) for event in reversed(newest)]
+
+    async def ended(self, since: float) -> dict[tuple[str, Status, EndedBy], int]:
+        """How many spawned handles have stopped since then, by tool, status and what ended them."""
+        return await self._store.ended(since)
+
+    async def workflow(self, uid: str) -> dict[str, Any]:
+        """How far a workflow is."""
+        from keephold.control.workflows import workflow_json
+
+        record = await self.record(uid)
+        if record.kind != "workflow":
+            raise KeepholdError(f"Handle `{record.id}` is no workflow but a {record.kind}", code="invalid_arguments")
+        active = not isinstance(record.state, Stopped)
+        found: dict[str, Any] = workflow_json(
+            masked(record.arguments), await self._whole_journal(record.uid), active=active, now=time.time()
+        )
+        return found
+
+    async def _whole_journal(self, uid: str) -> list[dict[str, Any]]:
+        found = []
+        for number, entry in enumerate(await self._store.journal(uid), 1):
+            if entry.kind != "trace":
+                found.append(entry_json(entry))
+            if not number % PAGE:
+                await asyncio.sleep(0)  # a long one takes a while
+        return found
+
+    # Conversations
+
+    async def conversations(self, *, after: str | None = None, limit: int = 50) -> dict[str, Any]:
+        """A page of conversations, by name: whatever has handles, turns or a transcript."""
+        size = self._size(limit)
+        places = await self._store.places(after=after or "", limit=size + 1)
+        listed = []
+        for place in places[:size]:
+            turn = await self._store.turn(place.id)
+            listed.append(
+                {
+                    "id": place.id,
+                    "handles": place.handles,
+                    "live": place.live,
+                    "updated": place.updated or None,
+                    "title": masked((place.described or {}).get("title")),
+                    "turn_open": turn is not None,
+                    "owner": None if turn is None else self._owner(turn.owner),
+                    "parent": parent_of(place.id),
+                }
+            )
+        return {"conversations": listed, "next": places[size - 1].id if len(places) > size else None}
+
+    async def conversation(self, id: str, *, before: int | None = None, limit: int = 20) -> dict[str, Any]:
+        """A conversation and its turns, newest first; `before` is the number of the last one of the page before."""
+        described, size = await self._store.conversation(id), self._size(limit)
+        turns = await self._store.turns(id, before=before, limit=size + 1)
+        if described is None and not turns and not await self._store.handles(conversation=id, stateful=None, limit=1):
+            raise KeepholdError(f"there is no conversation `{id}`", code="conversation_not_found")
+        return {
+            "id": id,
+            "title": masked(described.metadata.get("title")) if described else None,
+            "created": described.created if described else None,
+            "updated": described.updated if described else None,
+            "lines": described.lines if described else 0,
+            "parent": parent_of(id),
+            "turns": [
+                {
+                    "number": turn.number,
+                    "turn": turn.turn,
+                    "began": turn.began_at,
+                    "ended": turn.ended_at,
+                    "batches": turn.batches,
+                    "owner": self._owner(turn.owner),
+                }
+                for turn in turns[:size]
+            ],
+            "next": turns[size - 1].number if len(turns) > size else None,
+        }
+
+    def _owner(self, owner: str | None) -> str | None:
+        return None if owner is None else "alive" if self._store.alive(owner) else "gone"
+
+    async def inquiries(self, conversation: str, limit: int = 20) -> list[dict[str, Any]]:
+        """What a model was asked beside a conversation, and what it answered (Q6), newest first."""
+        rows = await self._store.inquiries(conversation, newest=True, limit=self._size(limit))
+        return [masked(msgspec.to_builtins(row)) for row in rows]
+
+    async def transcript(self, conversation: str, after: int = 0, limit: int = 100) -> dict[str, Any]:
+        """What was said in a conversation after that line."""
+        size = self._size(limit)
+        lines = await self._store.transcript(conversation, after, size + 1)
+        shown = [
+            {"line": each.number, "turn": each.turn, "kind": each.kind, "at": each.at, "body": _body(each.body)}
+            for each in lines[:size]
+        ]
+        return {"lines": shown, "next": lines[size - 1].number if len(lines) > size else None}
+
+    # Keys and news
+
+    async def keys(self, conversation: str | None = None, after: str | None = None, limit: int = 50) -> dict[str, Any]:
+        """A page of the keys that are open, by their ids, those of a conversation together: a key itself is nowhere
+        shown (D3)."""
+        size = self._size(limit)
+        found = await self._store.open_waits(conversation=conversation, after=after or None, limit=size + 1)
+        listed = [_key(row, record) for row, record in found[:size]]
+        return {"keys": listed, "next": listed[-1]["key_id"] if len(found) > size else None}
+
+    async def count_keys(self, conversations: Sequence[str]) -> dict[str, int]:
+        """How many keys are open in each of these conversations."""
+        return await self._store.count_open_waits(conversations)
+
+    async def notifications(
+        self, conversation: str | None = None, before: int | None = None, limit: int = 50
+    ) -> dict[str, Any]:
+        """News that is queued, and what has become of news, newest first; `next` is the `before` of what follows."""
+        size = self._size(limit)
+        names = [conversation] if conversation else await self._with_news()
+        queued = [
+            {**msgspec.to_builtins(news), "message": masked(news.message)}
+            for name in names
+            for news in await self._store.news(name, _QUEUED)
+        ]
+        past = await self._store.events(
+            news=True, conversation=conversation, newest=True, before=before, limit=size + 1
+        )
+        return {
+            "queued": queued[:_QUEUED],
+            "history": [_event(event) for event in past[:size]],
+            "next": past[size - 1].seq if len(past) > size else None,
+        }
+
+    async def _with_news(self) -> list[str]:
+        """Conversations that may have news, those with the newest first: there may be many that never had any."""
+        told = await self._store.events(news=True, newest=True, limit=_EVENTS)
+        return list(dict.fromkeys(event.conversation for event in told))
+
+
+def _check(what: str, given: str | None, known: Iterable[str]) -> None:
+    if given is not None and given not in known:
+        raise KeepholdError(f"`{what}` must be one of {', '.join(known)}", code="invalid_arguments")
+
+
+def _event(event: StoredEvent) -> dict[str, Any]:
+    """A stored event. News may say what a tool asks, which may be about a key (K5)."""
+    found: dict[str, Any] = masked(msgspec.to_builtins(event))
+    return found
+
+
+def _body(body: bytes) -> Any:
+    return masked(msgspec.json.decode(body))
+
+
+def _key(row: WaitRow, record: Record) -> dict[str, Any]:
+    return {
+        "key_id": row.key_id,
+        "kind": row.kind,
+        "name": row.name,
+        "conversation": row.conversation,
+        "uid": record.uid,
+        "id": record.id,
+        "tool": record.tool,
+        "deadline": record.parking.deadline if record.parking is not None else None,
+    }

@@ -1,0 +1,108 @@
+"""What one call has in the store: its keys, its journal, its process (D1, E1, E8)."""
+
+from collections.abc import Sequence
+
+from keephold.durable.deferred import Pending, parking
+from keephold.durable.effects import CallEffects, ProcessEvents
+from keephold.durable.journal import Journal
+from keephold.durable.keys import Key
+from keephold.durable.waits import Waits
+from keephold.errors import KeepholdError, ToolError
+from keephold.handles.registry import Registry
+from keephold.store.base import Entry, Parking
+from keephold.tools.base import Invocation
+
+
+class DurableCall:
+    """One call in one attempt, as far as it is durable."""
+
+    __slots__ = ("_effects", "_invocation", "_registry", "_waits", "journal", "key", "taken")
+
+    def __init__(self, registry: Registry, waits: Waits, invocation: Invocation) -> None:
+        self._registry = registry
+        self._waits = waits
+        self._invocation = invocation
+        self._effects: CallEffects | None = None
+        self.key: Key | None = None
+        """The completion key, once it was taken."""
+        self.taken = False
+        """Whether it was asked for: from then on it may be in the store."""
+        replays = invocation.tool.on_crash == "replay"
+        self.journal = Journal(registry, invocation.uid, invocation.fence, invocation.entries) if replays else None
+
+    @property
+    def process(self) -> str | None:
+        """The process the call belongs to: a spawned call is one (E8)."""
+        return self._invocation.uid if self._invocation.stateful else None
+
+    async def completion_key(self) -> Key:
+        """The key that completes this call; the same one whenever it is asked for (D1)."""
+        call = self._invocation
+        self.taken = True
+        if self.key is None:
+            try:
+                self.key = await self._waits.take(
+                    call.uid, call.fence, call.conversation, "completion", parking=self._parking()
+                )
+            except KeepholdError:
+                self.taken = False
+                raise
+        return self.key
+
+    def _parking(self) -> Parking | None:
+        tool = self._invocation.tool
+        if tool.on_crash != "external":
+            return None
+        return parking(Pending(tool.deadline_secs), self._registry.clock.now(), tool)
+
+    def effects(self) -> CallEffects:
+        """The durable effects of the call (E1)."""
+        call = self._invocation
+        if self.journal is None:
+            raise ToolError(
+                f'tool `{call.tool.name}` has no durable effects: declare them with @keephold.tool(on_crash="replay")',
+                code="durable_effects_unavailable",
+            )
+        if not call.call_id:
+            raise ToolError(
+                "durable effects need a call with an id; give the ToolCall one", code="durable_effects_missing_call_id"
+            )
+        if self._effects is None:
+            self._effects = CallEffects(
+                self._registry,
+                self._waits,
+                self.journal,
+                uid=call.uid,
+                fence=call.fence,
+                conversation=call.conversation,
+                process=self.process,
+            )
+        return self._effects
+
+    def process_events(self) -> ProcessEvents:
+        return ProcessEvents(self._registry, self.process)
+
+    @property
+    def waits_in_effects(self) -> bool:
+        """Whether it waits for an event or sleeps (T1)."""
+        return self._effects is not None and self._effects.waiting > 0
+
+
+class Durability:
+    """Keys and journals of one runtime."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.waits = Waits(registry)
+        self.complete_url: str | None = None
+        """Where keys are taken over HTTP, if somewhere: a wait is completed at `<complete_url>/<key>` (K2)."""
+
+    def call(self, invocation: Invocation) -> DurableCall:
+        handle = self.registry.loaded(invocation.uid)
+        if handle is not None and handle.unwritten is not None:
+            self.registry.write_down(handle)
+        return DurableCall(self.registry, self.waits, invocation)
+
+    async def entries(self, uid: str) -> Sequence[Entry]:
+        """The journal of a call whose next attempt begins."""
+        return await self.registry.store.journal(uid)

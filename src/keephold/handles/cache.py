@@ -1,0 +1,494 @@
+"""The part of the registry that is a cache: finding handles, loading them from the store, letting go of them (S5).
+
+What this runtime runs is always in memory, and memory is ahead of the store there. What is parked, has stopped or
+belongs to another process is loaded when somebody asks for it, kept up to date while somebody watches it, and let go of
+when nobody does.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from keephold.errors import KeepholdError, ToolError
+from keephold.handles.clock import Clock
+from keephold.handles.gate import Gate, Line
+from keephold.handles.handle import Handle, HandleInfo
+from keephold.handles.observing import Meter, Traces
+from keephold.handles.output import Output
+from keephold.handles.question import Question
+from keephold.handles.spool import Spool
+from keephold.handles.state import Progress, State, Stopped, Waiting
+from keephold.store.base import TOMBSTONE_SECS, WAIT_KINDS, Collected, Committing, Expired, Op, Record, Status, Store
+from keephold.store.rows import What
+
+if TYPE_CHECKING:
+    from keephold.tools.base import Tool
+
+_log = logging.getLogger("keephold.handles")
+
+_IDLE = 2000
+"""How many handles that nobody runs stay in memory."""
+_EVICT_SECS = 0.05
+
+
+class Conversation:
+    """What is in memory of one conversation."""
+
+    __slots__ = ("calls", "expired", "live", "name", "names", "open_questions", "turn")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.turn: str | None = None
+        self.names: dict[str, Handle] = {}
+        self.calls: dict[str, Handle] = {}
+        self.live: dict[str, Handle] = {}
+        """What this runtime runs, or will."""
+        self.expired: set[str] = set()
+        """Ids of which `load` found no more than a tombstone."""
+        self.open_questions = 0
+
+
+class Cache:
+    """The handles of a runtime that are in memory. Single-threaded: everything here runs on the event loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        spool: Spool,
+        tool: "Callable[[str], Tool]",
+        *,
+        retention: float = 3600.0,
+    ) -> None:
+        """`tool` gives the tool of a name; for one that this runtime does not have, something that stands in."""
+        self.store = store
+        self.commit: Committing = store.commit
+        """Where this runtime writes. Whoever looks on puts something of its own before it."""
+        self.clock = clock
+        self.spool = spool
+        self.retention = retention
+        self.closing = False
+        self.serial = Gate()
+        self.gate = Gate()
+        self.on_cancelled: Callable[[str], None] | None = None
+        """Told of the uid of a parked call with a hook that was cancelled (D2)."""
+        self.on_held: Callable[[str], None] | None = None
+        """Told of the uid of a call whose completion may be there, and that must pass its tool's runtime (P1)."""
+        self.on_deadline: Callable[[float], None] | None = None
+        """Told when a call is parked that has a deadline."""
+        self.on_created: Callable[[Sequence[Handle]], None] | None = None
+        """Told of the handles that this runtime has made."""
+        self.on_settled: Callable[[str, Stopped, What | None], None] | None = None
+        """Told of the uid and the end of a handle, once, where that was written."""
+        self.meter: Meter | None = None
+        self.traces: Traces | None = None
+        self.archive: Callable[[Sequence[Record]], Awaitable[None]] | None = None
+        """Gets what the store is about to let go of; if it raises, nothing goes (W8)."""
+        self.shorter: Mapping[Status, float] = {}
+        """Retentions of wait handles by status, where they do not stay as long as others (W8)."""
+        self.followers: dict[str, list[Callable[[Handle], None]]] = {}
+        """By conversation: who is told of every handle of it that was made, or has changed its state."""
+        self.waiting: set[asyncio.Future[None]] = set()
+        """Whoever waits for handles; closing tells them."""
+        self._tool = tool
+        self._collect_at = 0.0
+        self._made = 0
+        """What the newest uid begins with: its time in milliseconds, and a count."""
+        self._evicting = False
+        self._by_uid: dict[str, Handle] = {}
+        self._conversations: dict[str, Conversation] = {}
+        self._idle: dict[str, Handle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # Finding
+
+    def conversation(self, name: str) -> Conversation:
+        found = self._conversations.get(name)
+        if found is None:
+            found = self._conversations[name] = Conversation(name)
+        return found
+
+    async def load(self, conversation: str, ids: Iterable[str]) -> None:
+        """Bring the newest handles of these ids into memory, as they are now; `find` finds them then."""
+        for id in ids:
+            handle = self.conversation(conversation).names.get(id)
+            if handle is not None and self.runs(handle):
+                if self.store.durable:  # another process may have shown some of its output (C5)
+                    await self._look_at_cursor(handle)
+                continue
+            record = await self.store.named(conversation, id)
+            if isinstance(record, Record) and self.expired(record.state, conversation):
+                with contextlib.suppress(KeepholdError):  # it cannot write just now: the handle can still be read
+                    await self.collect()
+                record = await self.store.named(conversation, id)
+            if handle is not None and not isinstance(record, Record):
+                self._forget(handle)
+            known = self.conversation(conversation)
+            known.expired.discard(id)
+            if isinstance(record, Record):
+                known.names[id] = self.adopt(record)
+            elif isinstance(record, Expired) and self.clock.now() < record.at + TOMBSTONE_SECS:
+                known.expired.add(id)
+
+    async def _look_at_cursor(self, handle: Handle) -> None:
+        record = await self.store.handle(handle.uid)
+        if record is not None and handle.output is not None:
+            handle.cursor = max(handle.cursor, min(record.cursor, handle.output.total))
+
+    async def load_call(self, conversation: str, call_id: str) -> None:
+        """The same for the newest one-shot call of a label."""
+        known = self.conversation(conversation)
+        if call_id not in known.calls:
+            record = await self.store.called(conversation, call_id)
+            if record is not None:
+                known.calls[call_id] = self.adopt(record)
+
+    def find(self, id: str, conversation: str) -> Handle:
+        """The newest handle that bears the id, among those in memory; an error tells "expired" from "never heard of"
+        (S5)."""
+        known = self._conversations.get(conversation)
+        handle = known.names.get(id) if known is not None else None
+        if handle is not None:
+            return handle
+        if known is not None and id in known.expired:
+            raise ToolError(
+                f"Handle `{id}` expired: it stopped more than {self.retention:g} s ago and its result is gone",
+                code="handle_expired",
+            )
+        raise ToolError(f"Handle `{id}` not found", code="handle_not_found")
+
+    def find_call(self, call_id: str, conversation: str) -> Handle:
+        """The newest one-shot call with that label."""
+        known = self._conversations.get(conversation)
+        handle = known.calls.get(call_id) if known is not None else None
+        if handle is None:
+            raise ToolError(f"Call `{call_id}` not found in this conversation", code="handle_not_found")
+        return handle
+
+    def tool(self, name: str) -> "Tool":
+        """The tool of that name, or what stands in for it."""
+        return self._tool(name)
+
+    def loaded(self, uid: str) -> Handle | None:
+        """The handle of that uid, if it is in memory."""
+        return self._by_uid.get(uid)
+
+    def adopt(self, record: Record) -> Handle:
+        """The handle of a record: the one in memory, brought up to date, or a new one."""
+        handle = self._by_uid.get(record.uid)
+        if handle is None:
+            handle = self._by_uid[record.uid] = self.revive(record)
+            if record.owner != self.store.owner:
+                self._rest(handle)
+        elif self._others_change(handle):
+            self._update(handle, record)
+        if handle.uid in self._idle:
+            self._idle[handle.uid] = self._idle.pop(handle.uid)  # wanted: the last to be let go of
+        return handle
+
+    def _others_change(self, handle: Handle) -> bool:
+        """Whether the store may know more of a handle than we do: we neither run it nor are writing of it just now, and
+        it has not stopped, which is final however old a record is."""
+        return handle.active and handle.decided is handle.state and not self.runs(handle)
+
+    def revive(self, record: Record) -> Handle:
+        """A handle as the store has it, in no list of ours."""
+        handle = Handle(
+            id=record.id,
+            uid=record.uid,
+            tool=self._tool(record.tool),
+            conversation=record.conversation,
+            turn=record.turn,
+            call_id=record.call_id,
+            stateful=record.stateful,
+            created=record.state.created,
+            owner=record.owner,
+            priority=record.priority,
+            kind=record.kind,
+        )
+        handle.metadata = record.metadata
+        self._copy(handle, record)
+        return handle
+
+    def _copy(self, handle: Handle, record: Record) -> None:
+        handle.decided = handle.state = record.state
+        handle.owner, handle.fence, handle.attempt = record.owner, record.fence, record.attempt
+        handle.next_attempt_at, handle.parking = record.next_attempt_at, record.parking
+        handle.id, handle.stateful = record.id, record.stateful
+        self._annotate(handle, record)
+        handle.asks_caller = isinstance(record.state, Waiting) and _asks_caller(handle.tool, record.state.question)
+        shown = handle.output.total if handle.output is not None else -1
+        if record.output is not None and record.output.total > shown:
+            handle.output = Output.restored(self.spool, record.output, record.uid)
+        printed = handle.output.total if handle.output is not None else 0
+        handle.cursor = max(handle.cursor, min(record.cursor, printed))
+
+    def _annotate(self, handle: Handle, record: Record) -> None:
+        """What anybody may say of a handle, whoever runs it (W8)."""
+        handle.metadata, handle.priority = record.metadata, record.priority
+        if record.progress is not None and record.progress != handle.progress:
+            self.progressed(handle, record.progress)
+
+    def _update(self, handle: Handle, record: Record) -> None:
+        """Take over what another process, or a resolution, has done to a handle that is not ours."""
+        before, was_parked = handle.state, handle.parked
+        self._copy(handle, record)
+        if isinstance(handle.state, Stopped):
+            if not isinstance(before, Stopped):
+                self._stopped(handle)
+        elif handle.parked and not was_parked:
+            self._tell_parked(handle)
+        elif handle.state != before:
+            self.touch(handle)
+            self._follow(handle)
+
+    async def refresh(self, uids: Iterable[str] | None = None) -> None:
+        """Look again at handles in memory that others may change: those of these uids, or all that are watched."""
+        if uids is None:
+            chosen = [handle for handle in self._idle.values() if handle.watchers]
+        else:
+            uids = tuple(uids)
+            await self._look_for_new(uids)
+            chosen = [handle for uid in uids if (handle := self._by_uid.get(uid)) is not None]
+        for handle in chosen:
+            if self._others_change(handle):
+                record = await self.store.handle(handle.uid)
+                if record is not None and self._others_change(handle):
+                    self._update(handle, record)
+            elif uids is not None and self.runs(handle):
+                record = await self.store.handle(handle.uid)
+                if record is not None:
+                    self._annotate(handle, record)
+
+    async def _look_for_new(self, uids: Iterable[str]) -> None:
+        """Another process may have made handles of a conversation that somebody here follows."""
+        for uid in uids if self.followers else ():
+            record = await self.store.handle(uid) if uid not in self._by_uid else None
+            if record is not None and record.stateful and record.conversation in self.followers:
+                self._follow(self.adopt(record))
+
+    def changed_elsewhere(self, uid: str, state: State, what: What | None = None) -> None:
+        """A commit that was not about this handle alone has changed its state."""
+        if self.on_settled is not None and isinstance(state, Stopped):
+            self.on_settled(uid, state, what)
+        handle = self._by_uid.get(uid)
+        if handle is not None and handle.active:
+            handle.decided = handle.state = state
+            handle.owner = None
+            if isinstance(state, Stopped):
+                self._stopped(handle)
+
+    async def page(
+        self,
+        *,
+        conversation: str | None = None,
+        state: str | None = None,
+        limit: int = 1000,
+        after: str | None = None,
+        status: Status | None = None,
+        newest: bool = False,
+    ) -> list[HandleInfo]:
+        """Spawned handles, oldest first, after the one of that uid; those we run as they are in memory."""
+        records = await self.store.handles(
+            conversation=conversation, state=state, status=status, after=after, limit=limit, newest=newest
+        )
+        return [self._as_known(record).info() for record in records]
+
+    def _as_known(self, record: Record) -> Handle:
+        handle = self._by_uid.get(record.uid)
+        return handle if handle is not None and self.runs(handle) else self.revive(record)
+
+    def is_ours(self, record: Record) -> bool:
+        """Whether a record belongs to this runtime."""
+        return record.owner == self.store.owner
+
+    def runs(self, handle: Handle) -> bool:
+        """Whether this runtime runs the handle, or will: then memory is ahead of the store."""
+        return handle.owner == self.store.owner and (handle.active or handle.lingering)
+
+    def live(self, conversation: str | None = None) -> list[Handle]:
+        """What this runtime runs or will, and stopped handles of which something lingers."""
+        chosen = self._conversations.values() if conversation is None else [self.conversation(conversation)]
+        return [handle for each in chosen for handle in each.live.values()]
+
+    # Writing
+
+    def write(self, ops: Sequence[Op], *, keep: bool = True) -> "asyncio.Future[Sequence[Any]]":
+        """Write other operations; their results, or the error that says why not."""
+        written: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
+        self.commit(ops, partial(_set, written), partial(_fail, written), keep=keep)
+        return written
+
+    # Telling
+
+    def _follow(self, handle: Handle) -> None:
+        for told in tuple(self.followers.get(handle.conversation, ())):
+            told(handle)
+
+    def _stopped(self, handle: Handle) -> None:
+        if self.followers:
+            self._follow(handle)
+        handle.reading = False
+        handle.next_attempt_at = None
+        if not handle.lingering:
+            self._settle_accounts(handle)
+        watchers, handle.watchers = handle.watchers, None
+        if watchers is not None:
+            for watcher in watchers:
+                watcher.stopped(handle)
+
+    def progressed(self, handle: Handle, progress: Progress) -> None:
+        """It is this far."""
+        handle.progress = progress
+        for watcher in tuple(handle.watchers or ()):
+            watcher.progressed(handle)
+
+    def _tell_parked(self, handle: Handle) -> None:
+        for watcher in tuple(handle.watchers or ()):
+            watcher.parked(handle)
+
+    def touch(self, handle: Handle) -> None:
+        """It may have become blocked on the caller: tell its waits, and those of whoever queues behind it."""
+        concerned = {handle.uid: handle}
+        told: dict[Line, int] = {}  # each part of a line once: lines may be long
+        todo = [handle]
+        for each in todo:
+            for ticket in (each.lane, each.ticket):
+                for line, place in ticket.holds_up() if ticket is not None else ():
+                    behind = [other.handle for other in line.queue[place : told.get(line)]]
+                    told[line] = min(place, told.get(line, place))
+                    todo.extend(other for other in behind if other.uid not in concerned)
+                    concerned.update((other.uid, other) for other in behind)
+        for each in concerned.values():
+            for watcher in tuple(each.watchers or ()):
+                watcher.touched(each)
+
+    def run_soon(self, work: Any) -> None:
+        """Run a coroutine of ours beside everything else; closing waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("work on the store was cut short: %s", error, exc_info=error)
+
+    # Forgetting
+
+    def _settle_accounts(self, handle: Handle) -> None:
+        known = self._conversations.get(handle.conversation)
+        if known is not None:
+            known.live.pop(handle.uid, None)
+        if handle.output is not None:
+            handle.output.close()
+        if handle.unwritten is not None:  # nobody can ask for it
+            self._forget(handle)
+            return
+        self._rest(handle)
+
+    def _rest(self, handle: Handle) -> None:
+        """Nobody here runs it: it stays in memory as long as somebody watches it, or there is room."""
+        self._idle[handle.uid] = handle
+        if len(self._idle) > _IDLE and not self._evicting:
+            self._evicting = True  # later: whoever waits for this handle comes first
+            asyncio.get_running_loop().call_later(_EVICT_SECS, self._evict)
+
+    def _evict(self) -> None:
+        self._evicting = False
+        for handle in list(self._idle.values())[:-_IDLE]:
+            if not handle.watchers and handle.ticket is None:
+                self._forget(handle)
+
+    def _forget(self, handle: Handle) -> None:
+        """Let go of a handle; the store has it."""
+        self._by_uid.pop(handle.uid, None)
+        self._idle.pop(handle.uid, None)
+        known = self._conversations.get(handle.conversation)
+        if known is None:
+            return
+        if known.calls.get(handle.call_id) is handle:
+            del known.calls[handle.call_id]
+        if known.names.get(handle.id) is handle:
+            del known.names[handle.id]
+        self._forget_conversation(known)
+
+    def _forget_conversation(self, known: Conversation) -> None:
+        """Let go of one that has nothing in memory."""
+        if known.turn is None and not (known.names or known.calls or known.live or known.expired):
+            self._conversations.pop(known.name, None)
+
+    def expired(self, state: State, conversation: str) -> bool:
+        """Whether a handle has stopped a retention ago, and no turn keeps it."""
+        if not isinstance(state, Stopped) or state.stopped + self.retention > self.clock.now():
+            return False
+        known = self._conversations.get(conversation)
+        return known is None or known.turn is None
+
+    async def collect(self) -> None:
+        """Let the store go of what stopped a retention ago and whose turn is over (S5)."""
+        now = self.clock.now()
+        for status, secs in self.shorter.items():
+            if secs < self.retention:
+                await self.let_go(Collected(_until(now - secs), now, kinds=WAIT_KINDS, statuses=(status,)))
+        op = Collected(_until(now - self.retention), now)
+        if self.archive is not None:
+            await self.let_go(op)
+        else:  # nobody wants to know what goes
+            while (await self.write((op,), keep=False))[0] == op.limit:
+                pass
+        for handle in [each for each in self._idle.values() if self.expired(each.state, each.conversation)]:
+            self._forget(handle)
+
+    async def let_go(self, op: Collected) -> list[Record]:
+        """Let the store go of what the operation is about; what is archived is so before it goes."""
+        gone: list[Record] = []
+        while True:
+            records = await self.store.expiring(op)
+            if self.archive is not None and records:
+                await self.archive(records)
+            await self.write((replace(op, only=tuple(record.uid for record in records)),), keep=False)
+            for record in records:
+                handle = self._by_uid.get(record.uid)
+                if handle is not None:
+                    self._forget(handle)
+            gone += records
+            if len(records) < op.limit:
+                return gone
+
+    def turn_began(self, conversation: str, turn: str) -> None:
+        """The conversation has a turn, which keeps what has not expired by now."""
+        self.conversation(conversation).turn = turn
+
+    def turn_ended(self, conversation: str) -> None:
+        """The conversation's turn is over: what was kept only for it may go."""
+        known = self.conversation(conversation)
+        known.turn = None
+        self._forget_conversation(known)
+
+
+def _until(at: float) -> float:
+    """What stopped just then goes, too."""
+    return math.nextafter(at, math.inf)
+
+
+def _set(future: "asyncio.Future[Sequence[Any]]", results: Sequence[Any]) -> None:
+    if not future.done():
+        future.set_result(results)
+
+
+def _fail(future: "asyncio.Future[Sequence[Any]]", error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _asks_caller(tool: "Tool", question: Question) -> bool:
+    """Whether a question that stays open is the caller's to answer (Q4); whoever runs the call decided so, too."""
+    policy = tool.questions.get(question.id)
+    return "apply" in tool.actions and not question.secret and not (policy is not None and policy.exclusive)

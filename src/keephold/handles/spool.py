@@ -1,0 +1,89 @@
+"""A private directory for output that is too big for memory (O5).
+
+A durable store has one, and what is in it is the store's to remove. Otherwise it is made on first use, below the
+directory for temporary files (`TMPDIR`), and removed by `close`. Its owner holds a lock on it that dies with the owner,
+so whoever makes the next spool can tell what a crash left behind, and removes it. The lock is on the directory itself:
+programs that age temporary files leave a locked directory alone.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_PREFIX = "keephold-spool-"
+
+
+class Spool:
+    """Hands out paths for files: of the store whose `directory` is given, or of this process.
+
+    In the second case nothing exists on disk before the first one is asked for.
+    """
+
+    __slots__ = ("_closed", "_directory", "_lock", "durable")
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.durable = directory is not None
+        """Whether files outlive the process."""
+        self._directory = directory
+        self._lock = -1
+        self._closed = False
+
+    def file(self, name: str) -> Path:
+        """The path for a file of that name; whoever asks makes the file. Raises `OSError` if there can be none."""
+        if self._closed:
+            raise FileNotFoundError(f"no room for {name}: the spool is closed")
+        if self._directory is None:
+            _sweep(Path(tempfile.gettempdir()))
+            self._directory, self._lock = _make()
+        return self._directory / name
+
+    def close(self) -> None:
+        """Hand out no more. Remove the directory and all that is in it, unless it is a store's. Twice is harmless."""
+        self._closed = True
+        if self._directory is not None and not self.durable:
+            # The lock goes last: a directory without one is anybody's to remove.
+            shutil.rmtree(self._directory, ignore_errors=True)
+            os.close(self._lock)
+            self._directory = None
+
+
+def _make() -> tuple[Path, int]:
+    """A new directory and the descriptor that holds its lock."""
+    for _ in range(8):
+        path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        lock = _locked(path)
+        # A sweep of another process may have met the directory before it was locked. Names are never used again, so
+        # a name that still exists once the lock is held is ours.
+        if lock is not None and path.exists():
+            return path, lock
+        if lock is not None:
+            os.close(lock)
+        shutil.rmtree(path, ignore_errors=True)
+    raise OSError(f"cannot lock a directory in {tempfile.gettempdir()}: TMPDIR must name one on a local file system")
+
+
+def _sweep(below: Path) -> None:
+    """Remove the spools of this user whose owners died."""
+    for path in below.glob(f"{_PREFIX}*"):
+        lock = _locked(path)
+        if lock is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor that holds the lock of a directory of this user; None if another holds it or there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None

@@ -1,0 +1,184 @@
+"""A conversation's handles, as a tool or a batch sees them: find, list, wait (B8, `call.handles`)."""
+
+import asyncio
+import time
+from collections.abc import Callable, Container, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from keephold.errors import ToolError
+from keephold.handles.handle import Handle, HandleInfo
+from keephold.handles.observing import NOTHING
+from keephold.handles.waits import Group, Wait, all_of, any_of
+
+if TYPE_CHECKING:
+    from keephold.handles.registry import Registry
+
+
+_Times = list[float]
+
+
+class Waited(msgspec.Struct, frozen=True):
+    """What a wait came to."""
+
+    handles: tuple[Handle, ...]
+    """Each once, in the order first named."""
+    timed_out: bool = False
+    needs_input: bool = False
+    first: Handle | None = None
+    """Who stopped first, as far as the wait was told."""
+
+
+class Handles:
+    """The handles of one conversation. `spare` are those the caller is dealing with in this very batch (A6)."""
+
+    __slots__ = ("_registry", "_spare", "conversation")
+
+    def __init__(self, registry: "Registry", conversation: str, spare: Container[str] = ()) -> None:
+        self._registry = registry
+        self._spare = spare
+        self.conversation = conversation
+
+    def named(self, id: str) -> Handle:
+        """The newest handle of an id that the batch has named, so that it is in memory. Raises like `find`."""
+        return self._registry.find(id, self.conversation)
+
+    async def find(self, id: str) -> Handle:
+        """The newest handle of that id. Raises `ToolError` if there is none, or only its tombstone."""
+        await self._registry.load(self.conversation, (id,))
+        return self.named(id)
+
+    async def find_call(self, call_id: str) -> Handle:
+        """The newest one-shot call of that label."""
+        await self._registry.load_call(self.conversation, call_id)
+        return self._registry.find_call(call_id, self.conversation)
+
+    async def list(self, limit: int = 1000) -> "list[HandleInfo]":
+        """Spawned handles, oldest first."""
+        return await self._registry.page(conversation=self.conversation, limit=limit)
+
+    async def wait(
+        self,
+        *,
+        all: Sequence[str] = (),
+        any: Sequence[str] = (),
+        timeout: float | None = None,
+        told: Callable[[Handle], None] | None = None,
+    ) -> Waited:
+        """Until every one of `all` and, if given, one of `any` has stopped (A2); ids are bound to handles now (S6)."""
+        missing: dict[str, str] = {}
+        found: dict[str, Handle] = {}
+        await self._registry.load(self.conversation, (*any, *all))
+        for id in (*any, *all):
+            try:
+                found[id] = self.named(id)
+            except ToolError as error:
+                missing[id] = error.message
+        if missing:
+            raise ToolError(". ".join(missing.values()), code="handle_not_found")
+        groups = [all_of(found[id] for id in all)] if all else []
+        if any:
+            groups.append(any_of(found[id] for id in any))
+        waiting = self.wait_for(groups, timeout, tuple(dict.fromkeys(found.values())), told)
+        meter = self._registry.meter
+        if meter is None:
+            return await waiting
+        began = time.monotonic()
+        waited = await waiting
+        status = "timeout" if waited.timed_out else "needs_input" if waited.needs_input else "completed"
+        meter.waited("await", status, time.monotonic() - began)
+        return waited
+
+    def wait_for(
+        self,
+        groups: Sequence[Group],
+        timeout: float | None,
+        handles: tuple[Handle, ...],
+        told: Callable[[Handle], None] | None = None,
+    ) -> Coroutine[Any, Any, Waited]:
+        """Wait for any combination of groups. `told` is called with each handle that says how far it is."""
+        if self._registry.meter is None and self._registry.traces is None:
+            return self._wait_for(groups, timeout, handles, told)
+        return self._observed(groups, timeout, handles, told)
+
+    async def _observed(
+        self,
+        groups: Sequence[Group],
+        timeout: float | None,
+        handles: tuple[Handle, ...],
+        told: Callable[[Handle], None] | None,
+    ) -> Waited:
+        meter, traces = self._registry.meter, self._registry.traces
+        woke: _Times = []
+        with NOTHING if traces is None else traces.wait("await", [handle.id for handle in handles]):
+            waited = await self._wait_for(groups, timeout, handles, told, woke)
+        if meter is not None and woke:
+            meter.woken(time.perf_counter() - woke[-1])
+        return waited
+
+    async def _wait_for(
+        self,
+        groups: Sequence[Group],
+        timeout: float | None,
+        handles: tuple[Handle, ...],
+        told: Callable[[Handle], None] | None,
+        woke: "_Times | None" = None,
+    ) -> Waited:
+        """`woke` gets the times at which whoever waits here could go on."""
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+
+        def wake(_: Wait) -> None:
+            if not over.done():
+                over.set_result(None)
+                if woke is not None:
+                    woke.append(time.perf_counter())
+
+        wait = Wait(groups, wake, spare=self._spare, told=told)
+        wait.begin()
+        if wait.reason != "satisfied" and (timeout is None or timeout > 0):
+            for handle in handles:
+                if handle.run is not None:
+                    handle.run.awaited()
+            if over.done() and wait.goes_on():  # what an inquiry answers is not blocked on the caller (Q3)
+                over = loop.create_future()
+        if over.done():
+            wait.cancel()
+            if woke is not None:
+                woke.clear()  # it has not slept
+            return Waited(handles, needs_input=wait.reason == "needs_input", first=_first(wait))
+        if timeout is not None and timeout <= 0:
+            wait.cancel()
+            return Waited(handles, timed_out=True)
+        timer = loop.call_later(timeout, lambda: _wake(over)) if timeout is not None else None
+        self._registry.waiting.add(over)
+        try:
+            await over
+            if wait.reason == "satisfied":  # the usual end, and the one that somebody is waiting for
+                return Waited(handles, first=_first(wait))
+            while wait.goes_on() and (timer is None or loop.time() < timer.when()):
+                self._registry.waiting.discard(over)
+                over = loop.create_future()
+                self._registry.waiting.add(over)
+                await over
+            if wait.reason is None:
+                await asyncio.sleep(0)  # A5: who finishes in the instant of the timeout has finished; let it say so
+                wait.goes_on()
+        finally:
+            self._registry.waiting.discard(over)
+            wait.cancel()
+            if timer is not None:
+                timer.cancel()
+        # Between the timer and this line handles may have stopped; what is satisfied now did not time out.
+        timed_out = wait.reason is None and not wait.satisfied
+        return Waited(handles, timed_out, wait.reason == "needs_input" and not wait.satisfied, _first(wait))
+
+
+def _first(wait: Wait) -> Handle | None:
+    return wait.settled[0] if wait.settled else None
+
+
+def _wake(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,166 @@
+"""Waiting for handles: one mechanism under `await`, `rt.wait` and the wait tools (A2, A6, A7, W3).
+
+A wait is a few groups, each a countdown over its handles: all of them, any one of them, the first that succeeds. A
+handle that stops touches its own waits and nothing else. A wait ends for one of two reasons: every group is satisfied,
+or all handles it still needs are blocked on the caller, who would otherwise wait for itself.
+"""
+
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Literal
+
+from keephold.handles.handle import Handle, Watcher
+from keephold.handles.state import Error, Stopped
+
+
+class Group:
+    """Satisfied when `need` of its handles have stopped (`success`: stopped ok), or when none is left to hope for."""
+
+    __slots__ = ("handles", "left", "need", "success")
+
+    def __init__(self, handles: Iterable[Handle], need: int | None = None, *, success: bool = False) -> None:
+        self.handles = tuple(dict.fromkeys(handles))
+        self.left = len(self.handles)
+        self.need = self.left if need is None else need
+        self.success = success
+
+    @property
+    def satisfied(self) -> bool:
+        return self.need <= 0 or self.left == 0
+
+    def count(self, handle: Handle) -> None:
+        self.left -= 1
+        if not self.success or not _failed(handle):
+            self.need -= 1
+
+
+def all_of(handles: Iterable[Handle]) -> Group:
+    """Every handle has stopped."""
+    return Group(handles)
+
+
+def any_of(handles: Iterable[Handle]) -> Group:
+    """One has stopped, however it ended; also `race`: `Wait.settled` tells which came first."""
+    return Group(handles, 1)
+
+
+def first_success(handles: Iterable[Handle]) -> Group:
+    """One has stopped ok, or all have failed."""
+    return Group(handles, 1, success=True)
+
+
+class Wait(Watcher):
+    """Watches handles until its groups are satisfied or all are blocked, then calls `done`."""
+
+    __slots__ = ("_done", "_groups", "_line", "_of", "_spare", "_told", "reason", "settled")
+    wants_reading = True
+    """It ends when all it needs are blocked on the caller, so it wants to know who reads its input (C4)."""
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        done: Callable[["Wait"], None],
+        *,
+        spare: Container[str] = (),
+        told: Callable[[Handle], None] | None = None,
+    ) -> None:
+        """`spare`: uids of handles that do not count as blocked, as the caller is dealing with them already. `told` is
+        called with each handle that says how far it is."""
+        self._told = told
+        self._groups = groups
+        self._done = done
+        self._spare = spare
+        self._of: dict[Handle, list[Group]] = {}
+        self.reason: Literal["satisfied", "needs_input"] | None = None
+        self.settled: list[Handle] = []
+        """Those that stopped, in the order they did."""
+        for group in groups:
+            for handle in group.handles:
+                self._of.setdefault(handle, []).append(group)
+        self._line = deque(self._of)
+        """The order in which handles are looked at for one that keeps the wait going; the first was it last time."""
+
+    def begin(self) -> None:
+        """Count what has stopped already and watch the rest. May call `done` before it returns."""
+        over = [handle for handle in self._of if isinstance(handle.state, Stopped)]
+        for handle in sorted(over, key=_stopped_at):
+            self._count(handle)
+        for handle in self._of:
+            handle.watch(self)
+        self._check()
+
+    def cancel(self) -> None:
+        """Stop watching. Nothing is called any more."""
+        for handle in self._of:
+            handle.unwatch(self)
+        self._of = {}
+
+    def stopped(self, handle: Handle) -> None:
+        if handle in self._of:
+            self._count(handle)
+            self._check()
+
+    def touched(self, handle: Handle) -> None:
+        if handle in self._of:
+            self._check()
+
+    def progressed(self, handle: Handle) -> None:
+        if self._told is not None:
+            self._told(handle)
+
+    @property
+    def satisfied(self) -> bool:
+        for group in self._groups:  # noqa: SIM110 (on the way from every stop to whoever awaits it)
+            if group.need > 0 and group.left > 0:
+                return False
+        return True
+
+    def _count(self, handle: Handle) -> None:
+        for group in self._of.pop(handle):
+            group.count(handle)
+        self.settled.append(handle)
+
+    def _check(self) -> None:
+        if self.reason is not None:
+            return
+        if self.satisfied:
+            self.reason = "satisfied"
+            self.cancel()
+        elif self._all_blocked():
+            self.reason = "needs_input"
+        else:
+            return
+        self._done(self)
+
+    def goes_on(self) -> bool:
+        """Asked by whoever was told `needs_input`: True if it is not so any more, and `done` will be called again."""
+        if self.reason != "needs_input" or self.satisfied or self._all_blocked():
+            return False
+        self.reason = None
+        return True
+
+    def _all_blocked(self) -> bool:
+        # One handle that is needed and not blocked is reason enough to go on. It stays first in line, so that most
+        # stops cost one look and not one for each handle that is still live. (Looking through `_of` would: a dict
+        # whose first keys are gone is walked from where they were.)
+        line = self._line
+        for _ in range(len(line)):
+            if self._keeps_going(line[0]):
+                return False
+            line.rotate(-1)
+            if line[-1] not in self._of:
+                line.pop()
+        return True
+
+    def _keeps_going(self, handle: Handle) -> bool:
+        groups = self._of.get(handle, ())
+        return any(not group.satisfied for group in groups) and not handle.blocked_on_caller(self._spare)
+
+
+def _failed(handle: Handle) -> bool:
+    return isinstance(handle.state, Stopped) and isinstance(handle.state.outcome, Error)
+
+
+def _stopped_at(handle: Handle) -> float:
+    assert isinstance(handle.state, Stopped)
+    return handle.state.stopped

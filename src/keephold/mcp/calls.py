@@ -1,0 +1,321 @@
+"""`tools/call`: each call is handed in at the desk of its principal's conversation, and answered (M3, M4, M5).
+
+A client that goes away ends nothing but its own waiting: the call goes on as a handle that can be found again. What a
+call asks meanwhile is asked of the client, in the way its protocol has (see `elicit.py`).
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from mcp.server.context import HandlerResult, ServerRequestContext
+from mcp.shared.exceptions import MCPError
+from mcp.shared.jsonrpc_dispatcher import progress_token_from_params
+from mcp.shared.message import ServerMessageMetadata
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    CallToolRequestParams,
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitResult,
+    InputRequiredResult,
+)
+
+from keephold.errors import KeepholdError, ToolError
+from keephold.handles.handle import Handle, OnStop, Watcher
+from keephold.mcp.elicit import Asker, Elicit
+from keephold.mcp.results import result
+from keephold.runtime import Runtime
+from keephold.tools.base import Tool
+from keephold.turn.desk import Desk, Visit
+from keephold.turn.slot import ToolCall
+
+Context = ServerRequestContext[Any, Any]
+
+PRINCIPAL = "keephold.principal"
+"""Where the HTTP face says who a request is from, in its scope."""
+GONE = "keephold.gone"
+"""Where the HTTP face says that a request's client has gone, in its scope: of a 2025 client the SDK does not tell."""
+PROGRESS_SECS = 5.0
+"""How often a client that wants to know is told that its call goes on."""
+_BACK_SECS = 3600.0
+"""How long a client may take to come back with input for a call that only this server knows."""
+_CANCELLED_SECS = 0.05
+"""How long it may take until it is known whether a call was cancelled or its client is gone."""
+
+
+class Served:
+    """A call that is being served."""
+
+    def __init__(self, tool: Tool, visit: Visit, asker: Asker | None, conversation: str) -> None:
+        self.tool = tool
+        self.conversation = conversation
+        self.visit = visit
+        self.asker = asker
+
+    @property
+    def handle(self) -> Handle | None:
+        return self.visit.handle
+
+
+class Followed(Protocol):
+    """What calls need of tasks: a call that asks is as good as one, until its client comes back."""
+
+    async def find(self, ctx: Context, task_id: str) -> Handle | None: ...
+    async def mark(self, handle: Handle, asker: Asker | None, elicits: bool) -> None: ...
+    async def answer(self, handle: Handle, responses: Mapping[str, Any]) -> None: ...
+    def requests(self, handle: Handle) -> dict[str, dict[str, Any]]: ...
+    async def outcome(self, handle: Handle) -> dict[str, Any]: ...
+    async def cancel(self, handle: Handle) -> None: ...
+
+
+class Calls:
+    """The calls of one server."""
+
+    _tasks: Followed
+
+    def __init__(self, runtime: Runtime, conversation: str = "mcp") -> None:
+        self.runtime = runtime
+        self._conversation = conversation
+        self._asking: dict[str, Served] = {}
+        """By `requestState`: calls, other than one-shot ones, whose client is to come back with input."""
+        self._cancelled: set[tuple[int, Any]] = set()
+        """By connection and request: calls that their client has cancelled."""
+
+    def conversation(self, ctx: Context) -> str:
+        """The conversation of whoever sent a request (M5)."""
+        principal = ctx.request.scope.get(PRINCIPAL) if ctx.request is not None else None
+        return self._conversation if principal is None else f"{self._conversation}:{principal}"
+
+    def followed_by(self, tasks: Followed) -> None:
+        """The two know each other."""
+        self._tasks = tasks
+
+    def desk(self, ctx: Context) -> Desk:
+        return self.runtime.desk(self.conversation(ctx))
+
+    async def begin(
+        self, ctx: Context, tool: Tool, params: CallToolRequestParams, park_after: float | None = 30
+    ) -> Served:
+        """Hand a call in."""
+        asker = Asker() if elicits(ctx) else None
+        if asker is not None and ctx.session.can_send_request:
+            asker.ask_by(by_request(ctx))
+        call = ToolCall(str(ctx.request_id), params.name, dict(params.arguments or {}))
+        people = None if asker is None else self.runtime.people.joined(asker)
+        try:
+            desk = self.desk(ctx)
+            visit = await desk.begin(call, park_after=park_after, people=people)
+        except KeepholdError as error:  # it is being closed, or its store cannot be read
+            raise MCPError(INTERNAL_ERROR, error.message) from None
+        served = Served(tool, visit, asker, desk.conversation)
+        if asker is not None:
+            asker.handle = served.handle
+        return served
+
+    async def call(self, ctx: Context, tool: Tool, params: CallToolRequestParams) -> HandlerResult:
+        """Serve a call to its answer, or until it needs input that the client has to come back with."""
+        if params.request_state is None:
+            return await self.answer(ctx, await self.begin(ctx, tool, params))
+        said = {key: plain(each) for key, each in (params.input_responses or {}).items()}
+        handle = await self._tasks.find(ctx, params.request_state)
+        if handle is not None:
+            await self._tasks.answer(handle, said)
+            return await self._follow(ctx, handle)
+        served = self._asking.get(params.request_state)
+        if served is None or served.conversation != self.conversation(ctx) or served.asker is None:
+            # A new call would do twice what may have been done: whoever retries is told, nothing runs.
+            raise MCPError(
+                INVALID_PARAMS, "the call that this requestState belongs to is not waiting for input any more"
+            )
+        del self._asking[params.request_state]
+        await served.asker.taken(said)
+        return await self.answer(ctx, served)
+
+    async def _follow(self, ctx: Context, handle: Handle) -> HandlerResult:
+        """The answer of a one-shot call that was begun with another request, here or elsewhere."""
+        watcher = _Progress()
+        handle.watch(watcher)
+        try:
+            while handle.active and not self._tasks.requests(handle):
+                await watcher.told.wait()
+                watcher.told.clear()
+        except asyncio.CancelledError:
+            asyncio.get_running_loop().call_later(_CANCELLED_SECS, self._unfollowed, handle, _request(ctx))
+            raise
+        finally:
+            handle.unwatch(watcher)
+        if handle.active:
+            return self._needs_input(self._tasks.requests(handle), handle.uid)
+        return await self._tasks.outcome(handle)
+
+    def _unfollowed(self, handle: Handle, request: tuple[int, Any]) -> None:
+        if request in self._cancelled and handle.active:
+            self.runtime.registry.run_soon(self._tasks.cancel(handle))
+
+    def _needs_input(self, requests: dict[str, Any], state: str) -> HandlerResult:
+        """What a 2026 client is answered whose user has to say something first."""
+        return InputRequiredResult.model_validate({"inputRequests": requests, "requestState": state})
+
+    async def answer(self, ctx: Context, served: Served) -> HandlerResult:
+        """The answer to a call, or what it needs first."""
+        asker, handle = served.asker, served.handle
+        answered = asyncio.ensure_future(served.visit.response())
+        reporting = asyncio.create_task(report(ctx, handle)) if _wants_progress(ctx) and handle is not None else None
+        asked = None
+        if asker is not None and not ctx.session.can_send_request:
+            asked = asyncio.ensure_future(asker.asked.wait())
+        gone = asyncio.create_task(_until_gone(ctx)) if ctx.session.can_send_request and ctx.request else None
+        try:
+            waits = [each for each in (answered, asked, gone) if each is not None]
+            await asyncio.wait(waits, return_when="FIRST_COMPLETED")
+            if not answered.done() and gone is not None and gone.done():
+                served.visit.leave()
+            elif not answered.done() and asker is not None:
+                return await self._wait_for_input(served, asker)
+            if not answered.done():
+                return result(served.tool, "nobody takes this answer", True)
+            response = answered.result()
+            return result(served.tool, response.model, response.is_error, response.notifications, code=response.code)
+        except asyncio.CancelledError:
+            self.left(ctx, served)
+            raise
+        finally:
+            for task in (reporting, asked, gone):
+                if task is not None:
+                    task.cancel()
+            if not answered.done():
+                answered.cancel()  # nobody waits any more; the call itself goes on
+
+    async def _wait_for_input(self, served: Served, asker: Asker) -> HandlerResult:
+        """The client is to come back. A one-shot call can be found by its uid then, here or by another server; of other
+        calls, such as a spawn that a person has to permit, only this one knows."""
+        requests, handle = asker.requests(), served.handle
+        if handle is not None and not handle.stateful:
+            await self._tasks.mark(handle, asker, True)
+            served.visit.leave()
+            return self._needs_input(requests, handle.uid)
+        state = secrets.token_urlsafe(16)
+        self._asking[state] = served
+        if handle is not None:  # a spawn that is aborted meanwhile
+            handle.watch(OnStop(lambda _: self._never_back(state)))
+        asyncio.get_running_loop().call_later(_BACK_SECS, self._never_back, state)
+        return self._needs_input(requests, state)
+
+    def _never_back(self, state: str) -> None:
+        served = self._asking.pop(state, None)
+        if served is not None:
+            served.visit.cancel()
+
+    def cancelled(self, ctx: Context) -> None:
+        """The client has cancelled one of its requests."""
+        key = (_channel(ctx), (ctx.params or {}).get("requestId"))
+        self._cancelled.add(key)
+        asyncio.get_running_loop().call_later(10 * _CANCELLED_SECS, self._cancelled.discard, key)
+
+    def left(self, ctx: Context, served: Served) -> None:
+        """Nobody waits for a call any more: it was cancelled, or its client is gone (M3). Which of them is known soon;
+        that nobody takes the answer is so at once."""
+        served.visit.detach()
+        asyncio.get_running_loop().call_later(_CANCELLED_SECS, self._left, served, _request(ctx))
+
+    def _left(self, served: Served, request: tuple[int, Any]) -> None:
+        if request in self._cancelled:
+            served.visit.cancel()
+        else:
+            served.visit.leave()
+
+
+def _channel(ctx: Context) -> int:
+    """What the requests of one client have in common: at 2026 each has a connection of its own."""
+    return id(ctx.session._connection.outbound)
+
+
+def _request(ctx: Context) -> tuple[int, Any]:
+    return _channel(ctx), ctx.request_id
+
+
+def elicits(ctx: Context) -> bool:
+    """Whether the client can ask its user something, by a form."""
+    capabilities = ctx.session.client_capabilities
+    elicitation = capabilities.elicitation if capabilities is not None else None
+    return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
+
+
+def by_request(ctx: Context, meta: dict[str, Any] | None = None) -> Elicit:
+    """Ask by a request of ours, beside the client's own."""
+
+    async def elicit(message: str, schema: dict[str, Any]) -> Mapping[str, Any]:
+        params = {"message": message, "requestedSchema": schema, "_meta": meta}
+        request = ElicitRequest(params=ElicitRequestFormParams.model_validate(params))
+        beside = ServerMessageMetadata(related_request_id=ctx.request_id)
+        said = await ctx.session.send_request(request, ElicitResult, metadata=beside)
+        return {"action": said.action, "content": said.content}
+
+    return elicit
+
+
+def plain(said: Any) -> Any:
+    """A response of the client as JSON."""
+    return said.model_dump(by_alias=True, exclude_none=True) if hasattr(said, "model_dump") else said
+
+
+async def _until_gone(ctx: Context) -> None:
+    """Until a 2025 client over HTTP has gone."""
+    gone = ctx.request.scope.get(GONE) if ctx.request is not None else None
+    await (gone.wait() if gone is not None else asyncio.Event().wait())
+
+
+def _wants_progress(ctx: Context) -> bool:
+    return progress_token_from_params(ctx.params) is not None
+
+
+class _Progress(Watcher):
+    __slots__ = ("told",)
+
+    def __init__(self) -> None:
+        self.told = asyncio.Event()
+
+    def progressed(self, handle: Handle) -> None:
+        self.told.set()
+
+    def stopped(self, handle: Handle) -> None:
+        self.told.set()
+
+    def touched(self, handle: Handle) -> None:
+        self.told.set()
+
+
+async def report(ctx: Context, handle: Handle) -> None:
+    """Tell how far a call is: when it says so, and every few seconds so that the client does not give up (M4)."""
+    watcher, began, last = _Progress(), time.monotonic(), -1.0
+    handle.watch(watcher)
+    if handle.progress is not None:
+        watcher.told.set()
+    try:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PROGRESS_SECS):
+                    await watcher.told.wait()
+            watcher.told.clear()
+            if not handle.active:
+                return
+            told, elapsed = handle.progress, time.monotonic() - began
+            last = max(elapsed if told is None else told.done, last + 1e-3)  # it must grow each time
+            message = f"{handle.tool.name}: {elapsed:.0f} s" if told is None or told.message is None else told.message
+            await ctx.session.report_progress(last, None if told is None else told.total, message)
+    finally:
+        handle.unwatch(watcher)
+
+
+def unknown(runtime: Runtime, name: str) -> HandlerResult:
+    """The answer to a call of a tool that nobody has."""
+    try:
+        runtime.toolbox.find(name)
+    except ToolError as error:
+        return result(None, error.message, True)
+    raise AssertionError("only called where there is none")

@@ -1,0 +1,233 @@
+"""`subscriptions/listen` and `resources/subscribe`: who wants to hear of handles and tasks, hears (W8, M2).
+
+The stream first acknowledges what it will tell, then tells the current state of every task, then each change: whoever
+connects late misses nothing. An event that comes while another of the same thing waits is told once.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from mcp.server.session import ServerSession
+from mcp.server.subscriptions import SUBSCRIPTION_ID_META_KEY, SubscriptionBus
+from mcp.shared.exceptions import MCPError
+from mcp.shared.subscriptions import (
+    ResourceUpdated,
+    ServerEvent,
+    ToolsListChanged,
+    event_matches,
+    event_to_notification,
+)
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    EmptyResult,
+    Notification,
+    SubscribeRequestParams,
+    SubscriptionFilter,
+    SubscriptionsAcknowledgedNotification,
+    SubscriptionsAcknowledgedNotificationParams,
+    SubscriptionsListenRequestParams,
+    SubscriptionsListenResult,
+    UnsubscribeRequestParams,
+)
+
+from keephold.errors import KeepholdError
+from keephold.handles.handle import Handle
+from keephold.mcp.calls import Calls, Context
+from keephold.mcp.resources import LIST, Changes, id_of
+from keephold.mcp.tasks import Tasks, declares
+
+MOST = 10_000
+"""How many streams may listen at once."""
+
+
+class Listeners:
+    """Everyone who listens."""
+
+    def __init__(self, calls: Calls, tasks: Tasks, bus: SubscriptionBus) -> None:
+        self._calls = calls
+        self._tasks = tasks
+        self._bus = bus
+        self._streams: set[_Stream] = set()
+        self._sessions: dict[int, _Session] = {}
+        self._joined: dict[int, ServerSession] = {}
+
+    # 2026: one stream for all that a client wants to hear
+
+    async def listen(self, ctx: Context, params: SubscriptionsListenRequestParams) -> SubscriptionsListenResult:
+        """Serve one stream, until its client goes."""
+        if ctx.request_id is None:
+            raise MCPError(INVALID_REQUEST, "subscriptions/listen requires a request id")
+        if len(self._streams) >= MOST:
+            raise MCPError(INTERNAL_ERROR, "Subscription limit reached")
+        wanted = params.notifications
+        tasks = await self._wanted_tasks(ctx, wanted)
+        uris = list(wanted.resource_subscriptions or ())
+        honored = SubscriptionFilter.model_validate(
+            {
+                "toolsListChanged": wanted.tools_list_changed or None,
+                "promptsListChanged": wanted.prompts_list_changed or None,
+                "resourcesListChanged": wanted.resources_list_changed or None,
+                "resourceSubscriptions": uris or None,
+                **({"taskIds": [task.uid for task in tasks]} if tasks else {}),
+            }
+        )
+        stream, meta = _Stream(), {SUBSCRIPTION_ID_META_KEY: ctx.request_id}
+        named = frozenset(uris)
+        leave = self._bus.subscribe(
+            lambda event: stream.put(event, event) if event_matches(honored, named, event) else None
+        )
+        changes = Changes(lambda handle: stream.put(("task", handle.uid), handle))
+        resources: list[Changes] = []
+        self._streams.add(stream)
+        try:
+            resources = await self._watch_resources(ctx, uris, lambda uri: stream.put(uri, ResourceUpdated(uri=uri)))
+            acknowledged = SubscriptionsAcknowledgedNotificationParams(notifications=honored, _meta=meta)
+            await ctx.session.send_notification(
+                SubscriptionsAcknowledgedNotification(params=acknowledged), related_request_id=ctx.request_id
+            )
+            for task in tasks:
+                changes.add(task)
+                stream.put(("task", task.uid), task)
+            while (event := await stream.get()) is not None:
+                told = await self._notification(event, meta)
+                await ctx.session.send_notification(told, related_request_id=ctx.request_id)
+        finally:
+            leave()
+            changes.close()
+            for each in resources:
+                each.close()
+            self._streams.discard(stream)
+        return SubscriptionsListenResult(_meta=meta)
+
+    async def _wanted_tasks(self, ctx: Context, wanted: SubscriptionFilter) -> list[Handle]:
+        """The tasks of a filter that are this principal's; those that are not, or not there, are left out."""
+        ids = (wanted.model_extra or {}).get("taskIds")
+        tasks: list[Handle] = []
+        for id in ids if isinstance(ids, list) and declares(ctx) else ():
+            try:
+                tasks.append(await self._tasks.named(ctx, str(id), header=False))
+            except MCPError:
+                continue
+        return tasks
+
+    async def _notification(self, event: Any, meta: dict[str, Any]) -> Any:
+        if isinstance(event, Handle):
+            params = {**await self._tasks.detailed(event), "_meta": meta}
+            return Notification[dict[str, Any], str](method="notifications/tasks", params=params)
+        return event_to_notification(event, meta)
+
+    async def _watch_resources(self, ctx: Context, uris: list[str], changed: Callable[[str], None]) -> list[Changes]:
+        """Watch the handles of these resources."""
+        registry, conversation = self._calls.runtime.registry, self._calls.conversation(ctx)
+        watching: list[Changes] = []
+        for uri in uris:
+            each = Changes(lambda _, uri=uri: changed(uri))  # type: ignore[misc]
+            id = id_of(uri)
+            if id is not None:
+                each.follow(registry, conversation, id)
+                with contextlib.suppress(KeepholdError):  # it may come to be
+                    await registry.load(conversation, (id,))
+                    each.add(registry.find(id, conversation))
+            elif uri == LIST:
+                each.follow(registry, conversation)
+            watching.append(each)
+        return watching
+
+    # 2025: a subscription for each resource, told to the session
+
+    async def subscribe(self, ctx: Context, params: SubscribeRequestParams) -> EmptyResult:
+        uri, connection = str(params.uri), ctx.session._connection
+        mine = self._sessions.get(id(connection))
+        if mine is None:
+            mine = self._sessions[id(connection)] = _Session(ctx.session)
+            connection.exit_stack.callback(self._left, id(connection))
+        if uri not in mine.subscribed:
+            mine.subscribed[uri] = Changes(lambda _: None)  # taken, should it be asked for again meanwhile
+            (changes,) = await self._watch_resources(ctx, [uri], mine.changed)
+            if uri in mine.subscribed:
+                mine.subscribed[uri] = changes
+            else:  # it has gone, or does not want it any more
+                changes.close()
+        return EmptyResult()
+
+    async def unsubscribe(self, ctx: Context, params: UnsubscribeRequestParams) -> EmptyResult:
+        mine = self._sessions.get(id(ctx.session._connection))
+        changes = mine.subscribed.pop(str(params.uri), None) if mine is not None else None
+        if changes is not None:
+            changes.close()
+        return EmptyResult()
+
+    def _left(self, connection: int) -> None:
+        self._sessions.pop(connection).close()
+
+    # For the server
+
+    def joined(self, ctx: Context) -> None:
+        """A client of 2025 is there, and is told what it cannot ask to be told."""
+        connection = ctx.session._connection
+        self._joined[id(connection)] = ctx.session
+        connection.exit_stack.callback(self._joined.pop, id(connection), None)
+
+    def tools_changed(self) -> None:
+        """The list of tools is another one."""
+        run_soon = self._calls.runtime.registry.run_soon
+        run_soon(self._bus.publish(ToolsListChanged()))
+        for session in self._joined.values():
+            run_soon(session.send_tool_list_changed())
+
+    def close(self) -> None:
+        """End every stream in good order."""
+        for stream in tuple(self._streams):
+            stream.close()
+
+
+class _Session:
+    """What a client of 2025 has subscribed to, and the task that tells it."""
+
+    def __init__(self, session: ServerSession) -> None:
+        self.subscribed: dict[str, Changes] = {}
+        self._session = session
+        self._stream = _Stream()
+        self._telling = asyncio.create_task(self._tell())
+
+    def changed(self, uri: str) -> None:
+        self._stream.put(uri, ResourceUpdated(uri=uri))
+
+    async def _tell(self) -> None:
+        while isinstance(event := await self._stream.get(), ResourceUpdated):
+            with contextlib.suppress(Exception):  # it goes; what it has subscribed to is let go of then
+                await self._session.send_resource_updated(event.uri)
+
+    def close(self) -> None:
+        self._telling.cancel()
+        while self.subscribed:
+            self.subscribed.popitem()[1].close()
+
+
+class _Stream:
+    """What waits to be told on one stream: each thing once, in the order it first came."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, Handle | ServerEvent] = {}
+        self._news = asyncio.Event()
+        self._closed = False
+
+    def put(self, key: Hashable, event: Handle | ServerEvent) -> None:
+        self._waiting.setdefault(key, event)
+        self._news.set()
+
+    async def get(self) -> Handle | ServerEvent | None:
+        """The next event; None when the stream is closed and all is told."""
+        while not self._waiting:
+            if self._closed:
+                return None
+            self._news.clear()
+            await self._news.wait()
+        return self._waiting.pop(next(iter(self._waiting)))
+
+    def close(self) -> None:
+        self._closed = True
+        self._news.set()

@@ -1,0 +1,86 @@
+"""Tools and results as MCP writes them (M1): descriptions for `tools/list`, answers for `tools/call`."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from mcp_types import CallToolResult, TextContent, ToolAnnotations, ToolExecution
+from mcp_types import Tool as Described
+
+from keephold.schema.dialects import tool_list
+from keephold.tools.base import Tool
+from keephold.turn.notifications import Notification, notification_block
+
+Schema = Literal["generic", "canonical"]
+_NO_RESULT = ("aborted", "cancelled", "runtime_closed")
+"""Codes of calls that were ended before they came to anything."""
+
+
+def described(tools: Sequence[Tool], schema: Schema) -> list[Described]:
+    """The tools, as `tools/list` has them."""
+    return [_described(tool, shown) for tool, shown in zip(tools, tool_list(tools, schema), strict=True)]
+
+
+def may_be_task(tool: Tool) -> bool:
+    """Whether calls of a tool may be tasks at all."""
+    return tool.task != "never" and tool.launching is None and tool.source != "builtin"
+
+
+def _described(tool: Tool, shown: dict[str, Any]) -> Described:
+    support: Literal["forbidden", "optional", "required"] = "optional" if may_be_task(tool) else "forbidden"
+    if tool.task == "required":
+        support = "required"
+    return Described(
+        name=tool.name,
+        title=tool.hints.get("title"),
+        description=shown["description"],
+        input_schema=shown["parameters"],
+        output_schema=_form(tool),
+        annotations=ToolAnnotations.model_validate(dict(tool.hints)) if tool.hints else None,
+        execution=ToolExecution(task_support=support),
+    )
+
+
+def result(
+    tool: Tool | None,
+    text: str,
+    is_error: bool,
+    news: Sequence[Notification] = (),
+    *,
+    code: str | None = None,
+) -> CallToolResult:
+    """What a call is answered with; news rides on it as a text of its own (M5).
+
+    A call that was ended has no result, which is an error to the client, though not the tool's (S3).
+    """
+    if code in _NO_RESULT:
+        is_error = True
+        if tool is not None and tool.errors == "object" and not text.startswith("{"):
+            text = msgspec.json.encode({"error": text, "isError": True}).decode()
+    content: list[Any] = [TextContent(type="text", text=text)]
+    if news:
+        content.append(TextContent(type="text", text=notification_block(news)))
+    structured = None
+    if not is_error and tool is not None and _form(tool) is not None:
+        structured = _structured(text)
+    return CallToolResult(content=content, structured_content=structured, is_error=is_error)
+
+
+def _form(tool: Tool) -> dict[str, Any] | None:
+    """The schema of what a client gets. A tool's own object may be missing, where a person skipped the call or it is
+    parked: then another one says so, and nothing can be required (P3, D10)."""
+    if tool.returns is None or tool.actions:
+        return None
+    if tool.source == "builtin":
+        return dict(tool.returns)
+    return {key: value for key, value in tool.returns.items() if key not in ("required", "additionalProperties")}
+
+
+def _structured(text: str) -> dict[str, Any]:
+    """The object that a text is the JSON of, cut in its strings (O3); of any other text, also where more had to be cut,
+    an object with it."""
+    try:
+        shown = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        shown = None
+    return shown if isinstance(shown, dict) else {"message": text}

@@ -1,0 +1,178 @@
+"""The MCP server: every tool of a runtime, its handles, tasks and resources, for clients of both eras (M1, M2).
+
+`Server` is the SDK's own server with three things added: our tools beside whatever is registered on it, the tasks
+extension, and subscriptions to handles. It serves one runtime, which must be open while it serves.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from typing import Any
+
+from mcp.server import MCPServer
+from mcp.server.context import CallNext, HandlerResult
+from mcp.server.request_state import AESGCMRequestStateCodec, RequestStateSecurity
+from mcp.server.subscriptions import InMemorySubscriptionBus
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    ListResourcesResult,
+    PaginatedRequestParams,
+    ReadResourceRequestParams,
+    ReadResourceResult,
+    SubscribeRequestParams,
+    SubscriptionsListenRequestParams,
+    TextResourceContents,
+    UnsubscribeRequestParams,
+)
+from mcp_types import Resource as Described
+from mcp_types import ResourceTemplate as DescribedTemplate
+from mcp_types import Tool as DescribedTool
+
+from keephold.errors import KeepholdError
+from keephold.mcp.calls import Calls, Context
+from keephold.mcp.listen import Listeners
+from keephold.mcp.resources import LIST, ONE, id_of, read_list, read_one
+from keephold.mcp.results import Schema, described
+from keephold.mcp.tasks import Tasks
+from keephold.mcp.tasks_2025 import Tasks2025
+from keephold.runtime import Runtime
+
+_STATE_SECS = 7 * 86_400.0
+"""How long a client may take to come back with an answer."""
+_CONNECT_SECS = 5.0
+AGENTS = "execute_agent_async"
+TASK_AFTER_SECS = 0.5
+"""After how long a call becomes a task, for clients that know tasks."""
+
+INSTRUCTIONS = """\
+Tools here can run in the background. Where a tool takes `action`, call it with {"action": "spawn", "id": "<a name you \
+choose>", …}: it answers at once, and the work goes on. Start several, then call `await` with {"all": [ids]} or \
+{"any": [ids]} and `timeout_secs`: it answers when they have finished. Never poll in a loop. `fetch` shows new output, \
+`apply` sends input or answers a question, `abort` ends. Without `action` a call runs to its end.
+`create_wait_handle`, `complete_wait_handle`, `wait_for` and `wait_for_multiple` do the same for work that somebody \
+else does: a webhook, a person, another agent. Results outlive this connection: ask again by id. Long output is cut; \
+`read_output` reads the rest."""
+
+
+class _Sealed:
+    """What a 2026 client carries for us, sealed: with a key of this process until the store's is known."""
+
+    def __init__(self) -> None:
+        self._codec = AESGCMRequestStateCodec([secrets.token_bytes(32)])
+
+    def use(self, key: bytes) -> None:
+        self._codec = AESGCMRequestStateCodec([key])
+
+    def seal(self, payload: bytes) -> str:
+        return self._codec.seal(payload)
+
+    def unseal(self, token: str) -> bytes:
+        return self._codec.unseal(token)
+
+
+async def _refusing(ctx: Context, call_next: CallNext) -> HandlerResult:
+    """What cannot be done is an answer and no traceback: the runtime is closed, or its store cannot be read."""
+    try:
+        return await call_next(ctx)
+    except KeepholdError as error:
+        raise MCPError(INTERNAL_ERROR, error.message) from None
+
+
+class Server(MCPServer[Any]):
+    """An MCP server over a runtime."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        conversation: str = "mcp",
+        schema: Schema = "generic",
+        task_after: float = TASK_AFTER_SECS,
+        **options: Any,
+    ) -> None:
+        """`conversation` is where handles live, of an authenticated client one of its own; after `task_after` seconds
+        a call becomes a task. Further options are those of the SDK's server."""
+        self.runtime = runtime
+        self._schema: Schema = schema
+        self.calls = Calls(runtime, conversation)
+        self.tasks = Tasks(self.calls, after=task_after)
+        bus = InMemorySubscriptionBus()
+        self.listeners = Listeners(self.calls, self.tasks, bus)
+        options.setdefault("name", "keephold")
+        options.setdefault("instructions", INSTRUCTIONS)
+        options.setdefault("version", version("keephold"))
+        options.setdefault("log_level", "WARNING")
+        extensions = [self.tasks, *options.pop("extensions", ())]
+        middleware = [_refusing, Tasks2025(self.calls, self.tasks, self.listeners), *options.pop("middleware", ())]
+        self._sealed = _Sealed()
+        options.setdefault("request_state_security", RequestStateSecurity(codec=self._sealed, ttl=_STATE_SECS))
+        super().__init__(
+            **options,
+            extensions=extensions,
+            middleware=middleware,
+            subscriptions=bus,
+        )
+        runtime.on_tools.append(self.listeners.tools_changed)
+        self._serve("subscriptions/listen", SubscriptionsListenRequestParams, self.listeners.listen)
+        self._serve("resources/subscribe", SubscribeRequestParams, self.listeners.subscribe)
+        self._serve("resources/unsubscribe", UnsubscribeRequestParams, self.listeners.unsubscribe)
+        self._serve("resources/read", ReadResourceRequestParams, self._read)
+        self._serve("resources/list", PaginatedRequestParams, self._list_resources)
+
+    def _serve(self, method: str, params: Any, handler: Callable[[Context, Any], Awaitable[Any]]) -> None:
+        """Serve a method of the protocol ourselves: extensions may not."""
+        self._lowlevel_server.add_request_handler(method, params, handler)
+
+    def _tool_input_schema(self, name: str) -> dict[str, Any] | None:
+        tool = self.runtime.toolbox.get(name)
+        return super()._tool_input_schema(name) if tool is None else dict(tool.parameters)
+
+    async def list_tools(self) -> list[DescribedTool]:
+        """What is registered here, then what the runtime has."""
+        await self.runtime.connected(_CONNECT_SECS)  # who asks but once is to see the tools of other servers
+        served = [tool for tool in self.runtime.toolbox.served() if tool.name != AGENTS or self.runtime.has_agents]
+        return [*await super().list_tools(), *described(served, self._schema)]
+
+    async def list_resource_templates(self) -> list[DescribedTemplate]:
+        handle = DescribedTemplate(
+            name="handle",
+            uri_template=ONE,
+            description="One handle: its state, times, progress and outcome. Subscribe to hear of changes.",
+            mime_type="application/json",
+        )
+        return [*await super().list_resource_templates(), handle]
+
+    async def _list_resources(self, ctx: Context, params: PaginatedRequestParams | None) -> ListResourcesResult:
+        handles = Described(
+            name="handles",
+            uri=LIST,
+            description="The handles of this conversation. Subscribe to hear of new and changed ones.",
+            mime_type="application/json",
+        )
+        return ListResourcesResult(resources=[*await self.list_resources(), handles])
+
+    async def _read(self, ctx: Context, params: ReadResourceRequestParams) -> Any:
+        uri, registry, conversation = str(params.uri), self.runtime.registry, self.calls.conversation(ctx)
+        id = id_of(uri)
+        if id is None and uri != LIST:
+            return await self._handle_read_resource(ctx, params)
+        try:
+            text = await (read_list(registry, conversation) if id is None else read_one(registry, conversation, id))
+        except KeepholdError as error:
+            raise MCPError(INVALID_PARAMS, error.message, data={"uri": uri}) from None
+        return ReadResourceResult(contents=[TextResourceContents(uri=uri, mime_type="application/json", text=text)])
+
+    async def open(self) -> None:
+        """Open the runtime, and use what all servers of its store share: a client may come back to any of them.
+
+        Make the server before its runtime is opened: calls that are taken up again may want to ask their clients."""
+        await self.runtime.open()
+        secret = await self.runtime.durability.waits.oldest_secret()  # stays when keys get another one
+        self._sealed.use(hashlib.sha256(b"keephold mcp request state" + secret).digest())
+
+    async def close(self) -> None:
+        """End the streams that listen, in good order."""
+        self.listeners.close()

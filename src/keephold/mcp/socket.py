@@ -1,0 +1,96 @@
+"""MCP over a Unix socket of the user's own: for `keephold mcp` where a server runs anyway (`control/serving.py`)."""
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any, cast
+
+from mcp.server.stdio import stdio_server
+
+from keephold.control.serving import announce, withdraw
+from keephold.mcp.server import Server
+
+
+class Listening:
+    """The socket of a server."""
+
+    def __init__(self, server: Server, path: str) -> None:
+        self._server = server
+        self._path = path
+        self._store: Path | None = None
+        self._listening: asyncio.Server | None = None
+        self._clients: set[asyncio.Task[None]] = set()
+
+    async def open(self, store: Path, config: Path, conversation: str) -> None:
+        """Listen, and say so beside the store."""
+        limit = self._server.runtime.limits.line_bytes
+        self._listening = await asyncio.start_unix_server(self._connected, sock=_bound(self._path), limit=limit)
+        self._store = store
+        announce(store, self._path, config, conversation)
+
+    async def close(self) -> None:
+        """Listen no more. Whoever is connected is let go."""
+        if self._listening is None or self._store is None:
+            return
+        self._listening.close()
+        _remove(self._path)
+        withdraw(self._store, self._path)
+        for task in tuple(self._clients):
+            task.cancel()
+        await asyncio.gather(*self._clients, return_exceptions=True)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._clients.add(task)
+        task.add_done_callback(self._clients.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lowlevel = self._server._lowlevel_server
+        try:
+            async with stdio_server(cast(Any, _Lines(reader)), cast(Any, _Words(writer))) as (received, sent):
+                await lowlevel.run(received, sent, lowlevel.create_initialization_options())
+        except* (ConnectionError, ValueError):  # it has gone, or sent a line that is longer than any may be
+            pass
+        finally:
+            writer.close()
+
+
+def _bound(path: str) -> socket.socket:
+    _remove(path)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    bound.bind(path)
+    Path(path).chmod(0o600)
+    return bound
+
+
+def _remove(path: str) -> None:
+    Path(path).unlink(missing_ok=True)
+
+
+class _Lines:
+    """What a client sends, line by line."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+
+    def __aiter__(self) -> "_Lines":
+        return self
+
+    async def __anext__(self) -> str:
+        line = await self._reader.readline()
+        if not line:
+            raise StopAsyncIteration
+        return line.decode("utf-8", "replace")
+
+
+class _Words:
+    """What a client is told."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    async def write(self, text: str) -> None:
+        self._writer.write(text.encode())
+
+    async def flush(self) -> None:
+        await self._writer.drain()

@@ -1,0 +1,356 @@
+"""Tasks: one-shot calls as handles that a client can come back to (M2, SEP-2663).
+
+A task is a handle, its id the handle's uid. A call becomes one when it takes longer than a moment, or asks something,
+or is of a tool that is always one; only for clients that know tasks. That it is one is written before it is said.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from mcp.server.context import CallNext, HandlerResult
+from mcp.server.extension import Extension, MethodBinding
+from mcp.server.mcpserver import require_client_extension
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, CallToolRequestParams, RequestParams
+from mcp_types.jsonrpc import HEADER_MISMATCH
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import Field
+
+from keephold.errors import KeepholdError
+from keephold.handles.handle import Handle, OnStop
+from keephold.handles.question import question_key
+from keephold.handles.state import Error, Outcome, Reply, Running, State, Stopped, Waiting
+from keephold.mcp.calls import Calls, Context, Served, elicits, plain, unknown
+from keephold.mcp.elicit import Asker, Elicit, elicitation, question_form
+from keephold.mcp.results import may_be_task, result
+from keephold.store.base import Annotated, TakenBack
+from keephold.turn.people import People
+from keephold.turn.slot import slot_of
+
+TASKS = "io.modelcontextprotocol/tasks"
+MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
+MARK = "mcp.task"
+"""In a handle's metadata: that it is a task, and whether its client can ask its user something."""
+POLL_MS = 1000
+PROTOCOL_ERRORS = ("crashed", "mcp_error", "not_storable", "store_unavailable")
+"""Codes of errors that are not the tool's own answer: a task that ends with one has failed."""
+
+
+class TaskRef(RequestParams):
+    """Names a task."""
+
+    task_id: str = Field(alias="taskId")
+
+
+class TaskInput(TaskRef):
+    """Answers to what a task asks."""
+
+    input_responses: dict[str, Any] = Field(default_factory=dict, alias="inputResponses")
+
+
+class Tasks(Extension):
+    """The extension: serves `tools/call` of our tools, and `tasks/*`."""
+
+    identifier = TASKS
+
+    def __init__(self, calls: Calls, *, after: float) -> None:
+        """A call that has not ended `after` seconds becomes a task."""
+        self._calls = calls
+        self._after = after
+        self._askers: dict[str, Asker] = {}
+        calls.runtime.people.found = self._found
+        calls.followed_by(self)
+
+    def methods(self) -> list[MethodBinding]:
+        return [
+            MethodBinding("tasks/get", TaskRef, self._get, MODERN),
+            MethodBinding("tasks/update", TaskInput, self._update, MODERN),
+            MethodBinding("tasks/cancel", TaskRef, self._cancel, MODERN),
+        ]
+
+    # tools/call
+
+    async def intercept_tool_call(
+        self, params: CallToolRequestParams, ctx: Context, call_next: CallNext
+    ) -> HandlerResult:
+        runtime = self._calls.runtime
+        tool = runtime.toolbox.get(params.name)
+        if tool is None:
+            served = await call_next(ctx)
+            return unknown(runtime, params.name) if _says_unknown(served, params.name) else served
+        modern = ctx.protocol_version in MODERN
+        if modern and tool.task == "required":
+            require_client_extension(ctx, TASKS)
+        if not modern or not declares(ctx) or not may_be_task(tool) or params.request_state:
+            return await self._calls.call(ctx, tool, params)
+        begun = await self._calls.begin(ctx, tool, params, park_after=None)
+        handle = begun.handle
+        try:
+            if handle is not None and not handle.stateful and not await self._over_soon(begun):
+                return {"resultType": "task", **self.flat(await self.announce(begun, elicits(ctx)))}
+        except asyncio.CancelledError:
+            self._calls.left(ctx, begun)
+            raise
+        return await self._calls.answer(ctx, begun)
+
+    async def _over_soon(self, begun: Served) -> bool:
+        """Whether the call ends within a moment, without asking anything."""
+        handle = begun.handle
+        assert handle is not None
+        if begun.tool.task == "required":
+            return False
+        over = asyncio.Event()
+        watcher = OnStop(lambda _: over.set())
+        handle.watch(watcher)
+        waits = [asyncio.ensure_future(over.wait())]
+        if begun.asker is not None:
+            waits.append(asyncio.ensure_future(begun.asker.asked.wait()))
+        try:
+            await asyncio.wait(waits, timeout=self._after, return_when="FIRST_COMPLETED")
+            return over.is_set()
+        finally:
+            handle.unwatch(watcher)
+            for wait in waits:
+                wait.cancel()
+
+    async def announce(self, begun: Served, elicits: bool) -> Handle:
+        """From now on the call is a task. That is in the store when this returns."""
+        handle = begun.handle
+        assert handle is not None
+        begun.visit.detach()
+        if begun.asker is not None:
+            begun.asker.ask_by(None)
+        await self.mark(handle, begun.asker, elicits)
+        return handle
+
+    async def mark(self, handle: Handle, asker: Asker | None, elicits: bool) -> None:
+        """Whoever runs the call, also after a crash, asks its client what it asks."""
+        if asker is not None and handle.uid not in self._askers:
+            self._keep(handle, asker)
+        self._calls.runtime.registry.write_down(handle)
+        try:
+            await self._calls.runtime.registry.write((Annotated(handle.uid, metadata={MARK: {"elicits": elicits}}),))
+        except KeepholdError as error:
+            if error.code != "already_stopped":
+                raise
+
+    def _keep(self, handle: Handle, asker: Asker) -> None:
+        asker.handle, asker.patient = handle, True
+        asker.changed = lambda: self._calls.runtime.registry.touch(handle)  # who listens to the task is told
+        self._askers[handle.uid] = asker
+        handle.watch(OnStop(self._forget))
+
+    def _forget(self, handle: Handle) -> None:
+        self._askers.pop(handle.uid, None)
+
+    def _found(self, handle: Handle) -> People | None:
+        """Who is there for a task that is run again after a crash: its client, whenever it comes back."""
+        mark = (handle.metadata or {}).get(MARK)
+        if not isinstance(mark, Mapping) or not mark.get("elicits"):
+            return None
+        asker = Asker()
+        self._keep(handle, asker)
+        return self._calls.runtime.people.joined(asker)
+
+    # tasks/*
+
+    async def _get(self, ctx: Context, params: TaskRef) -> HandlerResult:
+        handle = await self.named(ctx, params.task_id)
+        return {"resultType": "complete", **await self.detailed(handle)}
+
+    async def _update(self, ctx: Context, params: TaskInput) -> HandlerResult:
+        handle = await self.named(ctx, params.task_id)
+        await self.answer(handle, {key: plain(said) for key, said in params.input_responses.items()})
+        return {"resultType": "complete"}
+
+    async def _cancel(self, ctx: Context, params: TaskRef) -> HandlerResult:
+        await self.cancel(await self.named(ctx, params.task_id))
+        return {"resultType": "complete"}
+
+    async def named(self, ctx: Context, task_id: str, *, header: bool = True) -> Handle:
+        """The task, if it is this principal's; another's is as good as none."""
+        if ctx.protocol_version in MODERN:
+            require_client_extension(ctx, TASKS)
+            if header:
+                _check_header(ctx, task_id)
+        handle = await self.find(ctx, task_id)
+        if handle is None:
+            raise MCPError(code=INVALID_PARAMS, message="Task not found")
+        return handle
+
+    async def find(self, ctx: Context, task_id: str) -> Handle | None:
+        """The same for whoever takes none for an answer."""
+        registry = self._calls.runtime.registry
+        await registry.refresh((task_id,))
+        handle = registry.loaded(task_id)
+        if handle is None:
+            record = await registry.store.handle(task_id)
+            handle = registry.adopt(record) if record is not None else None
+        mine = handle is not None and handle.conversation == self._calls.conversation(ctx)
+        if handle is None or not mine or registry.expired(handle.state, handle.conversation):
+            return None
+        return handle
+
+    async def answer(self, handle: Handle, responses: Mapping[str, Any]) -> None:
+        """Give a task what it asked for. When this returns, what was taken is in the store."""
+        asker, runtime = self._askers.get(handle.uid), self._calls.runtime
+        if asker is not None:
+            await asker.taken(responses)
+        elif isinstance(handle.state, Waiting) and runtime.relay.elsewhere(handle):
+            question = handle.state.question
+            said = responses.get(question_key(question, handle.state.number))
+            content = said.get("content") if isinstance(said, Mapping) else None
+            if isinstance(said, Mapping) and said.get("action") in ("decline", "cancel"):
+                await self._by_person(handle, "apply", {}, declines=True)
+            elif isinstance(content, Mapping) and question.id in content:
+                await self._by_person(handle, "apply", {"input": content[question.id]})
+        await runtime.registry.write(())
+
+    async def cancel(self, handle: Handle) -> None:
+        """End a task; one that is over stays as it is."""
+        if handle.active:
+            await self._by_person(handle, "abort", {})
+
+    async def _by_person(
+        self, handle: Handle, action: Any, arguments: dict[str, Any], *, declines: bool = False
+    ) -> None:
+        """What a client does with its task, it does as the person behind it."""
+        runtime = self._calls.runtime
+        slot = slot_of(handle, action, arguments, by="person")
+        slot.declines = declines
+        done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+        def answer(reply: Reply) -> None:
+            if not done.done():
+                done.set_result(reply)
+
+        if runtime.relay.elsewhere(handle):
+            runtime.relay.ask(handle, slot, answer)
+        else:
+            runtime.actions.act(slot, handle, answer)
+        await done
+
+    # What a task looks like
+
+    def flat(self, handle: Handle) -> dict[str, Any]:
+        """A task without what it came to (SEP-2663)."""
+        state = handle.state
+        shown: dict[str, Any] = {
+            "taskId": handle.uid,
+            "status": self.status(handle),
+            "createdAt": moment(state.created),
+            "lastUpdatedAt": moment(_updated(state)),
+            "ttlMs": self.ttl_ms,
+            "pollIntervalMs": POLL_MS,
+        }
+        message = _message(handle)
+        return shown if message is None else {**shown, "statusMessage": message}
+
+    @property
+    def ttl_ms(self) -> int:
+        return int(self._calls.runtime.registry.retention * 1000)
+
+    def status(self, handle: Handle) -> str:
+        """One of the five statuses."""
+        match handle.state:
+            case Stopped(outcome=Error(code=code)) if code in PROTOCOL_ERRORS:
+                return "failed"
+            case Stopped() as state:
+                return "cancelled" if state.deliberate else "completed"
+        return "input_required" if self.requests(handle) else "working"
+
+    def requests(self, handle: Handle) -> dict[str, dict[str, Any]]:
+        """What a task asks its client."""
+        asker = self._askers.get(handle.uid)
+        if asker is not None:
+            return asker.requests()
+        mark = (handle.metadata or {}).get(MARK)
+        if isinstance(handle.state, Waiting) and isinstance(mark, Mapping) and mark.get("elicits"):
+            question, number = handle.state.question, handle.state.number
+            return {question_key(question, number): elicitation(question_form(question, None))}
+        return {}
+
+    async def detailed(self, handle: Handle) -> dict[str, Any]:
+        """A task with what it came to, or what it asks."""
+        shown = self.flat(handle)
+        state, status = handle.state, shown["status"]
+        if status == "completed":
+            assert isinstance(state, Stopped)
+            shown["result"] = await self.outcome(handle)
+        elif status == "failed" and isinstance(state, Stopped):
+            shown["error"] = protocol_error(state.outcome)
+        elif status == "input_required":
+            shown["inputRequests"] = self.requests(handle)
+        return shown
+
+    async def outcome(self, handle: Handle) -> dict[str, Any]:
+        """What the call of a task that has ended would have been answered with."""
+        runtime = self._calls.runtime
+        reply = runtime.replies.outcome(handle)
+        if handle.parking is not None or handle.stateful:  # its end was news (D9), and this shows it
+            taken = TakenBack(handle.conversation, ((handle.uid, "stopped"),))
+            await runtime.registry.write((taken,))
+        answer = result(handle.tool, reply.model, reply.is_error, code=reply.code)
+        return answer.model_dump(by_alias=True, exclude_none=True, mode="json")
+
+    def ask_by(self, handle: Handle, elicit: Elicit | None) -> None:
+        """Ask what the task asks in this way; None: it is asked for (`tasks/update`)."""
+        asker = self._askers.get(handle.uid)
+        if asker is not None:
+            asker.ask_by(elicit)
+
+
+def declares(ctx: Context) -> bool:
+    """Whether the client said with this request that it knows tasks."""
+    capabilities = ctx.session.client_capabilities
+    return TASKS in ((capabilities.extensions if capabilities is not None else None) or {})
+
+
+def protocol_error(outcome: Outcome) -> dict[str, Any]:
+    """An error that is not the tool's own answer, as JSON-RPC has it."""
+    message = outcome.message if isinstance(outcome, Error) else "the call has failed"
+    return {"code": INTERNAL_ERROR, "message": message}
+
+
+def moment(at: float) -> str:
+    """A time as MCP writes it."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _updated(state: State) -> float:
+    """When it came to be in this state."""
+    match state:
+        case Stopped():
+            return state.stopped
+        case Waiting():
+            return state.asked
+        case Running():
+            return state.started
+    return state.created
+
+
+def _message(handle: Handle) -> str | None:
+    progress = handle.progress
+    if isinstance(handle.state, Waiting):
+        return handle.state.question.text
+    if isinstance(handle.state, Stopped) and isinstance(handle.state.outcome, Error):
+        return handle.state.outcome.message
+    if progress is None or not handle.active:
+        return None
+    of = "" if progress.total is None else f" of {progress.total:g}"
+    return progress.message or f"{progress.done:g}{of}"
+
+
+def _check_header(ctx: Context, task_id: str) -> None:
+    """A header that names another task is refused; a missing one is not: real clients leave it out."""
+    headers = getattr(ctx.request, "headers", None)
+    named = headers.get("mcp-name") if headers is not None else None
+    if named is not None and named != task_id:
+        raise MCPError(code=HEADER_MISMATCH, message=f"Mcp-Name header {named!r} does not match taskId {task_id!r}")
+
+
+def _says_unknown(served: HandlerResult, name: str) -> bool:
+    content = getattr(served, "content", None) or [None]
+    return getattr(content[0], "text", None) == f"Unknown tool: {name}"

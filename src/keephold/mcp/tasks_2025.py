@@ -1,0 +1,146 @@
+"""Tasks for clients of 2025-11-25 (SEP-1686): the same tasks, asked for by the client and written another way.
+
+The SDK has the types of this extension and serves none of its methods, so a middleware does. What a task asks is asked
+by a request of ours while the client waits for its result.
+"""
+
+import asyncio
+from typing import Any
+
+from mcp.server.context import CallNext, HandlerResult
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND, CallToolRequestParams
+from pydantic import BaseModel, ValidationError
+
+from keephold.handles.handle import Handle, OnStop
+from keephold.handles.state import Error, Stopped
+from keephold.mcp.calls import Calls, Context, by_request, elicits
+from keephold.mcp.listen import Listeners
+from keephold.mcp.results import may_be_task
+from keephold.mcp.tasks import MARK, POLL_MS, Tasks, protocol_error
+
+VERSION = "2025-11-25"
+RELATED = "io.modelcontextprotocol/related-task"
+CAPABILITY: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+_PAGE = 100
+
+
+class Tasks2025:
+    """The middleware."""
+
+    def __init__(self, calls: Calls, tasks: Tasks, listeners: Listeners) -> None:
+        self._calls = calls
+        self._listeners = listeners
+        self._tasks = tasks
+        self._methods = {
+            "tasks/get": self._get,
+            "tasks/result": self._result,
+            "tasks/cancel": self._cancel,
+            "tasks/list": self._list,
+        }
+
+    async def __call__(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        if ctx.method == "notifications/cancelled":
+            self._calls.cancelled(ctx)
+        if ctx.request_id is None:
+            return await call_next(ctx)
+        if ctx.method == "initialize":
+            self._listeners.joined(ctx)
+            return _advertised(await call_next(ctx))
+        if ctx.protocol_version != VERSION:
+            return await call_next(ctx)
+        if ctx.method == "tools/call":
+            return await self._call(ctx, call_next)
+        method = self._methods.get(ctx.method)
+        return await (call_next(ctx) if method is None else method(ctx))
+
+    async def _call(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        """A call that its client wants as a task is one from the start."""
+        given = dict(ctx.params or {})
+        tool = self._calls.runtime.toolbox.get(str(given.get("name")))
+        if tool is None or (given.get("task") is None and tool.task != "required"):
+            return await call_next(ctx)
+        if given.get("task") is None:
+            raise MCPError(METHOD_NOT_FOUND, f"Tool `{tool.name}` runs only as a task; send `task` with the call")
+        if not may_be_task(tool):
+            raise MCPError(METHOD_NOT_FOUND, f"Tool `{tool.name}` does not run as a task; leave `task` out")
+        try:
+            params = CallToolRequestParams.model_validate(given, by_name=False)
+        except ValidationError as error:
+            raise MCPError(INVALID_PARAMS, f"the call is not valid: {error.errors()[0]['msg']}") from None
+        begun = await self._calls.begin(ctx, tool, params, park_after=None)
+        if begun.handle is None or begun.handle.stateful:
+            return await self._calls.answer(ctx, begun)
+        return {"task": self._shown(await self._tasks.announce(begun, elicits(ctx)))}
+
+    async def _get(self, ctx: Context) -> dict[str, Any]:
+        return self._shown(await self._named(ctx))
+
+    async def _cancel(self, ctx: Context) -> dict[str, Any]:
+        handle = await self._named(ctx)
+        if not handle.active:
+            raise MCPError(INVALID_PARAMS, f"Task is {self._tasks.status(handle)} already and cannot be cancelled")
+        await self._tasks.cancel(handle)
+        return self._shown(handle)
+
+    async def _result(self, ctx: Context) -> dict[str, Any]:
+        """What a task came to, when it has come to it. Meanwhile the client's user is asked what the task asks."""
+        handle = await self._named(ctx)
+        over = asyncio.Event()
+        watcher = OnStop(lambda _: over.set())
+        handle.watch(watcher)
+        related = {RELATED: {"taskId": handle.uid}}
+        self._tasks.ask_by(handle, by_request(ctx, related) if ctx.session.can_send_request else None)
+        try:
+            await over.wait()
+        finally:
+            handle.unwatch(watcher)
+            self._tasks.ask_by(handle, None)
+        state = handle.state
+        assert isinstance(state, Stopped)
+        if self._tasks.status(handle) == "failed":
+            error = protocol_error(state.outcome)
+            raise MCPError(error["code"], error["message"])
+        shown = await self._tasks.outcome(handle)
+        del shown["resultType"]
+        if state.deliberate and isinstance(state.outcome, Error):
+            shown["isError"] = True  # a cancelled call has no result of its own
+        return {**shown, "_meta": related}
+
+    async def _list(self, ctx: Context) -> dict[str, Any]:
+        cursor = (ctx.params or {}).get("cursor")
+        if cursor is not None and not isinstance(cursor, str):
+            raise MCPError(INVALID_PARAMS, "`cursor` must be the `nextCursor` of the page before")
+        registry = self._calls.runtime.registry
+        records = await registry.store.handles(
+            conversation=self._calls.conversation(ctx), stateful=None, after=cursor, limit=_PAGE
+        )
+        tasks = [registry.adopt(record) for record in records if MARK in (record.metadata or {})]
+        listed: dict[str, Any] = {"tasks": [self._shown(handle) for handle in tasks]}
+        if len(records) == _PAGE:
+            listed["nextCursor"] = records[-1].uid
+        return listed
+
+    async def _named(self, ctx: Context) -> Handle:
+        task_id = (ctx.params or {}).get("taskId")
+        if not isinstance(task_id, str):
+            raise MCPError(INVALID_PARAMS, "`taskId` must be the id of a task")
+        return await self._tasks.named(ctx, task_id)
+
+    def _shown(self, handle: Handle) -> dict[str, Any]:
+        shown = self._tasks.flat(handle)
+        del shown["ttlMs"], shown["pollIntervalMs"]
+        return {**shown, "ttl": self._tasks.ttl_ms, "pollInterval": POLL_MS}
+
+
+def _advertised(served: HandlerResult) -> HandlerResult:
+    """What the server is capable of: its tools come and go, and it has tasks for a client that may know them."""
+    shown = (
+        served.model_dump(by_alias=True, exclude_none=True, mode="json") if isinstance(served, BaseModel) else served
+    )
+    if shown is None:
+        return served
+    capabilities = {**shown.get("capabilities", {}), "tools": {"listChanged": True}}
+    if shown.get("protocolVersion") == VERSION:
+        capabilities["tasks"] = CAPABILITY
+    return {**shown, "capabilities": capabilities}

@@ -1,0 +1,479 @@
+"""The runtime: tools, handles and turns in one place. What a Python program opens first."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from keephold.assembly import assemble
+from keephold.durable.calls import Durability
+from keephold.durable.deferred import ResolveOutcome, read_resolution
+from keephold.durable.keys import Key
+from keephold.durable.waits import open_keys
+from keephold.errors import KeepholdError, ToolError
+from keephold.handles.clock import Clock, SystemClock
+from keephold.handles.handle import HandleInfo
+from keephold.handles.registry import Registry
+from keephold.handles.spool import Spool
+from keephold.handles.view import Handles
+from keephold.limits import Limits
+from keephold.schema.dialects import DIALECTS, Dialect, tool_list
+from keephold.store.base import ProcessEvent, Store
+from keephold.store.rows import Level
+from keephold.store.urls import open_store
+from keephold.tools.base import Tool
+from keephold.tools.guard import Guard
+from keephold.tools.terminal.preload import preload_soon
+from keephold.tools.waiting.agents import AgentFunction, Agents
+from keephold.tools.waiting.cleanup import archive_in
+from keephold.tools.waiting.measure import Measure, Metrics
+from keephold.turn import person
+from keephold.turn.actions import Actions
+from keephold.turn.admission import Admission
+from keephold.turn.aside import Aside
+from keephold.turn.batch import Batch
+from keephold.turn.budget import Projector, ProjectorProtocol
+from keephold.turn.closing import end_calls
+from keephold.turn.deadlines import Deadlines
+from keephold.turn.desk import Desk
+from keephold.turn.inquiries import TIMEOUT_SECS, Inquiries
+from keephold.turn.inquiry import Inquire, Inquiry
+from keephold.turn.lineage import root_of
+from keephold.turn.notifications import Notifications
+from keephold.turn.people import People
+from keephold.turn.permission import Permission
+from keephold.turn.prompts import Prompter
+from keephold.turn.questions import Questions
+from keephold.turn.recovery import Recovery
+from keephold.turn.relay import Relay
+from keephold.turn.remembered import Remembered
+from keephold.turn.replies import Replies
+from keephold.turn.slot import Tools
+from keephold.turn.streams import Streams
+from keephold.turn.turn import Turn
+from keephold.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from pydantic_ai.models import Model
+
+    from keephold.agent.agency import Agency
+    from keephold.agent.conversation import Conversation
+    from keephold.config import Config
+    from keephold.tools.remote.server import McpServer
+    from keephold.tools.remote.servers import Servers
+
+_RETENTION_MEMORY, _RETENTION_STORED = 3600.0, 7 * 86_400.0
+
+
+class Runtime:
+    """Runs tools. Use it as an async context manager; leaving the block ends or lets go of everything that still runs.
+
+    `store` names where handles are kept (default: what the configuration says, else `memory:`); `config` is a
+    `keephold.toml` whose tools and settings to use. `servers` are MCP servers whose tools to use: they are connected in
+    the background, and `connected` waits for them. `prompter` asks a person (`turn/prompts.py`), `inquiry` a model
+    (`turn/inquiry.py`); without them nobody is there to be asked. `metrics` are told of handles and waits (W8).
+    """
+
+    def __init__(
+        self,
+        tools: Iterable[Tool] = (),
+        *,
+        store: str | Store | None = None,
+        config: "str | Path | Config | None" = None,
+        clock: Clock | None = None,
+        projector: ProjectorProtocol | None = None,
+        prompter: Prompter | None = None,
+        inquiry: Inquire | None = None,
+        servers: "Iterable[McpServer]" = (),
+        metrics: Metrics | None = None,
+    ) -> None:
+        loaded = self._config = self._made_with = _load(config)
+        self.limits = loaded.limits.policy() if loaded else Limits()
+        self.batches: set[Batch] = set()
+        """Those that are not answered yet."""
+        self.turns: set[Turn] = set()
+        """Those that are open."""
+        self.on_tools: list[Callable[[], None]] = []
+        """Called when the list of tools is another one."""
+        self._desks: WeakValueDictionary[str, Desk] = WeakValueDictionary()
+        self._agents = Agents()
+        self._agency: Agency | None = None
+        self._measure = Measure(metrics)
+        self._guard = Guard()
+        self._opening: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self.upkeep = Upkeep(self)
+        detached = loaded.conversation.detached if loaded else "deny"
+        if store is None:
+            store = (loaded.store_url if loaded else None) or "memory:"
+        opened = open_store(store) if isinstance(store, str) else store
+        retention = loaded.store.retention_secs if loaded else None
+        if retention is None:
+            retention = _RETENTION_STORED if opened.durable else _RETENTION_MEMORY
+        self.replies = Replies(projector or Projector())
+        used = [*servers, *(loaded.mcp_servers() if loaded else ())]
+        waiting = Aside(self).tools(
+            self._agents,
+            self._measure,
+            detached=detached,
+            private_addresses=loaded is not None and loaded.workflows.private_addresses,
+        )
+        self._assemble = partial(
+            assemble, self, tuple(tools), servers=used, waiting=waiting, guard=self._guard, person=prompter is not None
+        )
+        self.toolbox = self._assemble(config=loaded, agents=self._agents)
+        self.registry = Registry(
+            opened, clock or SystemClock(), Spool(opened.directory), self.toolbox.known, retention=retention
+        )
+        self._measure.begin(self.registry)
+        if loaded is not None:
+            self.registry.shorter = loaded.wait_handles.retention()
+            self.registry.archive = archive_in(loaded.root, loaded.wait_handles.archive)
+        settings = loaded.conversation.inquiry if loaded else None
+        self.inquiries = Inquiries(
+            self.registry,
+            inquiry,
+            assistant=settings.assistant.written() if settings else None,
+            timeout=settings.timeout_secs if settings else TIMEOUT_SECS,
+        )
+        if loaded is not None and loaded.has_model:
+            self.inquiries.use(self._inquire)
+        self.notifications = Notifications(self.registry)
+        self.remembered = Remembered()
+        self.people = People(prompter)
+        self.permission = Permission(detached, self.people, self.remembered)
+        questions = Questions(self.registry, self.limits, detached, self.people, self.inquiries, self.remembered)
+        self.durability = Durability(self.registry)
+        self.admission = Admission(self.registry, self.toolbox, questions, self.permission, self.replies)
+        self.recovery = Recovery(self.registry, self.toolbox, self.durability, self.admission)
+        self.relay = Relay(self.registry)
+        self.actions = Actions(
+            self.registry,
+            self.durability,
+            self.admission,
+            self.permission,
+            self.replies,
+            self.relay,
+            self.toolbox,
+            self.limits,
+        )
+        self.relay.actions, self.relay.recovery = self.actions, self.recovery
+        self.streams = Streams(self.registry, self.actions)
+        self.deadlines = Deadlines(self.registry)
+        self.registry.on_cancelled = self.recovery.cancelled
+        self.registry.on_held = self.recovery.held
+        self.registry.on_deadline = self.deadlines.expect
+        self._servers = self._use(used)
+
+    def _use(self, servers: "list[McpServer]") -> "Servers | None":
+        return self._connect(servers) if servers else None
+
+    def _connect(self, servers: "list[McpServer]") -> "Servers":
+        from keephold.tools.remote.servers import Servers  # nobody pays for it who uses none
+
+        return Servers(servers, self._guard, self.toolbox, self._tell, self._tools_arrived)
+
+    def _tell(self, kind: str, level: Level, message: str, conversation: str) -> None:
+        if not self.closing:
+            self.registry.run_soon(self.notifications.notify(kind, level, message, conversation))
+
+    def _tools_arrived(self) -> None:
+        """Tools of MCP servers have come or gone. Calls of dead processes may have waited for them (R1)."""
+        for told in tuple(self.on_tools):
+            told()
+        if self.registry.store.durable and not self.closing:
+            self.registry.run_soon(self.recovery.sweep())
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Open the store and take up what dead processes left (R1). Entering the runtime does it."""
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+        if not self._opening.done():
+            await asyncio.shield(self._opening)
+        self._opening.result()  # raises why it could not be opened
+
+    async def _open(self) -> None:
+        store = self.registry.store
+        if any(tool.source == "terminal" for tool in self.toolbox):
+            preload_soon()
+        await store.open(self.upkeep.heard)
+        if store.durable:
+            await self._take_up()
+        if self._servers is not None:
+            self._servers.open()
+
+    async def _take_up(self) -> None:
+        """What dead processes left, and what others may want of us."""
+        store = self.registry.store
+        try:
+            await self.streams.open()
+            await self.registry.collect_sometimes()
+            await self.recovery.start()
+            await self.deadlines.check()
+        except BaseException:
+            await self.streams.close()
+            await store.close()  # or its lock would say that somebody looks after what was claimed
+            raise
+        self.upkeep.begin()
+
+    def turn(self, conversation: str | None = None, *, resume: bool = False, tools: Tools | None = None) -> Turn:
+        """A turn of a conversation; without a name, of a new one. Open it with `async with`.
+
+        With `resume` a turn that its process did not live to end is taken up again: `turn.unfinished` is the batch that
+        was never answered, `turn.resume()` answers it (B9). `tools` are those it may call, if not all.
+        """
+        self.check_open()
+        name = f"c-{secrets.token_hex(6)}" if conversation is None else conversation
+        return Turn(self, name, f"t-{secrets.token_hex(6)}", resume=resume, tools=tools)
+
+    def conversation(
+        self, id: str | None = None, *, model: "Model[Any] | str | None" = None, instructions: str | None = None
+    ) -> "Conversation":
+        """A conversation with a model: that of an earlier `id`, or a new one (G1).
+
+        `model` is a name, `provider:model`, or a model of pydantic-ai; without it, `[conversation.assistant]` says.
+        """
+        self.check_open()
+        made = self.agency.conversation(id, model, instructions)
+        self.inquiries.use(self.agency.inquire)
+        return made
+
+    @property
+    def agency(self) -> "Agency":
+        """The models and conversations of this runtime."""
+        if self._agency is None:
+            from keephold.agent.models import need_pydantic_ai
+
+            need_pydantic_ai()
+            from keephold.agent.agency import Agency
+
+            self._agency = Agency(self, self._config)
+        return self._agency
+
+    root = staticmethod(root_of)
+    """The conversation at the top of those that a sub-agent's conversation belongs to (G2)."""
+
+    def tools_of(self, conversation: str) -> Iterable[Tool]:
+        """The tools that are offered in a conversation: all, or those that an agent may use."""
+        return self.toolbox if self._agency is None else self._agency.tools_of(conversation)
+
+    async def _inquire(self, inquiry: Inquiry) -> Any:
+        return await self.agency.inquire(inquiry)
+
+    def desk(self, conversation: str) -> Desk:
+        """Where calls of a conversation are handed in one by one, without a turn (M5)."""
+        self.check_open()
+        desk = self._desks.get(conversation)
+        if desk is None:
+            desk = self._desks[conversation] = Desk(self, conversation)
+        return desk
+
+    async def connected(self, timeout: float | None = None) -> bool:
+        """Wait until every MCP server has listed its tools or could not be reached; whether all have listed them."""
+        await self._ready()
+        return self._servers is None or await self._servers.ready(timeout)
+
+    async def add_server(self, server: "McpServer") -> None:
+        """Use the tools of one more MCP server. It is connected in the background; the same one again is harmless."""
+        await self._ready()
+        if self._servers is None:
+            self._servers = self._connect([])
+        self.toolbox.offer("await", "read_output")
+        self._servers.add(server)
+
+    @property
+    def has_agents(self) -> bool:
+        """Whether an agent is registered."""
+        return bool(self._agents.ids)
+
+    def agent(
+        self, id: str, *, on_crash: Literal["replay", "fail"] = "fail", max_running: int | None = None
+    ) -> Callable[[AgentFunction], AgentFunction]:
+        """Decorator: make `async def (call, request)` the agent of that id, for `execute_agent_async` (W12).
+
+        It returns a text, or an object with `response`. With `replay` it may use `call.durable()` and is run again with
+        its journal after a crash, by a runtime that has registered it before it is opened. Only `max_running` of its
+        runs go on at once; the others queue by priority (W11).
+        """
+
+        return self._agents.registering(id, on_crash, max_running)
+
+    def reload(self, config: "Config") -> list[str]:
+        """Use the tools, agents and models of this configuration from now on; what runs goes on as it was begun. Raises
+        `ConfigError`, and then nothing has changed. Returns the tables that need a new runtime to be changed."""
+        agents = Agents()
+        self.toolbox.become(self._assemble(config=config, agents=agents))
+        self._agents.become(agents, instead_of=self._config.agents if self._config is not None else ())
+        self._config = config
+        if self._agency is not None:
+            self._agency.config = config
+        if config.has_model:
+            self.inquiries.use(self._inquire)
+        for told in tuple(self.on_tools):
+            told()
+        return config.fixed_tables(self._made_with)
+
+    def tools(self, dialect: Dialect = "generic") -> list[dict[str, Any]]:
+        """The tools as a model sees them, in stable order (G3)."""
+        if dialect not in DIALECTS:
+            raise KeepholdError(f"unknown dialect `{dialect}`; there are {', '.join(DIALECTS)}", code="unknown_dialect")
+        return tool_list(self.toolbox, dialect)
+
+    async def wait(
+        self,
+        *,
+        all: Sequence[str] = (),
+        any: Sequence[str] = (),
+        timeout: float | None = None,
+        conversation: str,
+    ) -> dict[str, Any]:
+        """Wait as `await` does (A2, A3), with values instead of texts and `is_error` in each result."""
+        await self._ready()
+        waited = await Handles(self.registry, conversation).wait(all=all, any=any, timeout=timeout)
+        return self.replies.values(waited)
+
+    async def send(
+        self, id: str, input: Any = msgspec.UNSET, *, keys: Sequence[str] = (), conversation: str
+    ) -> dict[str, Any]:
+        """As a person, send a handle of this runtime input or a terminal's keys, or answer its open question (C6, Q4).
+        None closes its input.
+
+        Returns its state when it has settled, as a reply shows it (C3). Raises `ToolError` if it is refused.
+        """
+        await self._ready()
+        handle = await Handles(self.registry, conversation).find(id)
+        if self.relay.elsewhere(handle):
+            raise ToolError(f"Handle `{id}` is run by another process; `keephold send` reaches it", code="not_running")
+        reply = await person.send(self.actions, handle, input, keys)
+        return msgspec.json.decode(reply.result, type=dict[str, Any])
+
+    async def resolve(self, key: str, resolution: Mapping[str, Any]) -> ResolveOutcome:
+        """Complete what a key stands for: `{"status": "ok", "payload": …}` and its siblings (D4, D5)."""
+        await self._ready()
+        return await self.durability.waits.resolve(key, read_resolution(resolution, self.limits.nesting))
+
+    async def notify(
+        self, kind: str, level: Literal["info", "warning", "error", "critical"], message: str, *, conversation: str
+    ) -> None:
+        """Queue news for the assistant of a conversation: `kind` is `source.name` (N1, N4)."""
+        await self._ready()
+        await self.notifications.notify(kind, level, message, conversation)
+
+    async def keys(self, id: str, *, conversation: str) -> dict[str, Key]:
+        """The open keys of the newest handle of that id, by the name of the wait; `completion` is that of the call.
+
+        They are for whoever runs the program to hand on, and not for the model (K5).
+        """
+        await self._ready()
+        handle = await Handles(self.registry, conversation).find(id)
+        return await open_keys(self.registry.store, handle.uid) if handle.active else {}
+
+    async def revoke_keys(self, conversation: str) -> int:
+        """Make all open keys of a conversation worthless; calls parked on them are stopped. Returns how many."""
+        await self._ready()
+        return await self.durability.waits.revoke(conversation)
+
+    async def rotate_secret(self) -> str:
+        """Sign new keys with a new secret; keys made before stay good (D3). Returns the id of the secret."""
+        await self._ready()
+        return await self.durability.waits.rotate()
+
+    async def process_events(self, process_id: str, *, after: int = 0, limit: int = 1000) -> list[ProcessEvent]:
+        """The events of a process after the one of that number, oldest first (E8)."""
+        await self._ready()
+        return await self.registry.store.process_events(process_id, after, limit)
+
+    async def handle(self, id: str, *, conversation: str) -> HandleInfo:
+        """The newest handle of that id."""
+        await self._ready()
+        await self.registry.load(conversation, (id,))
+        return self.registry.find(id, conversation).info()
+
+    async def handles(
+        self,
+        *,
+        state: Literal["pending", "running", "waiting", "stopped"] | None = None,
+        conversation: str | None = None,
+        limit: int = 1000,
+        after: str | None = None,
+    ) -> list[HandleInfo]:
+        """Spawned handles, oldest first; `after` is the uid of the last one of the page before."""
+        await self._ready()
+        return await self.registry.page(conversation=conversation, state=state, limit=limit, after=after)
+
+    def live(self) -> list[HandleInfo]:
+        """Every handle that has not stopped, and those of which something lingers."""
+        return [handle.info() for handle in self.registry.live()]
+
+    def check_open(self) -> None:
+        """Raise if the runtime is closed."""
+        if self._closing is not None:
+            raise KeepholdError("the runtime is closed; open a new one", code="runtime_closed")
+
+    async def _ready(self) -> None:
+        """Be open. What is in memory can be looked at also when the runtime is closed."""
+        if self.closing and not self.registry.store.durable:
+            return
+        self.check_open()
+        await self.open()
+
+    @property
+    def closing(self) -> bool:
+        """Whether the runtime is being closed, or is."""
+        return self._closing is not None
+
+    async def close(self) -> None:
+        """End what would not survive and let go of what does (R6). Whoever asks again waits for the same end."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+        self.deadlines.stop()
+        self.upkeep.stop()
+        with contextlib.suppress(KeepholdError):
+            await self.registry.write((), keep=False)  # what was resolved just before counts
+        self.registry.closing = True
+        if self._agency is not None:
+            self._agency.leave()
+        for turn in tuple(self.turns):
+            turn._leave()
+        await self.people.close()
+        await self.inquiries.close()
+        try:
+            await end_calls(self.registry, self.admission, self.recovery, self.batches)
+        finally:
+            self.registry.stop_waiting()
+            await self.streams.close()
+            if self._servers is not None:
+                await self._servers.close()
+            if self._agency is not None:
+                await self._agency.close()
+            self._guard.close()
+            await self.registry.close()
+
+
+def _load(config: "str | Path | Config | None") -> "Config | None":
+    if config is None:
+        return None
+    from keephold.config import Config, load_config
+
+    return config if isinstance(config, Config) else load_config(Path(config))

@@ -1,0 +1,484 @@
+"""The check of a call's arguments against its tool's schema (C9, C10), and of an answer sent as text (G3).
+
+`ArgumentCheck` is built once for a tool and action and called for every call. Arguments that fit cost one compiled
+validation. The others are first read the way a dialect made the model write them:
+
+- `null` for an optional property whose schema does not allow null means "left out", at any depth: strict dialects make
+  every property required, and null is the only way a model has to leave one out. Apply's `input` may be null, which
+  ends it; where `apply` takes more than that (a terminal's `keys`), null beside something else is left out, too.
+- JSON text where the schema wants an object or an array, and no string would do, is decoded: dialects that cannot say
+  "an object of any keys" ask for it as text.
+
+Then the `default` of an absent top-level property is filled in; defaults deeper down are the tool's business. What
+still does not fit is an `invalid_arguments` error that a model can act on, short however long the arguments are.
+
+At the top level a schema that does not mention `additionalProperties` takes no others: a misspelt name is never lost.
+"""
+
+import copy
+import difflib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jsonschema_rs
+import msgspec
+
+from keephold.errors import ConfigError, ToolError
+from keephold.handles.question import Question, answer_fits
+from keephold.schema.canonical import canonical, compiled, json_type, property_names, resolve, variant
+from keephold.tools.base import Action, Tool
+
+_NOWHERE: dict[str, Any] = {"not": {}}
+"""A schema nothing fits, in every draft: given to the names that only the tool's other actions take."""
+
+
+def check_for(tool: Tool, action: Action | None) -> "ArgumentCheck":
+    """The check of a call of `tool`: of one of its actions, or one-shot (None: no `action`, no `id`)."""
+    schema = dict(tool.parameters) if action is None else variant(tool, action)
+    elsewhere: Iterable[str] = ()
+    if tool.actions:
+        # A flat dialect shows all actions' names at once, and a strict one makes the model send them all.
+        elsewhere = set(property_names(canonical(tool))) - set(property_names(schema)) - {"action"}
+    schema["properties"] = {**schema.get("properties", {}), **dict.fromkeys(elsewhere, _NOWHERE)}
+    if action == "apply" and tool.action_parameters.get(action):
+        return _ApplyCheck(schema, tool=f"{tool.name} {action}", further=tool.action_parameters[action])
+    return ArgumentCheck(schema, tool=tool.name if action is None else f"{tool.name} {action}")
+
+
+def decode_input(value: Any, question: Question) -> Any:
+    """The answer meant by `apply`'s `input`: text that is JSON of the question's type is decoded, all else is kept."""
+    if isinstance(value, str) and not answer_fits(question, value):
+        decoded = _decoded(value)
+        if answer_fits(question, decoded):
+            return decoded
+    return value
+
+
+class ArgumentCheck:
+    """Checks the arguments of one kind of call. `tool` is what errors call it: `git spawn`."""
+
+    def __init__(self, schema: Mapping[str, Any], *, tool: str) -> None:
+        self._tool = tool
+        self._schema = _Schema(_closed(schema), tool)
+        self._is_valid = compiled(self._schema.root, tool=tool).is_valid
+        self._defaults = list(self._usable_defaults())
+        properties = self._schema.root.get("properties", {})
+        self._whole = [
+            name for name, own in properties.items() if isinstance(own, Mapping) and own.get("type") == "integer"
+        ]
+
+    def _usable_defaults(self) -> Iterator[tuple[str, Any]]:
+        for name, own in self._schema.root.get("properties", {}).items():
+            if isinstance(own, Mapping) and "default" in own:
+                default = own["default"]
+                # Some write `default: null` for "no default" beside a type that is never null.
+                if default is not None or self._schema.admits(own, "null"):
+                    yield name, default
+
+    def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments, cleaned; the very same object when there was nothing to do. Raises `ToolError`."""
+        try:
+            if self._is_valid(arguments):
+                return self._with_defaults(arguments)
+            arguments = self._with_defaults(self._as_meant(arguments, self._schema.root))
+            if self._is_valid(arguments):
+                return arguments
+            faults = _Faults(self._schema).of(arguments, self._schema.root, ())
+            reasons = [_sentence(fault, self._tool) for fault in itertools.islice(faults, _MAX_FAULTS + 1)]
+        except ConfigError as error:  # a schema with ids of its own, which only the validator can follow
+            reasons = [error.message]
+        except ValueError as error:  # of the validator: a set, a key that is no string, half of a character
+            reasons = [f"they cannot be written as JSON ({_cut(str(error), 120)})"]
+        except RecursionError:
+            reasons = ["they are nested too deeply"]
+        raise ToolError(_message(self._tool, reasons), code="invalid_arguments")
+
+    def _with_defaults(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        for name in self._whole:
+            if (
+                isinstance(given := arguments.get(name), float) and given.is_integer()
+            ):  # `5.0`, which is an integer to JSON Schema
+                arguments = arguments | {name: int(given)}
+        absent = {name: default for name, default in self._defaults if name not in arguments}
+        for name, default in absent.items():
+            if isinstance(default, dict | list):
+                absent[name] = copy.deepcopy(default)
+        return arguments | absent if absent else arguments
+
+    def _as_meant(self, value: Any, schema: Any) -> Any:
+        """`value` with nulls left out and JSON text decoded where the schema lets them mean nothing else."""
+        if not isinstance(value, str | dict | list):
+            return value
+        schema = self._schema.followed(schema)
+        if isinstance(value, str):
+            return self._text_as_meant(value, schema)
+        for part in schema.get("allOf", ()):
+            value = self._as_meant(value, part)
+        forms = [form for form in _forms(schema) if self._schema.admits_type_of(form, value)]
+        for form in forms:
+            meant = self._as_meant(value, form)
+            if len(forms) == 1 or self._schema.fits(form, meant):
+                value = meant
+                break
+        if isinstance(value, list):
+            return [self._as_meant(item, own) for item, own in _items(value, schema)]
+        return dict(self._members_as_meant(value, schema))
+
+    def _text_as_meant(self, text: str, schema: Mapping[str, Any]) -> Any:
+        kind = {"{": "object", "[": "array"}.get(text.lstrip()[:1])
+        if kind is None or self._schema.admits(schema, "string") or not self._schema.admits(schema, kind):
+            return text
+        decoded = _decoded(text)
+        return text if decoded is None else self._as_meant(decoded, schema)
+
+    def _members_as_meant(self, value: dict[str, Any], schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        properties = schema.get("properties", {})
+        required = schema.get("required", ())
+        for name, member in value.items():
+            own = properties.get(name, schema.get("additionalProperties", True))
+            if member is None and name in properties and name not in required and not self._schema.admits(own, "null"):
+                continue
+            yield name, self._as_meant(member, own)
+
+
+class _ApplyCheck(ArgumentCheck):
+    """The check of an `apply` that takes more than `input`."""
+
+    def __init__(self, schema: Mapping[str, Any], *, tool: str, further: Iterable[str]) -> None:
+        super().__init__(schema, tool=tool)
+        self._further = tuple(further)
+
+    def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        checked = super().__call__(arguments)
+        if checked.get("input", ...) is None and any(name in checked for name in self._further):
+            return {name: value for name, value in checked.items() if name != "input"}
+        return checked
+
+
+class _Schema:
+    """A schema, and what can be asked of its parts. A part's identity lasts, so its validator is kept by it."""
+
+    def __init__(self, root: Mapping[str, Any], tool: str) -> None:
+        self.root = root
+        self._tool = tool
+        self._parts: dict[int, jsonschema_rs.Validator] = {}
+
+    def followed(self, part: Any) -> Mapping[str, Any]:
+        """The part with its `$ref` put in its place, `True` and `False` written out."""
+        if isinstance(part, bool):
+            return {} if part else _NOWHERE
+        own: Mapping[str, Any] = part
+        for _ in range(64):  # a `$ref` that leads back to itself says nothing
+            if "$ref" not in own:
+                return own
+            target = resolve(self.root, own["$ref"])
+            rest = {keyword: value for keyword, value in own.items() if keyword != "$ref"}
+            own = {**target, **rest} if isinstance(target, Mapping) else self.followed(target)
+        return {}
+
+    def admits(self, part: Any, kind: str) -> bool:
+        """Whether some value of this JSON type may fit, judging by types and enumerated values alone."""
+        schema = self.followed(part)
+        if schema.get("not") == {}:
+            return False
+        kinds = schema.get("type")
+        if kinds is not None and kind not in ([kinds] if isinstance(kinds, str) else kinds):
+            return False
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if values is not None and all(json_type(value) != kind for value in values):
+            return False
+        return all(self.admits(part, kind) for part in schema.get("allOf", ())) and all(
+            any(self.admits(form, kind) for form in schema[union]) for union in ("anyOf", "oneOf") if union in schema
+        )
+
+    def admits_type_of(self, part: Any, value: Any) -> bool:
+        kind = json_type(value)
+        numeric = kind in ("integer", "number")
+        return any(self.admits(part, each) for each in (("integer", "number") if numeric else (kind,)))
+
+    def fits(self, part: Any, value: Any) -> bool:
+        if isinstance(part, bool):
+            return part
+        if id(part) not in self._parts:
+            self._parts[id(part)] = self.alone(part)
+        return self._parts[id(part)].is_valid(value)
+
+    def alone(self, part: Any) -> jsonschema_rs.Validator:
+        """A validator of the part by itself."""
+        return compiled({**self._context, "allOf": [_rebased(part)]}, tool=self._tool)
+
+    @cached_property
+    def _context(self) -> dict[str, Any]:
+        """What a part needs to stand by itself: its draft, and the whole for its references to lead into."""
+        draft = {key: self.root[key] for key in ("$schema",) if key in self.root}
+        whole = {key: value for key, value in self.root.items() if key not in ("$schema", "$id", "id")}
+        return {**draft, "$defs": {"whole": _rebased(whole)}}
+
+
+class _Fault(NamedTuple):
+    """One thing that is wrong: the keyword that is violated, where, what it wants, and what was given."""
+
+    keyword: str
+    path: tuple[str | int, ...]
+    wanted: Any
+    given: Any
+
+
+class _Faults:
+    """Finds what is wrong, a few things at a time.
+
+    The validator could list its errors itself, but it makes all of them before it gives the first, each with a copy of
+    the value it is about: a megabyte of wrong items costs seconds, a megabyte of wrong keys all the memory there is.
+    """
+
+    def __init__(self, schema: _Schema) -> None:
+        self._schema = schema
+
+    def of(self, value: Any, part: Any, path: tuple[str | int, ...]) -> Iterator[_Fault]:
+        """What keeps `value` from fitting `part`; not empty if it does not fit."""
+        schema = self._schema.followed(part)
+        found = False
+        for fault in self._known(value, schema, path):
+            found = True
+            yield fault
+        if not found:
+            yield _Fault(self._unspoken(value, schema), path, None, value)
+
+    def _unspoken(self, value: Any, schema: Mapping[str, Any]) -> str:
+        """The keyword to blame when it is none of those that have words of their own."""
+        for keywords in _BLAMED:
+            alone = {key: schema[key] for key in keywords if key in schema}
+            if keywords[0] in alone and not self._schema.alone(alone).is_valid(value):
+                return keywords[0]
+        return "unevaluatedProperties"
+
+    def _known(self, value: Any, schema: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[_Fault]:
+        own = list(self._own(value, schema, path))
+        yield from own
+        if any(fault.keyword in ("type", "enum", "const") for fault in own):
+            return
+        if isinstance(value, dict):
+            yield from self._members(value, schema, path)
+        elif isinstance(value, list):
+            for index, (item, item_schema) in enumerate(_items(value, schema)):
+                if not self._schema.fits(item_schema, item):
+                    yield from self.of(item, item_schema, (*path, index))
+        for part in schema.get("allOf", ()):
+            if not self._schema.fits(part, value):
+                yield from self.of(value, part, path)
+        for union in ("anyOf", "oneOf"):
+            if union in schema and not any(self._schema.fits(form, value) for form in schema[union]):
+                yield from self._no_form(value, schema[union], path)
+
+    def _own(self, value: Any, schema: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[_Fault]:
+        """The keywords that look at the value itself and not into it: one error each at most."""
+        own = {key: schema[key] for key in schema if key in _OWN}
+        if not own:
+            return
+        if "$schema" in self._schema.root:
+            own["$schema"] = self._schema.root["$schema"]
+        validator = jsonschema_rs.validator_for(own)
+        if not validator.is_valid(value):
+            for error in validator.iter_errors(value):
+                keyword = error.kind.name
+                # Of `exclusiveMinimum: true`, as old drafts have it, the validator knows the number.
+                yield _Fault(keyword, path, error.kind.as_dict().get("limit", schema[keyword]), value)
+
+    def _members(
+        self, value: dict[str, Any], schema: Mapping[str, Any], path: tuple[str | int, ...]
+    ) -> Iterator[_Fault]:
+        required = schema.get("required", ())
+        missing = [name for name in required if name not in value]
+        if missing:
+            yield _Fault("required", path, (missing, required), value)
+        properties = schema.get("properties", {})
+        others = True if "patternProperties" in schema else schema.get("additionalProperties", True)
+        whole = schema.get("unevaluatedProperties") is False
+        known = property_names(schema, self._schema.root) if whole else list(properties)
+        taken = [name for name in known if properties.get(name) is not _NOWHERE]
+        for name, member in value.items():
+            own = properties.get(name, others)
+            if name not in known and (whole or others is False):
+                yield _Fault("unknown", (*path, name), taken, member)
+            elif own is _NOWHERE:
+                yield _Fault("elsewhere", (*path, name), taken, member)
+            elif not self._schema.fits(own, member):
+                yield from self.of(member, own, (*path, name))
+
+    def _no_form(self, value: Any, forms: Sequence[Any], path: tuple[str | int, ...]) -> Iterator[_Fault]:
+        """None of the forms of a union fits: tell of the one that was meant, where that can be seen."""
+        near = [form for form in forms if self._schema.admits_type_of(form, value)]
+        if not near:
+            kinds = [kind for kind in _TYPES if any(self._schema.admits(form, kind) for form in forms)]
+            yield _Fault("type", path, kinds, value)
+            return
+        if len(near) == 1:
+            yield from self.of(value, near[0], path)
+            return
+        found = [list(itertools.islice(self.of(value, form, path), _MAX_FAULTS + 1)) for form in near]
+        if all(fault.keyword == "required" and fault.path == path for faults in found for fault in faults):
+            yield _Fault("choice", path, [fault.wanted[0] for faults in found for fault in faults], value)
+            return
+        tagged = [faults for faults in found if not any(fault.keyword in ("const", "enum") for fault in faults)]
+        if tagged:
+            yield from min(tagged, key=len)
+            return
+        tags = [fault for faults in found for fault in faults if fault.keyword in ("const", "enum")]
+        options = [each for tag in tags for each in (tag.wanted if tag.keyword == "enum" else [tag.wanted])]
+        yield _Fault("enum", tags[0].path, options, tags[0].given)
+
+
+_TYPES = {
+    "string": "a string",
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "an array",
+    "object": "an object",
+    "null": "null",
+}
+_RULES = {
+    "minimum": "must be at least {}",
+    "maximum": "must be at most {}",
+    "exclusiveMinimum": "must be greater than {}",
+    "exclusiveMaximum": "must be less than {}",
+    "multipleOf": "must be a multiple of {}",
+    "minLength": "must have at least {} characters",
+    "maxLength": "must have at most {} characters",
+    "pattern": "must match {}",
+    "minItems": "must have at least {} items",
+    "maxItems": "must have at most {} items",
+    "uniqueItems": "must not hold an item twice",
+    "minProperties": "must have at least {} properties",
+    "maxProperties": "must have at most {} properties",
+}
+_OWN = {"type", "enum", "const", *_RULES}
+_BLAMED = (
+    ("not",),
+    ("contains", "minContains", "maxContains"),
+    ("propertyNames",),
+    ("patternProperties", "properties", "additionalProperties"),
+    ("if", "then", "else"),
+    ("dependentRequired",),
+    ("dependentSchemas",),
+    ("dependencies",),
+    ("oneOf",),
+)
+_MAX_FAULTS = 5
+_MAX_SHOWN = 10
+
+
+def _message(tool: str, reasons: Sequence[str]) -> str:
+    start = f"Invalid arguments for `{tool}`:"
+    if len(reasons) == 1:
+        return f"{start} {reasons[0]}"
+    more = ["…and more"] if len(reasons) > _MAX_FAULTS else []
+    return "\n- ".join([start, *reasons[:_MAX_FAULTS], *more])
+
+
+def _sentence(fault: _Fault, tool: str) -> str:
+    """What was wrong, what was given, what would be right."""
+    keyword, path, wanted, given = fault
+    place = f"`{_path(path)}`" if path else "the arguments"
+    match keyword:
+        case "required":
+            missing, required = wanted
+            return f"missing {_names(missing)}{f' in {place}' if path else ''}; required: {_names(required)}"
+        case "choice":
+            choice = " or ".join(_names(names) for names in wanted)
+            return f"{place} needs {choice}" if path else f"give {choice}"
+        case "unknown":
+            near = difflib.get_close_matches(_cut(str(path[-1])), wanted, 1)
+            return f"unknown argument {place}; " + (
+                f"did you mean `{near[0]}`?" if near else f"known: {_names(wanted)}"
+            )
+        case "elsewhere":
+            return f"{place} goes with another `action`; `{tool}` takes {_names(wanted)}"
+        case "type":
+            kinds = [wanted] if isinstance(wanted, str) else wanted
+            return f"{place} must be {' or '.join(_TYPES[kind] for kind in kinds)}, not {_shown(given)}"
+        case "const":
+            return f"{place} must be {_shown(wanted)}, not {_shown(given)}"
+        case "enum":
+            return f"{place} must be one of {', '.join(_some(map(_shown, wanted)))}, not {_shown(given)}"
+    rule = _RULES.get(keyword, f"does not satisfy `{keyword}` of the schema").format(_cut(str(wanted), 80))
+    return f"{place} {rule}; it is {_shown(given)}"
+
+
+def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema, taking no properties it does not know unless it says that it does."""
+    if "additionalProperties" in schema or "unevaluatedProperties" in schema:
+        return dict(schema)
+    elsewhere = ("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
+    keyword = "unevaluatedProperties" if any(key in schema for key in elsewhere) else "additionalProperties"
+    return {**schema, keyword: False}
+
+
+def _rebased(schema: Any) -> Any:
+    """The schema with each `$ref` counted from `#/$defs/whole` instead of the root."""
+    if isinstance(schema, list):
+        return [_rebased(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {key: _rebased(value) for key, value in schema.items()}
+    ref = moved.get("$ref")
+    if isinstance(ref, str) and ref[:2] in ("#", "#/"):
+        moved["$ref"] = f"#/$defs/whole{ref[1:]}"
+    return moved
+
+
+def _forms(schema: Mapping[str, Any]) -> list[Any]:
+    return [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+
+
+def _items(value: list[Any], schema: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """An array's items, each with its schema."""
+    items = schema.get("items", True)
+    first, rest = (items, True) if isinstance(items, list) else (schema.get("prefixItems", ()), items)
+    return zip(value, itertools.chain(first, itertools.repeat(rest)), strict=False)
+
+
+def _decoded(text: str) -> Any:
+    """The value whose JSON text this is; None if it is not JSON."""
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _path(parts: Iterable[str | int]) -> str:
+    steps = [f"[{part}]" if isinstance(part, int) else f".{_cut(part)}" for part in parts]
+    return _cut("".join(steps).removeprefix("."), 120)
+
+
+def _cut(text: str, length: int = 60) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _some(texts: Iterable[str]) -> list[str]:
+    """The first few of them, and a sign when there are more."""
+    first = list(itertools.islice(texts, _MAX_SHOWN + 1))
+    return [*first[:_MAX_SHOWN], "…"] if len(first) > _MAX_SHOWN else first
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(_some(f"`{_cut(name)}`" for name in names)) or "none"
+
+
+def _shown(value: Any) -> str:
+    """A value in an error: enough to recognise it."""
+    match value:
+        case str():
+            text = msgspec.json.encode(value[:60]).decode()
+            return text if len(value) <= 60 else f'{text[:-1]}…" ({len(value)} characters)'
+        case None | bool():
+            return str(msgspec.json.encode(value), "ascii")
+        case int() if value.bit_length() > 128:
+            return "a huge integer"
+        case dict():
+            return "an object"
+        case list() | tuple():
+            return "an array"
+    return _cut(str(value))

@@ -1,0 +1,231 @@
+"""The canonical schema of a tool (C1, C2): what its arguments may be, before any provider's taste.
+
+A tool with actions is a `oneOf` with one variant for each action it declares, in the order spawn, fetch, apply, abort;
+spawn carries the tool's own parameters and a required `id`; fetch and apply carry what the tool's `action_parameters`
+add to them. A tool without actions is its own parameters, untouched.
+Everything else is derived from this form: what a provider gets (`dialects`) and what a call is checked against
+(`arguments`).
+"""
+
+import copy
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+import jsonschema_rs
+
+from keephold.errors import ConfigError
+from keephold.tools.base import ACTIONS, Action, Tool
+
+RESERVED = ("action", "id", "input")
+"""Names that belong to the commands of C1; a stateful tool cannot use them for parameters of its own."""
+
+_HANDLE_ID = {
+    "type": "string",
+    "description": "Handle ID for this tool instance. Must be unique across active handles.",
+}
+
+# A `$ref` in the tool's parameters is written against their root, so what it names must sit at the root here too.
+_ROOT_ONLY = ("$schema", "$defs", "definitions")
+
+_TYPES = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+
+
+TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
+
+_OTHER_NAMES = {
+    "bool": "boolean",
+    "dict": "object",
+    "double": "number",
+    "float": "number",
+    "int": "integer",
+    "list": "array",
+    "map": "object",
+    "none": "null",
+    "str": "string",
+    "table": "object",
+    "text": "string",
+    "tuple": "array",
+}
+"""What Python and others call the types, where the spelling alone would mislead."""
+
+_NO_SCHEMA = ("const", "enum", "default", "examples", "required", "dependentRequired")
+
+
+def canonical(tool: Tool) -> dict[str, Any]:
+    """The whole schema of a tool."""
+    if not tool.actions:
+        return copy.deepcopy(dict(tool.parameters))
+    variants = [variant(tool, action) for action in ACTIONS if action in tool.actions]
+    root = {keyword: branch.pop(keyword) for branch in variants for keyword in _ROOT_ONLY if keyword in branch}
+    return {"type": "object", "oneOf": variants, **root}
+
+
+def variant(tool: Tool, action: Action) -> dict[str, Any]:
+    """What one action takes, as a schema that stands by itself."""
+    properties: dict[str, Any] = {"action": {"const": action}}
+    required = ["action", "id"]
+    if action == "spawn":
+        own = copy.deepcopy(dict(tool.parameters))
+        own.pop("type", None)
+        own.pop("$id", None)
+        properties |= {"id": dict(_HANDLE_ID), **own.pop("properties", {})}
+        return {"properties": properties, "required": required + own.pop("required", []), **own}
+    further = copy.deepcopy(dict(tool.action_parameters.get(action, {})))
+    properties["id"] = {"type": "string"}
+    if action == "apply":
+        properties["input"] = {}
+        required += [] if further else ["input"]
+    return {"properties": properties | further, "required": required}
+
+
+def check_parameters(
+    name: str,
+    parameters: Mapping[str, Any],
+    actions: Collection[Action],
+    action_parameters: Mapping[str, Mapping[str, Any]] = {},
+) -> None:
+    """Raise `ConfigError` with everything that is wrong with a tool's own parameters."""
+    if parameters.get("type") != "object":
+        raise ConfigError(
+            [
+                f"tool `{name}`: parameters must be an object schema, "
+                '{"type": "object", "properties": {…}}, but its type is '
+                f"{parameters.get('type', 'not given')!r}"
+            ]
+        )
+    try:
+        compiled(parameters, tool=name)
+    except ConfigError:
+        wrong = [f"tool `{name}`: at {_pointer(path)}: {sentence}" for path, sentence in wrong_types(parameters)]
+        if wrong:
+            raise ConfigError(wrong) from None
+        raise
+    # The flat dialects show what all actions take in one object, so two of them cannot share a name.
+    taken = (*RESERVED, *(each for further in action_parameters.values() for each in further)) if actions else ()
+    problems = [f"tool `{name}`: {problem}" for problem in _problems(parameters, taken)]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _problems(parameters: Mapping[str, Any], taken: Collection[str]) -> Iterator[str]:
+    """`taken`: the names that belong to the actions of a stateful tool; empty for a tool without actions."""
+    references = sorted(set(_references(parameters)))
+    foreign = [ref for ref in references if not _is_pointer(ref)]
+    if foreign:
+        yield from map(_not_a_pointer, foreign)
+    elif taken:
+        for name in sorted(set(property_names(parameters)) & set(taken)):
+            whose = "every stateful tool" if name in RESERVED else "a tool of this kind"
+            listed = RESERVED if name in RESERVED else [each for each in taken if each not in RESERVED]
+            yield (
+                f"parameter `{name}` has a name that {whose} uses for itself "
+                f"({', '.join(listed)}); rename it, or declare no actions"
+            )
+        for ref in references:
+            if not ref.startswith(("#/$defs/", "#/definitions/")):
+                yield (
+                    f'"$ref": "{ref}" cannot be followed from inside the spawn variant; '
+                    "move what it names to `$defs` and refer to it there"
+                )
+
+
+def wrong_types(schema: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Every `type` in a schema that JSON Schema does not have, as its path and a sentence: the commonest slip."""
+    if isinstance(schema, list):
+        for at, part in enumerate(schema):
+            yield from wrong_types(part, (*path, at))
+    if not isinstance(schema, Mapping):
+        return
+    for key, value in schema.items():
+        if key == "type":
+            # A property that is called `type` has a schema for its value.
+            given = value if isinstance(value, list) else [value]
+            yield from (((*path, key), _no_type(name)) for name in given if isinstance(name, str) and name not in TYPES)
+        if key not in _NO_SCHEMA and not key.startswith("x-"):
+            yield from wrong_types(value, (*path, key))
+
+
+def _no_type(name: str) -> str:
+    near = difflib.get_close_matches(name, TYPES, n=1, cutoff=0.5)
+    first = _OTHER_NAMES.get(name.lower()) or (near[0] if near else TYPES[0])
+    listed = ", ".join(f'"{each}"' for each in dict.fromkeys((first, *TYPES)))
+    return f'must be one of {listed}, not "{name[:40]}"'
+
+
+def _pointer(path: tuple[str | int, ...]) -> str:
+    return "/".join(map(str, path))
+
+
+def compiled(schema: Mapping[str, Any], *, tool: str) -> jsonschema_rs.Validator:
+    """A validator of the schema, or `ConfigError`. Nothing is fetched: a schema must stand by itself."""
+    try:
+        return jsonschema_rs.validator_for(dict(schema), offline=True)
+    except jsonschema_rs.ValidationError as error:
+        where = "/".join(str(part) for part in error.instance_path) or "their root"
+        reason = f"tool `{tool}`: parameters are not a valid JSON Schema, at {where}: {error.message}"
+        raise ConfigError([reason]) from None
+    except ValueError as error:
+        raise ConfigError([f"tool `{tool}`: parameters cannot be written as JSON: {error}"]) from None
+
+
+def property_names(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> list[str]:
+    """The names an object schema gives to properties, those of its branches included, in order.
+
+    `root` is the schema that references count from, if this one is only a part of it.
+    """
+    return list(dict.fromkeys(_names(schema, schema if root is None else root, set())))
+
+
+def _names(schema: Any, root: Mapping[str, Any], followed: set[str]) -> Iterator[str]:
+    if not isinstance(schema, Mapping):
+        return
+    yield from schema.get("properties", {})
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        for branch in schema.get(keyword, ()):
+            yield from _names(branch, root, followed)
+    ref = schema.get("$ref")
+    if ref is not None and ref not in followed:
+        followed.add(ref)
+        yield from _names(resolve(root, ref), root, followed)
+
+
+def resolve(root: Mapping[str, Any], ref: str) -> Any:
+    """What a local `$ref` (`#/$defs/Place`) names in the schema `root`."""
+    if not _is_pointer(ref):
+        raise ConfigError([_not_a_pointer(ref)])
+    found: Any = root
+    for part in ref.split("/")[1:]:
+        key = unquote(part).replace("~1", "/").replace("~0", "~")
+        try:
+            found = found[int(key)] if isinstance(found, list) else found[key]
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise ConfigError([f'"$ref": "{ref}" names nothing; there is no `{key}`']) from None
+    return found
+
+
+def _is_pointer(ref: str) -> bool:
+    return ref == "#" or ref.startswith("#/")
+
+
+def _not_a_pointer(ref: str) -> str:
+    return f'"$ref": "{ref}" must name a part of the same schema, such as "#/$defs/Name"'
+
+
+def json_type(value: Any) -> str:
+    """The JSON type of a value; 1.0 is a number here, though a schema takes it for an integer too."""
+    return _TYPES.get(type(value), "object")
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """Every `$ref` below. A *property* called `$ref` has a schema for its value, not a string, and is passed over."""
+    if isinstance(schema, Mapping):
+        for key, value in schema.items():
+            if key == "$ref" and isinstance(value, str):
+                yield value
+            elif key not in ("const", "enum", "default", "examples"):
+                yield from _references(value)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from _references(part)

@@ -1,0 +1,1 @@
+"""`keephold serve`: one process for everything over HTTP: MCP, completions, the API, metrics and the dashboard."""

@@ -1,0 +1,112 @@
+"""The one application: MCP, completions, the API, terminals, metrics and the dashboard, behind one door."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from keephold.control.control import Control
+from keephold.control.feed import Feed
+from keephold.errors import KeepholdError
+from keephold.mcp.completing import Completing
+from keephold.mcp.http import mcp_app
+from keephold.mcp.server import Server
+from keephold.serve import api, attaching
+from keephold.serve.dashboard import pages
+from keephold.serve.door import RAW_HEADERS, ServeDoor
+from keephold.serve.metrics import Prometheus
+from keephold.serve.refusal import refusal
+from keephold.serve.requests import Requests
+from keephold.serve.screens import Screens
+from keephold.serve.tracing import traced
+
+
+class App:
+    """Everything that `keephold serve` answers, over one runtime. `open` it when the runtime is open."""
+
+    def __init__(self, server: Server, control: Control, metrics: Prometheus) -> None:
+        self.runtime = server.runtime
+        self._server = server
+        self._control = control
+        self._metrics = metrics
+        metrics.needs = control.count_needs
+        self.feed = Feed(self.runtime)
+        self.screens = Screens(self.runtime)
+        self._telling = False
+
+    async def open(self) -> None:
+        """Listen to what happens."""
+        await self.feed.open()
+        if self._control.prompts is not None:
+            self._control.prompts.changed = self._needs_changed
+
+    def _needs_changed(self) -> None:
+        """A batch may ask a thousand things at once, which is one change to whoever looks."""
+        if not self._telling:
+            self._telling = True
+            asyncio.get_running_loop().call_soon(self._tell_needs)
+
+    def _tell_needs(self) -> None:
+        assert self._control.prompts is not None
+        self._telling = False
+        self.feed.tell("needs", {"open": len(self._control.prompts)})
+
+    async def close(self) -> None:
+        """Let go of everyone who listens, so that the server can end."""
+        self.feed.close()
+        await self.screens.close()
+        await self._server.close()
+
+    def asgi(
+        self,
+        owner: str,
+        principals: Mapping[str, str] | None = None,
+        hosts: Sequence[str] = (),
+        *,
+        port: int = 0,
+        secure: bool = False,
+        loopback: bool = True,
+    ) -> ASGIApp:
+        """The application behind its door (`ServeDoor`)."""
+        inner = mcp_app(self._server)
+        inner.router.routes += self._routes()
+        inner.add_exception_handler(KeepholdError, _unable)
+        inner.add_exception_handler(404, pages.nowhere(self._control))
+        guarded = ServeDoor(
+            inner,
+            Completing(self.runtime, RAW_HEADERS),
+            owner,
+            principals,
+            hosts,
+            port=port,
+            secure=secure,
+            metrics_open=loopback,
+            longest=self.runtime.limits.line_bytes,
+        )
+        return Requests(traced(guarded), self._metrics)
+
+    def _routes(self) -> list[BaseRoute]:
+        return [
+            Route("/healthz", self._health),
+            Route("/metrics", self._metrics.page),
+            *attaching.routes(self._control),
+            *api.routes(self._control, self.feed, self._metrics.stream),
+            *self.screens.routes(),
+            *pages.routes(self._control, self.screens),
+        ]
+
+    async def _health(self, request: Request) -> Response:
+        """Whether it can do its work: 503 while the store cannot write, or it is closing."""
+        trouble = self.runtime.registry.store.trouble
+        if self.runtime.closing:
+            trouble = "closing"
+        return JSONResponse({"ok": trouble is None}, 200 if trouble is None else 503, {"cache-control": "no-store"})
+
+
+async def _unable(request: Request, error: Exception) -> Response:
+    """What a page could not do: the store cannot be read, or is closed already. A page that says so would read it."""
+    assert isinstance(error, KeepholdError)
+    return refusal(error)

@@ -1,0 +1,174 @@
+"""Frames over HTTP: `logs -f`, `send` and `attach` of a command line that is elsewhere (`turn/frames.py`).
+
+`POST /api/handles/{uid}/talk` takes what is wanted (`Want`, without the uid) and answers with the frames of whoever has
+the handle: the process that runs it, this one or another, or the store. What the client sends meanwhile, it posts as
+frames to `/api/talks/{talk}`, where `talk` is the header `Keephold-Talk` of the response. However the client goes, its
+side of the talk ends, and with it the driving of a terminal.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from keephold.control.base import Talk
+from keephold.control.kept import talking
+from keephold.control.remote_talk import HEAD, TALK, framed
+from keephold.errors import KeepholdError
+from keephold.serve.operations import read_body
+from keephold.serve.refusal import refusal
+from keephold.store.base import Record
+from keephold.turn import frames
+
+if TYPE_CHECKING:
+    from keephold.control.control import Control
+    from keephold.runtime import Runtime
+
+_LONGEST = 1 << 20
+"""Bytes of a request; a paste has room in it."""
+_LAST = (frames.END, frames.REPLY)
+
+
+def routes(control: "Control") -> list[BaseRoute]:
+    """The routes; `Door` has seen to who may use them."""
+    talks: dict[str, Talk] = {}
+
+    async def talk(request: Request) -> Response:
+        try:
+            record, want = await _wanted(control.runtime, request)
+        except KeepholdError as error:
+            return refusal(error)
+        return _Talking(control.runtime, record, want, talks)
+
+    async def say(request: Request) -> Response:
+        found = talks.get(request.path_params["talk"])
+        if found is None:
+            return refusal(KeepholdError("that talk is over", code="handle_not_found"))
+        try:
+            _pass_on(found, await read_body(request, _LONGEST))
+        except KeepholdError as error:
+            return refusal(error)
+        return Response(status_code=204)
+
+    return [
+        Route("/api/handles/{uid}/talk", talk, methods=["POST"]),
+        Route("/api/talks/{talk}", say, methods=["POST"]),
+    ]
+
+
+async def _wanted(runtime: "Runtime", request: Request) -> tuple[Record, frames.Want]:
+    uid = request.path_params["uid"]
+    record = await runtime.registry.store.handle(uid)
+    if record is None:
+        raise KeepholdError(f"Handle `{uid}` not found", code="handle_not_found")
+    body = await read_body(request, _LONGEST)
+    try:
+        given = msgspec.json.decode(body, type=dict[str, object])
+        return record, msgspec.convert({**given, "uid": uid}, frames.Want)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise KeepholdError(f"the body does not say what is wanted: {error}", code="invalid_arguments") from None
+
+
+def _pass_on(talk: Talk, body: bytes) -> None:
+    """What a client sends, frame by frame. Raises `KeepholdError`, having sent nothing, for anything but whole frames
+    of the kinds that a client sends."""
+    sent: list[tuple[frames.Kind, bytes | frames.Size]] = []
+    place = 0
+    while place < len(body):
+        kind, end = chr(body[place]), place + HEAD + int.from_bytes(body[place + 1 : place + HEAD])
+        if kind == frames.INPUT and end <= len(body):
+            sent.append((frames.INPUT, body[place + HEAD : end]))
+        elif kind == frames.RESIZE and end <= len(body):
+            sent.append((frames.RESIZE, _size(body[place + HEAD : end])))
+        else:
+            raise KeepholdError("the body is not made of frames of kind `i` and `r`", code="invalid_arguments")
+        place = end
+    for each in sent:
+        talk.send(*each)
+
+
+def _size(payload: bytes) -> frames.Size:
+    try:
+        return msgspec.json.decode(payload, type=frames.Size)
+    except msgspec.MsgspecError as error:
+        raise KeepholdError(f'a size is {{"rows": 24, "cols": 80}}: {error}', code="invalid_arguments") from None
+
+
+class _Talking(Response):
+    """The body that lasts as long as the talk. It listens for the client's leaving: a terminal may be silent for hours,
+    and must be handed back at once."""
+
+    def __init__(self, runtime: "Runtime", record: Record, want: frames.Want, talks: dict[str, Talk]) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._record = record
+        self._want = want
+        self._talks = talks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        telling = asyncio.create_task(self._tell(send))
+        leaving = asyncio.create_task(_left(receive))
+        try:
+            await asyncio.wait((telling, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if telling.done():
+                telling.result()
+        finally:
+            telling.cancel()
+            leaving.cancel()
+            await asyncio.gather(telling, leaving, return_exceptions=True)
+
+    async def _tell(self, send: Send) -> None:
+        id = secrets.token_urlsafe(16)
+        begun = False
+        try:
+            async with talking(self._runtime.registry.store, self._record, self._want) as talk:
+                received = await talk.receive()  # what is refused at once is told as such
+                self._talks[id] = talk
+                begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": _headers(id)})
+                while True:
+                    kind, payload = received
+                    await send(_part(framed(kind, payload), more=kind not in _LAST))
+                    if kind in _LAST:
+                        return
+                    received = await talk.receive()
+        except KeepholdError as error:
+            if begun:
+                await send(_part(frames.frame(frames.ERROR, frames.Refused(error.message, error.code)), more=False))
+            else:
+                await _refuse(error, send)
+        except OSError:  # the client has gone
+            pass
+        finally:
+            self._talks.pop(id, None)
+
+
+def _headers(id: str) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"content-type", b"application/octet-stream"),
+        (b"cache-control", b"no-store"),
+        (b"x-content-type-options", b"nosniff"),
+        (TALK.lower().encode(), id.encode()),
+    ]
+
+
+def _part(body: bytes, *, more: bool) -> dict[str, object]:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+async def _refuse(error: KeepholdError, send: Send) -> None:
+    response = refusal(error)
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await send(_part(bytes(response.body), more=False))
+
+
+async def _left(receive: Receive) -> None:
+    with contextlib.suppress(OSError):
+        while (await receive())["type"] != "http.disconnect":
+            pass

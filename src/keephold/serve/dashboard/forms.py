@@ -1,0 +1,187 @@
+"""What the dashboard's forms do: answer, abort, send, revoke. Each answers with the way back to where it was sent from.
+
+A refusal is a page that says why. Who may send forms at all is checked at the door (K1), not here.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from keephold.errors import KeepholdError
+from keephold.serve.dashboard.look import Look, card_key, short_name
+from keephold.serve.operations import read_body
+
+if TYPE_CHECKING:
+    from keephold.control.control import Control
+
+_BYTES = 4 * 1024 * 1024
+"""Of a form: the largest arguments ([limits] arguments_bytes), with every character escaped."""
+_STATUS = {
+    "handle_not_found": 404,
+    "handle_expired": 410,
+    "already_stopped": 409,
+    "not_running": 409,
+    "limit_exceeded": 413,
+}
+_DONE = {
+    ("permission", "approve"): "allowed",
+    ("permission", "edit"): "allowed",
+    ("permission", "deny"): "denied",
+    ("result", "approve"): "delivered",
+    ("result", "edit"): "delivered",
+    ("result", "deny"): "withheld",
+}
+"""What a decision about a kind of need came to; see `look.SAID`."""
+
+_NOTHING = {"status": "again", "problem": "nothing was chosen, so nothing is answered yet: choose one of the answers"}
+"""To a form that was sent by none of its buttons; see `no_answer` in macros.html."""
+
+Fields = dict[str, str]
+Acts = Callable[[Request, Fields], Awaitable[Response]]
+Home = Callable[..., Awaitable[Response]]
+
+
+class _Refused(Exception):
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.message, self.status = message, status
+
+
+def routes(look: Look, control: "Control", home: Home) -> list[BaseRoute]:
+    """The routes that forms are sent to. `home` shows a need again whose answer could not be taken."""
+    forms = Forms(control, home)
+
+    def post(path: str, act: Acts) -> Route:
+        return Route(path, _taken(look, act), methods=["POST"])
+
+    return [
+        post("/do/needs/{id}", forms.decide),
+        post("/do/handles/{uid}/abort", forms.abort),
+        post("/do/handles/{uid}/apply", forms.apply),
+        post("/do/keys/revoke", forms.revoke),
+    ]
+
+
+class Forms:
+    """What each form does."""
+
+    def __init__(self, control: "Control", home: Home) -> None:
+        self._control = control
+        self._home = home
+
+    async def decide(self, request: Request, fields: Fields) -> Response:
+        """Decide what waits for a person."""
+        need = await self._meant(request.path_params["id"], fields.get("card", ""))
+        if need is None:
+            return _back(fields, "gone")
+        id = need["id"]
+        of = need["tool"] if need["kind"] in ("permission", "result") else need["handle_id"] or need["tool"]
+        decision: dict[str, Any] = {name: fields[name] for name in ("decision", "reason", "value") if name in fields}
+        decision["remember"] = "remember" in fields
+        answer = await self._control.decide(id, decision) if _says_something(fields) else _NOTHING
+        if answer["status"] == "again":
+            typed = None if need["kind"] == "secret" else fields.get("value")
+            draft = {"problem": answer["problem"], "text": typed, "remember": decision["remember"]}
+            return await self._home(request, status=422, drafts={id: draft})
+        if answer["status"] == "gone":
+            return _back(fields, "gone", of)
+        word = fields["decision"]
+        return _back(fields, "cancelled" if word == "cancel" else _DONE.get((need["kind"], word), "answered"), of)
+
+    async def _meant(self, id: str, card: str) -> dict[str, Any] | None:
+        """The need of an id. Of one that a server before this one gave: what asks the same here."""
+        need = await self._control.need(id)
+        handle, dash, _ = card.rpartition("-")
+        if need is not None or not dash:
+            return need
+        same = (each for each in await self._control.needs(handle=handle) if card_key(each) == card)
+        asked = next(same, None)
+        return asked if asked is not None and _giver(asked["id"]) != _giver(id) else None
+
+    async def abort(self, request: Request, fields: Fields) -> Response:
+        """End a handle."""
+        uid = request.path_params["uid"]
+        fact = await self._control.handle(uid)
+        if fact["state"] == "stopped":
+            return _back(fields, "stopped", fact["id"])
+        await self._control.abort(uid)
+        return _back(fields, "aborted", fact["id"])
+
+    async def apply(self, request: Request, fields: Fields) -> Response:
+        """Send a text to a handle, or the answer to its question."""
+        if "value" not in fields:
+            raise _Refused("there is nothing to send: choose or type an answer", 422)
+        uid, question = request.path_params["uid"], fields.get("question")
+        if question is None:
+            await self._control.apply(uid, fields["value"])
+        else:  # of the form of a question: it is answered, and no other
+            await self._control.answer(uid, fields["value"], question=question)
+        return _back(fields, "sent")
+
+    async def revoke(self, request: Request, fields: Fields) -> Response:
+        """Revoke the open keys of a conversation."""
+        if not fields.get("conversation"):
+            raise _Refused("no conversation was named whose keys are to be revoked", 422)
+        await self._control.revoke(fields["conversation"])
+        return _back(fields, "revoked", short_name(fields["conversation"]))
+
+
+def _says_something(fields: Fields) -> bool:
+    return "decision" in fields and (fields["decision"] != "answer" or "value" in fields)
+
+
+def _giver(id: str) -> str:
+    """What the ids of one server have in common: a second answer is none to the same question asked a second time."""
+    return id.rpartition("-")[0]
+
+
+def _taken(look: Look, act: Acts) -> Callable[[Request], Awaitable[Response]]:
+    """A view that reads the form and shows what was refused."""
+
+    @wraps(act)
+    async def view(request: Request) -> Response:
+        fields: Fields = {}
+        try:
+            fields = await _fields(request)
+            return await act(request, fields)
+        except _Refused as refusal:
+            message, status = refusal.message, refusal.status
+        except KeepholdError as error:
+            message, status = error.message, _STATUS.get(error.code, 422)
+        return await look.problem(request, message, status, back=_place(fields))
+
+    return view
+
+
+async def _fields(request: Request) -> Fields:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise _Refused("forms are sent as application/x-www-form-urlencoded", 415)
+    body = await read_body(request, _BYTES)
+    try:
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=20, errors="strict")
+    except ValueError:
+        raise _Refused("the form cannot be read: too many fields, or text that is not UTF-8", 400) from None
+    return {name: value.replace("\r\n", "\n") for name, value in pairs}  # browsers send line ends of their own
+
+
+def _back(fields: Fields, said: str, of: str | None = None) -> Response:
+    """See other: the page that the form was on, what was done, and what with."""
+    path, _, query = _place(fields).partition("?")
+    kept = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] not in ("said", "of")]
+    told = [("said", said), *([("of", of)] if of else [])]
+    return RedirectResponse(f"{path}?{urlencode([*kept, *told])}", 303)
+
+
+def _place(fields: Fields) -> str:
+    """Where the form says it was: a path of ours, or home."""
+    given = fields.get("next", "")
+    if not given.startswith("/") or given.startswith("//") or "\\" in given or not given.isprintable():
+        return "/"
+    parts = urlsplit(given)
+    return given.partition("#")[0] if not parts.scheme and not parts.netloc else "/"

@@ -1,0 +1,199 @@
+"""The page of one handle: how it stands, what it asks, prints, shows, has done and came to.
+
+What it printed is read a page at a time, from an offset on or up to the end, or looked through for a text.
+"""
+
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from keephold.errors import KeepholdError
+from keephold.handles.text import to_json
+from keephold.serve.dashboard.graph import draw, numbered
+from keephold.serve.dashboard.look import Look, is_turnless, pretty
+from keephold.serve.dashboard.timeline import moments, stretches
+from keephold.serve.refusal import STATUS
+from keephold.turn.lineage import conversation_of
+
+if TYPE_CHECKING:
+    from keephold.control.control import Control
+    from keephold.serve.screens import Screens
+
+PIECE = 1 << 16
+"""Bytes of output on a page."""
+LINES = ("100", "1000", "all")
+"""How many of the last lines may be chosen; `all` is the whole piece."""
+_AROUND = 300
+"""Characters of a line that are shown before and after what was found in it."""
+_FOUND = 200
+"""Handles that are looked through for one of an id."""
+WHOLE, PART = 1 << 16, 1 << 12
+"""Characters of a value that are shown: of arguments and results, of one side of a journal's entry."""
+_GONE = {"handle_not_found": 404, "expired": 410, "handle_expired": 410}
+
+
+def routes(look: Look, control: "Control", screens: "Screens") -> list[BaseRoute]:
+    """The page."""
+    return [Route("/handles/{uid}", _Page(look, control, screens).show)]
+
+
+class _Page:
+    def __init__(self, look: Look, control: "Control", screens: "Screens") -> None:
+        self._look = look
+        self._control = control
+        self._screens = screens
+
+    async def show(self, request: Request) -> Response:
+        """A handle, by its uid; of an id, the newest that has it."""
+        uid, control, now = request.path_params["uid"], self._control, time.time()
+        try:
+            fact = await control.handle(uid)
+            printed = await self._printed(request, fact)
+        except KeepholdError as error:
+            if error.code == "handle_not_found":
+                return await self._named(request, uid)
+            title = "No such handle any more" if error.code in _GONE else None
+            status = (STATUS | _GONE).get(error.code, 400)
+            return await self._look.problem(request, error.message, status, "/handles", title)
+        events = await control.timeline(uid)
+        workflow = await control.workflow(uid) if fact["kind"] == "workflow" else None
+        return await self._look.page(
+            request,
+            "handle.html",
+            fact=fact,
+            mine=await control.needs(handle=uid),
+            moments=moments(events, fact),
+            stretches=_scaled(stretches(events, fact, now)),
+            waiters=await control.waiters(uid),
+            printed=printed,
+            terminal=await self._terminal(fact),
+            journal=fact["journal"],
+            earlier_steps=max(0, fact["journal_entries"] - len(fact["journal"])),
+            workflow=workflow and workflow | {"steps": numbered(workflow["steps"])},
+            graph=workflow and draw(workflow["steps"]),
+            agent=await self._agent(fact),
+            turnless={uid} if is_turnless(fact) else set(),
+            clipped=clipped,
+            WHOLE=WHOLE,
+            PART=PART,
+        )
+
+    async def _named(self, request: Request, id: str) -> Response:
+        """To the newest handle of an id. Of several conversations that have one: a page with the newest of each."""
+        found = await self._control.handles(search=id, oneshot=True, limit=_FOUND)
+        newest: dict[str, dict[str, Any]] = {}
+        for fact in found["handles"]:
+            if fact["id"] == id:
+                newest.setdefault(fact["conversation"], fact)
+        if not newest:
+            message = f"There is no handle with the id or uid “{id}”."
+            return await self._look.problem(request, message, 404, "/handles", "No such handle")
+        if len(newest) > 1:
+            return await self._look.page(request, "namesakes.html", id=id, facts=list(newest.values()))
+        (fact,) = newest.values()
+        return RedirectResponse(f"/handles/{fact['uid']}", 303)
+
+    async def _printed(self, request: Request, fact: dict[str, Any]) -> dict[str, Any]:
+        """The piece of output that is asked for, and the ways to others."""
+        asked = request.query_params
+        pattern, start = asked.get("q", ""), asked.get("from", "")
+        lines = asked["lines"] if asked.get("lines") in LINES else "all"
+        path = request.url.path
+        found: dict[str, Any] = {"q": pattern, "lines": lines, "matches": None, "earlier": None, "later": None}
+        offset = int(start) if start.isdecimal() and len(start) < 19 else None
+        if pattern:
+            looked = await self._control.output(fact["uid"], offset=offset or 0, limit=PIECE, pattern=pattern)
+            if looked["next"] < looked["total"]:
+                found["later"] = _address(path, q=pattern, **{"from": looked["next"]})
+            matches = [_match(match, pattern, path) for match in looked["matches"]]
+            return found | looked | {"matches": matches, "follows": False, "at_end": False, "text": ""}
+        if offset is None:
+            piece = await self._control.output(fact["uid"], from_end=PIECE, limit=PIECE)
+        else:
+            piece = await self._control.output(fact["uid"], offset=offset, limit=PIECE)
+        if piece["offset"] > 0:
+            found["earlier"] = _address(path, **{"from": max(0, piece["offset"] - PIECE)})
+        if piece["next"] < piece["total"]:
+            found["later"] = _address(path, **{"from": piece["next"]})
+        follows = found["later"] is None and fact["state"] != "stopped"
+        shown = {"text": _last(piece["text"], lines), "follows": follows, "at_end": offset is None}
+        return found | piece | shown
+
+    async def _terminal(self, fact: dict[str, Any]) -> dict[str, Any] | None:
+        """What its terminal shows, if it is one that runs; without `html` if another process runs it."""
+        if fact["state"] == "stopped":
+            return None
+        screen = self._screens.now(fact["uid"])
+        if screen is not None:
+            return screen | {"html": Markup(screen["html"])}  # made by `screen_html`, which escapes every text
+        tools = await self._control.tools()
+        known = any(tool["name"] == fact["tool"] and tool["source"] == "terminal" for tool in tools)
+        if not known and not fact["terminal"]:
+            return None
+        return {"html": "", "rows": 24, "cols": 80, "cursor": [1, 1], "title": "", "driver": fact["driver"]}
+
+    async def _agent(self, fact: dict[str, Any]) -> str | None:
+        """The conversation of the sub-agent that this handle is."""
+        if fact["kind"] != "agent":
+            return None
+        id = conversation_of(fact["conversation"], fact["metadata"].get("agentId") or fact["tool"], fact["uid"])
+        try:
+            await self._control.conversation(id)
+        except KeepholdError:  # a program's conversation is its own
+            return None
+        return id
+
+
+def clipped(value: Any, most: int) -> tuple[str, int]:
+    """A value as text to be read, no more than so many characters, and how many are left out."""
+    if isinstance(value, str):
+        text = value
+    else:
+        compact = to_json(value)
+        text = pretty(value) if len(compact) <= most else compact.decode("utf-8", "replace")
+    return text[:most], max(0, len(text) - most)
+
+
+def _scaled(given: list[Any]) -> list[dict[str, Any]]:
+    """Stretches on a bar of 1000."""
+    start, end = given[0].start, max(given[-1].end, given[0].start + 0.001)
+    scale = 1000 / (end - start)
+    return [
+        {
+            "state": each.state,
+            "x": round((each.start - start) * scale, 1),
+            "width": round(max(2.0, (each.end - each.start) * scale), 1),
+            "seconds": each.end - each.start,
+        }
+        for each in given
+    ]
+
+
+def _match(match: dict[str, Any], pattern: str, path: str) -> dict[str, Any]:
+    """A line with the text that was looked for, in three parts, and the way to where it stands."""
+    before, found, after = match["line"].partition(pattern)
+    return {
+        "offset": match["offset"],
+        "before": before if len(before) <= _AROUND else f"…{before[-_AROUND:]}",
+        "found": found,
+        "after": after if len(after) <= _AROUND else f"{after[:_AROUND]}…",
+        # From where its line begins, if that is not far, and no sequences were taken out of it.
+        "href": _address(path, **{"from": max(0, match["offset"] - len(before[-_AROUND:].encode(errors="replace")))}),
+    }
+
+
+def _last(text: str, lines: str) -> str:
+    """The last so many lines of a text."""
+    if lines == "all":
+        return text
+    parts = text.splitlines(keepends=True)
+    return "".join(parts[-int(lines) :])
+
+
+def _address(path: str, **query: Any) -> str:
+    return f"{path}?{urlencode(query)}#output"

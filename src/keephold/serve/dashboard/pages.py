@@ -1,0 +1,273 @@
+"""The pages that list: what needs a person, handles, conversations, notifications, keys, numbers, tools.
+
+Each view asks `Control` and fills a template; none reads the store. Lists are read a page at a time, from a cursor on.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from keephold.control.reading import KINDS, SORTS, STATES
+from keephold.serve.dashboard import conversation, forms, handle
+from keephold.serve.dashboard.look import HERE, Look, is_turnless, mark, short_name
+from keephold.serve.dashboard.today import today
+from keephold.serve.door import OWNER
+
+if TYPE_CHECKING:
+    from keephold.control.control import Control
+    from keephold.serve.screens import Screens
+
+PAGE = 50
+_RUNNING, _HAPPENED = 30, 12
+"""How many the first page shows; the rest is on the page of handles."""
+_NEEDS = 50
+"""What needs the person, of the first page: the rest comes when these are answered."""
+_END = 400
+"""Bytes in which the last line of an output is looked for."""
+_PLACES = 200
+"""Conversations a page."""
+_NEWS = 100
+"""Lines of notifications' history a page."""
+_KEYS = 100
+"""Keys a page."""
+
+_ORDERS = {"newest": "Newest first", "oldest": "Oldest first", "stopped": "Last stopped first"}
+"""The words for orders; of others: by what."""
+GROUPS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "conversation": lambda fact: short_name(fact["conversation"]),
+    "kind": lambda fact: str(fact["kind"]),
+    "state": lambda fact: mark(fact)[1],
+}
+
+View = Callable[[Request], Awaitable[Response]]
+
+
+def routes(control: "Control", screens: "Screens") -> list[BaseRoute]:
+    """Everything of the dashboard: its pages, what its forms do, its files."""
+    look = Look(control)
+    pages = Pages(control, look)
+    return [
+        Route("/", pages.home),
+        Route("/handles", pages.handles),
+        Route("/conversations", pages.conversations),
+        Route("/notifications", pages.notifications),
+        Route("/keys", pages.keys),
+        Route("/stats", pages.stats),
+        Route("/tools", pages.tools),
+        *handle.routes(look, control, screens),
+        *conversation.routes(look, control),
+        *forms.routes(look, control, pages.home),
+        Mount("/static", Files(directory=HERE / "static")),
+    ]
+
+
+def nowhere(control: "Control") -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Says that there is no such page, as a page if a browser asks."""
+    look = Look(control)
+
+    async def view(request: Request, error: Exception) -> Response:
+        wants_page = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+        if wants_page and request.scope.get(OWNER):  # the frame of a page says what needs the person
+            return await look.problem(request, "There is nothing at this address.", 404, "/", "No such page")
+        return PlainTextResponse("Not Found", 404)
+
+    return view
+
+
+class Files(StaticFiles):
+    """The styles and scripts. Browsers keep them, and ask each time whether they are still the same."""
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        response = super().file_response(*args, **options)
+        response.headers["cache-control"] = "no-cache"
+        return response
+
+
+class Pages:
+    """The views. Each is asked by GET, and asked again by live.js when something has happened."""
+
+    def __init__(self, control: "Control", look: Look) -> None:
+        self._control = control
+        self._look = look
+
+    async def home(self, request: Request, *, status: int = 200, drafts: dict[str, Any] | None = None) -> Response:
+        """What needs the person, what runs, what has just happened. `drafts`: what was typed and could not be taken,
+        by need."""
+        needs = await self._control.needs(limit=_NEEDS)
+        listed = {need["id"] for need in needs}
+        for id in set(drafts or ()) - listed:  # of one that would not be on the page yet
+            needs = [need for need in [await self._control.need(id)] if need is not None] + needs
+        running = await self._control.handles(state="live", oneshot=True, limit=_RUNNING)
+        happened = await self._control.handles(state="stopped", sort="stopped", limit=_HAPPENED)
+        return await self._look.page(
+            request,
+            "home.html",
+            status=status,
+            needs=needs,
+            asked={need["handle"]: need["kind"] for need in needs},
+            turnless={fact["uid"] for fact in running["handles"] if is_turnless(fact)},
+            mcp=f"{request.base_url}mcp",
+            running=running["handles"],
+            more=running["next"] is not None,
+            happened=happened["handles"],
+            drafts=drafts or {},
+            path="/",  # also when it answers a form
+            here="/",
+        )
+
+    async def handles(self, request: Request) -> Response:
+        """Handles by state, kind, tool, conversation and text, a page at a time."""
+        asked = request.query_params
+        chosen = {
+            "q": asked.get("q", "").strip(),
+            "state": _one_of(STATES, asked.get("state")),
+            "kind": _one_of(KINDS, asked.get("kind")),
+            "tool": asked.get("tool", "").strip(),
+            "conversation": asked.get("conversation", "").strip(),
+            "sort": _one_of(SORTS, asked.get("sort")) or "newest",
+            "group": _one_of(GROUPS, asked.get("group")),
+            "oneshot": "yes" if asked.get("oneshot") else "",
+        }
+        found = await self._control.handles(
+            conversation=chosen["conversation"] or None,
+            state=chosen["state"] or None,
+            kind=chosen["kind"] or None,
+            tool=chosen["tool"] or None,
+            search=chosen["q"] or None,
+            sort=chosen["sort"],
+            after=asked.get("after") or None,
+            limit=PAGE,
+            oneshot=bool(chosen["oneshot"]),
+        )
+        await self._tell_ends(found["handles"])
+        needs = await self._control.needs()
+        query = {name: value for name, value in chosen.items() if value and (name, value) != ("sort", "newest")}
+        return await self._look.page(
+            request,
+            "handles.html",
+            groups=_grouped(found["handles"], chosen["group"]),
+            asked={need["handle"] for need in needs if need["kind"] == "permission"},
+            chosen=chosen,
+            filtered=bool(set(query) - {"sort", "group"}),
+            options={
+                "state": STATES,
+                "kind": KINDS,
+                "sort": {sort: _ORDERS.get(sort, f"By {sort}") for sort in SORTS},
+                "group": tuple(GROUPS),
+            },
+            tools=sorted(tool["name"] for tool in await self._control.tools()),
+            first=_address("/handles", query) if asked.get("after") else None,
+            following=_address("/handles", query | {"after": found["next"]}) if found["next"] else None,
+        )
+
+    async def _tell_ends(self, facts: list[dict[str, Any]]) -> None:
+        """Add the last lines of what has stopped and was not told to anybody since."""
+        for fact in facts:
+            if fact["state"] != "stopped" or fact["last_line"] or fact["message"] or not fact["output_bytes"]:
+                continue
+            printed = await self._control.output(fact["uid"], from_end=_END, limit=_END)
+            lines = [line.strip() for line in str(printed["text"]).splitlines() if line.strip()]
+            fact["last_line"] = lines[-1] if lines else None
+
+    async def conversations(self, request: Request) -> Response:
+        """Conversations, each sub-agent's below its caller's."""
+        after = request.query_params.get("after") or None
+        found = await self._control.conversations(after=after, limit=_PLACES)
+        whole = after is None and found["next"] is None
+        return await self._look.page(
+            request,
+            "conversations.html",
+            places=_nested(found["conversations"], latest_first=whole),
+            first="/conversations" if after else None,
+            following=_address("/conversations", {"after": found["next"]}) if found["next"] else None,
+        )
+
+    async def notifications(self, request: Request) -> Response:
+        """What waits to be told to a model, and what became of what was queued."""
+        asked = request.query_params
+        place = asked.get("conversation", "").strip()
+        before = int(asked["before"]) if asked.get("before", "").isdecimal() and len(asked["before"]) < 19 else None
+        found = await self._control.notifications(conversation=place or None, before=before, limit=_NEWS)
+        query = {"conversation": place} if place else {}
+        return await self._look.page(
+            request,
+            "notifications.html",
+            queued=found["queued"],
+            history=found["history"],
+            conversation=place,
+            first=_address("/notifications", query) if before is not None else None,
+            following=_address("/notifications", query | {"before": str(found["next"])}) if found["next"] else None,
+        )
+
+    async def keys(self, request: Request) -> Response:
+        """What waits for the outside, by the ids of its keys: the keys themselves are on no page (K5)."""
+        place, after = request.query_params.get("conversation", "").strip(), request.query_params.get("after")
+        found = await self._control.keys(place or None, after or None, _KEYS)
+        by_place: dict[str, list[dict[str, Any]]] = {}
+        for key in found["keys"]:
+            by_place.setdefault(key["conversation"], []).append(key)
+        query = {"conversation": place} if place else {}
+        return await self._look.page(
+            request,
+            "keys.html",
+            places=by_place,
+            counts=await self._control.count_keys(list(by_place)),
+            first=_address("/keys", query) if after else None,
+            following=_address("/keys", query | {"after": found["next"]}) if found["next"] else None,
+        )
+
+    async def stats(self, request: Request) -> Response:
+        """Numbers: of now, of today, since the server started, and how much is stored."""
+        stopped = await today(self._control, time.time())
+        return await self._look.page(request, "stats.html", stats=await self._control.stats(), today=stopped)
+
+    async def tools(self, request: Request) -> Response:
+        """What can be called."""
+        tools = sorted(await self._control.tools(), key=lambda tool: str(tool["name"]))
+        own = [tool for tool in tools if not tool["builtin"]]
+        return await self._look.page(
+            request, "tools.html", own=own, builtin=[tool for tool in tools if tool["builtin"]]
+        )
+
+
+def _one_of(known: Iterable[str], given: str | None) -> str:
+    """A choice, or none: what nobody could have chosen on the page is as good as nothing."""
+    return given if given is not None and given in known else ""
+
+
+def _address(path: str, query: dict[str, str]) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def _grouped(facts: list[dict[str, Any]], by: str) -> list[tuple[str | None, list[dict[str, Any]]]]:
+    """The handles of a page under a title each, in the order in which the titles come up."""
+    if not by:
+        return [(None, facts)] if facts else []
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for fact in facts:
+        groups.setdefault(GROUPS[by](fact), []).append(fact)
+    return list(groups.items())
+
+
+def _nested(places: list[dict[str, Any]], *, latest_first: bool) -> list[dict[str, Any]]:
+    """Conversations with their `depth`: below its parent if that is on the page, else at the edge."""
+    known = {place["id"] for place in places}
+    below: dict[str | None, list[dict[str, Any]]] = {}
+    for place in places:
+        below.setdefault(place["parent"] if place["parent"] in known else None, []).append(place)
+    if latest_first:
+        for siblings in below.values():
+            siblings.sort(key=lambda place: place["updated"] or 0.0, reverse=True)
+    rows: list[dict[str, Any]] = []
+    todo = [(place, 0) for place in reversed(below.get(None, []))]
+    while todo:
+        place, depth = todo.pop()
+        rows.append(place | {"depth": depth})
+        todo += [(child, depth + 1) for child in reversed(below.get(place["id"], []))]
+    return rows

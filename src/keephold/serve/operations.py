@@ -1,0 +1,243 @@
+"""What an operation of the API is: how it is reached, what it takes, what it gives. Requests are checked against this,
+and the OpenAPI description is made from it, so that neither can be wrong about the other."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jsonschema_rs
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from keephold.errors import KeepholdError
+from keephold.handles.text import to_json
+from keephold.serve.refusal import refusal
+
+Schema = dict[str, Any]
+Given = dict[str, Any]
+"""The parameters of a request, by name, and `body`."""
+Handler = Callable[[Given], Awaitable[Any]]
+
+_DIGITS = 18
+_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of the query."""
+
+    name: str
+    schema: Schema
+    description: str
+    required: bool = False
+
+    def read(self, text: str) -> Any:
+        """The value that a query says. Raises `KeepholdError`."""
+        kind = self.schema["type"]
+        if kind == "boolean":
+            if text.lower() in _WORDS:
+                return _WORDS[text.lower()]
+            raise self._wrong("true or false")
+        if kind == "integer":
+            if not text.lstrip("-").isascii() or not text.removeprefix("-").isdigit() or len(text) > _DIGITS:
+                raise self._wrong("an integer")
+            number = int(text)
+            least, most = self.schema.get("minimum"), self.schema.get("maximum")
+            if (least is not None and number < least) or (most is not None and number > most):
+                raise self._wrong(f"an integer from {least} to {most}" if most is not None else f"at least {least}")
+            return number
+        if "enum" in self.schema and text not in self.schema["enum"]:
+            raise self._wrong(f"one of {', '.join(self.schema['enum'])}")
+        return text
+
+    def _wrong(self, right: str) -> KeepholdError:
+        return KeepholdError(f"parameter `{self.name}` must be {right}", code="invalid_arguments")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One operation. `returns` names a schema of the description, or is one; a stream has none."""
+
+    id: str
+    path: str
+    summary: str
+    does: Handler | None = None
+    streams: Callable[[Given, Request], Awaitable[ASGIApp]] | None = None
+    patient: bool = False
+    """It may take for ever, so it ends when its client goes."""
+    method: Literal["GET", "POST"] = "GET"
+    tag: str = "handles"
+    query: Sequence[Parameter] = ()
+    body: Schema | None = None
+    returns: Schema | None = None
+    errors: Sequence[int] = ()
+    text: bool = False
+    """It may also be given as plain text."""
+
+
+class Endpoint:
+    """An operation as an ASGI application."""
+
+    def __init__(self, operation: Operation, limit: int) -> None:
+        self._operation = operation
+        self._limit = limit
+        schema = operation.body
+        self._check = None if schema is None else jsonschema_rs.validator_for(schema)
+
+    async def __call__(self, request: Request) -> Response:
+        operation = self._operation
+        try:
+            given = self._read(request)
+            if self._check is not None:
+                given["body"] = await self._body(request)
+            if operation.streams is not None:
+                return await operation.streams(given, request)  # type: ignore[return-value]  # an ASGI application
+            assert operation.does is not None
+            result = await (while_there(request, operation.does(given)) if operation.patient else operation.does(given))
+        except KeepholdError as error:
+            return refusal(error)
+        if isinstance(result, Response):
+            return result
+        return Response(to_json(result), media_type="application/json", headers={"cache-control": "no-store"})
+
+    def _read(self, request: Request) -> Given:
+        known = {parameter.name: parameter for parameter in self._operation.query}
+        given: Given = dict(request.path_params)
+        for name, text in request.query_params.multi_items():
+            if name not in known:
+                right = ", ".join(known) or "none"
+                raise KeepholdError(f"unknown parameter `{name[:64]}`; there are: {right}", code="invalid_arguments")
+            if name in given and name not in request.path_params:
+                raise KeepholdError(f"parameter `{name}` is given twice", code="invalid_arguments")
+            given[name] = known[name].read(text)
+        missing = [name for name, parameter in known.items() if parameter.required and name not in given]
+        if missing:
+            raise KeepholdError(f"parameter `{missing[0]}` is missing", code="invalid_arguments")
+        return given
+
+    async def _body(self, request: Request) -> Any:
+        assert self._check is not None
+        body = await read_body(request, self._limit, "arguments_bytes")
+        try:
+            value = msgspec.json.decode(body or b"{}")
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise KeepholdError(f"the body is not JSON: {error}", code="invalid_arguments") from None
+        try:
+            problem = next(iter(self._check.iter_errors(value)), None)
+        except (RecursionError, ValueError) as error:  # what JSON allows and no program holds
+            raise KeepholdError(f"the body cannot be taken: {error}", code="invalid_arguments") from None
+        if problem is not None:
+            where = "/".join(str(part) for part in problem.instance_path) or "the body"
+            raise KeepholdError(f"{where}: {problem.message[:300]}", code="invalid_arguments")
+        return value
+
+
+async def while_there(request: Request, doing: Awaitable[Any]) -> Any:
+    """What is done for a client, as long as it is there."""
+    work, left = asyncio.ensure_future(doing), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else Response(status_code=499)  # nobody takes it
+    finally:
+        work.cancel()
+        left.cancel()
+        await asyncio.gather(work, left, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def read_body(request: Request, limit: int, setting: str = "") -> bytes:
+    """The body of a request. Raises `KeepholdError` for one that is too long, before all of it has come; `setting` is
+    what allows more."""
+    said = request.headers.get("content-length", "")
+    body = bytearray()
+    if not is_more(said, limit):
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                break
+        else:
+            return bytes(body)
+    right = f"[limits] {setting} allows more" if setting else "send less at once"
+    raise KeepholdError(f"the body is larger than {limit} bytes; {right}", code="limit_exceeded")
+
+
+def is_more(length: str, limit: int) -> bool:
+    """Whether a `Content-Length` says so; one of very many digits does, and is no number that Python reads."""
+    return length.isascii() and length.isdigit() and (len(length) > _DIGITS or int(length) > limit)
+
+
+def described(operations: Sequence[Operation], schemas: Mapping[str, Schema], version: str) -> Schema:
+    """The OpenAPI description of operations."""
+    paths: dict[str, Any] = {}
+    for operation in operations:
+        paths.setdefault(operation.path.replace(":path}", "}"), {})[operation.method.lower()] = _describe(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "keephold",
+            "version": version,
+            "description": "Look at, talk to and end the tool calls of a running keephold.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "schemas": dict(schemas),
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _describe(operation: Operation) -> Schema:
+    path = [part[1:-1].removesuffix(":path") for part in operation.path.split("/") if part.startswith("{")]
+    said: Schema = {
+        "operationId": operation.id,
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in path
+        ]
+        + [
+            {
+                "name": each.name,
+                "in": "query",
+                "required": each.required,
+                "description": each.description,
+                "schema": each.schema,
+            }
+            for each in operation.query
+        ],
+        "responses": {"200": _success(operation)} | {str(status): _ERROR for status in _statuses(operation)},
+    }
+    if operation.body is not None:
+        said["requestBody"] = {"required": True, "content": {"application/json": {"schema": operation.body}}}
+    return said
+
+
+def _success(operation: Operation) -> Schema:
+    if operation.streams is not None:
+        content: Schema = {"text/event-stream": {"schema": {"type": "string"}}}
+    else:
+        content = {"application/json": {"schema": operation.returns or {}}}
+        if operation.text:
+            content["text/plain"] = {"schema": {"type": "string"}}
+    return {"description": operation.summary, "content": content}
+
+
+def _statuses(operation: Operation) -> list[int]:
+    usual = [400, 401, 403, 503] + ([413] if operation.body is not None else [])
+    return sorted({*usual, *operation.errors, *([404] if "{" in operation.path else [])})
+
+
+_ERROR: Schema = {
+    "description": "Refused; `code` is stable.",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+}

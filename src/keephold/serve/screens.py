@@ -1,0 +1,357 @@
+"""Terminals in the browser: what one shows, live, and a person who takes it over.
+
+`GET /screens/{uid}` is a stream of server-sent events: `hello` once, with the id of this stream, then `screen` whenever
+what is shown has changed, at most 20 times a second, and `end`. A terminal that nobody looks at costs nothing.
+
+Taking over is `POST …/drive`; it ends with the stream that it names, or after 30 seconds if it names none. What is
+typed (`POST …/type`) is numbered by the client and taken strictly in that order, nothing twice.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from keephold.control.link import running
+from keephold.errors import KeepholdError, ToolError
+from keephold.serve.dashboard.painting import screen_html
+from keephold.serve.operations import read_body
+from keephold.serve.refusal import refusal
+from keephold.serve.sse import EventStream, event
+from keephold.serve.watched import Here, Shown, There, Watched
+from keephold.tools.terminal.keys import as_bytes
+from keephold.turn.frames import Size
+
+if TYPE_CHECKING:
+    from keephold.runtime import Runtime
+
+T = TypeVar("T")
+
+PAUSE = 0.05
+"""Seconds between two screens."""
+ALONE = 30.0
+"""Seconds that a terminal is driven without a stream."""
+_LONGEST = 1 << 20
+"""Bytes of a request to type: a paste has room in it."""
+
+
+class Drive(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a take-over."""
+
+    stream: str | None = None
+    """The id of the stream that shows the terminal to whoever drives."""
+    rows: int = 0
+    cols: int = 0
+
+
+class Type(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of what is typed: one of `data`, `key`, `paste`."""
+
+    driver: str
+    seq: int
+    data: str | None = None
+    key: str | None = None
+    paste: str | None = None
+
+
+class Resize(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of another size."""
+
+    driver: str
+    rows: int
+    cols: int
+
+
+class HandBack(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a hand-back."""
+
+    driver: str
+
+
+class _Driver:
+    """A person who drives a terminal from a browser."""
+
+    def __init__(self, stream: str | None) -> None:
+        self.id = secrets.token_urlsafe(16)
+        self.stream = stream
+        self.typed = 0
+        """The number of what was typed last."""
+
+
+class _View:
+    """A terminal that somebody looks at, and all who do."""
+
+    def __init__(self, watched: Watched, ended: Callable[[], None]) -> None:
+        self.watched = watched
+        self.changed: dict[str, asyncio.Event] = {}
+        """By the id of a stream: that there is something new for it."""
+        self.driver: _Driver | None = None
+        self.taken = 0
+        """How often it was taken over: by this whoever drives tells what was shown before they did."""
+        self.alone: asyncio.TimerHandle | None = None
+        self.over = False
+        self.why: str | None = None
+        self._ended = ended
+        self._task = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        try:
+            async with aclosing(self.watched.follow()) as changes:  # type: ignore[type-var]
+                async for _ in changes:
+                    self.tell()
+        except KeepholdError as error:
+            self.why = error.message
+        finally:
+            self.over = True
+            await self.hand_back()
+            self.tell()
+            self._ended()
+
+    def tell(self) -> None:
+        for news in self.changed.values():
+            news.set()
+
+    async def hand_back(self) -> None:
+        self.driver = None
+        if self.alone is not None:
+            self.alone.cancel()
+            self.alone = None
+        await self.watched.hand_back()
+        self.tell()
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self.watched.close()
+
+
+class Screens:
+    """The terminals of a runtime, for browsers."""
+
+    def __init__(self, runtime: "Runtime") -> None:
+        self._runtime = runtime
+        self._views: dict[str, _View] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def routes(self) -> list[BaseRoute]:
+        return [
+            Route("/screens/{uid}", self._stream, methods=["GET"]),
+            Route("/screens/{uid}/drive", self._answer(self._drive), methods=["POST"]),
+            Route("/screens/{uid}/type", self._answer(self._type), methods=["POST"]),
+            Route("/screens/{uid}/resize", self._answer(self._resize), methods=["POST"]),
+            Route("/screens/{uid}/back", self._answer(self._back), methods=["POST"]),
+        ]
+
+    async def close(self) -> None:
+        """Hand every terminal back and end every stream."""
+        for view in tuple(self._views.values()):
+            await view.close()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+
+    def now(self, uid: str) -> dict[str, Any] | None:
+        """What the terminal of a handle shows now, for a page; None if this process does not run it."""
+        try:
+            handle = self._runtime.registry.loaded(uid)
+            return None if handle is None else as_json(Here(handle, self._runtime.streams).shown(), handle.driver)
+        except KeepholdError:
+            return None
+
+    async def _watched(self, uid: str) -> Watched:
+        registry = self._runtime.registry
+        handle = registry.loaded(uid)
+        if handle is not None and handle.run is not None:
+            return Here(handle, self._runtime.streams)
+        record = await registry.store.handle(uid)
+        if record is None:
+            raise ToolError(f"there is no handle `{uid}`", code="handle_not_found")
+        to = running(registry.store, record)
+        if to is None:
+            raise ToolError(f"handle `{record.id}` does not run", code="not_running")
+        return There(to)
+
+    async def _view(self, uid: str) -> _View:
+        view = self._views.get(uid)
+        if view is None:
+            watched = await self._watched(uid)
+            view = self._views.get(uid)  # somebody else may have come meanwhile
+            if view is None:
+                view = self._views[uid] = _View(watched, lambda: self._left(uid))
+            else:
+                watched.close()
+        return view
+
+    def _left(self, uid: str) -> None:
+        """Nobody may look any more, or the handle may have stopped: then it is let go of."""
+        view = self._views.get(uid)
+        if view is not None and not view.changed and view.driver is None:
+            del self._views[uid]
+            task = asyncio.create_task(view.close())
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    # Looking
+
+    async def _stream(self, request: Request) -> ASGIApp:
+        uid = request.path_params["uid"]
+        try:
+            if uid not in self._views:
+                (await self._watched(uid)).close()
+        except KeepholdError as error:
+            return refusal(error)
+        return EventStream(self._events(uid))
+
+    async def _events(self, uid: str) -> AsyncIterator[bytes]:
+        try:
+            view = await self._view(uid)  # here, as a client may have gone before it was sent anything
+        except KeepholdError as error:
+            yield event("end", {"why": error.message})
+            return
+        id, news = secrets.token_urlsafe(16), asyncio.Event()
+        news.set()
+        view.changed[id] = news
+        try:
+            yield event("hello", {"stream": id})
+            last: dict[str, Any] | None = None
+            while True:
+                await news.wait()
+                news.clear()
+                over = view.over
+                if not over:
+                    now = as_json(view.watched.shown(), view.watched.driver)
+                    now |= {"mine": view.driver is not None and view.driver.stream == id, "taken": view.taken}
+                    if now != last:
+                        last = now
+                        yield event("screen", now)
+                if over:
+                    yield event("end", {"why": view.why})
+                    return
+                await asyncio.sleep(PAUSE)
+        finally:
+            del view.changed[id]
+            if view.driver is not None and view.driver.stream == id:
+                await view.hand_back()
+            self._left(uid)
+
+    # Driving
+
+    def _answer(self, act: Callable[[str, bytes], Any]) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            try:
+                return JSONResponse(await act(request.path_params["uid"], await read_body(request, _LONGEST)))
+            except KeepholdError as error:
+                return refusal(error)
+
+        return answer
+
+    async def _drive(self, uid: str, body: bytes) -> dict[str, Any]:
+        want = _read(body, Drive)
+        view = await self._view(uid)
+        try:
+            if want.stream is not None and want.stream not in view.changed:
+                raise ToolError("there is no such stream of this terminal; open it first", code="invalid_arguments")
+            await view.watched.drive(Size(want.rows, want.cols))
+            if not self._is_there(uid, view, want.stream):
+                await view.watched.hand_back()
+                raise ToolError("whoever wanted to drive this terminal has gone, or it has", code="not_running")
+        except KeepholdError:
+            self._left(uid)
+            raise
+        driver = view.driver = _Driver(want.stream)
+        view.taken += 1
+        if want.stream is None:
+            view.alone = asyncio.get_running_loop().call_later(ALONE, self._end, uid, driver)
+        view.tell()
+        return {"driver": driver.id, "taken": view.taken}
+
+    def _is_there(self, uid: str, view: _View, stream: str | None) -> bool:
+        """Whether the terminal is still looked at, by the one who drives it: another process took a while to answer."""
+        return self._views.get(uid) is view and not view.over and (stream is None or stream in view.changed)
+
+    def _end(self, uid: str, driver: _Driver) -> None:
+        view = self._views.get(uid)
+        if view is not None and view.driver is driver:
+            task = asyncio.create_task(self._release(uid, view))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def _release(self, uid: str, view: _View) -> None:
+        await view.hand_back()
+        self._left(uid)
+
+    async def _type(self, uid: str, body: bytes) -> dict[str, Any]:
+        typed = _read(body, Type)
+        view, driver = self._driven(uid, typed.driver)
+        if typed.seq <= driver.typed:  # sent again because its answer was lost
+            return {"seq": driver.typed}
+        if typed.seq != driver.typed + 1:
+            message = f"number {typed.seq} does not follow {driver.typed}: what is typed is taken in order"
+            raise ToolError(message, code="invalid_arguments")
+        data = _typed(typed, view.watched)
+        driver.typed = typed.seq
+        view.watched.type(data)
+        return {"seq": driver.typed}
+
+    async def _resize(self, uid: str, body: bytes) -> dict[str, Any]:
+        size = _read(body, Resize)
+        view, _ = self._driven(uid, size.driver)
+        view.watched.resize(Size(size.rows, size.cols))
+        view.tell()
+        return {}
+
+    async def _back(self, uid: str, body: bytes) -> dict[str, Any]:
+        view, _ = self._driven(uid, _read(body, HandBack).driver)
+        await self._release(uid, view)
+        return {}
+
+    def _driven(self, uid: str, driver: str) -> tuple[_View, _Driver]:
+        view = self._views.get(uid)
+        if view is None or view.driver is None or not secrets.compare_digest(view.driver.id.encode(), driver.encode()):
+            raise ToolError("you do not drive this terminal any more; take it over first", code="driven_by_person")
+        return view, view.driver
+
+
+def as_json(shown: Shown, driver: str | None) -> dict[str, Any]:
+    """What is told of a screen."""
+    screen = shown.screen
+    return {
+        "html": screen_html(shown.rows, screen.cursor if shown.cursor else None),
+        "rows": screen.rows,
+        "cols": screen.cols,
+        "cursor": list(screen.cursor),
+        "title": screen.title,
+        "driver": driver,
+        "emulator": screen.emulator,
+    }
+
+
+def _typed(typed: Type, watched: Watched) -> bytes:
+    """What a terminal sends for it."""
+    match typed:
+        case Type(data=str(data), key=None, paste=None):
+            return data.encode(errors="replace")
+        case Type(data=None, key=str(key), paste=None):
+            return as_bytes([key], application=watched.application_keys())
+        case Type(data=None, key=None, paste=str(text)):
+            return _pasted(text, bracketed=watched.bracketed_paste())
+    raise ToolError("give one of `data`, `key` and `paste`", code="invalid_arguments")
+
+
+def _pasted(text: str, *, bracketed: bool) -> bytes:
+    """A paste holds no keys: what would end it, or be one, is taken out of it."""
+    plain = "".join(each for each in text.replace("\r\n", "\n") if each in "\n\t" or each.isprintable())
+    data = plain.replace("\n", "\r").encode(errors="replace")
+    return b"\x1b[200~" + data + b"\x1b[201~" if bracketed else data
+
+
+def _read(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise ToolError(f"the request cannot be read: {error}", code="invalid_arguments") from None

@@ -1,0 +1,104 @@
+"""Running the application: a socket, uvicorn in our own loop, signals, and an end in good order (R6).
+
+SIGINT and SIGTERM: streams end, calls that wait are answered, the runtime is closed. A second one
+exits at once and leaves the rest to the guard. SIGHUP: the configuration is read again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+
+import uvicorn
+from sse_starlette.sse import AppStatus
+from starlette.types import ASGIApp
+
+from keephold.errors import ConfigError
+from keephold.serve.patience import Patient, allow_many
+
+_GRACE_SECS = 2
+"""How long closing waits for connections to end by themselves."""
+_IDLE_SECS = 75
+_BACKLOG = 4096
+
+
+def bound(host: str, port: int, option: str = "--port") -> socket.socket:
+    """A socket that says that it is of TCP: only then does asyncio send replies at once, 40 ms sooner."""
+    listening = None
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, socket.IPPROTO_TCP)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.set_inheritable(False)
+        listening.listen(_BACKLOG)  # whoever reads the address and comes at once waits, and is not refused
+    except (OSError, UnicodeError) as error:
+        if listening is not None:
+            listening.close()
+        why = error.strerror if isinstance(error, OSError) else "that is no name of a machine"
+        raise ConfigError([f"cannot listen on {host}:{port}: {why}; choose another with {option} PORT"]) from None
+    return listening
+
+
+async def serve(
+    app: ASGIApp,
+    listening: socket.socket,
+    *,
+    close: Callable[[], Awaitable[None]],
+    reload: Callable[[], None] | None = None,
+    patient: bool = True,
+) -> int:
+    """Serve until a signal comes, then `close`; the exit code."""
+    allow_many()
+    try:
+        listening.listen(_BACKLOG)  # two that start at the same time can both bind
+    except OSError as error:
+        raise ConfigError([f"cannot listen on {listening.getsockname()[1]}: {error.strerror}"]) from None
+    stopped: list[int] = []
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def stop(number: int) -> None:
+        if stopped:
+            os._exit(128 + number)  # asked twice: the guard ends what is left
+        stopped.append(number)
+        ended.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    if reload is not None:
+        loop.add_signal_handler(signal.SIGHUP, reload)
+    # No access log: the path of a completion is its key (K5). Signals are ours.
+    config = uvicorn.Config(
+        app,
+        access_log=False,
+        backlog=_BACKLOG,
+        http=Patient if patient else "auto",
+        log_level="error",
+        proxy_headers=False,  # nothing depends on them, and anybody may send them
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_SECS,
+        timeout_keep_alive=_IDLE_SECS,
+        ws="none",
+    )
+    server = uvicorn.Server(config)
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    serving = asyncio.ensure_future(server._serve([listening]))
+    waiting = asyncio.ensure_future(ended.wait())
+    try:
+        await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
+        await close()  # whoever comes meanwhile is told so; refused connections would be an error to clients
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it complains of streams that are cut
+        AppStatus.should_exit = True  # streams of 2025 clients end
+        server.should_exit = True
+        await serving
+    finally:
+        waiting.cancel()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+        with contextlib.suppress(OSError):
+            listening.close()
+    return 128 + stopped[0] if stopped else 0

@@ -1,0 +1,334 @@
+"""One terminal that somebody looks at: what it shows, and whoever types into it.
+
+It may run in this process (`Here`) or in another one on the same store (`There`); whoever looks cannot tell. `There`
+feeds an emulator of its own with what the other process sends. A terminal has one driver at most, wherever they sit.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple, Protocol, cast
+
+import msgspec
+
+from keephold.control.link import Link, Running, linked
+from keephold.errors import KeepholdError, ToolError
+from keephold.handles.handle import Handle
+from keephold.tools.base import Screen, SupportsScreen
+from keephold.tools.terminal.cells import Rows, SupportsCells, plain_rows, rows_of
+from keephold.tools.terminal.emulator import Emulator, open_emulator
+from keephold.turn import frames
+from keephold.turn.driving import Driving
+from keephold.turn.following import Following
+from keephold.turn.frames import Size
+from keephold.turn.replies import time_of_day
+from keephold.turn.streams import Streams
+
+PAUSE = 0.05
+"""Seconds between two looks at a terminal that nobody drives."""
+_HIDDEN = b"\x1b[?25l"
+_BRACKETED = b"\x1b[?2004h"
+_REPLAYED = 1 << 18
+"""Bytes that are printed again to get at the colours of a screen."""
+_FIRST = Size(24, 80)
+"""The size of a screen that nothing is known of yet."""
+
+
+class Shown(NamedTuple):
+    """What a terminal shows at one moment."""
+
+    screen: Screen
+    rows: Rows
+    cursor: bool
+    """Whether the cursor is to be seen."""
+
+
+class Watched(Protocol):
+    """A terminal that is looked at."""
+
+    @property
+    def driver(self) -> str | None:
+        """Who drives it: `person`, or nobody."""
+
+    def shown(self) -> Shown: ...
+
+    def follow(self) -> AsyncIterator[None]:
+        """Something has changed, each time it has, until the handle stops. Raises `KeepholdError` if it is lost."""
+
+    async def drive(self, size: Size) -> None:
+        """Take it over. Raises `KeepholdError` if somebody else drives it."""
+
+    def type(self, data: bytes) -> None: ...
+
+    def resize(self, size: Size) -> None: ...
+
+    async def hand_back(self) -> None:
+        """Leave it as it was. Twice is harmless."""
+
+    def application_keys(self) -> bool: ...
+
+    def bracketed_paste(self) -> bool:
+        """Whether the program wants to know what is pasted."""
+
+    def close(self) -> None:
+        """Nobody looks any more."""
+
+
+def shown_by(terminal: SupportsScreen | Emulator) -> Shown:
+    """What a terminal shows, with its colours if it knows them."""
+    screen = terminal.screen()
+    painted = terminal.painted() if isinstance(terminal, SupportsCells) else b""
+    if not painted:
+        return Shown(screen, plain_rows(screen.lines), screen.emulator == "ghostty")
+    rows = rows_of(painted.decode("utf-8", "replace"), screen.rows)
+    return Shown(screen, rows, _HIDDEN not in painted)
+
+
+def _paste_mode(emulator: Emulator) -> bool:
+    return isinstance(emulator, SupportsCells) and _BRACKETED in emulator.painted()
+
+
+class _Frames:
+    """What `Following` writes to, within this process: each frame is handed on at once."""
+
+    def __init__(self) -> None:
+        self.received: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
+        self._taken = asyncio.Event()
+        self._taken.set()
+
+    def write(self, frame: bytes) -> None:
+        self.received.put_nowait((chr(frame[0]), frame[5:]))
+        self._taken.clear()
+
+    async def drain(self) -> None:
+        """The next piece is read when this one has been looked at: its reader sets the pace."""
+        await self._taken.wait()
+
+    def taken(self) -> None:
+        if self.received.empty():
+            self._taken.set()
+
+
+class Here:
+    """A terminal of this process."""
+
+    def __init__(self, handle: Handle, streams: Streams) -> None:
+        self._handle = handle
+        self._streams = streams
+        self._live = terminal_of(handle)
+        self._driving: Driving | None = None
+        self._answering: Emulator | None = None
+        """While a person drives, their terminal answers what the program asks it. A browser is none, so this does."""
+
+    @property
+    def driver(self) -> str | None:
+        return self._handle.driver
+
+    def shown(self) -> Shown:
+        return shown_by(self._live)
+
+    async def follow(self) -> AsyncIterator[None]:
+        pipe = _Frames()
+        following = Following(self._handle, cast(asyncio.StreamWriter, pipe), screen=self._live)
+        sending = asyncio.create_task(following.until_stopped())
+        receiving: asyncio.Task[Any] | None = None
+        try:
+            while True:
+                receiving = asyncio.create_task(pipe.received.get())
+                await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
+                if not receiving.done():
+                    sending.result()
+                    return
+                kind, payload = receiving.result()
+                if self._answering is not None:
+                    self._answer(kind, payload)
+                yield
+                if self._answering is None:
+                    await asyncio.sleep(PAUSE)  # whoever falls far behind is given the screen instead of all output
+                pipe.taken()
+        finally:
+            for task in (sending, receiving):
+                if task is not None:
+                    task.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    def _answer(self, kind: str, payload: bytes) -> None:
+        assert self._answering is not None
+        if kind == frames.OUTPUT:
+            self._answering.feed(payload)
+        elif kind == frames.SCREEN:
+            self._answering.feed(b"\x1bc" + painting_of(self._live))
+
+    async def drive(self, size: Size) -> None:
+        handle, run = self._handle, self._handle.run
+        since = self._streams.drivers.get(handle.uid)
+        if since is not None:
+            raise ToolError(
+                f"somebody has been driving terminal `{handle.id}` since {time_of_day(since)}, and only one can",
+                code="driven_by_person",
+            )
+        self._live = terminal_of(handle)  # raises if it has ended
+        assert run is not None
+        screen, painted = self._live.screen(), painting_of(self._live)
+        self._streams.drivers[handle.uid] = self._streams.registry.clock.now()
+        self._answering = open_emulator(screen.rows, screen.cols, self.type)
+        self._answering.feed(painted)
+        self._driving = Driving(run, self._live).__enter__()
+        self.resize(size)
+
+    def type(self, data: bytes) -> None:
+        if self._driving is not None:
+            self._driving.type(data)
+
+    def resize(self, size: Size) -> None:
+        if self._driving is None or self._answering is None:
+            return
+        self._driving.resize(size)
+        screen = self._live.screen()
+        self._answering.resize(screen.rows, screen.cols)
+
+    async def hand_back(self) -> None:
+        if self._driving is not None:
+            driving, self._driving = self._driving, None
+            self._streams.drivers.pop(self._handle.uid, None)
+            driving.__exit__()
+        if self._answering is not None:
+            self._answering.close()
+            self._answering = None
+
+    def application_keys(self) -> bool:
+        return self._answering is not None and self._answering.application_keys
+
+    def bracketed_paste(self) -> bool:
+        return self._answering is not None and _paste_mode(self._answering)
+
+    def close(self) -> None: ...
+
+
+class There:
+    """A terminal that another process runs."""
+
+    def __init__(self, to: Running) -> None:
+        self._to = to
+        self._emulator = open_emulator(_FIRST.rows, _FIRST.cols, self.type)
+        self._driving: contextlib.AsyncExitStack | None = None
+        self._link: Link | None = None
+        self._before = _FIRST
+        self._plain: Screen | None = None
+        """A screen whose colours are not known."""
+        self.driver: str | None = None
+
+    def shown(self) -> Shown:
+        return shown_by(self._emulator)
+
+    async def follow(self) -> AsyncIterator[None]:
+        want = frames.Want(uid=self._to.record.uid, want="follow", screen=True)
+        async with linked(self._to, want) as link:
+            while True:
+                kind, payload = await link.receive()
+                if kind == frames.END:
+                    return
+                if kind == frames.STATE:
+                    told = msgspec.json.decode(payload, type=frames.Told)
+                    self.driver = told.handle.driver
+                    await self._recolour(told.offset)
+                elif kind == frames.OUTPUT:
+                    self._emulator.feed(payload)
+                elif kind == frames.SCREEN:
+                    self._redraw(msgspec.json.decode(payload, type=Screen))
+                yield
+
+    def _redraw(self, screen: Screen) -> None:
+        from keephold.cli.raw import redraw
+
+        self._emulator.resize(screen.rows, screen.cols)
+        self._emulator.feed(redraw(screen))
+        self._plain = screen
+
+    async def _recolour(self, total: int) -> None:
+        """A screen comes without its colours. If little was printed and printing it again gives the same screen, they
+        are there; else they come with what is printed next."""
+        shown, self._plain = self._plain, None
+        if shown is None or total > _REPLAYED or self._driving is not None:
+            return
+        printed = await self._printed(total)
+        again = open_emulator(shown.rows, shown.cols, self.type)
+        again.feed(printed)
+        now = again.screen()
+        if (now.lines, now.cursor, now.alternate) == (shown.lines, shown.cursor, shown.alternate):
+            self._emulator, again = again, self._emulator
+        again.close()
+
+    async def _printed(self, total: int) -> bytes:
+        data = bytearray()
+        async with linked(self._to, frames.Want(uid=self._to.record.uid, want="read")) as link:
+            while len(data) < total:
+                kind, payload = await link.receive()
+                if kind == frames.OUTPUT:
+                    data += payload
+                elif kind in (frames.GAP, frames.END):
+                    break
+        return bytes(data[:total])
+
+    async def drive(self, size: Size) -> None:
+        screen = self._emulator.screen()
+        want = frames.Want(uid=self._to.record.uid, want="attach", rows=size.rows, cols=size.cols)
+        async with contextlib.AsyncExitStack() as stack:
+            link = await stack.enter_async_context(linked(self._to, want))
+            await link.receive()  # what it shows, or a refusal
+            stack.callback(asyncio.create_task(_read(link)).cancel)
+            self._link, self._driving = link, stack.pop_all()
+        self._before = Size(screen.rows, screen.cols)
+        self._fit(size)
+
+    def type(self, data: bytes) -> None:
+        if self._driving is not None and self._link is not None:
+            self._link.send(frames.INPUT, data)
+
+    def resize(self, size: Size) -> None:
+        if self._driving is not None and self._link is not None:
+            self._link.send(frames.RESIZE, size)
+            self._fit(size)
+
+    def _fit(self, size: Size) -> None:
+        if size.rows > 0 and size.cols > 0:
+            self._emulator.resize(size.rows, size.cols)
+
+    async def hand_back(self) -> None:
+        if self._driving is not None and self._link is not None:
+            driving, self._driving = self._driving, None
+            self._link.send(frames.DETACH)
+            await driving.aclose()
+            self._fit(self._before)
+
+    def application_keys(self) -> bool:
+        return self._emulator.application_keys
+
+    def bracketed_paste(self) -> bool:
+        return _paste_mode(self._emulator)
+
+    def close(self) -> None:
+        self._emulator.close()
+
+
+async def _read(link: Link) -> None:
+    """What the process says to whoever drives. It is told to whoever follows as well; here it only must be taken."""
+    with contextlib.suppress(KeepholdError):
+        while (await link.receive())[0] != frames.END:
+            pass
+
+
+def painting_of(live: SupportsScreen) -> bytes:
+    """What paints the screen of a terminal, with its colours if it knows them."""
+    from keephold.cli.raw import redraw
+
+    return (live.painted() if isinstance(live, SupportsCells) else b"") or redraw(live.screen())
+
+
+def terminal_of(handle: Handle) -> SupportsScreen:
+    """The terminal of a handle that runs in one. Raises `ToolError` if it does not."""
+    if handle.tool.source != "terminal":
+        raise ToolError(f"handle `{handle.id}` is no terminal", code="invalid_arguments")
+    if handle.run is None or handle.run.live is None or handle.run.ending or not handle.active:
+        raise ToolError(f"handle `{handle.id}` does not run", code="not_running")
+    return cast(SupportsScreen, handle.run.live)

@@ -1,0 +1,186 @@
+"""The store's events: what happened, in the one order in which it was committed, for whoever looks on.
+
+An operation is written together with its events, or neither is. What an operation tells by itself is said here, for
+all stores; what it brings about besides (news that is queued, a parked call that it stops) the store drafts where it
+does that, with the words of this file. No result and no output is in an event, and no key but where a tool put one into
+the words of its question, which news tells: whoever shows events masks it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from keephold.handles.state import Error, Reply, Running, State, Stopped, Waiting, name
+from keephold.store import ops
+from keephold.store.rows import Carrier, Level, News, Parking
+
+EVENTS_LIMIT = 1_000_000
+"""How many events are kept, whatever their age."""
+NEWS_TYPES = ("news.queued", "news.delivered", "news.removed")
+
+Draft = tuple[str, str | None, str | None, dict[str, Any]]
+"""An event that has no number yet: its type, its conversation (None: that of its handle), the uid of its handle, if it
+is of one, and its data."""
+
+
+class StoredEvent(msgspec.Struct, frozen=True):
+    """One event. `seq` grows in the order of the commits, without a gap, and is never used again."""
+
+    seq: int
+    at: float
+    """When it was written, by the clock of this machine."""
+    type: str
+    conversation: str
+    uid: str | None
+    data: dict[str, Any]
+
+
+def events_of(op: ops.Op, result: Any) -> Sequence[Draft]:
+    """What an operation tells that was not refused and had that result.
+
+    For `Registered` the result is None, or the state that its record came with, should that have changed since.
+    """
+    tells = _TELLS.get(type(op))
+    return () if tells is None else tells(op, result)
+
+
+def stopped(uid: str, conversation: str | None, state: Stopped) -> Draft:
+    """A handle has stopped."""
+    outcome = state.outcome
+    failed = isinstance(outcome, Error) or (isinstance(outcome, Reply) and outcome.is_error)
+    code = outcome.code if isinstance(outcome, Error | Reply) else None
+    return "handle.stopped", conversation, uid, {"ok": not failed, "ended_by": state.ended_by, "code": code}
+
+
+def parked(uid: str, conversation: str | None, parking: Parking) -> Draft:
+    """A call waits for its completion, and nobody runs it."""
+    return "handle.parked", conversation, uid, {"deadline": parking.deadline}
+
+
+def resolved(uid: str, conversation: str | None, key_id: str, status: str) -> Draft:
+    """A wait is over."""
+    return "key.resolved", conversation, uid, {"key_id": key_id, "status": status}
+
+
+def revoked(uid: str, conversation: str | None, key_id: str) -> Draft:
+    """A key is worth nothing any more."""
+    return "key.revoked", conversation, uid, {"key_id": key_id}
+
+
+def queued(number: int, conversation: str, uid: str | None, kind: str, level: Level, message: str) -> Draft:
+    """News waits. The same number again: it says something else now."""
+    return "news.queued", conversation, uid, {"number": number, "kind": kind, "level": level, "message": message}
+
+
+def delivered(news: News, carrier: Carrier) -> Draft:
+    """News was handed out."""
+    return "news.delivered", news.conversation, news.uid, {**_news(news), "carrier": carrier}
+
+
+def removed(news: News, by: Literal["shown", "dropped", "expired"]) -> Draft:
+    """News is none any more: what it tells of was shown, too much waited, or its handle is gone."""
+    return "news.removed", news.conversation, news.uid, {**_news(news), "by": by}
+
+
+def _news(news: News) -> dict[str, Any]:
+    return {"number": news.number, "kind": news.kind, "level": news.level, "message": news.message}
+
+
+def _state(uid: str, state: State) -> Draft:
+    if isinstance(state, Stopped):
+        return stopped(uid, None, state)
+    if isinstance(state, Waiting):
+        return "handle.waiting", None, uid, {"question": state.question.id}
+    return ("handle.running" if isinstance(state, Running) else "handle.changed"), None, uid, {}
+
+
+def _registered(op: ops.Registered, result: State | None) -> Sequence[Draft]:
+    record = op.record
+    state = record.state if result is None else result
+    data = {
+        "id": record.id, "tool": record.tool, "kind": record.kind, "state": name(state), "stateful": record.stateful,
+    }  # fmt: skip
+    created: Draft = ("handle.created", record.conversation, record.uid, data)
+    return (created, stopped(record.uid, record.conversation, state)) if isinstance(state, Stopped) else (created,)
+
+
+def _edited(what: str) -> Callable[[Any, Any], Sequence[Draft]]:
+    return lambda op, _: (("handle.changed", None, op.uid, {"what": what}),)
+
+
+def _claimed(op: ops.Claimed, result: Any) -> Sequence[Draft]:
+    return () if result is None else (("handle.changed", None, op.uid, {"what": "claimed"}),)
+
+
+def _exposed(op: ops.Exposed, result: bool) -> Sequence[Draft]:
+    return (("handle.changed", None, op.uid, {"what": "exposed"}),) if result else ()
+
+
+def _journaled(op: ops.Journaled, _: Any) -> Sequence[Draft]:
+    if op.kind == "trace":
+        return ()
+    return (("handle.stepped", None, op.uid, {"kind": op.kind, "name": op.name, "ok": op.ok}),)
+
+
+def _attempted(op: ops.Attempted, _: Any) -> Sequence[Draft]:
+    return (("handle.attempt", None, op.uid, {"attempt": op.attempt, "next_at": op.next_at}),)
+
+
+def _wait_opened(op: ops.WaitOpened, result: bool) -> Sequence[Draft]:
+    data = {"key_id": op.key_id, "kind": op.kind, "name": op.name}
+    return (("key.opened", None, op.uid, data),) if result else ()
+
+
+def _parked(op: ops.Parked, result: State) -> Sequence[Draft]:
+    return () if isinstance(result, Stopped) else (parked(op.uid, None, op.parking),)
+
+
+def _turn_began(op: ops.TurnBegan, _: Any) -> Sequence[Draft]:
+    began: Draft = ("turn.began", op.conversation, None, {"turn": op.turn})
+    if op.was is None or op.was == op.turn:
+        return (began,)
+    return ("turn.ended", op.conversation, None, {"turn": op.was}), began
+
+
+def _turn_ended(op: ops.TurnEnded, result: bool) -> Sequence[Draft]:
+    return (("turn.ended", op.conversation, None, {"turn": op.turn}),) if result else ()
+
+
+def _emitted(op: ops.Emitted, result: int) -> Sequence[Draft]:
+    return (("process.event", None, op.process, {"type": op.type, "sequence": result}),)
+
+
+def _said(op: ops.Said, result: int) -> Sequence[Draft]:
+    first = result - len(op.lines) + 1
+    return [
+        ("conversation.said", op.conversation, None, {"line": number, "kind": kind})
+        for number, (kind, _) in enumerate(op.lines, first)
+    ]
+
+
+def _forgotten(op: ops.Forgotten, result: bool) -> Sequence[Draft]:
+    return (("conversation.forgotten", op.conversation, None, {}),) if result else ()
+
+
+_TELLS: dict[type, Callable[[Any, Any], Sequence[Draft]]] = {
+    ops.Registered: _registered,
+    ops.Changed: lambda op, _: (_state(op.uid, op.state),),
+    ops.Rewritten: _edited("edited"),
+    ops.Annotated: _edited("annotated"),
+    ops.Claimed: _claimed,
+    ops.Released: _edited("released"),
+    ops.Exposed: _exposed,
+    ops.Attempted: _attempted,
+    ops.Journaled: _journaled,
+    ops.WaitOpened: _wait_opened,
+    ops.Parked: _parked,
+    ops.TurnBegan: _turn_began,
+    ops.TurnEnded: _turn_ended,
+    ops.Emitted: _emitted,
+    ops.Responded: lambda _, result: [delivered(news, "response") for news in result],
+    ops.Delivered: lambda op, result: [delivered(news, op.carrier) for news in result],
+    ops.HandedOut: lambda op, _: [delivered(news, "message") for news in op.news],
+    ops.Said: _said,
+    ops.Forgotten: _forgotten,
+}

@@ -1,0 +1,123 @@
+"""The events of the memory store. A commit only notes what was done: that is put into events when somebody reads them.
+
+So much of it is kept as is worth looking at: whoever wants more takes a store that lasts.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import islice, repeat, takewhile
+from typing import Any
+
+from keephold.store.base import NEWS_TYPES, Changed, Collected, Op, Record, StoredEvent, TurnRow
+from keephold.store.events import Draft, events_of, queued
+from keephold.store.memory.queue import Told as News_
+from keephold.store.memory.queue import Wordless
+from keephold.store.terminal import words
+
+KEPT = 10_000
+"""How many operations are noted, and how many events are kept."""
+
+Waits = tuple[int, str, News_, str | None]
+"""News that was queued: its number, its conversation, what it says, and of which handle it is."""
+Note = Draft | Waits
+Told = tuple[float | None, Op | None, Any, tuple[Note, ...]]
+"""The time of an operation, if it has none of its own; it itself, if it tells something; its result, or the state of a
+new handle; and what it brought about besides."""
+
+
+class History:
+    """What was noted, and what it was put into; and the turns there were.
+
+    An object of its own, with slots: the store has as many attributes as Python can look up quickly (30), and one more
+    would cost every commit a third of a microsecond.
+    """
+
+    __slots__ = ("_last", "_log", "_records", "_stored", "noted", "on_commit", "turns", "write", "write_all")
+
+    def __init__(self, records: Mapping[str, Record]) -> None:
+        self.noted: tuple[Note, ...] = ()
+        """What the operation that is being applied has brought about so far."""
+        self._log: deque[Told] = deque(maxlen=KEPT)
+        """Not put into events yet."""
+        self.write, self.write_all = self._log.append, self._log.extend
+        self.on_commit: Callable[[], None] | None = None
+        self.turns: dict[str, dict[str, TurnRow]] = {}
+        """By conversation and turn, oldest first; of one that is open only its beginning counts."""
+        self._records = records
+        self._stored: deque[StoredEvent] = deque(maxlen=KEPT)
+        self._last = 0
+
+    def translate(self) -> None:
+        """Put into events what has been noted. Call it before anything goes that a note may speak of."""
+        log = self._log
+        if len(log) == KEPT:  # some may have gone unread: that there is a gap must show
+            self._stored.clear()
+            self._last += 1
+        while log:
+            noted_at, op, result, noted = log.popleft()
+            at = _own_time(op, result) if noted_at is None else noted_at
+            if op is not None:
+                for draft in events_of(op, result):
+                    self._keep(at, draft)
+            for note in noted:
+                self._keep(at, _draft(note))
+
+    def _keep(self, at: float, draft: Draft) -> None:
+        type, conversation, uid, data = draft
+        if conversation is None:
+            record = None if uid is None else self._records.get(uid)
+            conversation = "" if record is None else record.conversation
+        self._last += 1
+        self._stored.append(StoredEvent(self._last, at, type, conversation, uid, data))
+
+    def forget(self, op: Collected) -> None:
+        """Let go of what is as old as that, but not of the newest (S5)."""
+        for _ in repeat(None, 10 * op.limit):
+            if len(self._stored) < 2 or self._stored[0].at >= op.before:
+                break
+            self._stored.popleft()
+
+    def events(
+        self,
+        after: int,
+        limit: int,
+        uid: str | None,
+        conversation: str | None,
+        news: bool,
+        newest: bool,
+        before: int | None,
+    ) -> list[StoredEvent]:
+        """As `Store.events`."""
+        self.translate()
+        since = takewhile(lambda event: event.seq > after, reversed(self._stored))
+        chosen = (
+            event
+            for event in (since if newest else reversed(list(since)))
+            if (before is None or event.seq < before)
+            and (uid is None or (event.uid == uid and event.type != "handle.stepped"))
+            and (conversation is None or event.conversation == conversation)
+            and (not news or event.type in NEWS_TYPES)
+        )
+        return list(islice(chosen, limit))
+
+    def range(self) -> tuple[int, int]:
+        """As `Store.events_range`."""
+        self.translate()
+        return (self._stored[0].seq if self._stored else self._last + 1), self._last
+
+
+def _own_time(op: Op | None, state: Any) -> float:
+    if isinstance(op, Changed):
+        return op.event.at
+    created: float = state.created
+    return created
+
+
+def _draft(note: Note) -> Draft:
+    """News is put into words here at the latest."""
+    if not isinstance(note[0], int):
+        return note
+    number, conversation, told, uid = note
+    notice = told.notice if isinstance(told, Wordless) else told
+    message = words(told.id, told.tool, told.state) if isinstance(told, Wordless) else notice.message
+    return queued(number, conversation or "", uid, notice.kind, notice.level, message or "")

@@ -1,0 +1,309 @@
+"""What a store keeps, as its reads give it: handles, waits, journals, turns, events, news, requests, transcripts."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from keephold.handles.state import Error, Progress, State, Stopped
+
+Kind = Literal["tool", "agent", "workflow", "timer", "hook", "custom"]
+WAIT_KINDS: tuple[Kind, ...] = ("agent", "workflow", "timer", "hook", "custom")
+"""Those of the wait tools (W)."""
+Status = Literal["pending", "completed", "failed", "timeout"]
+"""A state as the wait tools see it (W1)."""
+LIVE = ("pending", "running", "waiting")
+"""The states of a handle that has not stopped."""
+Sort = Literal["created", "stopped", "tool", "id"]
+"""What a list of handles is sorted by, then by uid."""
+What = tuple[str, Kind, bool]
+"""The tool of a handle, its kind, and whether it was spawned."""
+Given = tuple[str, str, str, bool, str | None]
+"""What a call was answered: its id, its result, what a model gets, whether that is an error, and its code."""
+EntryKind = Literal["step", "sleep", "event", "ask", "input", "trace"]
+Level = Literal["info", "warning", "error", "critical"]
+Carrier = Literal["response", "message", "turn"]
+"""What news may ride on (N4): a tool response, a user's message in the turn, the start of the next turn."""
+CARRIERS: tuple[Carrier, ...] = ("response", "message", "turn")
+Shown = Literal["running", "waiting", "asked", "stopped"]
+"""As what a reply showed a handle (N3); `asked`: its question, and nothing else."""
+
+
+class Parking(msgspec.Struct, frozen=True, omit_defaults=True):
+    """On what terms a call waits for its completion from outside (D2)."""
+
+    deadline: float | None = None
+    """A time of day."""
+    on_timeout: Literal["error_as_result", "fail_turn"] = "error_as_result"
+    on_cancel: Literal["cancel_external_work", "ignore"] = "cancel_external_work"
+    hook: bool = False
+    """The tool has a hook that must be called when the call is cancelled."""
+    hold: bool = False
+    """Its outcome must pass a runtime that has the tool before anyone sees it (P1's `result`)."""
+    carriers: tuple[Carrier, ...] = CARRIERS
+    """What the news of its end may ride on (D9, N4)."""
+    timed_out: str | None = None
+    """What is said when its deadline passes; None: the usual words."""
+
+
+class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a handle's output is, once no more will come: inline, or in a file of the store's directory."""
+
+    total: int
+    head: int
+    ring: int
+    kept_from: int = 0
+    in_file: int = 0
+    """Places below this one are in the file, the others in `data`."""
+    data: bytes = b""
+    file: str | None = None
+    times: bytes = b""
+    """When what was printed: the `Timeline` of a terminal's output, dumped."""
+
+
+class Record(msgspec.Struct, kw_only=True, gc=False):
+    """A handle as the store has it."""
+
+    uid: str
+    id: str
+    tool: str
+    conversation: str
+    turn: str
+    batch: int
+    position: int
+    call_id: str
+    stateful: bool
+    state: State
+    arguments: dict[str, Any]
+    kind: Kind = "tool"
+    priority: int = 0
+    metadata: dict[str, Any] | None = None
+    progress: Progress | None = None
+    resources: tuple[str, ...] = ()
+    owner: str | None = None
+    """Who runs it. None: nobody, it is parked or has stopped."""
+    fence: int = 1
+    attempt: int = 1
+    next_attempt_at: float | None = None
+    parking: Parking | None = None
+    cursor: int = 0
+    output: Kept | None = None
+
+
+def made_at(uid: str) -> float:
+    """When a handle was made, which its uid begins with; 0: that is no uid of ours."""
+    try:
+        return int(uid[:12], 16) / 1000
+    except ValueError:
+        return 0.0
+
+
+def status_of(state: State) -> Status:
+    """The status of a handle in that state (W1)."""
+    if not isinstance(state, Stopped):
+        return "pending"
+    outcome = state.outcome
+    if not isinstance(outcome, Error):
+        return "completed"
+    return "timeout" if state.ended_by == "timeout" or outcome.code in _TIMEOUTS else "failed"
+
+
+_TIMEOUTS = ("timeout", "tool_completion_timeout")
+
+TOMBSTONE_SECS, TOMBSTONES = 90 * 86_400.0, 10_000
+"""How long it is known that a handle existed, and of how many of a conversation (S5)."""
+
+
+class Expired(msgspec.Struct, frozen=True):
+    """The tombstone of a handle whose retention is over (S5)."""
+
+    uid: str
+    at: float
+
+
+class Resolution(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a wait ended: `ok` and `err` carry a payload, `timeout` and `cancelled` do not."""
+
+    status: Literal["ok", "err", "timeout", "cancelled"]
+    payload: Any = None
+
+
+class WaitRow(msgspec.Struct, frozen=True):
+    """One thing a call waits for from outside."""
+
+    key_id: str
+    uid: str
+    conversation: str
+    kind: Literal["completion", "event"]
+    name: str
+    secret_id: str
+    resolution: Resolution | None = None
+    revoked: bool = False
+
+
+class Resolving(msgspec.Struct, frozen=True):
+    """What a resolution came to. `uid` and `state` tell of a call that it stopped."""
+
+    status: Literal["accepted", "already_resolved", "unknown_or_revoked"]
+    terminal: Resolution | None = None
+    uid: str | None = None
+    state: State | None = None
+    what: What | None = None
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """One line of a call's journal."""
+
+    kind: EntryKind
+    name: str
+    digest: bytes
+    value: bytes
+    ok: bool
+    input: bytes = b""
+    """JSON: what a step was given. Empty: that is not known."""
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A batch is about to run: all that is needed to answer it later, should this process not live to (B9)."""
+
+    conversation: str
+    turn: str
+    batch: int
+    calls: tuple[tuple[str, str, dict[str, Any] | str, str | None], ...]
+    """Of each call its id, its tool's name, its arguments as given, and the uid of the handle it makes, if any."""
+
+
+class News(msgspec.Struct, frozen=True, gc=False):
+    """A queued notification. The line that says how many were dropped has number 0, so that it comes first (N6)."""
+
+    number: int
+    conversation: str
+    kind: str
+    level: Level
+    message: str
+    at: float
+    uid: str | None = None
+    carriers: tuple[Carrier, ...] = CARRIERS
+
+
+class OpenTurn(msgspec.Struct, frozen=True):
+    """A turn that has not ended, and its unanswered batch, if it has one."""
+
+    turn: str
+    owner: str | None
+    batches: int
+    """How many it has had."""
+    batch: Opened | None = None
+
+    def waits_for(self, record: Record) -> bool:
+        """Whether the call is of the batch that was never answered (B9)."""
+        return self.turn == record.turn and self.batch is not None and self.batch.batch == record.batch
+
+
+class TurnRow(msgspec.Struct, frozen=True):
+    """A turn, open or over. `number` grows from one turn of a conversation to the next."""
+
+    number: int
+    turn: str
+    owner: str | None
+    began_at: float
+    ended_at: float | None
+    batches: int
+    """How many it has had."""
+
+
+class BatchRow(msgspec.Struct, frozen=True):
+    """A batch of a turn: the calls as in `Opened`, and what it was answered; None: nothing yet."""
+
+    batch: int
+    calls: tuple[tuple[str, str, dict[str, Any] | str, str | None], ...]
+    answers: "Answers | None" = None
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A conversation that has handles, turns or a transcript."""
+
+    id: str
+    handles: int
+    """How many spawned handles it has."""
+    live: int
+    """How many of those have not stopped."""
+    updated: float
+    """When its newest handle was made, its newest turn began or ended, or something was last said in it or about it:
+    the latest of these."""
+    described: dict[str, Any] | None = None
+    """Its description; None: it has neither that nor a transcript."""
+
+
+class ProcessEvent(msgspec.Struct, frozen=True):
+    """One event of a process (E8). `sequence` counts from 1."""
+
+    process_id: str
+    sequence: int
+    type: str
+    payload: Any
+    at: float
+
+
+NEWS_LIMIT = 1000
+"""How much news waits in a conversation (N6)."""
+
+
+class Notice(msgspec.Struct, frozen=True, gc=False):
+    """News that comes with a change of a handle (N1). Without a message the store says in its own words what the change
+    was: most news is taken back before anybody reads it."""
+
+    kind: str
+    level: Level
+    message: str | None
+    carriers: tuple[Carrier, ...] = CARRIERS
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """What a batch was answered, and the news that rode on it (N4)."""
+
+    responses: tuple[Given, ...]
+    news: tuple[News, ...] = ()
+
+
+class InquiryRow(msgspec.Struct, frozen=True):
+    """One inquiry that is over (Q6). `error` says why there is no answer."""
+
+    id: str
+    conversation: str
+    turn: str
+    uid: str | None
+    at: float
+    request: Any
+    answer: Any = None
+    error: str | None = None
+
+
+class Line(msgspec.Struct, frozen=True, gc=False):
+    """One line of a conversation's transcript. `number` counts from 1 in its conversation."""
+
+    number: int
+    turn: str
+    kind: str
+    body: bytes
+    """JSON."""
+    at: float
+
+
+class ConversationRow(msgspec.Struct, frozen=True):
+    """A conversation that has a transcript or a description."""
+
+    id: str
+    created: float
+    updated: float
+    """The latest time that came with anything said in it or about it."""
+    metadata: dict[str, Any]
+    lines: int
+    """How many its transcript has."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request of another process."""
+
+    id: str
+    uid: str
+    body: bytes

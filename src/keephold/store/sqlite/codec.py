@@ -1,0 +1,157 @@
+"""How values become columns and columns values: JSON by msgspec, MessagePack where there are bytes inside."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from keephold.handles.state import Progress, State
+from keephold.store.base import (
+    CARRIERS,
+    Answers,
+    BatchRow,
+    Carrier,
+    ConversationRow,
+    Entry,
+    Given,
+    InquiryRow,
+    Kept,
+    News,
+    Parking,
+    Place,
+    Record,
+    Resolution,
+    WaitRow,
+    made_at,
+)
+from keephold.store.news import dropped
+
+Calls = tuple[tuple[str, str, dict[str, Any] | str, str | None], ...]
+Row = tuple[Any, ...]
+
+_encoder = msgspec.json.Encoder()
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
+_decode_progress = msgspec.json.Decoder(Progress).decode
+_decode_kept = msgspec.msgpack.Decoder(Kept).decode
+_state = msgspec.json.Decoder(State)
+decode_parking = msgspec.json.Decoder(Parking).decode
+decode_resolution = msgspec.json.Decoder(Resolution).decode
+decode_calls = msgspec.json.Decoder(Calls).decode
+decode_answers = msgspec.json.Decoder(tuple[Given, ...]).decode
+decode_news = msgspec.json.Decoder(tuple[News, ...]).decode
+decode = msgspec.json.Decoder().decode
+encode_kept = msgspec.msgpack.Encoder().encode
+
+
+def encode(value: object) -> bytes:
+    """The value as JSON. Half of a surrogate pair, which has no UTF-8, becomes a question mark."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value), ensure_ascii=False).encode("utf-8", "replace")
+
+
+def text(value: str) -> str:
+    """The text as SQLite takes it: half of a surrogate pair becomes a question mark here, too."""
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def carrier_bits(carriers: tuple[Carrier, ...]) -> int:
+    """The column `carriers`: a bit for each."""
+    return _BITS_OF_ALL if carriers is CARRIERS else sum({1 << CARRIERS.index(carrier) for carrier in carriers})
+
+
+_BITS_OF_ALL = (1 << len(CARRIERS)) - 1
+_CARRIERS = [tuple(c for bit, c in enumerate(CARRIERS) if bits & 1 << bit) for bits in range(_BITS_OF_ALL + 1)]
+
+
+def decode_state(state: bytes) -> State:
+    decoded: State = _state.decode(state)
+    return decoded
+
+
+def record(row: Row) -> Record:
+    """A row of the query `records`."""
+    (uid, id, tool, conversation, turn, batch, position, call_id, stateful, state, arguments, kind, priority, metadata,
+     progress, resources, owner, fence, attempt, next_attempt_at, parking, cursor, kept) = row  # fmt: skip
+    return Record(
+        uid=uid,
+        id=id,
+        tool=tool,
+        conversation=conversation,
+        turn=turn,
+        batch=batch,
+        position=position,
+        call_id=call_id,
+        stateful=bool(stateful),
+        state=decode_state(state),
+        arguments=_decode_object(arguments),
+        kind=kind,
+        priority=priority,
+        metadata=None if metadata is None else _decode_object(metadata),
+        progress=None if progress is None else _decode_progress(progress),
+        resources=() if resources is None else _decode_names(resources),
+        owner=owner,
+        fence=fence,
+        attempt=attempt,
+        next_attempt_at=next_attempt_at,
+        parking=None if parking is None else decode_parking(parking),
+        cursor=cursor,
+        output=None if kept is None else _decode_kept(kept),
+    )
+
+
+def answers(responses: bytes, news: bytes | None) -> Answers:
+    """What a batch was answered, and the news that rode on it."""
+    return Answers(decode_answers(responses), () if news is None else decode_news(news))
+
+
+def batch_row(row: Row) -> BatchRow:
+    """A row of the query `batches`."""
+    batch, calls, responses, news = row
+    return BatchRow(batch, decode_calls(calls), None if responses is None else answers(responses, news))
+
+
+def place_row(row: Row) -> Place:
+    """A row of the query `places`."""
+    id, handles, live, newest, turned, updated, metadata = row
+    latest = max(made_at(newest or ""), turned or 0.0, updated or 0.0)
+    return Place(id, handles, live, latest, None if metadata is None else _decode_object(metadata))
+
+
+def wait_row(row: Row) -> WaitRow:
+    """A row of the queries `waits` and `wait`."""
+    key_id, uid, conversation, kind, name, secret_id, resolution, revoked = row
+    resolved = None if resolution is None else decode_resolution(resolution)
+    return WaitRow(key_id, uid, conversation, kind, name, secret_id, resolved, bool(revoked))
+
+
+def entry_row(row: Row) -> Entry:
+    """A row of the queries `journal` and `journal_end`."""
+    kind, name, digest, value, ok, input = row
+    return Entry(kind, name, digest, value, bool(ok), input)
+
+
+def news_row(row: Row) -> News:
+    """A row of the queries `news` and `deliver`."""
+    number, conversation, kind, level, message, at, uid, bits = row
+    return News(number, conversation, kind, level, message, at, uid, _CARRIERS[bits])
+
+
+def dropped_row(row: Row) -> News:
+    """The row of the query `news` that counts what was dropped."""
+    _, conversation, _, _, count, at, *_ = row
+    return dropped(conversation, count, at)
+
+
+def inquiry_row(row: Row) -> InquiryRow:
+    """A row of the query `inquiries`."""
+    id, conversation, turn, uid, at, request, answer, error = row
+    return InquiryRow(id, conversation, turn, uid, at, decode(request), decode(answer), error)
+
+
+def conversation_row(row: Row) -> ConversationRow:
+    """A row of the queries `described` and `conversations`."""
+    id, created, updated, metadata, lines = row
+    return ConversationRow(id, created, updated, _decode_object(metadata), lines)

@@ -1,0 +1,74 @@
+"""The events of a transaction: written last in it, so that each has the number that its commit has in the order."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from keephold.store.base import EVENTS_LIMIT, NEWS_TYPES, Collected, StoredEvent
+from keephold.store.sqlite.codec import Row, encode
+from keephold.store.sqlite.listing import Query
+from keephold.store.sqlite.sql import SQL
+from keephold.store.sqlite.transaction import Transaction
+
+_ADD = {many: f"{SQL['add_event']}{', (?, ?, ?, ?, ?)' * (many - 1)}" for many in (32, 16, 8, 4, 2, 1)}
+"""By how many events it writes, a statement."""
+_NEWS = f"type IN ({', '.join(repr(each) for each in NEWS_TYPES)})"
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def write_events(tx: Transaction) -> None:
+    """Write what the operations have drafted. Whoever writes an event rings, for steps not each time."""
+    drafts = tx.events
+    if not drafts:
+        return
+    at = time.time()
+    values = [value for type, place, uid, data in drafts for value in (at, type, place, uid, encode(data))]
+    first = 0
+    for many, statement in _ADD.items():  # few of them: each lets go of the interpreter, and waits for it
+        while 5 * many <= len(values) - first:
+            tx.run(statement, tuple(values[first : first + 5 * many]))
+            first += 5 * many
+    if not tx.touched:
+        _, conversation, uid, _ = drafts[0]
+        tx.touched.add(uid or conversation or "")
+        tx.urgent = not all(type == "handle.stepped" for type, *_ in drafts)
+
+
+def remove_events(tx: Transaction, op: Collected) -> None:
+    """Let go of what is as old as that, and of what is too much, the oldest first: some of it at a time (S5)."""
+    row = tx.row(SQL["kept_events"], ())
+    assert row is not None
+    first, last = row
+    if first is None:
+        return
+    surplus = max(last - EVENTS_LIMIT - first + 1, 0)
+    some = max(10 * op.limit, surplus // 4)  # in the end as many go as come, however many those are
+    tx.run(SQL["remove_old_events"], (first + some, op.before))
+    if surplus:
+        tx.run(SQL["remove_events"], (first + min(some, surplus),))
+
+
+def between(
+    after: int, limit: int, uid: str | None, conversation: str | None, news: bool, newest: bool, before: int | None
+) -> Query:
+    """The query for these events."""
+    conditions, bound = ["seq > ?"], [after]
+    of_handle = "uid = ? AND type <> 'handle.stepped'"
+    place = "conversation = ?" if news else "place = ?"
+    wanted: Sequence[tuple[str, Any]] = (("seq < ?", before), (of_handle, uid), (place, conversation))
+    for condition, value in wanted:
+        if value is not None:
+            conditions.append(condition)
+            bound.append(value)
+    if news:
+        conditions.append(_NEWS)
+    order = "DESC" if newest else "ASC"
+    return f"{SQL['events']} WHERE {' AND '.join(conditions)} ORDER BY seq {order} LIMIT ?", (*bound, limit)
+
+
+def event_row(row: Row) -> StoredEvent:
+    """A row of the query `events`."""
+    seq, at, type, conversation, uid, data = row
+    return StoredEvent(seq, at, type, conversation, uid, _decode(data))

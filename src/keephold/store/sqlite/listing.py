@@ -1,0 +1,221 @@
+"""Which handles are asked for, as SQL: what a list is narrowed by decides where it is looked up.
+
+A page of a long list must cost what a page costs. So a list is put together from parts, each of which is in order in an
+index of its own; SQLite merges them and stops when the page is full.
+"""
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any, get_args
+
+from keephold.store.base import LIVE, Kind, Sort, Status
+from keephold.store.metadata import holds
+from keephold.store.sqlite.codec import decode, encode
+from keephold.store.sqlite.sql import SQL
+
+Query = tuple[str, tuple[Any, ...]]
+"""SQL, or a part of it, and what to bind."""
+
+_PARKED = "h.owner IS NULL AND h.parking IS NOT NULL AND h.stopped_at IS NULL"
+_TIMER = "h.kind = 'timer' AND NOT h.stateful AND h.stopped_at IS NULL"
+_HAS = "(instr(lower(h.id), ?) OR instr(lower(h.tool), ?) OR instr(lower(h.uid), ?))"
+_KEYS: dict[Sort, str] = {"stopped": "coalesce({}.stopped_at, 0)", "tool": "{}.tool", "id": "{}.id"}
+"""What a list is sorted by that is not in the order of the uids."""
+
+
+def compare(*both: Any) -> bool:
+    """What SQL calls `holds`, of the metadata that is there and what is wanted."""
+    metadata, wanted = map(decode, both)
+    return holds(metadata, wanted)
+
+
+def listing(
+    *,
+    conversation: str | None,
+    state: str | None,
+    live: bool,
+    turn: str | None,
+    parked: bool | None,
+    stateful: bool | None,
+    kind: Kind | None,
+    status: Status | None,
+    tool: str | None,
+    metadata: Mapping[str, Any] | None,
+    search: str | None,
+    timers: bool,
+    sort: Sort,
+    after: str | None,
+    limit: int,
+    newest: bool = False,
+) -> Query:
+    """The query for these handles."""
+    common = _equal({"h.turn": turn, "h.tool": tool})
+    if parked is not None:
+        common.append((_PARKED if parked else f"NOT ({_PARKED})", ()))
+    if metadata is not None:
+        common.append(("h.metadata IS NOT NULL AND holds(h.metadata, ?)", (encode(metadata),)))
+    if search is not None:
+        common.append((_HAS, (search,) * 3))
+    states = _states(state, live, status)
+    if conversation is not None and parked:
+        parts = _parked_in(conversation, states, stateful, kind, status, timers)
+    elif conversation is not None and stateful:
+        parts = _in_conversation(conversation, states, kind, status, timers)
+    else:
+        parts = _anywhere(conversation, states, stateful, timers, narrowed=bool(parked))
+        common += _equal({"h.kind": kind, "h.status": status})
+    order, beyond = ("DESC", "<") if newest else ("ASC", ">")
+    if sort == "stopped" and stateful and states == ("stopped",):
+        place = _equal({"h.conversation": conversation, "h.kind": kind, "h.status": status})
+        return _ended(place, common, after, limit, order, beyond)
+    if sort != "created":
+        return _sorted(parts, common, _KEYS[sort], after, limit, order, beyond)
+    if after:
+        common.append((f"h.uid {beyond} ?", (after,)))
+    if len(parts) == 1:
+        where, bound = _all([*parts, *common])
+        return f"{SQL['records']} WHERE {where} ORDER BY h.uid {order} LIMIT ?", (*bound, limit)
+    union, bound = _union(parts, common)
+    chosen = f"SELECT number FROM ({union} ORDER BY 2 {order} LIMIT ?)"
+    return f"{SQL['records']} WHERE h.number IN ({chosen}) ORDER BY h.uid {order}", (*bound, limit)
+
+
+def scans(
+    *,
+    conversation: str | None,
+    state: str | None,
+    live: bool,
+    stateful: bool | None,
+    kind: Kind | None,
+    status: Status | None,
+    tool: str | None,
+    metadata: Mapping[str, Any] | None,
+    search: str | None,
+    sort: Sort,
+) -> bool:
+    """Whether no index has these handles in order, so that all there are may have to be looked at."""
+    if search is not None or tool is not None:
+        return True
+    if sort != "created" and not (sort == "stopped" and stateful and _states(state, live, status) == ("stopped",)):
+        return True
+    return conversation is None and (kind is not None or status is not None or metadata is not None)
+
+
+def _states(state: str | None, live: bool, status: Status | None) -> tuple[str, ...]:
+    """The states that a handle may be in."""
+    wanted = (*LIVE, "stopped") if state is None else (state,)
+    return tuple(
+        each
+        for each in wanted
+        if not (live and each not in LIVE) and (status is None or (each in LIVE) is (status == "pending"))
+    )
+
+
+def _in_conversation(
+    conversation: str, states: tuple[str, ...], kind: Kind | None, status: Status | None, timers: bool
+) -> list[Query]:
+    """The spawned handles of a conversation are in order for each status and kind."""
+    statuses = get_args(Status) if status is None else (status,)
+    statuses = tuple(each for each in statuses if any((state in LIVE) is (each == "pending") for state in states))
+    kinds = get_args(Kind) if kind is None else (kind,)
+    every = not set(LIVE) - set(states)
+    within = "" if every or "stopped" in states else f" AND +h.state_name IN ({_marks(states)})"
+    bound = () if not within else states
+    parts: list[Query] = [
+        (f"h.conversation = ? AND h.stateful AND h.status = ? AND h.kind = ?{within}", (conversation, *each, *bound))
+        for each in product(statuses, kinds)
+    ]
+    if timers and "pending" in statuses and "timer" in kinds:
+        parts.append((f"h.conversation = ? AND {_TIMER}{within}", (conversation, *bound)))
+    return parts or [("0", ())]
+
+
+def _parked_in(
+    conversation: str,
+    states: tuple[str, ...],
+    stateful: bool | None,
+    kind: Kind | None,
+    status: Status | None,
+    timers: bool,
+) -> list[Query]:
+    """What is parked in a conversation: some of what was spawned and lives, and one-shot calls, which have an index."""
+    alive = tuple(each for each in states if each in LIVE)
+    spawned = [] if stateful is False else _in_conversation(conversation, alive, kind, status, timers=False)
+    if stateful and not timers:
+        return spawned
+    which = _TIMER if stateful else "NOT h.stateful"
+    within = f"h.conversation = ? AND {which} AND +h.state_name IN ({_marks(alive)})"
+    one_shot = _all([(within, (conversation, *alive)), *_equal({"h.kind": kind, "h.status": status})])
+    return [*spawned, one_shot]
+
+
+def _anywhere(
+    conversation: str | None, states: tuple[str, ...], stateful: bool | None, timers: bool, *, narrowed: bool
+) -> list[Query]:
+    """What has not stopped is in order for each state; so is what was spawned and has stopped."""
+    spawned = {True: " AND h.stateful", False: " AND NOT h.stateful", None: ""}[stateful]
+    alive = not set(states) - set(LIVE)
+    if timers or narrowed or not (alive or (conversation is None and stateful)):
+        if stateful is not None and timers:
+            spawned = f" AND ({spawned.removeprefix(' AND ')} OR {_TIMER})"
+        where, bound = _all(_equal({"h.conversation": conversation}) or [("1", ())])
+        if len(states) > len(LIVE):
+            return [(f"{where}{spawned}", bound)]
+        return [(f"{where}{spawned} AND h.state_name IN ({_marks(states)})", (*bound, *states))]
+    # `+` keeps SQLite from the index of conversations: what lives is less than what a conversation has had.
+    within = ("", ()) if conversation is None else (" AND +h.conversation = ?", (conversation,))
+    parts: list[Query] = []
+    for state in states:
+        if state == "stopped":
+            parts.append((f"h.stopped_at IS NOT NULL{spawned}", ()))
+        else:
+            parts.append((f"h.state_name = ? AND h.stopped_at IS NULL{spawned}{within[0]}", (state, *within[1])))
+    return parts or [("0", ())]
+
+
+def _ended(place: list[Query], common: list[Query], after: str | None, limit: int, order: str, beyond: str) -> Query:
+    """What was spawned and has stopped, by when it did: that is in order in an index."""
+    wanted = [("h.stateful AND h.stopped_at IS NOT NULL", ()), *place, *common]
+    if after:
+        last = "(SELECT x.stopped_at FROM handles x WHERE x.uid = ?)"
+        wanted.append((f"(h.stopped_at, h.uid) {beyond} ({last}, ?)", (after, after)))
+    where, bound = _all(wanted)
+    ordered = f"ORDER BY h.stopped_at {order}, h.uid {order} LIMIT ?"
+    chosen = f"SELECT h.number FROM handles h WHERE {where} {ordered}"
+    return f"{SQL['records']} WHERE h.number IN ({chosen}) ORDER BY h.stopped_at {order}, h.uid {order}", (
+        *bound,
+        limit,
+    )
+
+
+def _sorted(
+    parts: list[Query], common: list[Query], key: str, after: str | None, limit: int, order: str, beyond: str
+) -> Query:
+    """In another order than that of an index: all of them are looked at."""
+    of_it = key.format("h")
+    if after:
+        last = f"(SELECT {key.format('x')} FROM handles x WHERE x.uid = ?)"
+        common = [*common, (f"({of_it}, h.uid) {beyond} ({last}, ?)", (after, after))]
+    union, bound = _union(parts, common, f", {of_it} AS key")
+    chosen = (
+        f"SELECT number FROM ({union}) ORDER BY key {order}, uid {order} LIMIT ?"  # before the rest of them is read
+    )
+    return f"{SQL['records']} WHERE h.number IN ({chosen}) ORDER BY {of_it} {order}, h.uid {order}", (*bound, limit)
+
+
+def _union(parts: list[Query], common: list[Query], besides: str = "") -> Query:
+    every = [_all([part, *common]) for part in parts]
+    union = " UNION ALL ".join(f"SELECT h.number, h.uid{besides} FROM handles h WHERE {where}" for where, _ in every)
+    return union, tuple(value for _, values in every for value in values)
+
+
+def _marks(values: tuple[str, ...]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _equal(wanted: dict[str, Any]) -> list[Query]:
+    return [(f"{column} = ?", (value,)) for column, value in wanted.items() if value is not None]
+
+
+def _all(conditions: list[Query]) -> Query:
+    return " AND ".join(where for where, _ in conditions), tuple(value for _, values in conditions for value in values)

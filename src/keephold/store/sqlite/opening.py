@@ -1,0 +1,246 @@
+"""Opening a store's file: what is it, may we use it, and is its schema ours? Nothing is changed until all is well.
+
+Whoever opens a file with `open` and closes it lets go of all locks that SQLite holds on it in this process (POSIX says
+so), and another process could then remove the WAL under our hands. So a file that this process has open already is not
+looked at again.
+"""
+
+import contextlib
+import os
+import secrets
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+
+from keephold.errors import KeepholdError
+from keephold.store.sqlite.listing import compare
+from keephold.store.sqlite.sql import APPLICATION_ID, SQL, migrations
+
+BUSY_MS = 5000
+_MAGIC = b"SQLite format 3\0"
+_REMOTE = frozenset(
+    {"9p", "afs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"}
+)
+
+_ours: Counter[Path] = Counter()
+_ours_lock = threading.Lock()
+
+
+def unusable(message: str) -> KeepholdError:
+    return KeepholdError(message, code="store_unusable")
+
+
+def connect(path: Path) -> apsw.Connection:
+    """A connection that commits to the disk."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=200)
+    try:
+        connection.set_busy_timeout(BUSY_MS)
+        connection.execute("PRAGMA synchronous = FULL; PRAGMA journal_size_limit = 67108864; PRAGMA cache_size = -8000")
+        connection.wal_autocheckpoint(0)  # the writer does it, on its thread: it takes a while
+    except BaseException:
+        connection.close(True)
+        raise
+    return connection
+
+
+def reader(path: Path) -> apsw.Connection:
+    """A connection that cannot write."""
+    connection = connect(path)
+    connection.execute("PRAGMA query_only = ON")
+    connection.create_scalar_function("holds", compare, 2, deterministic=True)
+    return connection
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """What the system or SQLite says, as an error for the reader."""
+    try:
+        yield
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        raise unusable(
+            f"store `{path}` is damaged ({error}); restore it from a backup, or name another file"
+        ) from error
+    except apsw.BusyError as error:
+        raise unusable(f"store `{path}` is locked by another program; end that program's transaction") from error
+    except apsw.Error as error:
+        raise unusable(f"store `{path}` cannot be opened: {error}") from error
+    except UnicodeEncodeError as error:
+        raise unusable(f"the path of the store is not UTF-8, as SQLite wants it: {str(path)!a}") from error
+    except OSError as error:
+        at = error.filename or path
+        raise unusable(
+            f"store `{path}` cannot be opened: `{at}`: {error.strerror or error}; "
+            "name a file in a directory that you may write to"
+        ) from error
+
+
+def claim(path: Path) -> None:
+    """This process has the file open from here on; raises, having changed nothing, if it is not one of ours."""
+    with _ours_lock:
+        if not _ours[path]:
+            with explained(path):
+                _examine(path)
+        _ours[path] += 1
+
+
+def disclaim(path: Path) -> None:
+    """Call when all connections are closed."""
+    with _ours_lock:
+        _ours[path] -= 1
+
+
+def _examine(path: Path) -> None:
+    place = next(parent for parent in (path, *path.parents) if parent.exists())
+    if (kind := _file_system(place)) in _REMOTE:
+        raise unusable(f"store `{path}` is on a network file system ({kind}), where locks fail; put it on a local disk")
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        _check_alone(path)
+        return
+    if stat.S_ISDIR(facts.st_mode):
+        raise unusable(f"store `{path}` is a directory; name a file")
+    if not stat.S_ISREG(facts.st_mode):
+        raise unusable(f"store `{path}` is not a regular file; name one, or one that does not exist yet")
+    if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise unusable(
+            f"store `{path}` needs to be readable and writable, and so does its directory; see its permissions"
+        )
+    with path.open("rb") as file:
+        header = file.read(100)
+    if not header:
+        _check_alone(path)
+    elif not header.startswith(_MAGIC) or len(header) < 100:
+        raise unusable(f"store `{path}` is not a SQLite database; name another file, or one that does not exist yet")
+    elif int.from_bytes(header[68:72], "big") != APPLICATION_ID:
+        raise unusable(f"store `{path}` is a SQLite database of another program; name another file")
+
+
+def _check_alone(path: Path) -> None:
+    """SQLite would take what an earlier database left behind for changes to a new one."""
+    for end in ("-wal", "-journal"):
+        left = Path(f"{path}{end}")
+        if _holds(left) and not _holds(path):  # or somebody has made it meanwhile
+            raise unusable(f"store `{path}` is gone but `{left}` is there; put the database back, or remove that file")
+
+
+def _holds(file: Path) -> bool:
+    """Whether the file is there, with something in it."""
+    try:
+        return file.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+def _file_system(place: Path) -> str:
+    """The type of the file system that the place is on."""
+    best, found = -1, ""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines():
+            before, _, after = line.partition(" - ")
+            point = Path(before.split()[4].encode().decode("unicode_escape"))
+            if len(point.parts) >= best and place.is_relative_to(point):
+                best, found = len(point.parts), after.split()[0]
+    return found
+
+
+def check_version(path: Path) -> None:
+    """Raise if a newer keephold has been here. Leaves the file, and the WAL of a crashed process, as they are."""
+    if not path.exists() or not path.stat().st_size:
+        return
+    wal = Path(f"{path}-wal")
+    with explained(path):
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            connection.set_busy_timeout(BUSY_MS)
+            if wal.exists() and wal.stat().st_size:
+                connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            _version(connection, path)
+            connection.execute(SQL["newest_secret"]).fetchall()
+        finally:
+            connection.close(True)
+
+
+def prepare(path: Path) -> apsw.Connection:
+    """Make the file if it is not there, bring its schema up to date, and connect. Call it in the turnstile."""
+    with explained(path):
+        if not path.exists() or not path.stat().st_size:
+            _create(path)
+        connection = connect(path)
+        try:
+            if connection.pragma("journal_mode", "wal") != "wal":
+                raise unusable(
+                    f"store `{path}`: its file system cannot do what SQLite's WAL needs; put it on a local disk"
+                )
+            _migrate(connection, path)
+        except BaseException:
+            connection.close(True)
+            raise
+    return connection
+
+
+def _create(path: Path) -> None:
+    """Make it under another name, whole, so that a crash leaves nothing that looks like a broken store."""
+    new = path.with_name(f"{path.name}.new")  # nobody else makes one: we are in the turnstile
+    _remove(new)
+    os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # secrets live in it
+    try:
+        connection = apsw.Connection(str(new), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            connection.pragma("synchronous", "full")
+            connection.pragma("application_id", APPLICATION_ID)
+            _migrate(connection, path)
+            connection.execute(SQL["add_secret"], (secrets.token_hex(4), secrets.token_bytes(32), time.time()))
+            connection.pragma("journal_mode", "wal")
+        finally:
+            connection.close()
+        new.rename(path)
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    finally:
+        _remove(new)
+
+
+def _remove(database: Path) -> None:
+    for end in ("", "-wal", "-shm", "-journal"):
+        Path(f"{database}{end}").unlink(missing_ok=True)
+
+
+def _version(connection: apsw.Connection, path: Path) -> int:
+    version, newest = int(connection.pragma("user_version")), max(migrations())
+    if version > newest:
+        raise unusable(f"store `{path}` has schema {version}, this keephold knows {newest}; use a newer keephold")
+    return version
+
+
+def is_of_today(connection: apsw.Connection, path: Path) -> bool:
+    """Whether the schema is the one that this keephold makes. Raises `KeepholdError` if it is a later one."""
+    return _version(connection, path) == max(migrations())
+
+
+def _migrate(connection: apsw.Connection, path: Path) -> None:
+    """Apply what is newer than the file, all of it or nothing."""
+    if is_of_today(connection, path):
+        return
+    scripts = migrations()
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = _version(connection, path)
+        for number, script in scripts.items():
+            if number > version:
+                connection.execute(script)
+        connection.pragma("user_version", max(scripts))
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise

@@ -1,0 +1,184 @@
+"""The store in one SQLite file, for any number of processes of one machine.
+
+    <db>            the database, with SQLite's own `-wal` and `-shm`
+    <db>-output/    output that is too large for a row
+    <db>-owners/    a locked file for each process that has the store open
+    <db>-gate, <db>-turn    where writers queue
+
+Commits are gathered while the loop makes its pass, and written by the loop where that takes a moment, else by the
+writer's thread; reads run on the loop, but for those that look at very much, which have a thread.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from keephold.errors import KeepholdError
+from keephold.store.base import Done, Failed, Heard, Op
+from keephold.store.sqlite.place import Place
+from keephold.store.sqlite.reads import Reads
+from keephold.store.sqlite.threads import Scanner, in_thread
+from keephold.store.sqlite.writer import Commit, Fault, Writer
+
+_NOTICE, _SELDOM, _PAUSE = 0.001, 0.05, 0.0001
+"""Seconds after which a busy loop makes a pause for the writer; the same if it is not busy; how long the pause is."""
+
+
+class SqliteStore(Reads):
+    """Keeps everything in the file at `path`, and makes it if it is not there.
+
+    `fault` is for tests: it is called by whoever writes, with "before" when the statements of a transaction have
+    been run and with "after" when it is committed and nobody has been told.
+    """
+
+    durable = True
+    inline_output = 65_536
+
+    def __init__(self, path: str | os.PathLike[str], *, fault: Fault | None = None) -> None:
+        self.path = Path(os.path.realpath(path))
+        self.directory: Path | None = self.path.with_name(f"{self.path.name}-output")
+        self.owner = ""
+        self.trouble: str | None = None
+        self.on_commit: Callable[[], None] | None = None
+        self._fault = fault
+        self._pending: list[Commit] = []
+        self._held = False
+        """What was gathered waits for what the thread is at."""
+        self._unsettled = 0
+        self._watching = False
+        self._place: Place | None = None
+        self._closed: asyncio.Future[None] | None = None
+
+    @property
+    def commits(self) -> int:
+        """Transactions done since it was opened."""
+        return 0 if self._place is None else self._writer.commits
+
+    async def open(self, heard: Heard) -> None:
+        assert self.directory is not None
+        loop, directory = asyncio.get_running_loop(), self.directory
+        opening = in_thread(loop, lambda: Place(self.path, directory))
+        try:
+            place = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_let_go)
+            raise
+        self._loop, self._place, self.owner, self._reading = loop, place, place.owners.me, place.reading
+        self._owners, self._scanner = place.owners, Scanner(loop, self.path)
+        self._writer = Writer(place, directory, self._deliver, self._fault)
+        self._written = in_thread(loop, self._writer.run)
+        self._written.add_done_callback(self._no_more)
+        place.bell.listen(loop, heard)
+
+    async def close(self) -> None:
+        if self._closed is None:
+            if self._place is None:
+                return
+            self._flush(now=True)
+            self._closed = asyncio.ensure_future(self._close(self._place))
+        await asyncio.shield(self._closed)
+
+    async def _close(self, place: Place) -> None:
+        self._writer.give(None)
+        await asyncio.wait([self._written])
+        place.bell.deafen()
+        self._reading = None
+        await self._scanner.close()
+        # The last connection of all writes the WAL back into the database, which takes its time.
+        await in_thread(self._loop, place.close)
+
+    def commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
+        if self._place is None or self._closed is not None:
+            error = KeepholdError("the store is closed; nothing was written", code="store_unavailable")
+            asyncio.get_running_loop().call_soon(failed, error)
+            return
+        pending = self._pending
+        if not pending:
+            self._loop.call_soon(self._flush)
+        pending.append(Commit(ops, done, failed, keep))
+
+    def _flush(self, *, now: bool = False) -> None:
+        """Have written what was gathered. While the thread is at something, what the loop could write itself is held
+        back, or it would be the thread's as long as something is always under way; `now`: not even that."""
+        if self._unsettled and not now and self._is_quick(self._pending):
+            self._held = True
+            return
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        idle = not self._unsettled and self.trouble is None
+        self._unsettled += len(pending)
+        if idle and not any(commit.ops for commit in pending):
+            self._tell(pending, None)  # barriers, and nothing is in front of them
+            return
+        try:
+            if not idle or not self._writer.write_now(pending, lambda: self._tell(pending, None)):
+                self._writer.give(pending)
+        finally:
+            if self._unsettled and not self._watching:
+                self._watching = True
+                self._watch_on(_NOTICE)
+
+    def _is_quick(self, commits: list[Commit]) -> bool:
+        return self.trouble is None and self._writer.is_quick(commits)
+
+    def _watch_on(self, delay: float) -> None:
+        self._loop.call_later(delay, self._watch, delay, time.monotonic(), time.thread_time())
+
+    def _watch(self, delay: float, since: float, worked: float) -> None:
+        """Let the writer have the interpreter now and then.
+
+        A loop that never sleeps lets go of the interpreter's lock in each pass, but only as long as it takes to look
+        for events. The writer does not get it that way and waits until the loop has nothing to do: seconds, measured.
+        """
+        self._watching = self._unsettled > 0
+        if not self._watching:
+            return
+        if time.thread_time() - worked > 0.8 * (time.monotonic() - since):
+            time.sleep(_PAUSE)
+            self._watch_on(_NOTICE)
+        else:
+            self._watch_on(min(2 * delay, _SELDOM))
+
+    def _no_more(self, written: asyncio.Future[None]) -> None:
+        """The writer has ended. If that is a bug of ours, nobody else would hear of it."""
+        if error := written.exception():
+            self.trouble = (
+                f"the thread that writes `{self.path}` has ended ({error!r}); close the store and open it again"
+            )
+            self._loop.call_exception_handler({"message": self.trouble, "exception": error})
+
+    def _deliver(self, commits: list[Commit], trouble: str | None) -> None:
+        """In the writer thread: let the loop tell."""
+        self._loop.call_soon_threadsafe(self._tell, commits, trouble)
+
+    def _tell(self, commits: list[Commit], trouble: str | None) -> None:
+        self.trouble = trouble
+        self._unsettled -= len(commits)
+        for commit in commits:
+            try:
+                if commit.error is None:
+                    commit.done(commit.results)
+                else:
+                    commit.failed(commit.error)
+            except Exception as error:  # whoever comes after must be told all the same
+                self._complain(error)
+        if self.on_commit is not None and any(commit.told and commit.error is None for commit in commits):
+            try:
+                self.on_commit()
+            except Exception as error:
+                self._complain(error)
+        if self._held:
+            self._held = False
+            self._flush()
+
+    def _complain(self, error: Exception) -> None:
+        self._loop.call_exception_handler({"message": "after a commit to the store", "exception": error})
+
+
+def _let_go(opened: asyncio.Future[Place]) -> None:
+    """Nobody waits for it any more."""
+    if not opened.cancelled() and opened.exception() is None:
+        opened.result().close()

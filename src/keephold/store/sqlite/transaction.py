@@ -1,0 +1,119 @@
+"""What the operations of one transaction share: the connection, what they touched, and their common checks."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import apsw
+
+from keephold.errors import AlreadyStopped, KeepholdError
+from keephold.handles.state import State, Stopped, describe
+from keephold.store.base import Kept, Kind, Parking
+from keephold.store.events import Draft
+from keephold.store.sqlite.codec import Row, decode_parking, decode_state, encode_kept
+from keephold.store.sqlite.sql import SQL
+
+
+class Call(NamedTuple):
+    """What decides about an operation on a call: a row of the query `call`."""
+
+    number: int
+    uid: str
+    fence: int
+    owner: str | None
+    stopped_at: float | None
+    state_json: bytes
+    parking_json: bytes | None
+    keyed: int
+    resolved: int
+    hook_due: int
+    conversation: str
+    id: str
+    tool: str
+    kind: Kind
+    stateful: int
+
+    @property
+    def state(self) -> State:
+        return decode_state(self.state_json)
+
+    @property
+    def parking(self) -> Parking | None:
+        return None if self.parking_json is None else decode_parking(self.parking_json)
+
+    @property
+    def parked(self) -> bool:
+        return self.owner is None and self.parking_json is not None and self.stopped_at is None
+
+
+class Transaction:
+    """One transaction of the writer. Operations run their statements in it, in order."""
+
+    __slots__ = (
+        "changes", "directory", "events", "files", "forgetful", "last_row", "line", "litter",
+        "many", "owner", "run", "total_changes", "touched", "urgent",
+    )  # fmt: skip
+
+    def __init__(self, connection: apsw.Connection, owner: str, directory: Path) -> None:
+        self.run = connection.execute
+        self.many = connection.executemany
+        self.changes = connection.changes
+        self.total_changes = connection.total_changes
+        self.last_row = connection.last_insert_rowid
+        self.owner = owner
+        self.directory = directory
+        self.line: tuple[str, str, str] | None = None
+        """A line of a journal, by uid, kind and name, that is there if and only if the transaction happened."""
+        self.forgetful = False
+        """Lines of journals were removed."""
+        self.touched: set[str] = set()
+        """Uids, key ids and conversations that other processes may want to hear of."""
+        self.events: list[Draft] = []
+        """What happened, in order; written at the end of the transaction."""
+        self.urgent = True
+        """Others want to hear of it at once."""
+        self.files: set[str] = set()
+        """Output files that must be on the disk before the commit."""
+        self.litter: list[str] = []
+        """Output files to be removed after it."""
+
+    def add(self, other: "Transaction") -> None:
+        """What another part of the same transaction touched."""
+        self.line = other.line or self.line
+        self.forgetful |= other.forgetful
+        self.touched |= other.touched
+        self.events += other.events
+        self.files |= other.files
+        self.litter += other.litter
+
+    def rows(self, query: str, bindings: tuple[Any, ...]) -> list[Row]:
+        return self.run(query, bindings).fetchall()
+
+    def row(self, query: str, bindings: tuple[Any, ...]) -> Row | None:
+        found = self.rows(query, bindings)
+        return found[0] if found else None
+
+    def call(self, uid: str) -> Call | None:
+        row = self.row(SQL["call"], (uid,))
+        return None if row is None else Call._make(row)
+
+    def own(self, uid: str, fence: int | None) -> Call:
+        """The call, if whoever holds this fencing number may change it; None: anybody."""
+        call = self.call(uid)
+        if call is None or fence not in (None, call.fence):
+            raise lease_lost(uid)
+        if call.stopped_at is not None:
+            state = call.state
+            assert isinstance(state, Stopped)
+            raise AlreadyStopped(f"already stopped: {describe(state.outcome)}")
+        return call
+
+    def keep_output(self, uid: str, kept: Kept) -> None:
+        self.run(SQL["keep_output"], (uid, encode_kept(kept), kept.file))
+        if kept.file is not None:
+            self.files.add(kept.file)
+
+
+def lease_lost(uid: str) -> KeepholdError:
+    return KeepholdError(
+        f"call `{uid}` belongs to another process by now; what this one did was not recorded", code="lease_lost"
+    )

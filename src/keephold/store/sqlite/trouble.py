@@ -1,0 +1,49 @@
+"""When the store cannot write: which errors mean that, and how they are told."""
+
+import errno
+from pathlib import Path
+
+import apsw
+
+from keephold.errors import KeepholdError
+
+_CAUSES: dict[type[Exception], str] = {
+    apsw.FullError: "the disk of `{path}` is full; free some space on it",
+    apsw.BusyError: "another program keeps `{path}` locked; end that program's transaction",
+    apsw.LockedError: "another program keeps `{path}` locked; end that program's transaction",
+    apsw.ReadOnlyError: "`{path}` cannot be written any more; see the permissions of the file and its directory",
+    apsw.CantOpenError: "`{path}` cannot be opened any more; see that the file and its directory are there",
+    apsw.CorruptError: "`{path}` is damaged; stop, and restore it from a backup",
+    apsw.NotADBError: "`{path}` is damaged; stop, and restore it from a backup",
+    apsw.IOError: "reading or writing `{path}` failed; see the disk it is on",
+}
+STORAGE: tuple[type[Exception], ...] = (
+    *_CAUSES,
+    apsw.NoMemError,
+    apsw.PermissionsError,
+    apsw.ProtocolError,
+    apsw.InternalError,
+    apsw.SQLError,  # the schema is not ours any more
+    apsw.ConnectionClosedError,
+    OSError,
+    MemoryError,
+)
+"""What is no fault of the commit that met it."""
+
+
+def sentence(path: Path, error: BaseException) -> str:
+    """What is wrong, and what would be right."""
+    if isinstance(error, KeepholdError):
+        return error.message
+    said = str(error) or type(error).__name__
+    cause = next((text for kind, text in _CAUSES.items() if isinstance(error, kind)), None)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        cause = _CAUSES[apsw.FullError]
+    if cause is None:
+        return f"writing `{path}` failed: {said}"
+    return f"{cause.format(path=path)} ({said})"
+
+
+def unavailable(why: str, *, uncertain: bool = False) -> KeepholdError:
+    known = "whether it was written is not known" if uncertain else "nothing was written"
+    return KeepholdError(f"the store cannot write at present, {known}: {why}", code="store_unavailable")

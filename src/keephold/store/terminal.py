@@ -1,0 +1,83 @@
+"""Outcomes and resolutions: the two ways to say how something ended, and how one becomes the other (D1, D2, D4)."""
+
+from keephold.handles.state import Ended, EndedBy, Error, Ok, Outcome, State, Stopped, Waiting
+from keephold.handles.text import strip_controls, to_utf8
+from keephold.store.rows import CARRIERS, Carrier, Notice, Parking, Resolution
+
+CANCELLED = Error("pending tool completion cancelled", "cancelled")
+TIMED_OUT = Error("pending tool completion timed out", "tool_completion_timeout")
+REVOKED = Error("the completion key of this call was revoked", "await_event_unknown_or_revoked")
+
+
+CANCELS: tuple[EndedBy, ...] = ("abort", "cancel", "turn_end", "shutdown")
+"""Ends of a parked call that cancel it."""
+
+
+NEWS_CHARACTERS = 4000
+"""How long the message of a notification may be."""
+
+
+def hook_is_due(parking: Parking, ended_by: EndedBy) -> bool:
+    """Whether the end of a parked call is a cancel that its hook must hear of (D2)."""
+    return parking.hook and parking.on_cancel == "cancel_external_work" and ended_by in CANCELS
+
+
+def resolution_of(outcome: Outcome) -> Resolution:
+    """How a call ended, as the resolution of the key it had taken."""
+    if not isinstance(outcome, Error):
+        return Resolution("ok", outcome.value if isinstance(outcome, Ok) else None)
+    if outcome.code in ("aborted", "cancelled"):
+        return Resolution("cancelled")
+    if outcome.code == TIMED_OUT.code:
+        return Resolution("timeout")
+    return Resolution("err", {"code": outcome.code, "message": outcome.message})
+
+
+def timed_out(parking: Parking | None) -> Error:
+    """What is said of a parked call whose deadline has passed."""
+    said = None if parking is None else parking.timed_out
+    return TIMED_OUT if said is None else Error(said, TIMED_OUT.code)
+
+
+def end_notice(state: Stopped, carriers: tuple[Carrier, ...] = CARRIERS) -> Notice:
+    """The news that a handle has stopped. A deliberate end is no failure of it (S3)."""
+    if isinstance(state.outcome, Error) and not state.deliberate:
+        return Notice("tool.failed", "error", None, carriers)
+    return Notice("tool.stopped", "info", None, carriers)
+
+
+def words(id: str, tool: str, state: State) -> str:
+    """The message of the news that a handle is in this state now."""
+    match state:
+        case Stopped(outcome=Error(message)):
+            how = f"stopped: {message}" if state.deliberate else f"failed: {message}"
+        case Stopped():
+            how = "stopped."
+        case Waiting(question=question):
+            how = f"asks a person: {question.text}" if question.secret else f"asks: {question.text}"
+        case _:
+            how = "runs."
+    return clip(f"`{id}` ({tool}) {how}")
+
+
+def clip(message: str) -> str:
+    """A message as news may have it: no longer than that (O2), and nothing but text (K4)."""
+    message = to_utf8(strip_controls(message)).decode()
+    over = len(message) - NEWS_CHARACTERS
+    return message if over <= 0 else f"{message[:NEWS_CHARACTERS]} ...{over} characters truncated..."
+
+
+def ended(resolution: Resolution, at: float) -> Ended:
+    """The end of a parked call whose key was resolved. The payload of `err` has been checked before it was stored."""
+    ended_by: EndedBy = "self"
+    outcome: Outcome
+    match resolution.status:
+        case "ok":
+            outcome = Ok(resolution.payload)
+        case "err":
+            outcome = Error(str(resolution.payload["message"]), str(resolution.payload["code"]))
+        case "timeout":
+            outcome, ended_by = TIMED_OUT, "timeout"
+        case "cancelled":
+            outcome, ended_by = CANCELLED, "cancel"
+    return Ended(at, outcome, ended_by)

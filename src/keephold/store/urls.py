@@ -1,0 +1,28 @@
+"""Which store a URL names (Y1)."""
+
+from pathlib import Path
+
+from keephold.errors import KeepholdError
+from keephold.store.base import Store
+from keephold.store.memory import MemoryStore
+
+
+def open_store(url: str) -> Store:
+    """The store a URL names (Y1). Nothing is opened or made yet."""
+    if url == "memory:":
+        return MemoryStore()
+    kind, _, rest = url.partition("://")
+    path = rest.removeprefix("/")
+    if kind == "sqlite" and rest.startswith("/") and path not in ("", ":memory:"):
+        from keephold.store.sqlite import SqliteStore
+
+        return SqliteStore(Path(path).expanduser())
+    right = "use `memory:`, or `sqlite:///work.db` (`sqlite:////path/to/work.db` for an absolute path)"
+    # A URL may hold a password, so it is never repeated.
+    if kind == "sqlite":
+        wrong = "a `sqlite:` store is a file, named after three slashes"
+    elif kind in ("postgresql", "postgres"):
+        wrong = "a PostgreSQL store is not supported by this version"
+    else:
+        wrong = "that is not the URL of a store"
+    raise KeepholdError(f"{wrong}; {right}", code="unsupported_store")

@@ -1,0 +1,293 @@
+"""Checks of handles: registration, states, names, lists, outputs."""
+
+# ruff: noqa: N802 - checks are named after the rules they prove
+
+from typing import Any
+
+from keephold.handles.question import Question
+from keephold.handles.state import (
+    Answered,
+    Asked,
+    Ended,
+    Error,
+    Ok,
+    Outcome,
+    Printed,
+    Reply,
+    Running,
+    Started,
+    Stopped,
+    transition,
+)
+from keephold.store.base import (
+    Changed,
+    Collected,
+    Exposed,
+    Kept,
+    Record,
+    Registered,
+    Responded,
+    Store,
+)
+from keephold.testing.conformance.fencing import fenced
+from keephold.testing.conformance.suite import NOON, Suite, copy, record, uid, uids
+
+NESTED = {"a": [1, 2.5, None, True, {"ü": ["\U0001f600", "\u0000", ""]}], "": {}, "big": 2**62, "small": -(2**62)}
+
+OUTCOMES: list[Outcome] = [
+    Ok(None),
+    Ok(""),
+    Ok("text\n"),
+    Ok(NESTED),
+    Ok([]),
+    Ok(0.1),
+    Printed(),
+    Error("it broke"),
+    Error("it broke", "command_failed", ("line 1", "line 2"), True),
+    Reply('{"id":"x"}', "cut", True, "unknown_tool", ((uid(1), 5), (uid(2), 0)), ((uid(1), "waiting", 3),)),
+    Reply("", ""),
+]
+
+
+class Handles(Suite):
+    """Handles, one by one and in lists."""
+
+    async def check_S4_a_record_comes_back_as_it_was_given(self, store: Store) -> None:
+        given = record(
+            1,
+            id="dépl/oy:1",
+            kind="workflow",
+            priority=-3,
+            position=7,
+            batch=12,
+            metadata=NESTED,
+            resources=("file:a", "file:ü"),
+            arguments=NESTED,
+        )
+        expected = copy(given)
+        await self.commit(store, Registered(given))
+        expected.owner = store.owner
+        found = await self.found(store, uid(1))
+        assert found == expected, (found, expected)
+
+    async def check_E6_a_registered_handle_is_ours(self, store: Store) -> None:
+        await self.begin(store, 1)
+        found = await self.found(store, uid(1))
+        assert (found.owner, found.fence, found.attempt) == (store.owner, 1, 1), found
+        assert store.alive(store.owner)
+        assert not store.alive("nobody")
+        assert uids(await store.owned(store.owner)) == [uid(1)]
+        assert await store.owners() == []
+        assert await store.owned("nobody") == []
+
+    async def check_S1_every_state_comes_back(self, store: Store) -> None:
+        question = Question(id="q", text="Sure?", answer_type={"Select": {"options": ["a", "b"]}}, pre_amble="Well.")
+        await self.begin(store, 1, start=False)
+        state = (await self.found(store, uid(1))).state
+        for event in (Started(NOON + 1.25), Asked(NOON + 2, question), Answered(NOON + 3), Ended(NOON + 4, Ok("x"))):
+            state = transition(state, event)
+            await self.commit(store, Changed(uid(1), 1, event, state))
+            found = (await self.found(store, uid(1))).state
+            assert found == state, (found, state)
+        assert isinstance(state, Stopped) and state.started == NOON + 1.25
+
+    async def check_S3_every_outcome_comes_back(self, store: Store) -> None:
+        for number, outcome in enumerate(OUTCOMES):
+            of = await self.begin(store, number)
+            event = Ended(NOON + 9, outcome, "crash", 3, 9)
+            await self.commit(store, Changed(of, 1, event, transition(Running(NOON, NOON + 1), event)))
+            stopped = await self.stopped(store, of)
+            assert stopped == Stopped(NOON, NOON + 1, NOON + 9, outcome, "crash", 3, 9), (outcome, stopped)
+            assert type(stopped.outcome) is type(outcome)
+
+    async def check_S2_a_handle_that_never_ran_stops(self, store: Store) -> None:
+        of = await self.begin(store, 1, start=False)
+        await self.end(store, of, Error("refused", "permission_denied"))
+        assert (await self.stopped(store, of)).started is None
+
+    async def check_S2_stopped_is_final(self, store: Store) -> None:
+        of = await self.begin(store, 1)
+        late = await self.ending(store, of, Ok("late"), at=NOON + 70)
+        await self.end(store, of, Ok("first"))
+        await self.refused(store, "already_stopped", late)
+        first = (await self.stopped(store, of)).outcome
+        assert first == Ok("first"), first
+        for op in fenced(of, 1):
+            await self.refused(store, "already_stopped", op)
+
+    async def check_S2_of_two_ends_at_once_the_first_counts(self, store: Store) -> None:
+        of = await self.begin(store, 1)
+        ends = [await self.ending(store, of, Ok(number)) for number in range(3)]
+        told: list[str] = []
+        for end in ends:
+            store.commit([end], lambda _: told.append("written"), lambda error: told.append(error.code))  # type: ignore[attr-defined]
+        await self.commit(store)
+        assert told == ["written", "already_stopped", "already_stopped"], told
+        assert (await self.stopped(store, of)).outcome == Ok(0)
+
+    async def check_S3_a_stopped_handle_has_no_owner(self, store: Store) -> None:
+        of = await self.begin(store, 1)
+        await self.end(store, of)
+        assert (await self.found(store, of)).owner is None
+        assert await store.owned(store.owner) == []
+
+    async def check_S6_an_active_id_is_refused(self, store: Store) -> None:
+        await self.begin(store, 1, id="x")
+        refusal = await self.refused(store, "batch_rejected", Registered(record(2, id="x")))
+        assert "x" in str(refusal)
+        await self.begin(store, 3, id="x", conversation="other")
+        await self.refused(store, "batch_rejected", Registered(record(4, id="y")), Registered(record(5, id="y")))
+        assert await store.named("main", "y") is None
+
+    async def check_S6_the_id_of_a_stopped_handle_names_the_newest(self, store: Store) -> None:
+        for number in (1, 2, 3):
+            await self.begin(store, number, id="x")
+            found = await store.named("main", "x")
+            assert isinstance(found, Record) and found.uid == uid(number), found
+            await self.end(store, uid(number))
+        found = await store.named("main", "x")
+        assert isinstance(found, Record) and found.uid == uid(3), found
+        assert await self.found(store, uid(1)) is not None
+
+    async def check_S6_one_shot_calls_take_no_id(self, store: Store) -> None:
+        await self.begin(store, 1, id="x", stateful=False)
+        await self.begin(store, 2, id="x", stateful=False)
+        await self.begin(store, 3, id="x")
+        found = await store.named("main", "x")
+        assert isinstance(found, Record) and found.uid == uid(3), found
+        await self.begin(store, 4, call_id="x", stateful=False)
+        await self.begin(store, 5, call_id="x", stateful=False)
+
+    async def check_S6_a_uid_is_used_once(self, store: Store) -> None:
+        await self.begin(store, 1)
+        await self.refused(store, "batch_rejected", Registered(record(1, id="x", conversation="other")))
+        await self.end(store, uid(1))
+        await self.refused(store, "batch_rejected", Registered(record(1, id="x", stateful=False)))
+
+    async def check_B6_a_handle_may_be_stopped_from_the_start(self, store: Store) -> None:
+        stopped = Stopped(NOON, None, NOON, Error("refused", "permission_denied"))
+        await self.commit(store, Registered(record(1, id="x", state=stopped)), Registered(record(2, id="x")))
+        found = await self.found(store, uid(1))
+        assert (found.state, found.owner) == (stopped, None), found
+        assert uids(await store.owned(store.owner)) == [uid(2)]
+        assert await self.commit(store, Collected(NOON + 1, NOON + 1)) == [1]
+
+    async def check_O4_a_one_shot_call_is_found_by_its_label(self, store: Store) -> None:
+        await self.begin(store, 1, call_id="l", stateful=False)
+        await self.end(store, uid(1))
+        assert (await self._called(store, "l")) == uid(1)
+        await self.begin(store, 2, call_id="l", stateful=False)
+        assert (await self._called(store, "l")) == uid(2)
+        await self.end(store, uid(2))
+        await self.begin(store, 3, call_id="l")
+        assert (await self._called(store, "l")) == uid(2), "a spawned handle is no one-shot call"
+        assert await store.called("other", "l") is None
+        await self.commit(store, Exposed(uid(2), "call:l"))
+        assert (await self._called(store, "l")) == uid(1), "an exposed call has a name instead"
+        assert await self._called(store, "unknown") is None
+
+    async def _called(self, store: Store, label: str) -> str | None:
+        found = await store.called("main", label)
+        return None if found is None else found.uid
+
+    async def check_D10_an_exposed_call_has_a_name(self, store: Store) -> None:
+        of = await self.begin(store, 1, stateful=False)
+        assert await store.handles() == []
+        await self.commit(store, Exposed(of, "call:label1"))
+        found = await store.named("main", "call:label1")
+        assert isinstance(found, Record), found
+        assert (found.uid, found.id, found.stateful) == (of, "call:label1", True)
+        assert uids(await store.handles()) == [of]
+        await self.begin(store, 2, stateful=False)
+        await self.refused(store, "batch_rejected", Exposed(uid(2), "call:label1"))
+        await self.refused(store, "batch_rejected", Registered(record(3, id="call:label1")))
+
+    async def check_S5_what_is_not_there_is_none(self, store: Store) -> None:
+        assert await store.handle(uid(1)) is None
+        assert await store.named("main", "x") is None
+        assert await store.called("main", "x") is None
+        assert await store.handles() == []
+        assert await store.journal(uid(1)) == []
+        assert await store.waits(uid(1)) == []
+        assert await store.wait("key") is None
+        assert await store.secret("other") is None
+        assert await store.due(NOON) == ([], None)
+        assert await store.turn("main") is None
+        assert await store.process_events("p") == []
+        assert await store.news("main") == []
+        assert await store.requests() == []
+        assert await store.reply("r") is None
+        assert await store.holding() == []
+        assert await store.owners() == []
+        assert await store.owned(None) == []
+        assert await store.owned(store.owner) == []
+
+    async def check_Y_handles_are_listed_oldest_first(self, store: Store) -> None:
+        for number in range(1, 8):
+            await self.begin(store, number)
+        everything = [uid(number) for number in range(1, 8)]
+        assert uids(await store.handles()) == everything
+        assert uids(await store.handles(limit=3)) == everything[:3]
+        assert uids(await store.handles(limit=3, after=uid(3))) == everything[3:6]
+        assert await store.handles(after=uid(7)) == []
+        ours = uids(await store.owned(store.owner, 4))
+        assert ours == everything[:4], ours
+        assert uids(await store.owned(store.owner, 4, ours[-1])) == everything[4:]
+        await self.end(store, uid(3))
+        assert await self.commit(store, Collected(NOON + 1000, NOON + 1000)) == [1]
+        assert uids(await store.handles(after=uid(3))) == everything[3:], "also after one that is gone"
+
+    async def check_Y_handles_are_chosen(self, store: Store) -> None:
+        await self.begin(store, 1, start=False)
+        await self.begin(store, 2, turn="turn-2")
+        await self.begin(store, 3, conversation="other")
+        await self.begin(store, 4, stateful=False)
+        await self.begin(store, 5)
+        await self.end(store, uid(5))
+        await self.park(store, 6)
+        await self.park(store, 7)
+        await self.end(store, uid(7))
+        wanted: list[tuple[dict[str, Any], list[int]]] = [
+            ({}, [1, 2, 3, 5, 6, 7]),
+            ({"stateful": None}, [1, 2, 3, 4, 5, 6, 7]),
+            ({"stateful": False}, [4]),
+            ({"conversation": "other"}, [3]),
+            ({"turn": "turn-2"}, [2]),
+            ({"state": "pending"}, [1]),
+            ({"state": "running"}, [2, 3, 6]),
+            ({"state": "stopped"}, [5, 7]),
+            ({"state": "waiting"}, []),
+            ({"parked": True}, [6]),
+            ({"parked": False}, [1, 2, 3, 5, 7]),
+            ({"conversation": "main", "state": "running", "parked": False, "turn": "turn-2"}, [2]),
+            ({"state": "running", "after": uid(2), "limit": 1}, [3]),
+        ]
+        for chosen, numbers in wanted:
+            found = uids(await store.handles(**chosen))
+            assert found == [uid(number) for number in numbers], (chosen, found)
+
+    async def check_C5_cursors_only_move_forward(self, store: Store) -> None:
+        of = await self.begin(store, 1)
+        for offset, expected in ((5, 5), (3, 5), (9, 9)):
+            await self.commit(store, Responded("main", "turn-1", 1, (), ((of, offset), ("unknown", 1))))
+            assert (await self.found(store, of)).cursor == expected
+
+    async def check_O5_kept_output_comes_back(self, store: Store) -> None:
+        outputs = [
+            Kept(3, 2, 1, data=b"\xff\x00a"),
+            Kept(1 << 40, 1 << 39, 1 << 39, 5, 77, b"", "output-1"),
+            Kept(1 << 20, 1 << 20, 0, data=bytes(range(256)) * 4096),
+        ]
+        for number, output in enumerate(outputs):
+            of = await self.begin(store, number)
+            await self.end(store, of, Printed(), output=output)
+            found = (await self.found(store, of)).output
+            assert found == output, number
+
+    async def check_K6_big_and_strange_values_come_back(self, store: Store) -> None:
+        big = 'ü\U0001f600\u0000"\\\u2028' * (1 << 17)
+        of = await self.begin(store, 1, arguments={"text": big, "deep": NESTED})
+        await self.end(store, of, Ok({"text": big}))
+        found = await self.found(store, of)
+        assert found.arguments == {"text": big, "deep": NESTED}
+        assert (await self.stopped(store, of)).outcome == Ok({"text": big})

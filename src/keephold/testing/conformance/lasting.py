@@ -1,0 +1,353 @@
+"""Checks of time: what is let go of (S5), what the next process finds (R), what another one sees (E6)."""
+
+# ruff: noqa: N802 - checks are named after the rules they prove
+
+import asyncio
+
+from keephold.errors import KeepholdError
+from keephold.handles.state import Ended, Ok, Running, Started, transition
+from keephold.store.base import (
+    Changed,
+    Claimed,
+    Collected,
+    Emitted,
+    Expired,
+    HookCalled,
+    Inquired,
+    Journaled,
+    Kept,
+    Notified,
+    Op,
+    Opened,
+    OpenTurn,
+    Parking,
+    Record,
+    Registered,
+    Replied,
+    Request,
+    Requested,
+    Resolution,
+    Resolving,
+    SecretAdded,
+    Store,
+    TurnBegan,
+    TurnEnded,
+)
+from keephold.store.terminal import CANCELLED
+from keephold.testing.conformance.suite import DAY, NOON, Suite, record, shared, state_tag, uid, uids
+
+HOUR = 3600.0
+
+
+class Retention(Suite):
+    """Stopped handles stay readable, then a tombstone says that they were there."""
+
+    async def collect(self, store: Store, before: float, at: float, limit: int = 1000) -> int:
+        (gone,) = await self.commit(store, Collected(before, at, limit))
+        assert isinstance(gone, int)
+        return gone
+
+    async def check_S5_what_stopped_long_ago_leaves_a_tombstone(self, store: Store) -> None:
+        for number in (1, 2, 3):
+            await self.begin(store, number)
+        await self.begin(store, 4, stateful=False)
+        await self.commit(store, Journaled(uid(1), 1, "step", "a", b"", b""), Emitted(uid(1), "t", 1, NOON))
+        await self.end(store, uid(1), at=NOON + 10)
+        await self.end(store, uid(2), at=NOON + 20)
+        await self.end(store, uid(4), at=NOON + 5)
+        assert await self.collect(store, NOON + 20, NOON + HOUR) == 2
+        tombstone = await store.named("main", "h1")
+        assert isinstance(tombstone, Expired) and tombstone.uid == uid(1), tombstone
+        assert await store.expired(uid(1)) == tombstone and await store.expired(uid(2)) is None
+        assert await store.handle(uid(1)) is None and await store.handle(uid(4)) is None
+        assert await store.called("main", "label4") is None
+        assert await store.journal(uid(1)) == [] and await store.process_events(uid(1)) == []
+        for number in (2, 3):
+            found = await store.named("main", f"h{number}")
+            assert isinstance(found, Record), found
+        assert uids(await store.handles(stateful=None)) == [uid(2), uid(3)]
+        assert await self.collect(store, NOON + 20, NOON + HOUR) == 0
+
+    async def check_S5_an_open_turn_keeps_what_it_knows(self, store: Store) -> None:
+        await self.commit(store, TurnBegan("main", "t1", NOON))
+        for number, conversation in ((1, "main"), (2, "other")):
+            await self.begin(store, number, conversation=conversation)
+            await self.end(store, uid(number))
+        assert await self.collect(store, NOON + DAY, NOON + 2 * DAY) == 1
+        assert await store.handle(uid(1)) is not None and await store.handle(uid(2)) is None
+        await self.commit(store, TurnEnded("main", "t1", NOON + DAY))
+        assert await self.collect(store, NOON + DAY, NOON + 2 * DAY) == 1
+        assert isinstance(await store.named("main", "h1"), Expired)
+
+    async def check_S5_letting_go_is_done_in_parts(self, store: Store) -> None:
+        for number in range(10):
+            await self.begin(store, number)
+            await self.end(store, uid(number))
+        assert [await self.collect(store, NOON + DAY, NOON + DAY, 4) for _ in range(4)] == [4, 4, 2, 0]
+        assert await store.handles(stateful=None) == []
+
+    async def check_S5_live_and_parked_calls_stay(self, store: Store) -> None:
+        await self.begin(store, 1, start=False)
+        await self.begin(store, 2)
+        await self.park(store, 3)
+        before = await self.dump(store)
+        assert await self.collect(store, NOON + 1000 * DAY, NOON + 1000 * DAY) == 0
+        assert await self.dump(store) == before
+
+    async def check_S5_letting_go_touches_nothing_else(self, store: Store) -> None:
+        await self.commit(store, Notified("main", "k.n", "info", "hello", NOON), Emitted("p", "t", 1, NOON))
+        await self.begin(store, 1, conversation="other", stateful=False)
+        await self.commit(store, TurnBegan("third", "t1", NOON), SecretAdded("s", b"s", NOON))
+        await self.commit(store, TurnBegan("fourth", "t1", NOON))
+        await self.begin(store, 2, conversation="fourth")
+        await self.end(store, uid(2))
+        before = await self.dump(store)
+        assert await self.collect(store, NOON + DAY, NOON + DAY) == 0
+        assert await self.dump(store) == before
+        assert await store.turn("third") == OpenTurn("t1", store.owner, 0)
+        assert await store.handle(uid(2)) is not None
+        assert len(await store.process_events("p")) == 1
+
+    async def check_S5_time_counts_not_the_order_of_commits(self, store: Store) -> None:
+        for number, at in ((1, NOON + 30), (2, NOON + 10), (3, NOON + 20), (4, NOON + 40)):
+            await self.begin(store, number)
+            await self.end(store, uid(number), at=at)
+        assert await self.collect(store, NOON + 25, NOON + DAY, 1) == 1
+        assert uids(await store.handles()) == [uid(1), uid(3), uid(4)]
+        assert await self.collect(store, NOON + 25, NOON + DAY) == 1
+        assert uids(await store.handles()) == [uid(1), uid(4)]
+
+    async def check_D5_resolutions_of_one_shot_calls_are_kept_as_well(self, store: Store) -> None:
+        of, key_id = await self.park(store, 1, stateful=False)
+        await self.resolve(store, key_id)
+        assert await self.collect(store, NOON + DAY, NOON + DAY) == 1
+        assert await store.handle(of) is None
+        assert (await self.resolve(store, key_id)).status == "already_resolved"
+        await self.collect(store, NOON, NOON + 92 * DAY)
+        assert await self.resolve(store, key_id) == Resolving("unknown_or_revoked")
+
+    async def check_S6_an_id_with_a_tombstone_is_free(self, store: Store) -> None:
+        await self.begin(store, 1, id="x")
+        await self.end(store, uid(1))
+        await self.collect(store, NOON + DAY, NOON + DAY)
+        await self.begin(store, 2, id="x")
+        found = await store.named("main", "x")
+        assert isinstance(found, Record) and found.uid == uid(2)
+        await self.end(store, uid(2), at=NOON + 2 * DAY)
+        await self.collect(store, NOON + 3 * DAY, NOON + 3 * DAY)
+        gone = await store.named("main", "x")
+        assert isinstance(gone, Expired) and gone.uid == uid(2), gone
+        await self.collect(store, NOON, NOON + 92 * DAY)
+        left = await store.named("main", "x")
+        assert isinstance(left, Expired) and left.uid == uid(2), "only the older tombstone is over"
+
+    async def check_S5_a_tombstone_stays_for_ninety_days(self, store: Store) -> None:
+        of, key_id = await self.park(store, 1)
+        await self.resolve(store, key_id)
+        await self.collect(store, NOON + HOUR, NOON + HOUR)
+        await self.collect(store, NOON, NOON + 89 * DAY)
+        assert isinstance(await store.named("main", "h1"), Expired)
+        late = await self.resolve(store, key_id, Resolution("ok", "late"))
+        assert late == Resolving("already_resolved", Resolution("ok", 42)), "D5: kept as long as the tombstone"
+        await self.collect(store, NOON, NOON + 91 * DAY)
+        assert await store.named("main", "h1") is None and await store.expired(of) is None
+        assert await self.resolve(store, key_id) == Resolving("unknown_or_revoked")
+        assert await store.handle(of) is None
+
+    async def check_S5_the_newest_ten_thousand_tombstones_stay(self, store: Store) -> None:
+        total, part = 10_020, 1000
+        running, end = Running(NOON, NOON + 1), Ended(NOON + 2, Ok(1))
+        stopped = transition(running, end)
+        for first in range(0, total, part):
+            ops: list[Op] = []
+            for number in range(first, min(first + part, total)):
+                ops += [Registered(record(number, state=running)), Changed(uid(number), 1, end, stopped)]
+            await self.commit(store, *ops)
+            while await self.collect(store, NOON + DAY, NOON + DAY + first) == 1000:
+                pass
+        await self.begin(store, total, conversation="other")
+        await self.end(store, uid(total))
+        await self.collect(store, NOON + DAY, NOON + 2 * DAY)
+        assert await store.named("main", "h0") is None
+        assert isinstance(await store.named("main", f"h{total - 1}"), Expired)
+        assert isinstance(await store.named("main", f"h{total - 9_000}"), Expired)
+        assert isinstance(await store.named("other", f"h{total}"), Expired)
+
+    async def check_D2_a_due_hook_is_not_let_go_of(self, store: Store) -> None:
+        of, _ = await self.park(store, 1, Parking(hook=True))
+        await self.end(store, of, CANCELLED, "abort")
+        assert await self.collect(store, NOON + DAY, NOON + DAY) == 0
+        assert uids(await store.owned(store.owner)) == [of]
+        await self.commit(store, HookCalled(of))
+        assert await self.collect(store, NOON + DAY, NOON + DAY) == 1
+
+    async def check_S5_output_files_go_with_their_handle(self, store: Store) -> None:
+        of = await self.begin(store, 1)
+        output = Kept(5, 5, 0, 0, 5, b"", "output-1")
+        if store.directory is not None:
+            store.directory.mkdir(parents=True, exist_ok=True)
+            (store.directory / "output-1").write_bytes(b"12345")
+        await self.end(store, of, output=output)
+        await self.collect(store, NOON + DAY, NOON + DAY)
+        assert store.directory is None or not (store.directory / "output-1").exists()
+
+
+class Lasting(Suite):
+    """What the next process finds."""
+
+    @shared
+    async def check_R4_everything_is_there_after_a_restart(self, store: Store) -> None:
+        opened = Opened("main", "t1", 1, (("a", "deploy", {"x": "ü"}, uid(1)), ("b", "deploy", "{", None)))
+        await self.commit(store, TurnBegan("main", "t1", NOON), opened, SecretAdded("s", b"\xff" * 32, NOON))
+        await self.begin(store, 1, metadata={"a": [1]})
+        await self.begin(store, 2, stateful=False)
+        await self.park(store, 3, Parking(deadline=NOON + 9), resources=("file:a",))
+        _, key_id = await self.park(store, 4, Parking(hold=True))
+        await self.resolve(store, key_id)
+        await self.begin(store, 5)
+        await self.end(store, uid(5), output=Kept(2, 2, 0, data=b"\xff\x00"))
+        await self.commit(
+            store,
+            Journaled(uid(1), 1, "step", "a", b"\xff", b"1"),
+            Emitted(uid(1), "t", {"a": 1}, NOON),
+            Notified("main", "k.n", "info", "hello", NOON, None, ("message",)),
+            Inquired("a.q.1", "main", "t1", uid(1), NOON, {"ask": "ü"}, [1]),
+        )
+        before, old = await self.dump(store), store.owner
+        later = await self.reopened(store)
+        after = await self.dump(later)
+        different = {name for name in {*before, *after} if before.get(name) != after.get(name)}
+        assert different <= {"owners", "ours"}, different
+        assert later.owner != old and not later.alive(old) and later.alive(later.owner)
+        assert await later.owners() == [old]
+        assert uids(await later.owned(old)) == [uid(1), uid(2)]
+        assert await later.owned(later.owner) == []
+        turn = await later.turn("main")
+        assert turn == OpenTurn("t1", old, 1, opened), turn
+        await self.commit(later, TurnBegan("main", "t1", NOON, "t1"))
+        assert await later.turn("main") == OpenTurn("t1", later.owner, 1, opened)
+        assert await self.commit(later, Emitted(uid(1), "t", None, NOON)) == [2]
+
+    @shared
+    async def check_E6_a_dead_owners_call_is_claimed(self, store: Store) -> None:
+        of = await self.begin(store, 1)
+        old = store.owner
+        later = await self.reopened(store)
+        (claimed,) = await self.commit(later, Claimed(of, old))
+        assert isinstance(claimed, Record)
+        assert (claimed.owner, claimed.fence, claimed.attempt) == (later.owner, 2, 2), claimed
+        assert await later.owners() == [] and uids(await later.owned(later.owner)) == [of]
+        assert await self.commit(later, Claimed(of, old)) == [None]
+
+    @shared
+    async def check_D2_a_hook_survives_whoever_had_to_call_it(self, store: Store) -> None:
+        of, _ = await self.park(store, 1, Parking(hook=True))
+        await self.end(store, of, CANCELLED, "abort")
+        old = store.owner
+        later = await self.reopened(store)
+        assert await later.owners() == [old]
+        assert uids(await later.owned(old)) == [of]
+        await self.commit(later, HookCalled(of))
+        assert await later.owners() == [] and await later.owned(old) == []
+
+
+class Sharing(Suite):
+    """What two processes do to each other."""
+
+    @shared
+    async def check_E6_each_process_is_an_owner(self, store: Store) -> None:
+        other = await self.second(store)
+        assert other.owner != store.owner
+        assert store.alive(other.owner) and other.alive(store.owner)
+        of = await self.begin(store, 1)
+        assert await other.owners() == [store.owner] and await store.owners() == []
+        assert uids(await other.owned(store.owner)) == [of]
+        await store.close()
+        assert not other.alive(store.owner)
+
+    @shared
+    async def check_E6_one_of_two_claims_wins(self, store: Store) -> None:
+        calls = [await self.begin(store, number) for number in range(20)]
+        dead = store.owner
+        first = await self.reopened(store)
+        second = await self.second(first)
+        claims = [self.commit(each, Claimed(of, dead)) for of in calls for each in (first, second)]
+        results = [result for (result,) in await asyncio.gather(*claims)]
+        for number, of in enumerate(calls):
+            winners = [each for each in results[2 * number : 2 * number + 2] if each is not None]
+            assert len(winners) == 1, winners
+            now = await self.found(first, of)
+            assert (now.owner, now.fence) == (winners[0].owner, 2), now
+
+    @shared
+    async def check_E6_the_loser_is_refused(self, store: Store) -> None:
+        """Its fencing number is stale, whatever it thinks."""
+        of = await self.begin(store, 1)
+        other = await self.second(store)
+        await self.commit(other, Claimed(of, store.owner))
+        end = Ended(NOON + 5, Ok("mine"))
+        await self.refused(store, "lease_lost", Changed(of, 1, end, transition(Running(NOON, NOON + 1), end)))
+        await self.commit(other, Changed(of, 2, end, transition(Running(NOON, NOON + 1), end)))
+
+    @shared
+    async def check_D5_of_two_processes_one_resolves(self, store: Store) -> None:
+        other = await self.second(store)
+        for number in range(10):
+            of, key_id = await self.park(store, number)
+            results = await asyncio.gather(
+                *(self.resolve(each, key_id, Resolution("ok", place)) for place, each in enumerate((store, other)))
+            )
+            assert sorted(result.status for result in results) == ["accepted", "already_resolved"], results
+            won = 0 if results[0].status == "accepted" else 1
+            assert results[1 - won].terminal == Resolution("ok", won)
+            for each in (store, other):
+                assert (await self.stopped(each, of)).outcome == Ok(won)
+
+    @shared
+    async def check_A7_a_process_hears_what_another_changed(self, store: Store) -> None:
+        other = await self.second(store)
+        of, key_id = await self.park(store, 1)
+        await self.word(other, of)
+        for heard in self.heard.values():
+            heard.clear()
+        await self.resolve(other, key_id)
+        await self.word(store, of)
+        assert state_tag((await self.found(store, of)).state) == "stopped"
+
+    @shared
+    async def check_a_kept_resolution_is_heard_of(self, store: Store) -> None:
+        other = await self.second(store)
+        of = await self.begin(store, 1)
+        key_id = await self.take_key(store, of)
+        await self.resolve(other, key_id)
+        await self.word(store, key_id)
+
+    @shared
+    async def check_requests_reach_the_owner_and_come_back(self, store: Store) -> None:
+        other = await self.second(store)
+        of = await self.begin(store, 1)
+        await self.commit(other, Requested("r1", of, store.owner, b"abort"))
+        assert await other.requests() == [] and await store.requests() == [Request("r1", of, b"abort")]
+        await self.word(store, of)
+        await self.commit(store, Replied("r1", b"done"))
+        assert await other.reply("r1") == b"done" and await store.requests() == []
+
+    @shared
+    async def check_S6_ids_and_turns_are_one_for_all_processes(self, store: Store) -> None:
+        other = await self.second(store)
+        told: list[str] = []
+        for number, each in enumerate((store, other, store, other)):
+            try:
+                await self.commit(each, Registered(record(number, id="x")), TurnBegan("main", f"t{number}", NOON))
+                told.append("written")
+            except KeepholdError as error:
+                told.append(error.code)
+        assert told == ["written", "batch_rejected", "batch_rejected", "batch_rejected"], told
+        await self.refused(other, "turn_open", TurnBegan("main", "t9", NOON))
+        results = await asyncio.gather(
+            *(
+                self.commit(each, Changed(uid(0), 1, Started(NOON + 1), Running(NOON, NOON + 1)))
+                for each in (store, other)
+            )
+        )
+        assert results == [[None], [None]]

@@ -1,0 +1,192 @@
+"""Checks of what handles are asked for by: statuses, kinds, metadata, and how many there are (W1, W8)."""
+
+# ruff: noqa: N802 - checks are named after the rules they prove
+
+from typing import Any
+
+from keephold.handles.state import Ended, EndedBy, Error, Ok, Outcome, Printed, Reply, Running, Stopped, transition
+from keephold.store.base import Changed, Collected, Exposed, Kind, Op, Registered, Status, Store, status_of
+from keephold.store.terminal import CANCELLED, REVOKED, TIMED_OUT
+from keephold.testing.conformance.suite import DAY, NOON, Suite, record, uid, uids
+
+ENDS: list[tuple[Outcome, EndedBy, Status]] = [
+    (Ok(None), "self", "completed"),
+    (Printed(), "self", "completed"),
+    (Reply("r", "m", True, "unknown_tool"), "self", "completed"),
+    (Ok({"outcome": {"type": "error", "code": "timeout"}, "ended_by": "timeout"}), "self", "completed"),
+    (Error("broke"), "self", "failed"),
+    (CANCELLED, "abort", "failed"),
+    (REVOKED, "self", "failed"),
+    (Error("gone", "crashed"), "crash", "failed"),
+    (Error("late", "timeout"), "self", "timeout"),
+    (TIMED_OUT, "timeout", "timeout"),
+    (Error("late", "tool_error"), "timeout", "timeout"),
+]
+STATUSES: tuple[Status, ...] = ("pending", "completed", "failed", "timeout")
+
+
+class Listed(Suite):
+    """Handles, by what is asked for."""
+
+    async def check_W1_every_end_has_its_status(self, store: Store) -> None:
+        """However it came: registered, ended by whoever runs it, or parked and ended from outside."""
+        wanted: dict[Status, list[str]] = {status: [] for status in STATUSES}
+        number = 0
+        for outcome, ended_by, status in ENDS:
+            of = await self.begin(store, number)
+            await self.end(store, of, outcome, ended_by)
+            parked, _ = await self.park(store, number + 1)
+            await self.end(store, parked, outcome, ended_by)
+            born = record(number + 2, state=Stopped(NOON, None, NOON + 1, outcome, ended_by))
+            await self.commit(store, Registered(born))
+            wanted[status] += [of, parked, born.uid]
+            number += 3
+            assert status_of(await self.stopped(store, of)) == status
+        wanted["pending"] = [await self.begin(store, 100), await self.begin(store, 101, start=False)]
+        for status in STATUSES:
+            for conversation in ("main", None):
+                found = await store.handles(conversation=conversation, status=status)
+                assert uids(found) == wanted[status], (status, conversation, uids(found))
+        counts = {("tool", status): len(wanted[status]) for status in STATUSES}
+        assert await store.tally("main") == counts, await store.tally("main")
+
+    async def check_W1_kinds_and_statuses_in_one_order(self, store: Store) -> None:
+        kinds: tuple[Kind, ...] = ("tool", "agent", "workflow", "timer", "hook", "custom")
+        ops: list[Op] = []
+        for number in range(60):
+            conversation = "main" if number % 5 else "other"
+            ops.append(
+                Registered(record(number, kind=kinds[number % 6], conversation=conversation, state=_state(number)))
+            )
+        await self.commit(store, *ops)
+        all_of_them = [number for number in range(60) if number % 5]
+        for kind in (None, *kinds):
+            for status in (None, *STATUSES):
+                wanted = [
+                    uid(number)
+                    for number in all_of_them
+                    if kind in (None, kinds[number % 6]) and status in (None, STATUSES[number % 4])
+                ]
+                found = await store.handles(conversation="main", kind=kind, status=status)
+                assert uids(found) == wanted, (kind, status, uids(found))
+                paged: list[str] = []
+                while page := await store.handles(
+                    conversation="main", kind=kind, status=status, after=paged[-1] if paged else None, limit=3
+                ):
+                    assert len(page) <= 3
+                    paged += uids(page)
+                assert paged == wanted, (kind, status, paged)
+        counts: dict[Any, int] = {}
+        for number in all_of_them:
+            counts[kinds[number % 6], STATUSES[number % 4]] = (
+                counts.get((kinds[number % 6], STATUSES[number % 4]), 0) + 1
+            )
+        assert await store.tally("main") == counts
+        assert await store.tally("nowhere") == {}
+        both = await store.handles(kind="agent", status="completed")
+        assert uids(both) == [uid(number) for number in range(60) if number % 6 == 1 and number % 4 == 1]
+        nothing: Any = "x' OR 1 --"
+        assert await store.handles(conversation="main", kind=nothing) == []
+        assert await store.handles(conversation="main", status=nothing) == []
+
+    async def check_W1_filters_go_together(self, store: Store) -> None:
+        await self.begin(store, 1, kind="hook", turn="turn-2")
+        await self.begin(store, 2, kind="hook")
+        parked, _ = await self.park(store, 3, kind="hook")
+        await self.begin(store, 4)
+        hooks = {"conversation": "main", "kind": "hook", "status": "pending"}
+        for narrowed, wanted in (
+            ({"turn": "turn-2"}, [uid(1)]),
+            ({"parked": True}, [parked]),
+            ({"parked": False}, [uid(1), uid(2)]),
+            ({"state": "running"}, [uid(1), uid(2), parked]),
+            ({"state": "stopped"}, []),
+            ({"stateful": False}, []),
+            ({"stateful": None}, [uid(1), uid(2), parked]),
+        ):
+            found = await store.handles(**{**hooks, **narrowed})  # type: ignore[arg-type]
+            assert uids(found) == wanted, (narrowed, uids(found))
+
+    async def check_W1_a_timer_is_listed_while_it_lasts(self, store: Store) -> None:
+        spawned = await self.begin(store, 1, kind="timer")
+        slept = await self.begin(store, 2, kind="timer", stateful=False)
+        await self.begin(store, 3, stateful=False)
+        await self.begin(store, 4, kind="timer", stateful=False, conversation="other")
+        last = await self.begin(store, 5)
+        for narrowed, wanted in (
+            ({}, [spawned, slept, last]),
+            ({"kind": "timer"}, [spawned, slept]),
+            ({"status": "pending"}, [spawned, slept, last]),
+            ({"status": "pending", "kind": "timer"}, [spawned, slept]),
+            ({"status": "pending", "kind": "tool"}, [last]),
+            ({"status": "completed"}, []),
+            ({"timers": False}, [spawned, last]),
+            ({"timers": False, "kind": "timer"}, [spawned]),
+            ({"after": spawned, "kind": "timer"}, [slept]),
+        ):
+            found = await store.handles(**{"conversation": "main", "timers": True, **narrowed})  # type: ignore[arg-type]
+            assert uids(found) == wanted, (narrowed, uids(found))
+        assert await store.tally("main") == {("timer", "pending"): 2, ("tool", "pending"): 1}
+        assert await store.tally("main", timers=False) == {("timer", "pending"): 1, ("tool", "pending"): 1}
+        assert await store.tally("other") == {("timer", "pending"): 1}
+        await self.end(store, slept)
+        assert uids(await store.handles(conversation="main", kind="timer", timers=True)) == [spawned]
+        assert await store.tally("main") == {("timer", "pending"): 1, ("tool", "pending"): 1}
+
+    async def check_W1_counts_follow_what_happens(self, store: Store) -> None:
+        of = await self.begin(store, 1, stateful=False)
+        assert await store.tally("main") == {}
+        await self.commit(store, Exposed(of, "call:x"))
+        assert await store.tally("main") == {("tool", "pending"): 1}
+        await self.end(store, of)
+        assert await store.tally("main") == {("tool", "completed"): 1}
+        other = await self.begin(store, 2)
+        end = Ended(NOON + 5, Ok(1))
+        wrong = Changed(uid(9), 1, end, transition(Running(NOON, NOON), end))
+        await self.refused(store, "lease_lost", await self.ending(store, other), wrong)
+        assert await store.tally("main") == {("tool", "completed"): 1, ("tool", "pending"): 1}
+        await self.commit(store, Collected(NOON + DAY, NOON + DAY))
+        assert await store.tally("main") == {("tool", "pending"): 1}
+
+    async def check_W8_metadata_is_equal_as_json(self, store: Store) -> None:
+        values: list[Any] = [
+            1,
+            True,
+            "1",
+            None,
+            [1, {"a": 2, "b": [None]}],
+            {"x": 1, "y": 2},
+            0,
+            False,
+            "",
+            "ü'\"",
+            2.5,
+        ]
+        for number, value in enumerate(values):
+            await self.begin(store, number, metadata={"key": value, "n": number})
+        await self.begin(store, 50, metadata={"other": 1})
+        await self.begin(store, 51)
+        for number, value in enumerate(values):
+            found = await store.handles(conversation="main", metadata={"key": value})
+            assert uids(found) == [uid(number)], (value, uids(found))
+            assert uids(await store.handles(metadata={"key": value, "n": number}, kind="tool")) == [uid(number)]
+            assert await store.handles(metadata={"key": value, "n": number + 1}) == []
+            assert await store.handles(metadata={"key": value, "status": "x"}, conversation="main", kind="tool") == []
+        assert uids(await store.handles(metadata={"key": {"y": 2, "x": 1}})) == [uid(5)], "keys have no order"
+        assert uids(await store.handles(metadata={"key": 1.0})) == [uid(0)], "as JSON has one kind of number"
+        assert await store.handles(metadata={"key": [1]}) == [] == await store.handles(metadata={"key": {"x": 1}})
+
+
+def _state(number: int) -> Any:
+    """Of the handle of that number, so that the statuses take turns."""
+    outcome: Outcome
+    match STATUSES[number % 4]:
+        case "pending":
+            return Running(NOON, NOON)
+        case "completed":
+            outcome = Ok(number)
+        case "failed":
+            outcome = Error("broke")
+        case "timeout":
+            outcome = TIMED_OUT
+    return Stopped(NOON, NOON, NOON + 1, outcome)

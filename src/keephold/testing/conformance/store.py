@@ -1,0 +1,41 @@
+"""The conformance suite of the store seam, put together."""
+
+from keephold.testing.conformance.annotated import Annotations
+from keephold.testing.conformance.cleaned import Cleaned
+from keephold.testing.conformance.commits import Commits
+from keephold.testing.conformance.created import Created
+from keephold.testing.conformance.deferred import Deferred
+from keephold.testing.conformance.delivery import Delivering
+from keephold.testing.conformance.events import Events
+from keephold.testing.conformance.fencing import Fencing
+from keephold.testing.conformance.handles import Handles
+from keephold.testing.conformance.lasting import Lasting, Retention, Sharing
+from keephold.testing.conformance.listed import Listed
+from keephold.testing.conformance.news import Telling
+from keephold.testing.conformance.paged import Paged
+from keephold.testing.conformance.transcripts import Transcribed
+from keephold.testing.conformance.turns import Inquiries, Others, Turns
+
+
+class StoreConformance(
+    Commits,
+    Handles,
+    Listed,
+    Paged,
+    Annotations,
+    Fencing,
+    Deferred,
+    Created,
+    Turns,
+    Inquiries,
+    Transcribed,
+    Telling,
+    Delivering,
+    Others,
+    Retention,
+    Cleaned,
+    Events,
+    Lasting,
+    Sharing,
+):
+    """Every check there is. Say how a store is made (`make`, `again`), then `run` each of `checks()`."""

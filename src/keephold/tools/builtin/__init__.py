@@ -1,0 +1,49 @@
+"""The tools that come with keephold. Each is a function tool like a user's own, one file a tool (B8)."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from keephold.handles.state import Reply
+from keephold.handles.view import Waited
+from keephold.tools.base import Tool
+from keephold.tools.builtin.ask_user import ask_user_tool
+from keephold.tools.builtin.await_ import await_tool
+from keephold.tools.builtin.describe_tools import describe_tools_tool
+from keephold.tools.builtin.read_output import read_output_tool
+from keephold.tools.waiting import NAMES as WAITING
+
+READS: Mapping[str, Any] = {"readOnlyHint": True, "openWorldHint": False}
+RESERVED = ("await", "read_output", "describe_tools", "ask_user")
+"""Names that no other tool may have; a tool that is named like a wait tool stands in for it."""
+NAMES = (*RESERVED, *WAITING)
+
+
+def builtin_tools(
+    tools: Sequence[Tool],
+    show: Callable[[Waited], Reply],
+    waiting: Sequence[Tool] = (),
+    *,
+    now: Callable[[str], Iterable[Tool]],
+    person: bool = False,
+) -> list[Tool]:
+    """The built-ins that go with `tools`: what has nothing to work on is left out, or not offered (A1, B8).
+
+    `waiting` are the wait tools, configured; `now` gives the tools of a conversation when it is asked; `person`:
+    somebody is there whom `ask_user` can ask (Q8).
+
+    A one-shot call that is parked may become a handle (D10), so there is `await` also where no tool is stateful.
+    """
+    offered: list[Tool] = []
+    makes_handles = any(tool.actions for tool in tools) or any(tool.offered for tool in waiting)
+    offered.append(replace(await_tool(show), offered=makes_handles))
+    offered.append(
+        replace(read_output_tool(), names="id", fleeting=True, hints=READS, offered=bool(tools) or makes_handles)
+    )
+    if any(tool.examples or tool.summary for tool in tools):
+        described = describe_tools_tool(lambda name: [tool for tool in now(name) if tool.source != "builtin"])
+        offered.append(replace(described, fleeting=True, hints=READS))
+    if person:
+        offered.append(replace(ask_user_tool(), hints=READS))
+    taken = {tool.name for tool in tools}
+    return [replace(tool, source="builtin") for tool in offered] + [t for t in waiting if t.name not in taken]

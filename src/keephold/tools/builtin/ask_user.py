@@ -1,0 +1,73 @@
+"""`ask_user`: the assistant asks the person who is there (Q8). Never answered by a model."""
+
+from typing import Any, Literal
+
+from keephold.errors import ToolError
+from keephold.handles.question import AnswerType, Question, answer_fits, expected
+from keephold.tools.base import QuestionPolicy, Tool
+from keephold.tools.call import Call
+from keephold.tools.function import tool
+
+QUESTION = "answer"
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "question": {"type": "string", "minLength": 1, "description": "What to ask, in one sentence."},
+        "context": {"type": "string", "description": "What the person should know before they answer."},
+        "answer_type": {
+            "type": "string",
+            "enum": ["text", "boolean", "select"],
+            "description": "`text` (default), `boolean` (yes or no), or `select` (one of `options`).",
+        },
+        "options": {
+            "type": "array",
+            "items": {"type": "string"},
+            "minItems": 1,
+            "description": "For `select`: what the person can choose from.",
+        },
+        "default": {
+            "type": ["string", "boolean"],
+            "description": "The answer the person gets by pressing Enter.",
+        },
+    },
+    "required": ["question"],
+}
+
+
+def ask_user_tool() -> Tool:
+    """The tool."""
+
+    @tool(
+        description="Ask the person you work for a question, and wait for the answer.",
+        parameters=PARAMETERS,
+        questions={QUESTION: QuestionPolicy(exclusive=True)},
+    )
+    async def ask_user(
+        call: Call,
+        question: str,
+        context: str | None = None,
+        answer_type: Literal["text", "boolean", "select"] | None = None,
+        options: list[str] | None = None,
+        default: str | bool | None = None,
+    ) -> Any:
+        return await call.ask(_question(question, context, answer_type, options, default))
+
+    return ask_user
+
+
+def _question(
+    text: str, context: str | None, kind: str | None, options: list[str] | None, default: str | bool | None
+) -> Question:
+    answer_type: AnswerType = "Text"
+    if kind == "select" or (kind is None and options):
+        if not options:
+            raise ToolError('`answer_type` "select" needs `options`', code="invalid_arguments")
+        answer_type = {"Select": {"options": options}}
+    elif options:
+        raise ToolError(f'`options` go with `answer_type` "select", not "{kind}"', code="invalid_arguments")
+    elif kind == "boolean":
+        answer_type = "Boolean"
+    asked = Question(id=QUESTION, text=text, answer_type=answer_type, pre_amble=context, default=default)
+    if default is not None and not answer_fits(asked, default):
+        raise ToolError(f"`default` must be {expected(asked)}", code="invalid_arguments")
+    return asked

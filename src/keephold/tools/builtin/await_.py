@@ -1,0 +1,69 @@
+"""`await`: block until handles have stopped (A)."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from keephold.errors import ToolError
+from keephold.handles.state import Reply
+from keephold.handles.view import Waited
+from keephold.tools.base import Tool
+from keephold.tools.call import Call
+from keephold.tools.function import tool
+
+DESCRIPTION = (
+    "Block until stateful tool handles reach completion. Use `any` to wait for the first handle to finish, `all` to "
+    "wait for every handle to finish, or both to combine conditions."
+)
+_LONGEST = 10**9
+_IDS = {"type": "array", "items": {"type": "string"}}
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "any": {
+            **_IDS,
+            "description": "Handle IDs. Returns when at least one of these handles reaches 'stopped'.",
+        },
+        "all": {
+            **_IDS,
+            "description": "Handle IDs. Returns when every one of these handles reaches 'stopped'.",
+        },
+        "timeout_secs": {
+            "type": "integer",
+            "description": "Maximum seconds to wait. If exceeded, returns with current handle states. "
+            "Omit for no timeout.",
+        },
+    },
+    "anyOf": [{"required": ["any"]}, {"required": ["all"]}],
+}
+
+
+_ENTRY = {"type": "object", "properties": {"id": {"type": "string"}, "state": {"type": "string"}}, "required": ["id"]}
+RETURNS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "completed": {"type": "array", "items": _ENTRY, "description": "Those that have stopped, with their results."},
+        "pending": {"type": "array", "items": _ENTRY},
+        "timed_out": {"type": "boolean"},
+        "needs_input": {"type": "boolean", "description": "All that are pending wait for you."},
+    },
+    "required": ["completed", "pending"],
+}
+
+
+def await_tool(show: Callable[[Waited], Reply]) -> Tool:
+    """The tool; `show` makes the reply of what a wait came to (A3)."""
+
+    @tool(name="await", description=DESCRIPTION, parameters=PARAMETERS, scheduling="synchronising")
+    async def await_(
+        call: Call, any: list[str] | None = None, all: list[str] | None = None, timeout_secs: int | None = None
+    ) -> Reply:
+        if not any and not all:
+            raise ToolError("At least one handle ID required", code="invalid_arguments")
+        if timeout_secs is not None and not 0 <= timeout_secs <= _LONGEST:
+            why = f"`timeout_secs` must be 0 or more, up to {_LONGEST}; leave it out to wait for ever"
+            raise ToolError(why, code="invalid_arguments")
+        waited = call.handles.wait(all=all or (), any=any or (), timeout=timeout_secs, told=call.pass_on)
+        return show(await waited)
+
+    return replace(await_, fleeting=True, returns=RETURNS, hints={"readOnlyHint": True, "openWorldHint": False})

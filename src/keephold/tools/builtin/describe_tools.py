@@ -1,0 +1,31 @@
+"""`describe_tools`: the whole description and the examples of tools that show only a summary (B8)."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from keephold.errors import ToolError
+from keephold.tools.base import Tool
+from keephold.tools.call import Call
+from keephold.tools.function import tool
+
+
+def describe_tools_tool(offered: Callable[[str], Iterable[Tool]]) -> Tool:
+    """The tool; `offered` gives those that there are in a conversation, which may come and go."""
+
+    @tool
+    async def describe_tools(call: Call, tools: list[str]) -> list[dict[str, Any]]:
+        """Get the full description and examples of tools, before you use one you are not sure about.
+
+        Args:
+            tools: Names of the tools.
+        """
+        known = {each.name: each for each in offered(call.conversation)}
+        unknown = [name for name in tools if name not in known]
+        if unknown:
+            raise ToolError(f"unknown tools: {', '.join(unknown)}; known are: {', '.join(known)}", code="unknown_tool")
+        return [
+            {"name": name, "description": known[name].description, "examples": list(known[name].examples)}
+            for name in dict.fromkeys(tools)
+        ]
+
+    return describe_tools

@@ -1,0 +1,200 @@
+"""`read_output`: the kept output of a handle or call, piece by piece or by a literal pattern (O4, O5).
+
+What is kept is everything the call emitted and, once it has stopped, its result after that; of a command the two are
+one. Offsets are bytes of that whole. A piece never holds more than a reply may.
+
+What a terminal was sent is shown as text (`rendering.py`). A pattern is looked for in the bytes; if what it was found
+in was overwritten, its line is shown as it was printed.
+"""
+
+import asyncio
+import re
+from typing import Any
+
+import msgspec
+
+from keephold.errors import ToolError
+from keephold.handles.handle import Handle
+from keephold.handles.output import Output, Piece, unfinished
+from keephold.handles.rendering import render_piece
+from keephold.handles.state import Error, Ok, Reply, Stopped
+from keephold.handles.text import strip_controls, to_json, to_utf8
+from keephold.tools.base import Tool
+from keephold.tools.call import Call
+from keephold.tools.function import tool
+
+_SEARCH_STEP = 8 << 20
+"""A search lets others run after this many bytes."""
+_MAX_MATCHES = 100
+
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "description": "Handle ID. Give this or `call_id`."},
+        "call_id": {"type": "string", "description": "ID of a tool call whose output was cut. Give this or `id`."},
+        "offset": {"type": "integer", "minimum": 0, "description": "First byte to read; default 0."},
+        "limit": {"type": "integer", "minimum": 1, "description": "How many bytes at most."},
+        "from_end": {"type": "boolean", "description": "Count `offset` back from the end; alone: the last part."},
+        "pattern": {
+            "type": "string",
+            "minLength": 1,
+            "description": "Return the lines that contain this literal text.",
+        },
+    },
+}
+
+
+def read_output_tool() -> Tool:
+    """The tool."""
+
+    @tool(parameters=PARAMETERS)
+    async def read_output(
+        call: Call,
+        id: str | None = None,
+        call_id: str | None = None,
+        offset: int | None = None,
+        limit: int | None = None,
+        from_end: bool = False,
+        pattern: str | None = None,
+    ) -> Reply:
+        """Read the kept output of a handle or of a call whose output was cut."""
+        if (id is None) == (call_id is None):
+            raise ToolError("give `id` (a handle) or `call_id` (a call): exactly one of them", code="invalid_arguments")
+        handles = call.handles
+        handle = await handles.find(id) if id is not None else await handles.find_call(call_id or "")
+        kept = Kept(handle)
+        view = handle.tool.output.model
+        cap = view.limit * (4 if view.mode == "tokens" else 1)
+        size = min(limit or cap, cap)
+        start = _start(kept.total, offset, size, from_end)
+        if pattern is None:
+            answer = piece_of(kept, start, size, view.max_lines, last=from_end and offset is None)
+        else:
+            answer = await matches_in(kept, pattern.encode(), start, size)
+        named = {"id": id} if id is not None else {"call_id": call_id}
+        text = msgspec.json.encode(named | answer).decode()
+        return Reply(text, text)
+
+    return read_output
+
+
+class Kept:
+    """What a call left to read: its output, then the result its output does not hold already."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._output: Output | None = None if handle.withheld else handle.output
+        self._printed = 0 if self._output is None else self._output.total
+        self._result = _result(handle)
+        self.total = self._printed + len(self._result)
+
+    def read(self, start: int, stop: int) -> Piece:
+        if self._output is not None and start < self._printed:
+            piece = self._output.read(start, min(stop, self._printed))
+            if piece.missing or piece.end < self._printed:
+                return piece
+            data = piece.data + self._result[: max(0, stop - self._printed)]
+            return Piece(data, start, start + len(data))
+        data = self._result[start - self._printed : stop - self._printed]
+        return Piece(data, start, start + len(data))
+
+    def show(self, data: bytes, start: int) -> str:
+        """Bytes that were read from `start` as text."""
+        if self._output is None or not self._output.terminal:
+            return _plain(data)
+        printed = max(0, self._printed - start)
+        return render_piece(self._output, data[:printed], start) + _plain(data[printed:])
+
+    def lines(self, data: bytes) -> list[bytes]:
+        """The bytes line by line: in a terminal a carriage return ends none."""
+        terminal = self._output is not None and self._output.terminal
+        return re.findall(rb"[^\n]*\n|[^\n]+", data) if terminal else data.splitlines(keepends=True)
+
+
+def _plain(data: bytes) -> str:
+    return strip_controls(data.decode(errors="replace"))
+
+
+def _result(handle: Handle) -> bytes:
+    if not isinstance(handle.state, Stopped):
+        return b""
+    match handle.state.outcome:
+        case Ok(Reply(result)):
+            return to_utf8(result)
+        case Ok(str() as value):
+            return to_utf8(value)
+        case Ok(value):
+            return to_json(value)
+        case Error(message) if handle.output is None or _adds_to_output(handle.state, handle.state.outcome):
+            return to_utf8(message)
+    return b""
+
+
+def _adds_to_output(state: Stopped, error: Error) -> bool:
+    """Whether the tool failed in words of its own; those of a failed command are its exit, not its output."""
+    return state.ended_by == "self" and error.code != "command_failed"
+
+
+def _start(total: int, offset: int | None, size: int, from_end: bool) -> int:
+    if from_end:
+        return max(0, total - (size if offset is None else offset))
+    return min(offset or 0, total)
+
+
+def piece_of(kept: Kept, start: int, size: int, max_lines: int | None, *, last: bool) -> dict[str, Any]:
+    """What is kept from `start` on, within both caps. `last`: its end is wanted, so lines go at the beginning."""
+    piece = kept.read(start, min(start + size, kept.total))
+    if piece.missing:
+        return {
+            "offset": start,
+            "end": piece.end,
+            "total": kept.total,
+            "missing": piece.missing,
+            "content": f"{piece.missing} bytes from offset {start} were not kept; output goes on at {piece.end}.",
+        }
+    lines = kept.lines(piece.data)
+    data = b"".join(lines[-max_lines:] if last and max_lines is not None else lines[:max_lines])
+    if last:
+        start = piece.end - len(data)
+    if start + len(data) < kept.total and len(data) > 4:
+        data = data[: len(data) - unfinished(data)]
+    return {"offset": start, "end": start + len(data), "total": kept.total, "content": kept.show(data, start)}
+
+
+async def matches_in(kept: Kept, pattern: bytes, start: int, size: int) -> dict[str, Any]:
+    """Lines with the pattern, from `start` on, until they fill a reply; `end` is where to search on."""
+    matches: list[dict[str, Any]] = []
+    missing = 0
+    at = start
+    while at < kept.total and size >= 0:
+        piece = kept.read(at, min(at + _SEARCH_STEP, kept.total))
+        missing += piece.missing
+        while (found := piece.data.find(pattern, at - piece.start)) >= 0:
+            line, end = _line(kept, piece.start + found, piece.start + found + len(pattern), size)
+            size -= len(line)
+            if matches and (size < 0 or len(matches) == _MAX_MATCHES):
+                size = -1
+                break
+            shown = kept.show(line, end - len(line))
+            shown = shown if pattern.decode() in shown else _plain(line)
+            matches.append({"offset": piece.start + found, "line": shown})
+            at = end
+        else:
+            # The pattern may begin at the end of this piece; the next one begins there.
+            last = piece.missing or piece.end >= kept.total
+            at = max(at, piece.end if last else max(piece.start + 1, piece.end - len(pattern) + 1))
+        await asyncio.sleep(0)
+    answer = {"offset": start, "end": min(at, kept.total), "total": kept.total, "matches": matches}
+    return answer | {"missing": missing} if missing else answer
+
+
+def _line(kept: Kept, start: int, stop: int, size: int) -> tuple[bytes, int]:
+    """The line around a match, or `size` bytes of it, and where to search on."""
+    earliest = max(0, start - size // 2)
+    piece = kept.read(earliest, start)
+    if piece.missing:
+        piece = kept.read(piece.end, start)
+    before = piece.data[piece.data.rfind(b"\n") + 1 :]
+    after = kept.read(start, max(stop, start + size - len(before))).data
+    end = after.find(b"\n", stop - start)
+    rest = after if end < 0 else after[:end]
+    return before + rest, start + len(rest)

@@ -1,0 +1,305 @@
+"""A child process as a tool (F1, F3, S7, C6, C8).
+
+A spawned command is one process: its output is shown as it comes, stderr included, and input goes to its stdin. With
+`wire = true` a line of its output may tell its state instead. A one-shot command may be several processes: one whose
+output asks a question has ended, and is run again with the answer.
+
+How a process ended decides the outcome, unless it said so itself in wire form. It is never success when the process
+failed or was killed.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal
+
+from keephold.errors import ToolError
+from keephold.handles.question import Question
+from keephold.handles.state import Error, Ok, Outcome, Printed, error_of
+from keephold.handles.text import strip_controls
+from keephold.tools.base import Invocation, Sink
+from keephold.tools.child import as_json, as_text, ending, environment, remove
+from keephold.tools.guard import Guard
+from keephold.tools.marks import call_mark
+from keephold.tools.process import Exit, Process
+from keephold.tools.template import CommandLine, values_of
+from keephold.tools.wire import Asks, Ends, Lines, Said, Whole, Wire, answer_line
+
+__all__ = ["Command", "CommandLine"]
+
+ROUNDS = 8
+"""Times that a one-shot command may ask (C8)."""
+OPEN_QUESTIONS = 64
+"""Questions that a live command may have asked and not been answered (K6)."""
+STOPS_ITSELF = 0.2
+"""Seconds that a process has to exit after it said `stopped`, before it is ended."""
+
+_UNTOLD = Exit(None, None)
+
+
+class Command:
+    """Starts the processes of one configured command."""
+
+    def __init__(
+        self,
+        line: CommandLine,
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        root: str,
+        stdin: bool,
+        input: Literal["line", "raw"],
+        wire: bool,
+        options: Mapping[str, Any],
+        guard: Guard,
+    ) -> None:
+        self.line = line
+        self.env = dict(env)
+        self.cwd = cwd
+        self.root = root
+        self.stdin = stdin
+        self.input = input
+        self.wire = wire
+        self.options = dict(options)
+        self.guard = guard
+
+    def start(self, invocation: Invocation, sink: Sink) -> "_Call":
+        """Start the call's process. Raises `ToolError` if the command cannot be rendered or started."""
+        call = _Call(self, invocation, sink)
+        call.run()
+        return call
+
+
+class _Call:
+    """One call of a command: the process that runs now, if one does, and what earlier ones were answered."""
+
+    def __init__(self, command: Command, invocation: Invocation, sink: Sink) -> None:
+        self._command = command
+        self._invocation = invocation
+        self._sink = sink
+        self._takes_input = invocation.stateful and (command.stdin or command.wire)
+        self._process: Process | None = None
+        self._answers: dict[str, Any] = {}
+        self._rounds = 0
+        self._questions: deque[Question] = deque()
+        """What a live process has asked; the first is open, the others wait for it."""
+        self._told_to_end = False
+        self._over = False
+
+    # A process, from its start to its end
+
+    def run(self) -> None:
+        """Start a process with the answers given so far."""
+        command, invocation = self._command, self._invocation
+        values = values_of(invocation, answers=self._answers, options=command.options, root=command.root)
+        argv = command.line.render(values)
+        command.guard.ensure()
+        self._said: Wire | None = None
+        self._stopping: asyncio.TimerHandle | None = None
+        self._ended_by_us = False
+        self._stderr = Tail(10_240, lines=250)
+        self._whole = None if invocation.stateful else Whole(self._sink.output)
+        text = self._sink.output if self._whole is None else self._whole.feed
+        self._lines = Lines(text, self._heard) if command.wire else None
+        self._call_file, env = environment(command.env, command.guard, invocation.uid, values)
+        try:
+            self._process = Process(
+                argv,
+                env=env,
+                cwd=command.cwd,
+                stdin=self._takes_input,
+                merge_stderr=invocation.stateful and not command.wire,
+                mark=call_mark(command.guard.mark, invocation.uid),
+                on_output=text if self._lines is None else self._lines.feed,
+                on_stderr=self._sink.output if invocation.stateful else self._stderr.add,
+                on_exit=self._exited,
+                grace=invocation.tool.spawn.abort_grace_ms / 1000,
+            )
+        except ToolError:
+            remove(self._call_file)
+            raise
+
+    def _exited(self, how: Exit) -> None:
+        self._process = None
+        remove(self._call_file)
+        if self._lines is not None:
+            self._lines.close()
+        if self._stopping is not None:
+            self._stopping.cancel()
+        whole = None if self._whole is None else self._whole.close()
+        conclusion = self._conclude(how, whole or self._said)
+        if isinstance(conclusion, Question):
+            self._ask_and_run_again(conclusion)
+        else:
+            # Where it had said its end before we ended the process, ours is nothing to tell of.
+            self._stop(conclusion, _UNTOLD if self._ended_by_us else how)
+
+    def _conclude(self, how: Exit, form: Wire | None) -> Outcome | Question:
+        """What an ended process comes to, by what it said last and how it exited."""
+        one_shot = not self._invocation.stateful
+        match form:
+            case Ends(outcome=Error() as error, content=content):
+                self._show(content)
+                return error
+            case Ends(outcome=Ok() as ok) if how.code == 0 or self._ended_by_us:
+                return ok
+            case Ends(outcome=Ok(value=content)):
+                self._show(content)
+                return self._failed(how, "said that it succeeded, but ")
+            case Said(content=content) if form is not self._said:
+                self._show(content)  # nothing else was printed: the result is this content
+            case Asks(question=question) if one_shot and how.signal is None:
+                return self._unanswered(question) if self._told_to_end else question
+        if how.code != 0:
+            return self._failed(how)
+        return self._unanswered(self._questions[0]) if self._questions else Printed()
+
+    def _show(self, content: str) -> None:
+        if content:
+            self._sink.output(content.encode())
+
+    def _unanswered(self, question: Question) -> Error:
+        code = "cancelled" if self._told_to_end else "tool_error"
+        return Error(f"The command ended before its question `{question.id}` was answered.", code)
+
+    def _failed(self, how: Exit, said: str = "") -> Error:
+        """The end in words, and the tail of a stderr that was kept apart. What is in the output is shown from there."""
+        message, stderr = f"The command {said}{ending(how)}.", self._stderr.text()
+        return Error(f"{message}\n{stderr}" if stderr else message, "command_failed")
+
+    def _stop(self, outcome: Outcome, how: Exit = _UNTOLD) -> None:
+        self._over = True
+        self._sink.stop(outcome, exit_code=how.code, signal=how.signal)
+        self._sink.released()
+
+    # What the tool says in wire form
+
+    def _heard(self, form: Wire) -> None:
+        if isinstance(self._said, Ends):
+            return
+        self._said = form
+        match form:
+            case Said(content=content):
+                self._show(content)
+            case Asks(question=question, content=content) if self._invocation.stateful:
+                self._show(content)
+                self._ask(question)
+            case Ends():
+                self._stopping = asyncio.get_running_loop().call_later(STOPS_ITSELF, self._end_process)
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._ended_by_us = True
+            self._process.end(self._invocation.tool.spawn.abort_grace_ms / 1000)
+
+    def _fail(self, error: Error) -> None:
+        """The call has failed while its process lives: this is the outcome, and the process is ended."""
+        self._said = Ends(error)
+        self._end_process()
+
+    def _ask(self, question: Question) -> None:
+        if any(question.id == asked.id for asked in self._questions):
+            return
+        if len(self._questions) == OPEN_QUESTIONS:
+            self._fail(Error(f"The command asked more than {OPEN_QUESTIONS} questions at once.", "limit_exceeded"))
+            return
+        self._questions.append(question)
+        if len(self._questions) == 1:
+            self._sink.ask(question, self._answered)
+
+    def _answered(self, outcome: Outcome) -> None:
+        if self._process is None or isinstance(self._said, Ends):
+            return
+        if not isinstance(outcome, Ok):
+            self._fail(outcome if isinstance(outcome, Error) else self._unanswered(self._questions[0]))
+            return
+        try:
+            self._process.write(answer_line(self._questions.popleft(), outcome.value))
+        except ToolError as error:
+            self._fail(error_of(error))
+            return
+        if self._questions:
+            self._sink.ask(self._questions[0], self._answered)
+
+    def _ask_and_run_again(self, question: Question) -> None:
+        self._rounds += 1
+        if self._rounds > ROUNDS:
+            message = (
+                f"The command asked more than {ROUNDS} times, the last time `{question.id}`. It gets the answers so "
+                "far as `tool.answers` in KEEPHOLD_CALL and must use them."
+            )
+            self._stop(Error(message, "wire_rounds"))
+        else:
+            self._sink.ask(question, partial(self._run_again, question))
+
+    def _run_again(self, question: Question, outcome: Outcome) -> None:
+        if self._over:
+            return
+        if not isinstance(outcome, Ok):
+            self._stop(outcome)
+            return
+        self._answers[question.id] = outcome.value
+        try:
+            self.run()
+        except ToolError as error:
+            self._stop(error_of(error))
+
+    # What the world tells the tool (Live, SupportsProbe)
+
+    def write(self, data: Any) -> None:
+        name = self._invocation.tool.name
+        if not self._takes_input:
+            raise ToolError(
+                f"`{name}` takes no input; `stdin = true` in [conversation.tools.{name}.spawn] would give it one",
+                code="not_running",
+            )
+        if self._process is None:
+            raise ToolError(f"the command of `{name}` has ended and takes no more input", code="not_running")
+        if data is None:
+            self._process.close_stdin()
+        else:
+            self._process.write(_as_input(data, self._command.input))
+
+    def end(self, grace: float) -> None:
+        self._told_to_end = True
+        if self._process is not None:
+            self._process.end(grace)
+        elif not self._over:
+            self._stop(Error("The command was ended while its question was open.", "cancelled"))
+
+    def probe(self) -> bool | None:
+        reading = False if self._process is None else self._process.probe()
+        # Whoever has said its end, perhaps in what the probe has just delivered, waits for nothing any more.
+        return False if isinstance(self._said, Ends) else reading
+
+
+class Tail:
+    """The last bytes and lines of a stream, cut where a line begins, or at least a character."""
+
+    def __init__(self, limit: int, *, lines: int) -> None:
+        self._limit = limit
+        self._lines = lines
+        self._data = b""
+        self._cut = False
+
+    def add(self, data: bytes) -> None:
+        self._cut = self._cut or len(self._data) + len(data) > self._limit
+        self._data = (self._data + data[-self._limit :])[-self._limit :]
+
+    def text(self) -> str:
+        data, cut = self._data, self._cut
+        if cut:
+            after = data.find(b"\n") + 1
+            data = data[after:] if 0 < after < len(data) else data.lstrip(bytes(range(0x80, 0xC0)))
+        lines = strip_controls(data.decode(errors="replace")).rstrip().split("\n")
+        if cut or len(lines) > self._lines:
+            lines = ["…", *lines[-self._lines :]]
+        return "\n".join(lines)
+
+
+def _as_input(data: Any, mode: Literal["line", "raw"]) -> bytes:
+    """What `apply` sends, as bytes (C6)."""
+    if not isinstance(data, str):
+        return as_json(data) + b"\n"
+    return as_text(data + "\n" if mode == "line" and not data.endswith("\n") else data)

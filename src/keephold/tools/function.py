@@ -1,0 +1,303 @@
+"""Python functions as tools: `@keephold.tool` and the runtime behind it (Y, Y2).
+
+An async function runs as a task, a sync one in a daemon thread of its own. Whatever it raises becomes the call's error;
+nothing a tool does reaches the turn as an exception.
+"""
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+from keephold.durable.deferred import Pending
+from keephold.durable.keys import Key
+from keephold.errors import ConfigError, KeepholdError, ToolError
+from keephold.handles.question import Question
+from keephold.handles.state import Error, Ok, Outcome, Reply, error_of
+from keephold.handles.text import plain, to_json
+from keephold.tools.base import (
+    Action,
+    Invocation,
+    Live,
+    NotificationPolicy,
+    OnCrash,
+    OnTurnEnd,
+    OutputPolicy,
+    QuestionPolicy,
+    RetryPolicy,
+    RunMode,
+    Scheduling,
+    Sink,
+    TaskMode,
+    Tool,
+)
+from keephold.tools.call import Call
+from keephold.tools.policies import tool_fields
+from keephold.tools.signature import Signature
+
+_log = logging.getLogger("keephold.tools")
+_THREADS = 64
+
+
+NO_KEY = Error(
+    "The tool returned Pending without first obtaining a completion key: `key = await call.completion_key()`.",
+    "pending_tool_missing_completion_key",
+)
+CancelHook = Callable[[Key, dict[str, Any]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionTool(Tool):
+    """A tool made from a Python function. It can still be called as one."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        assert isinstance(self.runtime, Function)
+        return self.runtime.function(*args, **kwargs)
+
+    def on_cancel(self, hook: CancelHook) -> CancelHook:
+        """Decorator: what ends the work outside when a parked call is cancelled, `async def (key, arguments)` (D2).
+
+        It is called at least once, also if the process dies in between.
+        """
+        assert isinstance(self.runtime, Function)
+        self.runtime.hook = hook
+        object.__setattr__(self, "has_cancel_hook", True)  # frozen for everyone else; the decorator completes it
+        return hook
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> FunctionTool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    summary: str | None = None,
+    examples: Sequence[str] = (),
+    parameters: Mapping[str, Any] | None = None,
+    actions: Sequence[Action] = (),
+    scheduling: Scheduling = "parallel",
+    resources: Sequence[str] = (),
+    max_running: int | None = None,
+    run: RunMode = "unattended",
+    run_actions: Mapping[str, RunMode] = {},
+    result: RunMode = "unattended",
+    questions: Mapping[str, QuestionPolicy] = {},
+    timeout_secs: float | None = None,
+    on_turn_end: OnTurnEnd | None = None,
+    turn_end_timeout_secs: float = 300,
+    assistant: Mapping[str, Any] = {},
+    notifications: NotificationPolicy | None = None,
+    priority: int = 0,
+    output: OutputPolicy | None = None,
+    on_crash: OnCrash = "fail",
+    retry: RetryPolicy | Literal["never", "safe", "idempotent"] = "never",
+    requires_durable: bool = False,
+    deadline_secs: float | None = None,
+    task: TaskMode = "auto",
+    hints: Mapping[str, Any] = {},
+) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a tool of a function: its schema comes from the signature, its description from the docstring.
+
+    A first parameter annotated `keephold.Call` gets the call and is not part of the schema. With `actions` the
+    tool is stateful: a model may spawn it, look after it and talk to it.
+    """
+    if function is not None:
+        return _make(function)
+    return lambda function: _make(function, **options)
+
+
+def _make(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    output: OutputPolicy | None = None,
+    **policies: Any,
+) -> FunctionTool:
+    fields = tool_fields(name or function.__name__, **policies)
+    if not inspect.iscoroutinefunction(function):
+        if "apply" in fields["actions"]:
+            why = 'a sync function takes no input; leave "apply" out of its actions, or make it async'
+            raise ConfigError([f"tool `{fields['name']}`: {why}"])
+        if fields.get("on_crash", "fail") != "fail":
+            raise ConfigError([f'tool `{fields["name"]}`: on_crash="{fields["on_crash"]}" needs an async function'])
+    signature = Signature.of(function)
+    return FunctionTool(
+        description=signature.description if description is None else description,
+        parameters=signature.parameters if parameters is None else parameters,
+        output=output or OutputPolicy(),
+        runtime=Function(function, signature),
+        returns=signature.returns,
+        **fields,
+    )
+
+
+class Function:
+    """Runs one function."""
+
+    def __init__(self, function: Callable[..., Any], signature: Signature) -> None:
+        self.function = function
+        self.signature = signature
+        self.threaded = not inspect.iscoroutinefunction(function)
+        self.slots: Mapping[str, int] = {"thread": _THREADS} if self.threaded else {}
+        self.hook: CancelHook | None = None
+
+    def start(self, invocation: Invocation, sink: Sink) -> Live:
+        call = Call(invocation, sink, threaded=self.threaded)
+        kwargs = self.signature.bind(call, invocation.arguments)
+        live = (_Thread if self.threaded else _Task)(call, sink)
+        live.start(self.function, kwargs)
+        return live
+
+    async def cancelled(self, key: Key, arguments: dict[str, Any]) -> None:
+        if self.hook is not None:
+            await self.hook(key, arguments)
+
+
+class _Task:
+    """A running async function."""
+
+    __slots__ = ("_call", "_sink", "_task")
+
+    def __init__(self, call: Call, sink: Sink) -> None:
+        self._call = call
+        self._sink = sink
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._drive(function, kwargs))
+
+    async def _drive(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+        outcome: Outcome | Pending
+        try:
+            value = await function(**kwargs)
+            outcome = value if isinstance(value, Pending) else ok_outcome(value)
+        except asyncio.CancelledError:
+            outcome = Error("Tool execution cancelled.", "cancelled")
+        except (KeyboardInterrupt, GeneratorExit):  # somebody ends the program, or the loop
+            raise
+        except BaseException as error:  # a tool that calls sys.exit() ends itself, not the runtime
+            outcome = error_outcome(error, self._call)
+        if isinstance(outcome, Pending) and not self.has_key:
+            outcome = NO_KEY
+        if isinstance(outcome, Pending):
+            self._sink.park(outcome)
+        else:
+            self._sink.stop(outcome)
+            self._sink.released()
+
+    def write(self, data: Any) -> None:
+        self._call._write(data, b"")
+
+    def write_recorded(self, data: Any, cause: bytes) -> None:
+        self._call._write(data, cause)
+
+    async def settled(self) -> None:
+        durable = self._call._durable
+        if durable is not None and durable.journal is not None:
+            await durable.journal.idle()
+
+    @property
+    def has_key(self) -> bool:
+        durable = self._call._durable
+        return durable is not None and durable.taken
+
+    @property
+    def queued(self) -> Sequence[Question]:
+        return self._call._queued or ()
+
+    @property
+    def waits_in_effects(self) -> bool:
+        durable = self._call._durable
+        return durable is not None and durable.waits_in_effects
+
+    def end(self, grace: float) -> None:
+        self._call._cancelled = True
+        task = self._task
+        assert task is not None
+        if not task.cancel():
+            return
+        if task is not asyncio.current_task() and _never_ran(task):
+            # Cancelled before its first step, the function never runs, so `_drive` could not report the end.
+            task.add_done_callback(lambda _: self._never_started())
+
+    def _never_started(self) -> None:
+        self._sink.stop(Error("Tool execution cancelled.", "cancelled"))
+        self._sink.released()
+
+
+def _never_ran(task: "asyncio.Task[None]") -> bool:
+    coroutine = task.get_coro()
+    return inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED
+
+
+class _Thread:
+    """A running sync function. It cannot be made to end: on abort its handle stops at once and the thread lingers."""
+
+    __slots__ = ("_call", "_loop", "_sink")
+
+    def __init__(self, call: Call, sink: Sink) -> None:
+        self._call = call
+        self._sink = sink
+        self._loop = asyncio.get_running_loop()
+
+    def start(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+        run = copy_context().run  # what belongs to the call, such as its span, belongs to its thread
+        threading.Thread(target=run, args=(self._work, function, kwargs), daemon=True, name=function.__name__).start()
+
+    def _work(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+        try:
+            outcome = ok_outcome(function(**kwargs))
+        except BaseException as error:
+            outcome = error_outcome(error, self._call)
+        try:
+            self._loop.call_soon_threadsafe(self._finished, outcome)
+        except RuntimeError:
+            _log.warning("a thread of a tool ended after its event loop was closed; its result is lost")
+
+    def _finished(self, outcome: Outcome) -> None:
+        self._sink.stop(outcome)
+        self._sink.released()
+
+    def write(self, data: Any) -> None:
+        raise ToolError("this tool is a sync function and takes no input; make it async to use call.input()")
+
+    def end(self, grace: float) -> None:
+        self._call._cancelled = True
+        self._sink.abandon()
+
+
+def ok_outcome(value: Any) -> Outcome:
+    """The outcome of a function that returned `value`: a string, or any JSON value, copied."""
+    if isinstance(value, str):
+        return Ok(str.__str__(value))
+    if isinstance(value, Reply):
+        return value
+    if isinstance(value, Pending):  # of a sync function, which cannot take a key
+        return NO_KEY
+    try:
+        builtins = plain(value)
+        to_json(builtins)  # what cannot be written cannot be shown: better said now than to everyone who looks
+        return Ok(builtins)
+    except RecursionError:
+        return Error("The tool returned a value that is nested too deeply.")
+    except Exception as error:
+        return Error(f"The tool returned a {type(value).__name__}, which is not JSON: {error}")
+
+
+def error_outcome(error: BaseException, call: Call) -> Error:
+    """The outcome of a function that raised: the message for the model, the trace for the log."""
+    if isinstance(error, ToolError):
+        return error_of(error)
+    if isinstance(error, KeepholdError):
+        return Error(error.message, error.code)
+    _log.error("tool `%s` raised (call %s)", call._invocation.tool.name, call.uid, exc_info=error)
+    text = str(error)
+    return Error(f"{type(error).__name__}: {text}" if text else type(error).__name__)

@@ -1,0 +1,225 @@
+"""Marks: how a process that a tool started is known, whatever it forked and whichever session it moved to (R2).
+
+Every child carries `KEEPHOLD_MARK="<runtime mark>/<call uid>"` in its environment, and whatever it forks inherits it.
+Marks add up: a runtime that was itself started by a tool keeps the mark it inherited and appends its own after a space,
+so an outer runtime finds what an inner one started. A process that throws its environment away (`env -i`) is lost to
+its mark; it is still found by its process group.
+
+Linux only: processes are read from /proc. One whose environment may not be read is somebody else's and is skipped.
+
+This file is also the guard's program (`python -I -S marks.py PIPE MARK`, see `guard.py`). It therefore imports nothing
+of keephold: the guard starts quickly and stays small, and it works when the package does not.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+NAME = "KEEPHOLD_MARK"
+
+Judge = Callable[[int], bool | None]
+"""Tells of a pid whether it is meant; None while that cannot be told because it is just changing its program."""
+
+_STATE, _GROUP, _FLAGS, _START, _ENV_END = 0, 2, 6, 19, 48  # places in /proc/<pid>/stat, counted after the name
+_KERNEL_THREAD = 0x00200000
+_GONE = (b"Z", b"X")
+
+
+def new_runtime_mark() -> str:
+    """A mark for this runtime: `<pid namespace>-<pid>-<start time>-<random>`, so that anyone can tell if it lives."""
+    pid = os.getpid()
+    stat = _stat(pid)
+    assert stat is not None, "a process can read its own /proc/<pid>/stat"
+    return f"{_namespace()}-{pid}-{int(stat[_START])}-{os.urandom(8).hex()}"
+
+
+def call_mark(runtime: str, uid: str) -> str:
+    """The full mark of one call."""
+    return f"{runtime}/{uid}"
+
+
+def environ(mark: str) -> dict[str, str]:
+    """The environment entry that gives a child this mark, after those that we bear ourselves."""
+    inherited = os.environ.get(NAME)
+    return {NAME: f"{inherited} {mark}" if inherited else mark}
+
+
+def marks_of(pid: int) -> list[str] | None:
+    """The marks a process bears, the outermost first; None while it is just changing its program."""
+    try:
+        data = read(f"/proc/{pid}/environ")
+    except OSError:
+        return []
+    if not data:
+        return None if _changing_program(pid) else []
+    prefix = NAME.encode() + b"="
+    if prefix not in data:
+        return []
+    values = [entry[len(prefix) :] for entry in data.split(b"\0") if entry.startswith(prefix)]
+    return [mark for value in values for mark in os.fsdecode(value).split()]
+
+
+def bears(pid: int, mark: str) -> bool | None:
+    """Whether a process bears the mark, of a call or of a runtime; None while that cannot be told."""
+    found = marks_of(pid)
+    if found is None:
+        return None
+    return any(each == mark or each.startswith(mark + "/") for each in found)
+
+
+def in_group(pid: int, group: int) -> bool:
+    """Whether a process belongs to the process group and still runs."""
+    stat = _stat(pid)
+    return stat is not None and int(stat[_GROUP]) == group and stat[_STATE] not in _GONE
+
+
+def owner_alive(mark: str) -> bool | None:
+    """Whether the runtime of a mark lives; None if that cannot be known, as for one of another pid namespace."""
+    try:
+        namespace, pid, start, _ = mark.partition("/")[0].split("-")
+        if int(namespace) != _namespace():
+            return None
+        owner, started = int(pid), int(start)
+    except ValueError:
+        return None
+    stat = _stat(owner)
+    if stat is not None:
+        return int(stat[_START]) == started and stat[_STATE] not in _GONE
+    try:
+        os.kill(owner, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return None  # there, but hidden from us: /proc may be mounted so
+
+
+def find(mark: str) -> list[int]:
+    """The pids of all processes that bear the mark, of a call or of a runtime."""
+    return [pid for pid in arrivals(pids) if bears(pid, mark)]
+
+
+def read(path: str) -> bytes:
+    """A whole file of /proc, at a third of what `open` costs."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        data = part = os.read(fd, 65536)
+        while len(part) == 65536:
+            part = os.read(fd, 65536)
+            data += part
+        return data
+    finally:
+        os.close(fd)
+
+
+def pids() -> Iterable[int]:
+    """Every process there is."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 (Path.iterdir costs thrice)
+
+
+def last_pid() -> int:
+    """The pid given out last. They are given out in increasing order: after whoever has it, nobody was forked."""
+    return int(read("/proc/loadavg").split()[4])
+
+
+def arrivals(listing: Callable[[], Iterable[int]]) -> Iterator[int]:
+    """The pids a listing shows, oldest first, then those that came meanwhile, until a listing shows nothing new.
+
+    A process that has ended before we look at it had finished its forks, so the next listing shows its children:
+    nobody slips through by forking and exiting.
+    """
+    before: set[int] = set()
+    while new := (now := set(listing())) - before:
+        yield from sorted(new)
+        before = now
+
+
+def kill_all(meant: Judge, *, looks: int) -> None:
+    """SIGKILL to whatever is meant, until so many looks in a row have found nothing; blocks for as long as that takes.
+
+    One that cannot be judged is waited for, but not for ever: an exec may hang on a dead file system.
+    """
+    empty = unsure = 0
+    while empty < looks:
+        killed = changing = False
+        for pid in arrivals(pids):
+            verdict = meant(pid)
+            changing |= verdict is None
+            killed |= bool(verdict) and _kill(pid)
+        unsure += changing
+        empty = 0 if killed or (changing and unsure < 50) else empty + 1
+        if empty < looks:
+            time.sleep(0.01)
+
+
+def reap() -> None:
+    """Kill what dead runtimes left; blocks for as long as that takes."""
+    myself = os.getpid()
+    kill_all(lambda pid: pid != myself and _orphaned(pid), looks=1)
+
+
+def guard(pipe: int, mark: str) -> None:
+    """The guard's program: take what dead runtimes left, wait for the end of ours, take what it left."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    myself = os.getpid()
+    reap()
+    _wait_for_end(pipe, mark)
+    kill_all(lambda pid: pid != myself and bears(pid, mark), looks=5)
+
+
+def _wait_for_end(pipe: int, mark: str) -> None:
+    """Return when the pipe has no writer or the owner is dead: a child forked without exec may hold the pipe open."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    with contextlib.suppress(OSError):
+        poll.register(os.pidfd_open(int(mark.split("-")[1])), select.POLLIN)
+    if owner_alive(mark) is not False:  # asked after the pidfd holds it, or it could be another process of that pid
+        poll.poll()
+
+
+def _orphaned(pid: int) -> bool | None:
+    """Whether a process was left by a runtime that is dead for certain; one dead owner of several is enough."""
+    found = marks_of(pid)
+    return None if found is None else any(owner_alive(mark) is False for mark in found)
+
+
+def _kill(pid: int) -> bool:
+    """SIGKILL; False if there was nothing to kill, or nothing that we may."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        return False
+    return True
+
+
+def _changing_program(pid: int) -> bool:
+    """Whether a process without environment is in the middle of execve, and not a zombie, the kernel's, or bare.
+
+    Between the old program and the new one there is an address space without an environment: its end is at 0.
+    """
+    stat = _stat(pid)
+    if stat is None or stat[_STATE] in _GONE or int(stat[_FLAGS]) & _KERNEL_THREAD:
+        return False
+    return int(stat[_ENV_END]) == 0
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """The fields of /proc/<pid>/stat after the name, None if there is no such process."""
+    try:
+        return read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    except OSError:
+        return None
+
+
+def _namespace() -> int:
+    """The inode of our pid namespace: a pid means something only together with it."""
+    return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116
+
+
+if __name__ == "__main__":
+    guard(int(sys.argv[1]), sys.argv[2])

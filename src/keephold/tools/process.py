@@ -1,0 +1,259 @@
+"""One child process on pipes, in a session of its own, on the running event loop.
+
+What happens to it is told by callbacks: its output as it comes, and once its end. A command ends with its first
+process, the leader (F3): what the leader wrote is read to the last byte, what others write for 50 ms more; then
+whatever is left of the call is ended as by an abort (C7, see `session.py`). When `on_exit` is called nothing of the
+call runs any more, and no descriptor and no timer of it is left.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import subprocess
+import termios
+from collections.abc import Callable, Mapping, Sequence
+
+from keephold.tools import marks
+from keephold.tools.refusals import UNREAD_LIMIT, input_closed, input_not_read, not_started
+from keephold.tools.session import FEW, LAST_OUTPUT, Exit, Session, tree
+
+__all__ = ["UNREAD_LIMIT", "Exit", "Process"]
+
+_CHUNK = 64 * 1024  # also the size of a pipe: who fills it gets a larger one
+_LARGE_CHUNK, _LARGE_PIPE = 256 * 1024, 1024 * 1024
+_BLOCKED = {"x86_64": b"0 0x0 ", "aarch64": b"63 0x0 "}  # how /proc/<pid>/syscall begins in a read(2) of descriptor 0
+
+
+class Process:
+    """A started command. All calls and callbacks are on the loop's thread; no callback comes out of the constructor."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str | None,
+        stdin: bool,
+        merge_stderr: bool,
+        mark: str,
+        on_output: Callable[[bytes], None],
+        on_stderr: Callable[[bytes], None] | None,
+        on_exit: Callable[[Exit], None],
+        grace: float = 2.0,
+    ) -> None:
+        """Start it, or raise `ToolError`. `env` must carry `mark`; `grace` is for what the leader leaves behind."""
+        self._loop = asyncio.get_running_loop()
+        self._on_exit = on_exit
+        self._chunk = _CHUNK
+        self._readers: dict[int, Callable[[bytes], None]] = {}
+        self._stdin: int | None = None
+        self._unsent = bytearray()
+        self._sent = 0
+        self._closing_stdin = False
+        self._last_output: asyncio.TimerHandle | None = None
+        try:
+            popen = self._start(argv, env, cwd, stdin, on_output, subprocess.STDOUT if merge_stderr else on_stderr)
+            self._session = Session(popen.pid, popen.wait, mark=mark, grace=grace, on_leader_end=self._leader_ended)
+        except (OSError, ValueError, IndexError) as error:
+            self._close_stdin_now()
+            for fd in self._readers:
+                os.close(fd)
+            raise not_started(argv, cwd, error) from error
+        for fd in self._readers:
+            self._loop.add_reader(fd, self._read, fd)
+
+    def _start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str | None,
+        stdin: bool,
+        on_output: Callable[[bytes], None],
+        stderr: Callable[[bytes], None] | int | None,
+    ) -> "subprocess.Popen[bytes]":
+        theirs: list[int] = []
+        try:
+            return subprocess.Popen(
+                argv,
+                env=env,
+                cwd=cwd,
+                stdin=self._input_pipe(theirs) if stdin else subprocess.DEVNULL,
+                stdout=self._output_pipe(theirs, on_output),
+                stderr=self._output_pipe(theirs, stderr) if callable(stderr) else stderr or subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            for fd in theirs:
+                os.close(fd)
+
+    @property
+    def pid(self) -> int:
+        """The leader's pid, which is also its process group and its session."""
+        return self._session.pid
+
+    def _input_pipe(self, theirs: list[int]) -> int:
+        read, self._stdin = os.pipe()
+        theirs.append(read)
+        os.set_blocking(self._stdin, False)
+        return read
+
+    def _output_pipe(self, theirs: list[int], deliver: Callable[[bytes], None]) -> int:
+        read, write = os.pipe()
+        theirs.append(write)
+        self._readers[read] = deliver
+        os.set_blocking(read, False)
+        return write
+
+    # Input
+
+    def write(self, data: bytes) -> None:
+        """Send input. Raises `ToolError`, and then nothing was written, if the program does not read or take it."""
+        if self._stdin is None or self._closing_stdin:
+            raise input_closed()
+        unread = self._unread()
+        if unread + len(data) > UNREAD_LIMIT:
+            raise input_not_read(unread, len(data))
+        self._sent += len(data)
+        if not self._unsent:
+            try:
+                data = data[os.write(self._stdin, data) :]
+            except BlockingIOError:
+                pass  # less than the limit is unread and yet the pipe is full: it counts in pages
+            except BrokenPipeError:
+                self._close_stdin_now()
+                raise input_closed() from None
+            if data:
+                self._loop.add_writer(self._stdin, self._flush)
+        self._unsent += data
+
+    def close_stdin(self) -> None:
+        """End the input, after what was written before. Twice is harmless."""
+        self._closing_stdin = True
+        if not self._unsent:
+            self._close_stdin_now()
+
+    def _flush(self) -> None:
+        assert self._stdin is not None
+        try:
+            del self._unsent[: os.write(self._stdin, self._unsent)]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._close_stdin_now()
+            return
+        if not self._unsent:
+            self._loop.remove_writer(self._stdin)
+            if self._closing_stdin:
+                self._close_stdin_now()
+
+    def _close_stdin_now(self) -> None:
+        if self._stdin is not None:
+            self._loop.remove_writer(self._stdin)
+            os.close(self._stdin)
+            self._stdin = None
+            self._unsent.clear()
+
+    def _unread(self) -> int:
+        """Bytes sent that the program has not read: still with us, or in the pipe."""
+        assert self._stdin is not None
+        in_pipe = fcntl.ioctl(self._stdin, termios.FIONREAD, b"\0" * 4)
+        return len(self._unsent) + int.from_bytes(in_pipe, "little")
+
+    def probe(self) -> bool | None:
+        """Whether someone in the process tree is blocked reading our input, with nothing unread; None: unknown.
+
+        If so, what it wrote before is delivered first: who hears "it waits" has heard what it said.
+        """
+        if self._stdin is None or self._session.exit is not None or self._unread():
+            return False
+        reading = _reading(self.pid, f"pipe:[{os.fstat(self._stdin).st_ino}]")
+        if reading:
+            sent = self._sent
+            self._drain()
+            return self._sent == sent  # what it said may have been answered at once
+        return reading
+
+    # Output
+
+    def _read(self, fd: int) -> bool:
+        """One bounded read; whether there may be more at once."""
+        try:
+            data = os.read(fd, self._chunk)
+        except BlockingIOError:
+            return False
+        if data:
+            if len(data) == _CHUNK == self._chunk:
+                self._expect_much(fd)
+            self._readers[fd](data)
+            return True
+        self._close_reader(fd)
+        if self._session.exit is not None and not self._readers:
+            self._output_ended()
+        return False
+
+    def _drain(self) -> None:
+        """Read what is in the pipes now; sixteen reads empty the largest one."""
+        for fd in list(self._readers):
+            for _ in range(16):
+                if not self._read(fd):
+                    break
+
+    def _expect_much(self, fd: int) -> None:
+        # Only now, and not for every command: what all pipes of a user may hold together is limited.
+        self._chunk = _LARGE_CHUNK
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _LARGE_PIPE)
+
+    def _close_reader(self, fd: int) -> None:
+        del self._readers[fd]
+        self._loop.remove_reader(fd)
+        os.close(fd)
+
+    # The end
+
+    def end(self, grace: float) -> None:
+        """Begin to end it (C7): SIGTERM to the group, SIGKILL after `grace` seconds. Twice is harmless."""
+        self._session.end(grace)
+
+    def _leader_ended(self) -> None:
+        self._close_stdin_now()
+        self._last_output = self._loop.call_later(LAST_OUTPUT, self._output_ended)
+        self._drain()
+        if not self._readers:
+            self._output_ended()
+
+    def _output_ended(self) -> None:
+        if self._last_output is None:
+            return
+        self._last_output.cancel()
+        self._last_output = None
+        for fd in list(self._readers):
+            self._close_reader(fd)
+        self._session.clear(self._finish)
+
+    def _finish(self) -> None:
+        assert self._session.exit is not None
+        self._on_exit(self._session.exit)
+
+
+def _reading(leader: int, pipe: str) -> bool | None:
+    """Whether a thread of the leader or its descendants is blocked in read(2) on descriptor 0 that is this pipe."""
+    blocked = _BLOCKED.get(os.uname().machine)
+    if blocked is None:
+        return None
+    pid, ours, unknown = 0, False, False
+    for count, (owner, thread) in enumerate(tree(leader)):
+        if count == FEW:
+            return None
+        try:
+            if owner != pid:
+                pid, ours = owner, False
+                ours = os.readlink(f"/proc/{pid}/fd/0") == pipe  # noqa: PTH115 (this must cost next to nothing)
+            if ours and marks.read(f"{thread}/syscall").startswith(blocked):
+                return True
+        except PermissionError:
+            unknown = True
+        except OSError:
+            continue  # it has just ended
+    return None if unknown else False

@@ -1,0 +1,110 @@
+"""`keephold.mcp_server(…)`: an MCP server whose tools become tools of a runtime, and how they are to behave.
+
+A server is a program on pipes (`command`) or something at an address (`url`). Its environment, headers and address may
+hold secrets, so they are left out wherever a server is shown.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from keephold.errors import ConfigError, ToolError
+from keephold.tools.base import ACTIONS, Invocation, Live, RunMode, Sink, Tool
+
+
+class NotMade:
+    """Runs nothing: a pattern says what tools are like and is none itself."""
+
+    def start(self, invocation: Invocation, sink: Sink) -> Live:
+        raise ToolError(f"`{invocation.tool.name}` is a pattern of tools, not one", code="unknown_tool")
+
+
+def pattern(run: RunMode = "ask") -> Tool:
+    """What the tools of a server are like, before the server says what they are: they ask before they run (P1), and a
+    task of the server is followed further after a crash."""
+    return Tool(name="", runtime=NotMade(), source="mcp", actions=ACTIONS, run=run, on_crash="replay")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpServer:
+    """An MCP server and what its tools are to be like. Made by `keephold.mcp_server` or from the configuration."""
+
+    name: str
+    command: tuple[str, ...] = field(default=(), repr=False)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cwd: str | None = None
+    url: str | None = field(default=None, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    timeout_secs: float = 30
+    """How long it may take to be connected and to list its tools."""
+    tools: tuple[str, ...] | None = None
+    """Which of its tools are taken; None: all."""
+    prefix: str = ""
+    like: Tool = field(default_factory=pattern, repr=False)
+    """What its tools are like that have no settings of their own."""
+    named: Mapping[str, tuple[str, Tool]] = field(default_factory=dict, repr=False)
+    """Tools with settings of their own: our name → the server's, and what the tool is like."""
+
+    def __post_init__(self) -> None:
+        problems = list(self._problems())
+        if problems:
+            raise ConfigError([f"MCP server `{self.name[:100]}`: {problem}" for problem in problems])
+
+    def _problems(self) -> list[str]:
+        found = []
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
+            found.append("its name must be 1 to 64 characters of A-Z, a-z, 0-9, `_` and `-`")
+        if bool(self.command) == (self.url is not None):
+            found.append('give it either a `command`, such as ["program", "argument"], or a `url`')
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            found.append("its url must begin with http:// or https://")
+        if not self.timeout_secs > 0:
+            found.append(f"timeout_secs must be above 0, not {self.timeout_secs!r}")
+        return found
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Where it is and how it is reached: two of one place are the same server."""
+        return self.command, self.env, self.cwd, self.url, self.headers
+
+    def without_secrets(self, text: str) -> str:
+        """The text with what may be secret of this server made unreadable (K5)."""
+        secret = {*self.env.values(), *self.headers.values(), *(() if self.url is None else (self.url,))}
+        for value in sorted((each for each in secret if len(each) > 3), key=len, reverse=True):
+            text = text.replace(value, "***")
+        return text
+
+
+def mcp_server(
+    name: str,
+    *,
+    command: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    url: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_secs: float = 30,
+    tools: Sequence[str] | None = None,
+    prefix: str = "",
+    run: RunMode = "ask",
+) -> McpServer:
+    """An MCP server for `Runtime(servers=[…])`: a program to be started (`command`) or one that serves HTTP (`url`).
+
+    `tools` are the names of those to be taken, `prefix` is put before their names. `timeout_secs` limits connecting and
+    listing, not calls. `run` says whether calls need permission. Settings of single tools are written in a
+    configuration file.
+    """
+    if isinstance(command, str):
+        raise ConfigError([f'MCP server `{name}`: `command` must be a list of words, such as ["program", "argument"]'])
+    return McpServer(
+        name=name,
+        command=tuple(command),
+        env=dict(env or {}),
+        cwd=cwd,
+        url=url,
+        headers=dict(headers or {}),
+        timeout_secs=timeout_secs,
+        tools=None if tools is None else tuple(tools),
+        prefix=prefix,
+        like=pattern(run),
+    )

@@ -1,0 +1,153 @@
+"""The MCP servers of a runtime, and which of their tools it has at the moment.
+
+Whenever a server lists its tools, all names are given anew, in the order of the servers: a name that two of them have
+belongs to the first, whichever answered first. Our own tools come before all of them.
+"""
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from keephold.errors import ConfigError
+from keephold.store.rows import Level
+from keephold.tools.base import Tool
+from keephold.tools.guard import Guard
+from keephold.tools.remote.connection import Connection
+from keephold.tools.remote.server import McpServer
+from keephold.tools.remote.tool import listed, unlisted
+from keephold.tools.toolbox import Toolbox
+
+if TYPE_CHECKING:
+    from mcp.types import Tool as ListedTool
+
+_log = logging.getLogger("keephold.mcp")
+
+Tell = Callable[[str, Level, str, str], None]
+"""Queue news: its kind, level and message, and the conversation."""
+
+
+class Servers:
+    """Connections to servers, and the tools of them in a toolbox."""
+
+    def __init__(
+        self, servers: Iterable[McpServer], guard: Guard, toolbox: Toolbox, tell: Tell, arrived: Callable[[], None]
+    ) -> None:
+        self._toolbox = toolbox
+        self._guard = guard
+        self._tell = tell
+        self._arrived = arrived
+        self._connections = [Connection(server, guard, self) for server in servers]
+        self._warned: set[str] = set()
+        names = [connection.server.name for connection in self._connections]
+        problems = [f"two MCP servers are named `{name}`" for name in dict.fromkeys(names) if names.count(name) > 1]
+        named = [name for connection in self._connections for name in connection.server.named]
+        problems += [f"two tools are named `{name}`" for name in named if toolbox.get(name) is not None]
+        if problems:
+            raise ConfigError([f"{problem}; give one of them another name" for problem in problems])
+        self._offer()
+
+    def open(self) -> None:
+        """Begin to connect; returns at once."""
+        for connection in self._connections:
+            connection.open()
+
+    def add(self, server: McpServer) -> None:
+        """Connect one more. The same one again changes nothing; another of its name is a `ConfigError`."""
+        for connection in self._connections:
+            if connection.server.name == server.name:
+                if connection.server.place != server.place:
+                    raise ConfigError([f"two MCP servers are named `{server.name}`; give one of them another name"])
+                return
+        connection = Connection(server, self._guard, self)
+        self._connections.append(connection)
+        connection.open()
+
+    async def close(self) -> None:
+        """End all connections and the programs behind them."""
+        await asyncio.gather(*(connection.close() for connection in self._connections))
+
+    async def ready(self, timeout: float | None) -> bool:
+        """Wait until each has listed its tools or has failed to; whether all have listed them."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await asyncio.gather(*(connection.first() for connection in self._connections))
+        return all(connection.tools is not None for connection in self._connections)
+
+    # What becomes of a connection
+
+    def listed(self, connection: Connection) -> None:
+        self._offer()
+        self._arrived()
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        text = f"The connection to MCP server `{connection.server.name}` is lost: {reason}. It is made again."
+        _log.warning("%s", text)
+        self._tell_users(connection, "mcp.disconnected", "warning", f"{text} Calls of its tools fail until then.")
+
+    def regained(self, connection: Connection) -> None:
+        text = f"MCP server `{connection.server.name}` is connected again."
+        _log.info("%s", text)
+        self._tell_users(connection, "mcp.reconnected", "info", text)
+
+    def _tell_users(self, connection: Connection, kind: str, level: Level, message: str) -> None:
+        for conversation in connection.users:
+            self._tell(kind, level, message, conversation)
+
+    # Which tools there are
+
+    def _offer(self) -> None:
+        tools: dict[str, Tool] = {}
+        for connection in self._connections:
+            for name, tool in self._tools(connection):
+                held = self._toolbox.get(name)
+                if name in tools or (held is not None and held.source != "mcp"):
+                    self._clash(connection, name)
+                else:
+                    tools[name] = tool
+        for tool in self._toolbox.remote():
+            if tool.name not in tools:  # so that who knew it is told what became of it
+                tools[tool.name] = replace(tool, offered=False)
+        self._toolbox.replace_remote(tools.values())
+        self._toolbox.unlisted = tuple(each.server.name for each in self._connections if each.tools is None)
+
+    def _tools(self, connection: Connection) -> Iterator[tuple[str, Tool]]:
+        server, found = connection.server, connection.tools or {}
+        for name, (tool, like) in server.named.items():
+            made = self._made(connection, name, found[tool], like) if tool in found else None
+            if connection.tools is not None and tool not in found:
+                self._leave_out(connection, f"its tool `{tool}`, which is `{name}` here, is not among those it lists")
+            yield name, made or unlisted(connection, name, tool, like)
+        own = {tool for tool, _ in server.named.values()}
+        for each in found.values():
+            if each.name not in own and (server.tools is None or each.name in server.tools):
+                name = re.sub("[^A-Za-z0-9_-]", "_", server.prefix + each.name)[:64] or "_"
+                made = self._made(connection, name, each, server.like)
+                if made is not None:
+                    yield name, made
+
+    def _made(self, connection: Connection, name: str, tool: "ListedTool", like: Tool) -> Tool | None:
+        try:
+            return listed(connection, name, tool, like)
+        except ConfigError as error:
+            self._leave_out(connection, f"its tool `{tool.name}` is left out: {error.problems[0]}")
+            return None
+
+    def _clash(self, connection: Connection, name: str) -> None:
+        server = connection.server.name
+        self._leave_out(
+            connection,
+            f"its tool `{name}` is left out: there is another tool of that name; set `prefix` in "
+            f"[mcp.servers.{server}], or give it a name of its own by a table [conversation.tools.<name>] "
+            'with source = "mcp"',
+        )
+
+    def _leave_out(self, connection: Connection, why: str) -> None:
+        text = f"MCP server `{connection.server.name}`: {why}"
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning("%s", text)
+            self._tell_users(connection, "mcp.tool_left_out", "warning", text)

@@ -1,0 +1,113 @@
+"""How a server is reached: the two transports of `mcp`, with what keephold needs of them.
+
+A program's process bears the runtime's mark, so that it dies with us whatever happens (R2); what it prints on standard
+error is kept for the words of a failure. Over HTTP no read times out, because a call may take days; a peer that is gone
+without a word is noticed by TCP's keepalive.
+"""
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any
+from urllib.request import getproxies
+
+import httpx2
+from mcp.client._transport import TransportStreams
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+
+from keephold.tools.guard import Guard
+from keephold.tools.remote.server import McpServer
+from keephold.tools.remote.stderr import Stderr
+
+_LARGEST_EVENT = 100 << 20
+"""Bytes of one message over HTTP: as much as is kept of an output unless its tool says otherwise."""
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+
+
+@asynccontextmanager
+async def on_pipes(
+    server: McpServer, guard: Guard, errors: Stderr, ended: Callable[[], None]
+) -> AsyncIterator[TransportStreams]:
+    """The server's program, started; ended when the block is left. `ended` is called when it has gone by itself."""
+    guard.ensure()
+    program, *args = server.command
+    parameters = StdioServerParameters(
+        command=program,
+        args=args,
+        env={**server.env, **guard.environ(f"mcp-{server.name}")},
+        cwd=server.cwd,
+        encoding_error_handler="replace",  # a byte that is no UTF-8 costs a character, not the connection
+    )
+    with errors.open() as file:
+        async with stdio_client(parameters, errlog=file) as (read, write):
+            errors.started()
+            yield _Watched(read, ended), write
+
+
+@asynccontextmanager
+async def over_http(server: McpServer, refused: Callable[[int], None]) -> AsyncIterator[TransportStreams]:
+    """The server at its address. `refused` gets the status of every response that is an error of HTTP."""
+    assert server.url is not None
+
+    async def look(response: httpx2.Response) -> None:
+        if response.status_code >= 400:
+            refused(response.status_code)
+
+    # Every running call holds a connection, so their number must not be limited here.
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
+    # A transport of our own would pass a configured proxy by.
+    own = None if getproxies() else httpx2.AsyncHTTPTransport(limits=limits, socket_options=_KEEPALIVE)
+    client = httpx2.AsyncClient(
+        headers=dict(server.headers),
+        timeout=httpx2.Timeout(server.timeout_secs, read=None, pool=None),
+        limits=limits,
+        transport=own,
+        event_hooks={"response": [look]},
+    )
+    reading = streamable_http_client(server.url, http_client=client, max_sse_event_size=_LARGEST_EVENT)
+    async with client, reading as streams:
+        yield streams
+
+
+class _Watched:
+    """A read stream that tells when it has ended: the session above it would keep that to itself."""
+
+    def __init__(self, stream: Any, ended: Callable[[], None]) -> None:
+        self._stream = stream
+        self._ended = ended
+
+    async def receive(self) -> SessionMessage | Exception:
+        message: SessionMessage | Exception = await self._stream.receive()
+        return message
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def __aiter__(self) -> "_Watched":
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            message: SessionMessage | Exception = await self._stream.__anext__()
+        except StopAsyncIteration:
+            self._ended()
+            raise
+        return message
+
+    async def __aenter__(self) -> "_Watched":
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        left: bool | None = await self._stream.__aexit__(kind, error, trace)
+        return left

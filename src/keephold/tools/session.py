@@ -1,0 +1,242 @@
+"""The processes of one call: a leader in a session of its own, and whatever it started.
+
+The leader's end is seen through a pidfd. Ending a call (C7) asks its process group by signals, forces it after a grace,
+and then takes whatever else bears the call's mark. The same is done to what a leader that ended by itself leaves behind
+(F3). When `clear` has called back, nothing of the call runs any more, and no descriptor and no timer of it is left.
+
+Linux only: the end is seen through a pidfd, the rest through /proc. What we may not signal (a program that became
+another user) cannot be ended and is not counted as left.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from keephold.tools import marks
+
+LAST_OUTPUT = 0.05
+"""Seconds for which the output of others is still read after the leader has ended (F3)."""
+FEW = 64
+"""Processes, or threads, that may be looked at in one go without holding up the loop."""
+
+_YOUNG = 0.25  # seconds in which pids do not go round: those after the leader's are younger than it
+
+_leaders: set[int] = set()  # they bear marks of their own: whoever looks for another need not look at them
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How the leader ended: with a code, or by a signal."""
+
+    code: int | None
+    signal: int | None
+
+
+class Session:
+    """A leader that was just started, and all that comes of it. Of the loop's thread."""
+
+    __slots__ = (
+        "_asks", "_ending", "_force", "_forced", "_grace", "_groups", "_loop", "_mark", "_on_leader_end", "_others",
+        "_pidfd", "_started", "_then", "_wait", "exit", "pid",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        pid: int,
+        wait: Callable[[], int],
+        *,
+        mark: str,
+        grace: float,
+        on_leader_end: Callable[[], None],
+        asks: Sequence[int] = (signal.SIGTERM,),
+        others: Callable[[], Iterable[int]] = tuple,
+    ) -> None:
+        """Watch over it, or raise `OSError`; then it is ended and reaped already.
+
+        `wait` reaps the leader: its exit code, or its signal as a negative number. `asks` are the signals by which an
+        end is asked for. `others` names process groups that are asked and forced like the leader's. `grace` is for what
+        the leader leaves behind.
+        """
+        self.pid = pid
+        self.exit: Exit | None = None
+        """How the leader ended, once it has."""
+        self._started = time.monotonic()
+        self._wait = wait
+        self._mark = mark
+        self._grace = grace
+        self._on_leader_end = on_leader_end
+        self._asks = asks
+        self._others = others
+        self._groups = {pid}  # the process groups that an end is asked of, as long as they may have members
+        self._force: asyncio.TimerHandle | None = None  # set by the first `end`
+        self._forced = False
+        self._then: Callable[[], None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.killpg(pid, signal.SIGKILL)
+            wait()
+            raise
+        _leaders.add(pid)
+        self._loop.add_reader(self._pidfd, self._leader_ended)
+
+    def _leader_ended(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        code = self._wait()
+        _leaders.discard(self.pid)
+        self.exit = Exit(code, None) if code >= 0 else Exit(None, -code)
+        self._on_leader_end()
+
+    def end(self, grace: float) -> None:
+        """Begin to end it (C7): the groups are asked now and killed after `grace` seconds. Twice is harmless."""
+        if self._force is None and self._groups:
+            self._groups.update(filter(self._is_ours, self._others()))
+            self._signal_groups(*self._asks)
+            self._force = self._loop.call_later(grace, self._force_end)
+
+    def clear(self, then: Callable[[], None]) -> None:
+        """After the leader's end: end what it left behind, then call `then`; at once if nothing is left."""
+        self._then = then
+        if self._nothing_left():
+            self._cleared()
+        else:
+            self._ending = self._loop.create_task(self._end_rest())
+            self._ending.add_done_callback(self._cleared)
+
+    def _cleared(self, _: object = None) -> None:
+        assert self._then is not None
+        self._groups.clear()
+        if self._force is not None:
+            self._force.cancel()
+        self._then()
+
+    def _force_end(self) -> None:
+        self._forced = True
+        # Another group may have ended meanwhile, and its number be anybody's.
+        self._groups = {group for group in self._groups if group == self.pid or self._is_ours(group)}
+        self._signal_groups(signal.SIGKILL)
+
+    def _is_ours(self, group: int) -> bool:
+        """Whether a group is one of this session. When its first process is gone nobody can tell; its mark will."""
+        try:
+            return os.getsid(group) == self.pid
+        except OSError:
+            return False
+
+    def _signal_groups(self, *numbers: int) -> bool:
+        """Signal the groups while they can only be ours; whether there is one. Zombies count as members."""
+        for group in tuple(self._groups):
+            for number in numbers:
+                try:
+                    os.killpg(group, number)
+                except ProcessLookupError:
+                    self._groups.discard(group)
+                except PermissionError:
+                    pass
+        return bool(self._groups)
+
+    def _nothing_left(self) -> bool:
+        """Whether it is certain, at next to no cost, that nothing of the call runs any more: the usual case."""
+        if self._signal_groups(0) or time.monotonic() - self._started > _YOUNG:
+            return False
+        last = marks.last_pid()
+        if last == self.pid:
+            return True  # nobody has forked since it started
+        if not self.pid < last <= self.pid + FEW:
+            return False
+        younger = marks.arrivals(lambda: range(self.pid + 1, marks.last_pid() + 1))
+        return all(self._bears_mark(pid) is False for pid in younger)
+
+    async def _end_rest(self) -> None:
+        """C7 for whatever outlived the leader: its groups are asked, then forced; what else bears the mark is taken."""
+        if self._signal_groups(0):
+            self.end(self._grace)
+            await self._until_gone(self._in_groups, lambda: signal.SIGKILL if self._forced else 0)
+            self._groups.clear()
+        await self._until_gone(self._bears_mark, lambda: signal.SIGKILL)
+
+    async def _until_gone(self, meant: marks.Judge, number: Callable[[], int]) -> None:
+        while left := await _find(meant, number):
+            # Not longer: one of the group may have left it, and is not waited for but taken by its mark.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    for pid in left:
+                        await _gone(pid, meant)
+
+    def _in_groups(self, pid: int) -> bool:
+        return any(marks.in_group(pid, group) for group in self._groups)
+
+    def _bears_mark(self, pid: int) -> bool | None:
+        return False if pid in _leaders else marks.bears(pid, self._mark)
+
+
+def tree(leader: int) -> Iterator[tuple[int, str]]:
+    """Every thread of a process and its descendants: the pid it belongs to, and its directory in /proc.
+
+    There may be any number of them: whoever must not hold up the loop stops after a `FEW`.
+    """
+    pids = [leader]
+    for pid in pids:
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 (this must cost next to nothing)
+                place = f"/proc/{pid}/task/{thread}"
+                pids += map(int, marks.read(f"{place}/children").split())
+                yield pid, place
+        except OSError:
+            continue  # it has just ended
+
+
+async def _find(meant: marks.Judge, number: Callable[[], int]) -> list[int]:
+    """Signal every process that is meant as soon as it is found: the next moment only its child may be there.
+
+    Returns those that got the signal. The loop runs on while we look.
+    """
+    for _ in range(50):  # one that cannot be judged is waited for, but not for ever
+        found, unsure = [], False
+        for count, pid in enumerate(marks.arrivals(marks.pids), 1):
+            verdict = meant(pid)
+            unsure |= verdict is None
+            if verdict and _signal(pid, number()):
+                found.append(pid)
+            if count % FEW == 0:
+                await asyncio.sleep(0)
+        if found or not unsure:
+            return found
+        await asyncio.sleep(0.002)
+    return []
+
+
+async def _gone(pid: int, meant: marks.Judge) -> None:
+    """Wait for the end of a process that is not our child. A zombie has ended, even if nobody ever reaps it."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except OSError:  # no descriptor to be had
+        await asyncio.sleep(0.01)
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        if meant(pid):  # else the pid went to somebody else before the pidfd held it
+            await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
+def _signal(pid: int, number: int) -> bool:
+    """Send a signal; whether it was ours to send, and somebody there to get it."""
+    try:
+        os.kill(pid, number)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,220 @@
+"""What a terminal shows: the emulator behind a screen.
+
+An emulator is fed what a program printed and can tell what a person would see. It promises: nothing it is fed makes it
+raise, its memory is bounded, and it does nothing unless it is called: no thread, no timer.
+
+`open_emulator` gives Ghostty's, where `keephold[terminal]` is installed. Otherwise it gives that of `lines.py`, which
+knows lines and no screen, and says so.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+from keephold.handles.text import has_controls, strip_controls
+from keephold.tools.base import Screen
+
+_log = logging.getLogger("keephold.tools")
+
+SCROLLBACK = 10_000
+"""How many lines above the screen can be had, at most."""
+_SCROLLBACK_BYTES = 16 << 20
+"""What they may take, enough for all of them in 200 columns. Fewer are kept where they need more."""
+_NO_LIMIT = 1 << 31
+_AS_BLANKS = dict.fromkeys((*range(0x20), *range(0x7F, 0xA0)), " ")
+
+Kind = Literal["auto", "ghostty", "line"]
+
+
+class Emulator(Protocol):
+    """A terminal without a window. Of one thread."""
+
+    def feed(self, data: bytes) -> None:
+        """What the program printed; it may be cut anywhere. Feeding much at once is cheaper than feeding it in pieces.
+
+        What the terminal has to reply is replied before this returns.
+        """
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Lines that were too long for their row are wrapped anew. Both are 1 or more."""
+
+    def screen(self) -> Screen:
+        """What is shown now."""
+
+    def scrollback(self, count: int) -> tuple[str, ...]:
+        """The last so many lines above the screen, oldest first."""
+
+    @property
+    def alternate(self) -> bool:
+        """Whether the alternate screen of full-screen programs is shown."""
+
+    @property
+    def application_keys(self) -> bool:
+        """Whether cursor keys are to be sent in their application form (DECCKM)."""
+
+    def close(self) -> None:
+        """Free it: nothing else may be asked of it afterwards. Twice is harmless."""
+
+
+def open_emulator(rows: int, cols: int, reply: Callable[[bytes], None], *, kind: Kind = "auto") -> Emulator:
+    """An emulator of that size. `reply` gets what a terminal answers to a program that asks it something.
+
+    `auto`: Ghostty's if it can be had. If `ghostty` is asked for and cannot be had, raises what stands in the way.
+    """
+    if kind != "line":
+        try:
+            return _Ghostty(rows, cols, reply)
+        except Exception as error:  # not installed, not for this machine, or broken: a terminal must start nevertheless
+            if kind == "ghostty":
+                raise
+            if not isinstance(error, ImportError):
+                _log.warning("the terminal emulator cannot be used; screens are lines only", exc_info=error)
+    from keephold.tools.terminal.lines import LineEmulator
+
+    return LineEmulator(rows, cols, reply)
+
+
+def preload() -> None:
+    """Do what takes a third of a second, once in a process: in another thread, that is, while nobody waits for it."""
+    emulator = open_emulator(1, 1, lambda _: None)
+    emulator.feed(b"\r\n")
+    _ = emulator.screen(), emulator.scrollback(1), emulator.application_keys
+    emulator.close()
+
+
+class _Ghostty:
+    """Ghostty's terminal, by way of `pyghostty`."""
+
+    __slots__ = ("_replies", "_reply", "_terminal")
+
+    def __init__(self, rows: int, cols: int, reply: Callable[[bytes], None]) -> None:
+        import pyghostty
+
+        # Not limited by lines: keeping to such a limit makes short lines seven times slower.
+        self._terminal: Any = pyghostty.Terminal(cols=cols, rows=rows, scrollback=_NO_LIMIT)
+        self._limit_scrollback(cols)
+        self._set("KITTY_IMAGE_STORAGE_LIMIT", "uint64_t*", 0)  # nobody sees images here
+        # The terminal must not be called from within itself, so what it replies waits until it has been fed.
+        self._replies: list[bytes] = []
+        self._reply = reply
+        self._terminal.on_reply(self._replies.append)
+
+    def feed(self, data: bytes) -> None:
+        self._terminal.feed(data)
+        if self._replies:
+            answer = b"".join(self._replies)
+            self._replies.clear()
+            self._reply(answer)
+
+    def resize(self, rows: int, cols: int) -> None:
+        self._terminal.resize(cols, rows)
+        self._limit_scrollback(cols)
+
+    def screen(self) -> Screen:
+        column, row = self._terminal.cursor
+        cols, rows = self._terminal.size  # a program may have asked for another width (DECCOLM)
+        return Screen(
+            lines=self._lines("active", 0, rows),
+            rows=rows,
+            cols=cols,
+            cursor=(row + 1, column + 1),
+            title=self._title(),
+            alternate=self.alternate,
+            emulator="ghostty",
+            scrollback=self._above(),
+        )
+
+    def painted(self) -> bytes:
+        """What makes a new terminal of this size show the same, with colours, cursor and modes (`SupportsCells`)."""
+        from pyghostty import ffi, lib
+        from pyghostty.core import init_sized
+
+        selection = self._selection("active", 0, self._terminal.size[1])
+        options = init_sized("GhosttyFormatterTerminalOptions")
+        options.emit, options.selection = lib.GHOSTTY_FORMATTER_FORMAT_VT, selection
+        options.extra.modes = options.extra.scrolling_region = True
+        screen = options.extra.screen
+        screen.cursor = screen.style = screen.charsets = True
+        formatter = ffi.new("GhosttyFormatter*")
+        if lib.ghostty_formatter_terminal_new(ffi.NULL, formatter, self._native, options[0]) != 0:
+            return b""
+        try:
+            return _read(ffi, lambda *buffer: lib.ghostty_formatter_format_buf(formatter[0], *buffer)).encode()
+        finally:
+            lib.ghostty_formatter_free(formatter[0])
+
+    def scrollback(self, count: int) -> tuple[str, ...]:
+        rows = self._terminal.get("scrollback_rows", "size_t")
+        return self._lines("history", rows - max(0, min(count, self._above())), rows)
+
+    @property
+    def alternate(self) -> bool:
+        return bool(self._terminal.get("active_screen", "int"))
+
+    @property
+    def application_keys(self) -> bool:
+        return bool(self._terminal.mode(1))
+
+    def close(self) -> None:
+        if self._terminal is not None:
+            self._terminal.on_reply(None)
+            self._terminal.close()
+            self._terminal = None
+
+    def _limit_scrollback(self, cols: int) -> None:
+        needed = SCROLLBACK * (cols * 8 + 100)  # a cell has 8 bytes, and a plain line some more
+        self._set("SCROLLBACK_MAX_BYTES", "size_t*", min(needed, _SCROLLBACK_BYTES))
+
+    def _above(self) -> int:
+        """How many lines can be had. There may be more: Ghostty estimates, and drops some hundred at a time."""
+        rows: int = self._terminal.get("scrollback_rows", "size_t")
+        return min(rows, SCROLLBACK)
+
+    def _title(self) -> str:
+        from pyghostty import ffi
+
+        title = self._terminal.get("title", "GhosttyString")
+        return strip_controls(ffi.buffer(title.ptr, title.len)[:].decode("utf-8", "replace")) if title.len else ""
+
+    def _lines(self, area: Literal["active", "history"], start: int, stop: int) -> tuple[str, ...]:
+        """Rows of the screen, or of what is above it, without the blanks at their ends."""
+        if start == stop:
+            return ()
+        from pyghostty import ffi, lib
+        from pyghostty.core import init_sized
+
+        options = init_sized("GhosttyTerminalSelectionFormatOptions")
+        options.emit, options.trim = lib.GHOSTTY_FORMATTER_FORMAT_PLAIN, True
+        selection = self._selection(area, start, stop)  # referred to by the options, which do not keep it
+        options.selection = selection
+        text = _read(ffi, lambda *buffer: lib.ghostty_terminal_selection_format_buf(self._native, options[0], *buffer))
+        lines = text.split("\n")
+        if has_controls(text):  # Ghostty has a glyph for DEL
+            lines = [line.translate(_AS_BLANKS).rstrip(" ") for line in lines]
+        return (*lines, *[""] * (stop - start - len(lines)))  # blank rows at the end are not in the text
+
+    def _selection(self, area: Literal["active", "history"], start: int, stop: int) -> Any:
+        from pyghostty.core import init_sized
+
+        selection = init_sized("GhosttySelection")
+        selection.start = self._terminal.ref(0, start, area)[0]
+        selection.end = self._terminal.ref(self._terminal.size[0] - 1, stop - 1, area)[0]
+        return selection
+
+    def _set(self, option: str, kind: str, value: int) -> None:
+        from pyghostty import ffi, lib
+
+        lib.ghostty_terminal_set(self._native, getattr(lib, f"GHOSTTY_TERMINAL_OPT_{option}"), ffi.new(kind, value))
+
+    @property
+    def _native(self) -> Any:
+        return self._terminal._t[0]  # `Terminal` covers only a part of what the library can do
+
+
+def _read(ffi: Any, fill: Callable[..., int]) -> str:
+    """The text that `fill(buffer, size, written)` gives: it is asked for the size first."""
+    size = ffi.new("size_t*")
+    fill(ffi.NULL, 0, size)
+    buffer = ffi.new("uint8_t[]", max(1, size[0]))
+    fill(buffer, len(buffer), size)
+    return bytes(ffi.buffer(buffer, size[0])).decode("utf-8", "replace")

@@ -1,0 +1,138 @@
+"""Lines instead of a screen, for where no emulator is installed.
+
+`LineEmulator` promises to be honest: its screen says `emulator: line` and has the last lines that were printed, each as
+long as it is. Of the cursor it knows how it moves within a line (`rendering.py`). Of a full-screen program it shows
+nothing, but says that one runs, and what to install.
+
+It keeps the latest bytes and makes lines of them when asked, so that feeding it costs little.
+"""
+
+import re
+from collections.abc import Callable
+
+from keephold.handles.rendering import ALTERNATE, columns, on_alternate, render
+from keephold.handles.text import SEQUENCE_SIZE, strip_controls
+from keephold.tools.base import Screen
+from keephold.tools.terminal.emulator import SCROLLBACK
+
+_KEPT = 1 << 17
+"""How many of the latest bytes lines are made of, at least; at most twice as many."""
+_SAYS = (
+    "A full-screen program is running. What it shows cannot be told: no terminal emulator is installed.",
+    "`pip install 'keephold[terminal]'` brings one.",
+)
+_HEARD = re.compile(
+    rb"\x1b\[\?([0-9;]*)([hl])"  # modes
+    rb"|\x1b\][02];([^\x00-\x1f]*)(?:\x07|\x1b\\)"  # the title
+    rb"|\x1b\[([56])n|\x1b\[0?(c)"  # what is asked of a terminal: how it is, where its cursor is, what it is
+    rb"|\x1b(c)"  # reset
+)
+_UNFINISHED = re.compile(rb"\x1b(?:\[[0-?]*|\][^\x07\x1b]*\x1b?)?\Z")
+
+
+class LineEmulator:
+    """The last lines that were printed."""
+
+    def __init__(self, rows: int, cols: int, reply: Callable[[bytes], None]) -> None:
+        self._rows, self._cols = rows, cols
+        self._reply = reply
+        self._printed = bytearray()
+        self._begun_hidden = False  # the alternate screen was shown when `_printed` begins
+        self._unfinished = b""
+        self._title = ""
+        self.alternate = False
+        self.application_keys = False
+
+    def feed(self, data: bytes) -> None:
+        self._printed += data
+        if len(self._printed) > 2 * _KEPT:
+            self._forget()
+        if self._unfinished or b"\x1b" in data:
+            self._listen(self._unfinished + data)
+
+    def resize(self, rows: int, cols: int) -> None:
+        self._rows, self._cols = rows, cols
+
+    def screen(self) -> Screen:
+        lines = list(_SAYS) if self.alternate else self._lines()
+        shown = lines[: self._rows] if self.alternate else lines[-self._rows :]
+        row, column = (1, 1) if self.alternate else self._cursor(lines)
+        return Screen(
+            lines=(*(line.rstrip(" ") for line in shown), *[""] * (self._rows - len(shown))),
+            rows=self._rows,
+            cols=self._cols,
+            cursor=(row, column),
+            title=self._title,
+            alternate=self.alternate,
+            emulator="line",
+            scrollback=0 if self.alternate else len(self._above(lines)),
+        )
+
+    def scrollback(self, count: int) -> tuple[str, ...]:
+        above = [] if self.alternate else self._above(self._lines())
+        return tuple(line.rstrip(" ") for line in above[len(above) - min(max(0, count), len(above)) :])
+
+    def close(self) -> None:
+        self._printed.clear()
+
+    # --- lines
+
+    def _lines(self) -> list[str]:
+        """What was printed, line by line; the last one is the one that is being printed."""
+        before = b"\x1b[?1049h" if self._begun_hidden else b""
+        return render(bytes(self._printed), before, self._cols).split("\n")
+
+    def _above(self, lines: list[str]) -> list[str]:
+        return lines[: -self._rows][-SCROLLBACK:]
+
+    def _cursor(self, lines: list[str]) -> tuple[int, int]:
+        """Behind what was printed last: it is not known to be anywhere else."""
+        return min(len(lines), self._rows), min(sum(map(columns, lines[-1])) + 1, self._cols)
+
+    def _forget(self) -> None:
+        """Drop what was printed first, to the end of a line if one ends in time."""
+        stop = len(self._printed) - _KEPT
+        line_end = self._printed.find(b"\n", stop)
+        stop = stop if line_end < 0 else line_end + 1
+        self._begun_hidden = on_alternate(bytes(self._printed[:stop]), otherwise=self._begun_hidden)
+        del self._printed[:stop]
+
+    # --- sequences
+
+    def _listen(self, data: bytes) -> None:
+        """Take from the data what is more than lines."""
+        asked = []
+        for modes, switch, title, status, identity, reset in (heard.groups() for heard in _HEARD.finditer(data)):
+            if switch:
+                self._switch(modes.decode().split(";"), on=switch == b"h")
+            elif title is not None:
+                self._title = strip_controls(title.decode("utf-8", "replace"))
+            elif status or identity:
+                asked.append(status or identity)
+            elif reset:
+                self.alternate = self.application_keys = False
+                self._title = ""
+        unfinished = _UNFINISHED.search(data, max(0, len(data) - SEQUENCE_SIZE))
+        self._unfinished = unfinished[0] if unfinished else b""
+        if asked:
+            self._answer(asked)
+
+    def _switch(self, modes: list[str], *, on: bool) -> None:
+        if not ALTERNATE.isdisjoint(modes):
+            self.alternate = on
+        if "1" in modes:
+            self.application_keys = on
+
+    def _about(self) -> tuple[int, int]:
+        """About where the cursor is: rendering all that is kept for every program that asks would cost too much."""
+        last = bytes(self._printed[max(self._printed.rfind(b"\n") + 1, len(self._printed) - SEQUENCE_SIZE) :])
+        row = min(self._printed.count(b"\n") + 1, self._rows)
+        return row, min(sum(map(columns, render(last))) + 1, self._cols)
+
+    def _answer(self, asked: list[bytes]) -> None:
+        """A program that asks may wait for the answer, so it gets one, as of the simplest of terminals."""
+        answers = {b"5": b"\x1b[0n", b"c": b"\x1b[?6c"}
+        if b"6" in asked:
+            row, column = self._about()
+            answers[b"6"] = b"\x1b[%d;%dR" % (row, column)
+        self._reply(b"".join(answers[each] for each in asked))

@@ -1,0 +1,310 @@
+"""One child process in a terminal of its own, on the running event loop.
+
+As with `Process`, what happens is told by callbacks: output as it comes, and once the end. When `on_exit` is called all
+that the leader printed has been delivered, nothing of the call runs any more, and no descriptor or timer is left.
+
+Nothing that is written is lost. What the terminal does not take is kept here until it does; a program that reads lines
+gets one that is longer than the kernel would keep in several reads, without noticing.
+
+We hold the program's side of the terminal open as well, as long as the leader lives. A program may close its terminal
+and open it again (/dev/tty), which would look like its end; and only that side can tell what has not been read yet.
+"""
+
+import asyncio
+import os
+import signal
+import termios
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from keephold.tools.refusals import UNREAD_LIMIT, input_closed, input_not_read, not_started
+from keephold.tools.session import LAST_OUTPUT, Exit, Session
+from keephold.tools.terminal.probe import BUSY, Look, has_input, look
+from keephold.tools.terminal.spawn import spawn
+
+_CHUNK = 4096  # a terminal never gives more at once
+_AT_ONCE = 256 * 1024  # then others of the loop have their turn
+_HOLDS = 16 * 1024  # what the kernel keeps at most of input that nobody reads
+_LINE, _SPARE = 4000, 16  # it keeps 4095 bytes of a line that is not ended, and throws away what follows
+_CONTROLS = bytes(byte for byte in (*range(0x20), 0x7F) if byte != 0x09)
+_IUTF8 = 0o40000  # `termios` has no name for it
+_ASKS = (signal.SIGTERM, signal.SIGHUP, signal.SIGCONT)  # a shell ignores the first; one that is stopped hears neither
+
+
+class Pty:
+    """A started program. All calls and callbacks are on the loop's thread; no callback comes out of the constructor."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str | None,
+        rows: int,
+        cols: int,
+        mark: str,
+        on_output: Callable[[bytes], None],
+        on_exit: Callable[[Exit], None],
+        grace: float = 2.0,
+    ) -> None:
+        """Start it, or raise `ToolError`. `env` must carry `mark`; `grace` is for what the leader leaves behind."""
+        self._loop = asyncio.get_running_loop()
+        self._on_output = on_output
+        self._on_exit = on_exit
+        self._master: int | None = None
+        self._slave: int | None = None
+        self._unsent = bytearray()
+        self._sent = 0
+        self._taken = 0  # bytes that the terminal took since it was last seen empty
+        self._line = 0  # bytes of them since the last end of a line
+        self._writes_later = False
+        self._last_output: asyncio.TimerHandle | None = None
+        try:
+            self._master, self._slave = os.openpty()
+            os.set_blocking(self._master, False)
+            _take_utf8(self._slave)
+            self.resize(rows, cols)
+            pid = spawn(argv, env, cwd, os.ttyname(self._slave))
+            self._session = Session(
+                pid,
+                lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]),
+                mark=mark,
+                grace=grace,
+                on_leader_end=self._leader_ended,
+                asks=_ASKS,
+                others=self._foreground,
+            )
+        except (OSError, ValueError) as error:
+            self._close_slave()
+            self._close_master()
+            raise not_started(argv, cwd, error) from error
+        self._loop.add_reader(self._master, self._read)
+
+    @property
+    def pid(self) -> int:
+        """The leader's pid, which is also its process group and its session."""
+        return self._session.pid
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Give the terminal another size; the program hears of it by SIGWINCH."""
+        if self._master is not None:
+            termios.tcsetwinsize(self._master, (rows, cols))
+
+    @property
+    def echo(self) -> bool:
+        """Whether the terminal shows what is typed."""
+        return bool(self._flags() & termios.ECHO)
+
+    @property
+    def canonical(self) -> bool:
+        """Whether the program gets whole lines; otherwise every key as it is pressed."""
+        return bool(self._flags() & termios.ICANON)
+
+    def _flags(self) -> int:
+        return 0 if self._master is None else int(termios.tcgetattr(self._master)[3])
+
+    def _foreground(self) -> Iterable[int]:
+        try:
+            return () if self._master is None else (os.tcgetpgrp(self._master),)
+        except OSError:  # the leader has let go of its terminal
+            return ()
+
+    # Input
+
+    def write(self, data: bytes) -> None:
+        """Type this. Raises `ToolError`, and then nothing was written, if the program does not read or has ended."""
+        self.check_room(data)
+        interrupt = self._interrupt_in(data)
+        if interrupt >= 0:
+            data = data[interrupt:]
+            self._take_back()
+        self._sent += len(data)
+        self._unsent += data
+        if not self._writes_later:
+            self._flush()
+
+    def check_room(self, data: bytes) -> None:
+        """Raise what writing this would raise (C6)."""
+        if self._slave is None:
+            raise input_closed()
+        if self._interrupt_in(data) >= 0:
+            return  # it makes room itself
+        more = len(data)
+        if not self._unsent and not has_input(self._slave):
+            self._taken = 0
+        unread = len(self._unsent) + min(self._taken, _HOLDS)
+        if unread + more > UNREAD_LIMIT:
+            raise input_not_read(unread, more)
+
+    def _interrupt_in(self, data: bytes) -> int:
+        """Where a key that interrupts the program is in what is typed, -1 if there is none.
+
+        Such a key takes back all that was typed before it and not read yet, as at any terminal.
+        """
+        assert self._master is not None
+        *_, flags, _, _, characters = termios.tcgetattr(self._master)
+        if not flags & termios.ISIG or flags & termios.NOFLSH:
+            return -1
+        keys = (characters[each] for each in (termios.VINTR, termios.VQUIT, termios.VSUSP))
+        return max((data.rfind(key) for key in keys if key != b"\0"), default=-1)
+
+    def interrupts(self, data: bytes) -> bool:
+        """Whether typing this takes back what was typed before and not read."""
+        return self._master is not None and self._interrupt_in(data) >= 0
+
+    def _take_back(self) -> None:
+        assert self._slave is not None
+        self._unsent.clear()
+        self._taken = self._line = 0
+        termios.tcflush(self._slave, termios.TCIFLUSH)
+
+    @property
+    def eof(self) -> bytes:
+        """The character that ends the input in line mode: Ctrl-D, unless the program chose another."""
+        return b"\x04" if self._master is None else _eof(termios.tcgetattr(self._master))
+
+    def send_eof(self) -> None:
+        """Type that character."""
+        self.write(self.eof)
+
+    def _flush(self) -> None:
+        assert self._master is not None
+        while self._unsent:
+            attributes = termios.tcgetattr(self._master)
+            piece, push = self._next_piece(attributes)
+            try:
+                count = os.write(self._master, piece + push)
+            except BlockingIOError:
+                break
+            written = piece[:count]
+            self._taken += len(written)
+            self._line = 0 if count > len(piece) else self._line_after(written, attributes)
+            del self._unsent[: len(written)]
+        if bool(self._unsent) != self._writes_later:
+            self._writes_later = bool(self._unsent)
+            if self._writes_later:
+                self._loop.add_writer(self._master, self._flush)
+            else:
+                self._loop.remove_writer(self._master)
+
+    def _next_piece(self, attributes: Sequence[Any]) -> tuple[bytes, bytes]:
+        """What to write next of what is unsent, and the end of input that makes the reader take a long line in between.
+
+        That character ends nothing where a line has begun: whoever reads gets what is there, and reads on.
+        """
+        if not attributes[3] & termios.ICANON:
+            return bytes(self._unsent[:_CHUNK]), b""
+        piece = bytes(self._unsent[: max(_LINE - self._line, _SPARE)])
+        ends = _last_end(piece, attributes)
+        if ends >= 0:
+            return piece[: ends + 1], b""
+        if len(piece) == len(self._unsent) and self._line + len(piece) <= _LINE:
+            return piece, b""
+        # A control character may take back what stands before it, and then this would be the end after all.
+        text = piece.rstrip(_CONTROLS)
+        return (text, _eof(attributes)) if text else (piece, b"")
+
+    def _line_after(self, written: bytes, attributes: Sequence[Any]) -> int:
+        """How many bytes the unfinished line has now."""
+        if not attributes[3] & termios.ICANON:
+            return 0
+        ends = _last_end(written, attributes)
+        return self._line + len(written) if ends < 0 else len(written) - ends - 1
+
+    # Output
+
+    def _read(self) -> None:
+        """Read what is there, but so that others have their turn, and deliver it at once."""
+        assert self._master is not None
+        parts, size, closed = [], 0, False
+        try:
+            while size < _AT_ONCE and not closed:
+                data = os.read(self._master, _CHUNK)
+                parts.append(data)
+                size += len(data)
+                closed = not data
+        except BlockingIOError:
+            pass
+        except OSError:  # EIO: nobody has the terminal open any more
+            closed = True
+        if closed:
+            self._close_master()
+        if size:
+            self._on_output(b"".join(parts))
+        if closed and self._session.exit is not None:
+            self._output_ended()
+
+    def look(self) -> Look:
+        """Whether the program waits for input, as it is right now."""
+        if self._master is None or self._slave is None or self._unsent:
+            return BUSY
+        return look(self._master, self._slave, self.pid)
+
+    def probe(self) -> Look:
+        """The same. What a program printed before it waits is delivered first: who hears that it does has heard it."""
+        found, sent = self.look(), self._sent
+        if found.reader is not None and self._master is not None:
+            self._read()
+            if self._sent != sent:  # what it said was answered at once
+                return BUSY
+        return found
+
+    # The end
+
+    def end(self, grace: float) -> None:
+        """Begin to end it (C7): signals to its group and to the foreground's, SIGKILL after `grace` seconds."""
+        self._session.end(grace)
+
+    def _leader_ended(self) -> None:
+        self._close_slave()
+        self._last_output = self._loop.call_later(LAST_OUTPUT, self._output_ended)
+        if self._master is None:
+            self._output_ended()
+        else:
+            self._read()
+
+    def _output_ended(self) -> None:
+        if self._last_output is None:
+            return
+        self._last_output.cancel()
+        self._last_output = None
+        self._close_master()
+        self._session.clear(self._finish)
+
+    def _finish(self) -> None:
+        assert self._session.exit is not None
+        self._on_exit(self._session.exit)
+
+    def _close_slave(self) -> None:
+        if self._slave is not None:
+            os.close(self._slave)
+            self._slave = None
+        self._unsent.clear()
+        if self._writes_later and self._master is not None:
+            self._loop.remove_writer(self._master)
+        self._writes_later = False
+
+    def _close_master(self) -> None:
+        if self._master is not None:
+            self._loop.remove_reader(self._master)
+            self._loop.remove_writer(self._master)
+            os.close(self._master)
+            self._master = None
+
+
+def _take_utf8(terminal: int) -> None:
+    """Let the terminal know that a character may be several bytes: a backspace takes back all of them."""
+    attributes = termios.tcgetattr(terminal)
+    attributes[0] |= _IUTF8
+    termios.tcsetattr(terminal, termios.TCSANOW, attributes)
+
+
+def _last_end(data: bytes, attributes: Sequence[Any]) -> int:
+    """Where the last end of a line is in what is typed, -1 if there is none."""
+    returns = data.rfind(b"\r") if attributes[0] & termios.ICRNL else -1
+    return max(data.rfind(b"\n"), data.rfind(_eof(attributes)), returns)
+
+
+def _eof(attributes: Sequence[Any]) -> bytes:
+    character: bytes = attributes[6][termios.VEOF]
+    return b"\x04" if character == b"\0" else character

@@ -1,0 +1,405 @@
+"""A program in a terminal as a tool (C4, C6, C7).
+
+A spawned one is talked to as at a keyboard: `apply` types text and presses named keys. Whether the program waits for a
+line is known (see `probe.py`). One that reads without echo asks for a password: that becomes a question to a person,
+whose answer is typed if the program still waits for it, and is nowhere to be seen (K5).
+
+A one-shot call has nobody who types. Whenever its program is found waiting for a line it is told that the input has
+ended, as an empty file would; it is looked for when its output has been quiet for 100 ms, and then again after pauses
+that grow to a second. A program that takes single keys is not known to wait, and is left to its timeout.
+"""
+
+import asyncio
+import contextlib
+import copy
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal
+
+from keephold.errors import ToolError
+from keephold.handles.question import Question
+from keephold.handles.state import Error, Ok, Outcome, Printed, error_of
+from keephold.tools.base import Invocation, Screen, Sink
+from keephold.tools.child import as_json, as_text, ending, environment, remove
+from keephold.tools.guard import Guard
+from keephold.tools.marks import call_mark
+from keephold.tools.session import Exit
+from keephold.tools.template import CommandLine, values_of
+from keephold.tools.terminal.cells import SupportsCells
+from keephold.tools.terminal.emulator import open_emulator
+from keephold.tools.terminal.keys import as_bytes
+from keephold.tools.terminal.make import MAX_COLS, MAX_ROWS
+from keephold.tools.terminal.probe import Look, may_come_back
+from keephold.tools.terminal.pty import Pty
+from keephold.tools.terminal.recent import Recent
+from keephold.tools.terminal.secrets import Veil
+
+KEYS_AFTER = 0.1
+"""Seconds between a new size and what is typed, and, where single keys are read, between text and keys of one `apply`:
+else some programs drop what was typed, or take Enter for part of a paste."""
+HELD_BACK = 0.05
+"""Seconds that output may be held back because a secret could begin with it."""
+LONGEST_SECRET = 256
+"""Bytes of a line that is taken for a password when a person who drives types it without echo."""
+QUIET, LONGEST_PAUSE = 0.1, 1.0
+"""Seconds after which a one-shot program without output is looked at, and between two such looks at most."""
+
+_LOOKS = 5  # at a prompt whose reader may only have been disturbed
+
+
+class Terminal:
+    """Starts the programs of one configured terminal."""
+
+    def __init__(
+        self,
+        line: CommandLine,
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        root: str,
+        input: Literal["line", "raw"] = "raw",
+        rows: int = 24,
+        cols: int = 80,
+        term: str = "xterm-256color",
+        options: Mapping[str, Any],
+        guard: Guard | None,
+    ) -> None:
+        self.line = line
+        self.env = dict(env)
+        self.cwd = cwd
+        self.root = root
+        self.input = input
+        self.rows = rows
+        self.cols = cols
+        self.term = term
+        self.options = dict(options)
+        self.guard = guard
+
+    def guarded(self, guard: Guard) -> "Terminal":
+        """The same with this guard: one made in Python gets that of the runtime that will run it."""
+        other = copy.copy(self)
+        other.guard = guard
+        return other
+
+    def start(self, invocation: Invocation, sink: Sink) -> "_Call":
+        """Start the call's program. Raises `ToolError` if the command cannot be rendered or started."""
+        return _Call(self, invocation, sink)
+
+
+class _Call:
+    """One call: a program in a terminal, and what a person is asked on its behalf."""
+
+    def __init__(self, terminal: Terminal, invocation: Invocation, sink: Sink) -> None:
+        self._terminal = terminal
+        self._invocation = invocation
+        self._sink = sink
+        self._loop = asyncio.get_running_loop()
+        self._rows, self._cols = terminal.rows, terminal.cols
+        self._recent = Recent()
+        self._veil = Veil()
+        self._reveal_later: asyncio.TimerHandle | None = None
+        self._keys = b""
+        """Keys that follow a text after a moment."""
+        self._keys_later: asyncio.TimerHandle | None = None
+        self._asked: Look | None = None
+        """The password prompt that a person is asked about."""
+        self._driven = False
+        self._unseen = b""
+        """The line that the person who drives is typing, if it is not echoed."""
+        self._ends = False
+        """It was told to end."""
+        self._failed: Error | None = None
+        """Why it was ended by us."""
+        self._heard = False
+        """It has printed something since it was last looked at (one-shot)."""
+        self._quiet: asyncio.TimerHandle | None = None
+        self._last: Screen | None = None
+        """What it showed when it ended."""
+        self._pty: Pty | None = self._start(terminal, invocation)
+        self._emulator = open_emulator(terminal.rows, terminal.cols, self._reply)  # while the program gets going
+        sink.resized(terminal.rows, terminal.cols)
+        if not invocation.stateful:
+            self._quiet = self._loop.call_later(QUIET, self._look_once, QUIET)
+
+    def _start(self, terminal: Terminal, invocation: Invocation) -> Pty:
+        guard = terminal.guard
+        assert guard is not None, "a terminal runs in a runtime, which gives it a guard"
+        values = values_of(invocation, options=terminal.options, root=terminal.root)
+        argv = terminal.line.render(values)
+        guard.ensure()
+        self._call_file, env = environment(terminal.env | {"TERM": terminal.term}, guard, invocation.uid, values)
+        env.pop("COLUMNS", None)  # a program would believe them, and never hear of another size
+        env.pop("LINES", None)
+        try:
+            return Pty(
+                argv,
+                env=env,
+                cwd=terminal.cwd,
+                rows=terminal.rows,
+                cols=terminal.cols,
+                mark=call_mark(guard.mark, invocation.uid),
+                on_output=self._printed,
+                on_exit=self._exited,
+                grace=self._grace,
+            )
+        except ToolError:
+            remove(self._call_file)
+            raise
+
+    @property
+    def _grace(self) -> float:
+        return self._invocation.tool.spawn.abort_grace_ms / 1000
+
+    # What it prints
+
+    def _printed(self, data: bytes) -> None:
+        self._heard = True
+        self._show(self._veil.pass_on(data))
+        if self._reveal_later is not None:
+            self._reveal_later.cancel()
+            self._reveal_later = None
+        if self._veil.holds:
+            self._reveal_later = self._loop.call_later(HELD_BACK, self._reveal)
+        if self._asked is not None and self._still_reads(self._asked) is False:
+            self._withdraw()
+
+    def _reveal(self) -> None:
+        if self._reveal_later is not None:
+            self._reveal_later.cancel()
+            self._reveal_later = None
+        self._show(self._veil.rest())
+
+    def _show(self, data: bytes) -> None:
+        if data:
+            self._recent.add(data)
+            self._emulator.feed(data)
+            self._sink.output(data)
+
+    def _reply(self, data: bytes) -> None:
+        """What a terminal answers a program that asks it something. If that does not read it, it did not need it.
+
+        While a person drives, their own terminal answers.
+        """
+        if self._pty is not None and not self._driven:
+            with contextlib.suppress(ToolError):
+                self._pty.write(data)
+
+    # Its end
+
+    def _exited(self, how: Exit) -> None:
+        self._pty = None
+        remove(self._call_file)
+        self._reveal()
+        for timer in (self._keys_later, self._quiet):
+            if timer is not None:
+                timer.cancel()
+        self._keys_later = None
+        self._last = self._emulator.screen()
+        self._emulator.close()
+        if self._failed is not None:
+            self._sink.stop(self._failed)  # that we ended it is nothing to tell of
+        else:
+            failed = Error(f"The command {ending(how)}.", "command_failed")
+            self._sink.stop(Printed() if how.code == 0 else failed, exit_code=how.code, signal=how.signal)
+        self._sink.released()
+
+    def end(self, grace: float) -> None:
+        self._ends = True
+        if self._pty is not None:
+            self._pty.end(grace)
+
+    # What is typed
+
+    def write(self, data: Any) -> None:
+        self.apply({"input": data})
+
+    def apply(self, arguments: Mapping[str, Any]) -> None:
+        """What an `apply` says: its `size` first, then `input` is typed, then `keys` are pressed."""
+        pty = self._running()
+        keys, size = arguments.get("keys"), arguments.get("size")
+        if "input" not in arguments and keys is None and size is None:
+            message = "apply needs `input`, `keys` or `size`: text to type, keys to press, or another size"
+            raise ToolError(message, code="invalid_arguments")
+        rows, cols = (self._rows, self._cols) if size is None else _size_of(size)
+        pressed = b"" if keys is None else as_bytes(keys, application=self._emulator.application_keys)
+        text = self._as_typed(arguments["input"], pty) if "input" in arguments else b""
+        self._press()  # of the apply before
+        if self._asked is not None and pty.interrupts(text + pressed):
+            self._withdraw()
+        pty.check_room(text + pressed)
+        if (rows, cols) != (self._rows, self._cols) and (text or pressed):
+            self.resize(rows, cols)  # a program that is told so may drop what it has not read
+            self._press_later(text + pressed)
+            return
+        self.resize(rows, cols)
+        if text and pressed and not pty.canonical:
+            pty.write(text)
+            self._press_later(pressed)
+        else:
+            pty.write(text + pressed)
+
+    def _press_later(self, keys: bytes) -> None:
+        self._keys = keys
+        self._keys_later = self._loop.call_later(KEYS_AFTER, self._press)
+
+    def _as_typed(self, data: Any, pty: Pty) -> bytes:
+        """What `input` means at a keyboard (C6): Enter is a carriage return, the end of input a character."""
+        if data is None:
+            return pty.eof
+        if not isinstance(data, str):
+            return as_json(data) + b"\r"
+        if self._terminal.input == "line":
+            data = data.replace("\r\n", "\r").replace("\n", "\r")
+            data = data if data.endswith("\r") else data + "\r"
+        return as_text(data)
+
+    def _press(self) -> None:
+        """Press the keys that wait for their moment."""
+        if self._keys_later is not None:
+            self._keys_later.cancel()
+            self._keys_later = None
+            with contextlib.suppress(ToolError):  # there was room for them, or the program is gone
+                self._running().write(self._keys)
+
+    @property
+    def typing(self) -> bool:
+        """Whether keys of the last `apply` are still to be pressed."""
+        return self._keys_later is not None
+
+    def _running(self) -> Pty:
+        if self._pty is None or self._ends:
+            name, what = self._invocation.tool.name, "has ended" if self._pty is None else "is being ended"
+            raise ToolError(f"the program of `{name}` {what} and takes no more input", code="not_running")
+        return self._pty
+
+    # Whether it waits for input
+
+    def probe(self) -> bool | None:
+        if self._pty is None or self._driven or self._ends or self.typing:
+            return False
+        look = self._pty.probe()
+        if look.reader is not None:
+            self._reveal()  # it waits, so nothing of what it prints is on its way
+        if self._asked is not None and self._still_reads(self._asked) is False:
+            self._withdraw()
+        match look.state:
+            case "password":
+                self._ask(look)
+            case "reading":
+                return True
+            case "raw" | "unknown":
+                return None
+        return False
+
+    def _look_once(self, pause: float) -> None:
+        """One-shot: where somebody could type, nobody will."""
+        if self._heard:
+            pause = QUIET
+        elif self.probe() and self._pty is not None:
+            self._pty.send_eof()
+            pause = QUIET
+        else:
+            pause = min(2 * pause, LONGEST_PAUSE)
+        self._heard = False
+        self._quiet = self._loop.call_later(pause, self._look_once, pause)
+
+    def _ask(self, prompt: Look) -> None:
+        if self._asked is None:
+            self._asked = prompt
+            text = self._recent.last_line() or "Password:"
+            question = Question(id="password", text=text, answer_type="Text", secret=True)
+            self._sink.ask(question, partial(self._answered, prompt))
+
+    def _still_reads(self, prompt: Look) -> bool | None:
+        """Whether the prompt is still there; None while that cannot be told because its reader runs."""
+        for _ in range(_LOOKS):
+            if self._pty is None or self._pty.look() == prompt:
+                return self._pty is not None
+            if not may_come_back(prompt.reader or ""):
+                return self._pty.look() == prompt
+        return None
+
+    def _withdraw(self) -> None:
+        """The prompt has gone by itself: somebody typed, or the program went on."""
+        self._asked = None
+        self._sink.withdraw()
+
+    def _answered(self, prompt: Look, outcome: Outcome) -> None:
+        if self._asked is not prompt or self._pty is None:
+            return
+        self._asked = None
+        if not isinstance(outcome, Ok):
+            self._fail(outcome if isinstance(outcome, Error) else Error("The password was not given."))
+        elif self._still_reads(prompt):  # else it would be shown, or be taken for something else
+            secret = str(outcome.value)
+            self._veil.hide(secret)
+            try:
+                self._pty.write(as_text(secret) + b"\r")
+            except ToolError as error:
+                self._fail(error_of(error))
+
+    def _fail(self, error: Error) -> None:
+        """The call has failed while its program lives: this is the outcome, and the program is ended."""
+        self._failed = error
+        self.end(self._grace)
+
+    # What it shows, and a person who drives it
+
+    def screen(self) -> Screen:
+        return self._emulator.screen() if self._last is None else self._last
+
+    def painted(self) -> bytes:
+        """What paints its screen (`SupportsCells`); nothing where the emulator knows no colours, or it has ended."""
+        emulator = self._emulator
+        return emulator.painted() if self._last is None and isinstance(emulator, SupportsCells) else b""
+
+    def scrollback(self, count: int) -> tuple[str, ...]:
+        return self._emulator.scrollback(count) if self._last is None else ()
+
+    def draws(self, since: int) -> bool:
+        alternate = self._emulator.alternate if self._last is None else self._last.alternate
+        return alternate or self._recent.positions(since)
+
+    def resize(self, rows: int, cols: int) -> None:
+        if self._pty is not None and (rows, cols) != (self._rows, self._cols):
+            self._rows, self._cols = rows, cols
+            self._emulator.resize(rows, cols)
+            self._pty.resize(rows, cols)
+            self._sink.resized(rows, cols)
+
+    def type(self, data: bytes) -> None:
+        self._press()
+        pty = self._running()
+        self._hide_typed(pty, data)
+        pty.write(data)
+
+    def _hide_typed(self, pty: Pty, data: bytes) -> None:
+        """What the person types where a line is read without echo is a password, like one they are asked for."""
+        if pty.canonical and not pty.echo:
+            *lines, self._unseen = (self._unseen + data).replace(b"\n", b"\r").split(b"\r")
+            if len(lines) == 1 and len(lines[0]) <= LONGEST_SECRET:  # more is a paste
+                self._veil.hide(lines[0].decode(errors="replace"))
+            self._unseen = self._unseen[: LONGEST_SECRET + 1]
+        else:
+            self._unseen = b""
+
+    @property
+    def unseen(self) -> bool:
+        return self._pty is not None and not self._pty.echo
+
+    def interrupts(self, data: bytes) -> bool:
+        return self._pty is not None and self._pty.interrupts(data)
+
+    def driven(self, by_person: bool) -> None:
+        self._driven = by_person
+        if by_person and self._asked is not None:
+            self._withdraw()
+
+
+def _size_of(size: Any) -> tuple[int, int]:
+    """The rows and columns of a `size`, checked."""
+    match size:
+        case {"rows": int(rows), "cols": int(cols)} if 1 <= rows <= MAX_ROWS and 1 <= cols <= MAX_COLS:
+            return rows, cols
+    message = f'`size` is {{"rows": R, "cols": C}} with 1 to {MAX_ROWS} rows and 1 to {MAX_COLS} columns'
+    raise ToolError(message, code="invalid_arguments")

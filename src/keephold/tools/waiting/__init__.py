@@ -1,0 +1,56 @@
+"""The wait tools: handles as asynchronous operations to create, wait for, complete and look after (W)."""
+
+from keephold.tools.base import Tool
+from keephold.tools.waiting.around import Around
+from keephold.tools.waiting.cleanup import gc_tool
+from keephold.tools.waiting.complete import complete_tool
+from keephold.tools.waiting.control import cancel_tool, update_tool
+from keephold.tools.waiting.create import create_tool
+from keephold.tools.waiting.execute_agent import agent_step_tool, execute_agent_tool
+from keephold.tools.waiting.execute_workflow import execute_workflow_tool
+from keephold.tools.waiting.listing import list_tool
+from keephold.tools.waiting.sleep import sleep_tool
+from keephold.tools.waiting.task_tools import TaskTools
+from keephold.tools.waiting.wait import wait_for_multiple_tool, wait_for_tool
+
+__all__ = ["LASTING", "NAMES", "Around", "wait_tools"]
+
+LASTING = ("execute_agent_async", "execute_workflow_async")
+"""Those whose handles do something: what a crash leaves of them is recovered like any tool's."""
+NAMES = (
+    "sleep",
+    "create_wait_handle",
+    "wait_for",
+    "wait_for_multiple",
+    "complete_wait_handle",
+    "list_wait_handles",
+    "update_wait_handle",
+    "cancel_wait_handle",
+    "gc_wait_handles",
+    *LASTING,
+    "create_task",
+    "update_task_status",
+    "get_task",
+    "list_tasks",
+    "get_task_timer",
+    "pause_resume_task_timer",
+)
+
+
+def wait_tools(around: Around) -> list[Tool]:
+    """All of them."""
+    return [
+        sleep_tool(around.show),
+        create_tool(),
+        wait_for_tool(around),
+        wait_for_multiple_tool(around),
+        complete_tool(around.show),
+        list_tool(around.show),
+        update_tool(around),
+        cancel_tool(around),
+        gc_tool(around),
+        execute_agent_tool(around),
+        execute_workflow_tool(around),
+        agent_step_tool(around),
+        *TaskTools(around).all(),
+    ]

@@ -1,0 +1,199 @@
+"""Agents: functions that are run beside the conversation by `execute_agent_async` (W12).
+
+A runtime has them by `@rt.agent("id")`. Each has its own `max_running`, queued by priority (W11), and says itself
+whether it is run again with its journal after a crash.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from keephold.errors import ConfigError, ToolError
+from keephold.handles.question import Question
+from keephold.tools.base import OnCrash, QuestionPolicy, RunMode
+from keephold.tools.call import Call
+from keephold.tools.waiting.create import timed_out
+from keephold.tools.waiting.view import instant
+
+MAY_RUN = "run_agent"
+"""The question whether an agent may run; only a person answers it."""
+PERMISSION = "permission"
+"""What an agent that is a program wants permitted (`acp/subagent.py`); the same."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """What was said before."""
+
+    role: str
+    content: str
+
+
+class Document(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something to read."""
+
+    content: str
+    id: str | None = None
+    name: str | None = None
+
+
+class AgentRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What an agent is asked to do. None: nothing was said about it, the agent decides."""
+
+    agent_id: str
+    prompt: str
+    model: str | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    top_p: float | None = None
+    system_prompt: str | None = None
+    context: tuple[Message, ...] = ()
+    tools: tuple[str, ...] = ()
+    documents: tuple[Document, ...] = ()
+    timeout_ms: float | None = None
+
+
+AgentFunction = Callable[[Call, AgentRequest], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One agent."""
+
+    id: str
+    function: AgentFunction
+    on_crash: OnCrash
+    max_running: int | None
+    run: RunMode = "unattended"
+    """Whether starting it needs permission (P1)."""
+    questions: Mapping[str, QuestionPolicy] = field(default_factory=dict)
+
+
+class Agents:
+    """The agents of a runtime."""
+
+    def __init__(self) -> None:
+        self._agents: dict[str, Agent] = {}
+
+    def become(self, other: "Agents", instead_of: Iterable[str]) -> None:
+        """Know the agents of another one from now on, instead of those of these ids."""
+        gone = frozenset(instead_of)
+        self._agents = {id: agent for id, agent in self._agents.items() if id not in gone} | other._agents
+
+    def registering(
+        self, id: str, on_crash: OnCrash, max_running: int | None
+    ) -> Callable[[AgentFunction], AgentFunction]:
+        """A decorator that makes a function an agent."""
+
+        def register(function: AgentFunction) -> AgentFunction:
+            self.add(id, function, on_crash, max_running)
+            return function
+
+        return register
+
+    def add(
+        self,
+        id: str,
+        function: AgentFunction,
+        on_crash: OnCrash,
+        max_running: int | None,
+        *,
+        run: RunMode = "unattended",
+        questions: Mapping[str, QuestionPolicy] | None = None,
+    ) -> None:
+        """Make a function an agent."""
+        if not id or id in self._agents:
+            why = "is registered already; choose another id" if id else "needs an id that is not empty"
+            raise ConfigError([f"agent `{id}` {why}"])
+        if not asyncio.iscoroutinefunction(function):
+            raise ConfigError([f"agent `{id}`: {function!r:.80} is not async; make it `async def (call, request)`"])
+        if on_crash not in ("replay", "fail"):
+            raise ConfigError([f'agent `{id}`: on_crash must be "replay" or "fail", not {on_crash!r}'])
+        if max_running is not None and max_running < 1:
+            raise ConfigError([f"agent `{id}`: max_running must be 1 or more, not {max_running}"])
+        self._agents[id] = Agent(id, function, on_crash, max_running, run, questions or {})
+
+    @property
+    def ids(self) -> list[str]:
+        """Of all agents there are."""
+        return list(self._agents)
+
+    def has(self, id: str) -> bool:
+        """Whether there is an agent of that id."""
+        return id in self._agents
+
+    def find(self, id: str) -> Agent:
+        """The agent of that id. Raises `ToolError`, which lists those there are."""
+        agent = self._agents.get(id)
+        if agent is None:
+            known = ", ".join(self._agents) or "none; a program registers them with @rt.agent"
+            raise ToolError(f"Agent {id} not found; known agents: {known}", code="invalid_arguments")
+        return agent
+
+    def slots_of(self, arguments: Mapping[str, Any]) -> dict[str, int]:
+        """What a run of the agent queues for (W11)."""
+        agent = self._agents.get(arguments["agentId"])
+        return {} if agent is None or agent.max_running is None else {f"agent:{agent.id}": agent.max_running}
+
+    async def run(self, call: Call, arguments: Mapping[str, Any], *, since: float) -> dict[str, Any]:
+        """Run an agent; its result. Its timeout runs from the time `since` (W5)."""
+        registry = call._durability.registry
+        request = read_request(arguments)
+        agent = self.find(request.agent_id)
+        limit = request.timeout_ms or None
+        left = None if limit is None else since + limit / 1000 - registry.clock.now()
+        if limit is not None and left is not None and left <= 0:  # it queued, paused or was nobody's for so long
+            raise ToolError(timed_out(limit), code="timeout")
+        try:
+            async with asyncio.timeout(left) as timeout:
+                value = await agent.function(call, request)
+        except TimeoutError:
+            if limit is None or not timeout.expired():
+                raise
+            raise ToolError(timed_out(limit), code="timeout") from None
+        return _result(request, value, registry.clock.now())
+
+
+async def permitted(call: Call, agent: Agent, detached: str) -> None:
+    """Where nothing has asked yet whether the agent may run (P1): a person is asked, or `detached` decides (P2)."""
+    if agent.run == "unattended":
+        return
+    question = Question(id=MAY_RUN, text=f"Run agent `{agent.id}`?", answer_type="Boolean")
+    try:
+        allowed = agent.run != "skip" and await call.ask(question)
+    except ToolError as error:
+        if error.code != "question_unanswered":
+            raise
+        allowed = detached == "auto"
+        if not allowed:
+            raise ToolError(
+                f'Agent `{agent.id}` needs permission to run (`run = "{agent.run}"`) and nobody is there to give it. '
+                f'To allow it, set `run = "unattended"` in [agents.{agent.id}], or `detached = "auto"` in '
+                "[conversation].",
+                code="permission_denied",
+            ) from None
+    if not allowed:
+        raise ToolError(f"Agent {agent.id} was skipped by user.", code="permission_denied")
+
+
+def read_request(arguments: Mapping[str, Any]) -> AgentRequest:
+    """The request that these arguments make. Raises `ToolError`."""
+    try:
+        return msgspec.convert(arguments, AgentRequest)
+    except msgspec.ValidationError as error:
+        raise ToolError(f"not what an agent can be asked: {error}", code="invalid_arguments") from None
+
+
+def _result(request: AgentRequest, value: Any, now: float) -> dict[str, Any]:
+    """A text is the response; an object that has `response` may say more about it."""
+    said = value if isinstance(value, dict) and "response" in value else {"response": value}
+    return {
+        "agentId": request.agent_id,
+        "response": said["response"],
+        "model": said.get("model", request.model),
+        "usage": said.get("usage"),
+        "finishReason": said.get("finishReason", "stop"),
+        "timestamp": instant(now),
+    }

@@ -1,0 +1,151 @@
+"""`gc_wait_handles`, and the archive: letting go of what has settled, by hand or by policy (W8).
+
+What goes is appended to the archive first, a line of JSON each, and only what was written there goes. A crash in
+between archives it twice and loses nothing.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from keephold.errors import KeepholdError
+from keephold.handles.state import Error, Ok, Reply, Stopped
+from keephold.handles.text import to_json
+from keephold.store.base import WAIT_KINDS, Collected, Kind, Record, Status, status_of
+from keephold.tools.base import Tool
+from keephold.tools.call import Call
+from keephold.tools.waiting.around import Around
+from keephold.tools.waiting.tool import ENDS, Arguments, object_schema, wait_tool
+from keephold.tools.waiting.view import COUNT, FLAG, TEXT, TYPES, instant
+
+_SETTLED: tuple[Status, ...] = ("completed", "failed", "timeout")
+_NAMED = 100
+"""So many ids a reply names."""
+
+PARAMETERS = object_schema(
+    {
+        "olderThanMs": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": 1e14,
+            "description": "Settled longer ago than this; default 0.",
+        },
+        "status": {"type": "string", "enum": [*_SETTLED, "all"], "description": "Default: all that have settled."},
+        "type": {"type": "string", "enum": [*TYPES, "all"], "description": "Default: all."},
+        "dryRun": {"type": "boolean", "description": "Say what would go, and let nothing go."},
+    }
+)
+RETURNS = object_schema(
+    {
+        "success": FLAG,
+        "dryRun": FLAG,
+        "removedCount": COUNT,
+        "byStatus": {"type": "object", "additionalProperties": COUNT},
+        "byType": {"type": "object", "additionalProperties": COUNT},
+        "handleIds": {"type": "array", "items": TEXT, "description": f"The first {_NAMED} of them."},
+        "archived": FLAG,
+        "message": TEXT,
+    },
+    ["success", "dryRun", "removedCount", "byStatus", "byType", "handleIds", "archived"],
+)
+
+
+def gc_tool(around: Around) -> Tool:
+    """The tool."""
+
+    async def gc(call: Call, arguments: Arguments) -> Reply:
+        registry = call._durability.registry
+        op = _op(call, arguments, registry.clock.now())
+        dry = bool(arguments.get("dryRun"))
+        records = await registry.store.expiring(op) if dry else await registry.let_go(op)
+        gone = [record for record in records if record.stateful]  # one-shot calls nobody has seen
+        answer: dict[str, Any] = {
+            "success": True,
+            "dryRun": dry,
+            "removedCount": len(gone),
+            "byStatus": dict(Counter(status_of(record.state) for record in gone)),
+            "byType": dict(Counter(record.kind for record in gone)),
+            "handleIds": [record.id for record in gone[:_NAMED]],
+            "archived": registry.archive is not None and not dry,
+        }
+        if not gone and await registry.store.turn(call.conversation) is not None:
+            answer["message"] = "Nothing goes while a turn of this conversation is open."
+        return around.show(answer)
+
+    return wait_tool(
+        around.show,
+        "gc_wait_handles",
+        "Remove wait handles that have settled, and their results.",
+        PARAMETERS,
+        RETURNS,
+        gc,
+        hints=ENDS | {"title": "Remove settled wait handles"},
+    )
+
+
+def _op(call: Call, arguments: Arguments, now: float) -> Collected:
+    kind: Any = arguments.get("type") or "all"
+    status: Any = arguments.get("status") or "all"
+    kinds: tuple[Kind, ...] = WAIT_KINDS if kind == "all" else (kind,)
+    return Collected(
+        now - (arguments.get("olderThanMs") or 0) / 1000,
+        now,
+        limit=10_000,
+        conversation=call.conversation,
+        kinds=kinds,
+        statuses=_SETTLED if status == "all" else (status,),
+    )
+
+
+def archive_in(directory: Path, file: str | None) -> "Archive | None":
+    """The archive of a configuration, if it names one."""
+    return None if file is None else Archive(directory / Path(file).expanduser())
+
+
+class Archive:
+    """A file of JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def __call__(self, records: Sequence[Record]) -> None:
+        """Append the wait handles among them. Raises `KeepholdError` if that cannot be done."""
+        lines = [to_json(_line(record)) + b"\n" for record in records if record.stateful and record.kind != "tool"]
+        if not lines:
+            return
+        try:
+            self._append(b"".join(lines))
+        except OSError as error:
+            why = f"{self._path}: cannot be appended to: {error.strerror}; nothing was let go ([wait_handles] archive)"
+            raise KeepholdError(why, code="store_unavailable") from None
+
+    def _append(self, data: bytes) -> None:
+        # On the loop's thread: it is done once a minute at most, and nothing may go before it is on the disk.
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _line(record: Record) -> dict[str, Any]:
+    state = record.state
+    assert isinstance(state, Stopped)
+    line: dict[str, Any] = {
+        "id": record.id,
+        "uid": record.uid,
+        "conversation": record.conversation,
+        "type": record.kind,
+        "status": status_of(state),
+        "startTime": instant(state.created),
+        "endTime": instant(state.stopped),
+        "metadata": record.metadata or {},
+    }
+    match state.outcome:
+        case Ok(value):
+            line["result"] = value
+        case Error(message):
+            line["error"] = message
+    return line

@@ -1,0 +1,155 @@
+"""`complete_wait_handle`: settle a handle from outside, by its id or its whole key (D8, W6).
+
+By id it ends only what `create_wait_handle` made: a model must not approve its own request. Whoever has the key of any
+wait may complete that one. One conditional write decides, so of several the first wins, in whichever process.
+"""
+
+from typing import Any
+
+from keephold.durable.keys import is_key
+from keephold.errors import ToolError
+from keephold.handles.handle import Handle
+from keephold.handles.state import Reply, Stopped
+from keephold.store.base import Resolution, Resolving
+from keephold.tools.base import Tool
+from keephold.tools.call import Call
+from keephold.tools.waiting.create import NAME as CREATE
+from keephold.tools.waiting.find import find, named
+from keephold.tools.waiting.task_store import CREATE as TASK
+from keephold.tools.waiting.tool import WRITES, Arguments, Refused, Show, object_schema, wait_tool
+from keephold.tools.waiting.view import (
+    COUNT,
+    FLAG,
+    STATUS,
+    TEXT,
+    TIME,
+    TYPE,
+    elapsed,
+    fitting,
+    instant,
+    milliseconds,
+    status,
+)
+
+PARAMETERS = object_schema(
+    {
+        "handleId": {"type": "string", "description": "ID of the wait handle, or the whole key of a wait."},
+        "result": {"description": "Result data (if successful): any JSON value."},
+        "error": {"type": "string", "description": "Error message (if failed). If it is given, the operation failed."},
+    },
+    ["handleId"],
+)
+RETURNS = object_schema(
+    {
+        "success": FLAG,
+        "handleId": TEXT,
+        "type": TYPE,
+        "status": STATUS,
+        "result": {},
+        "error": TEXT,
+        "elapsedMs": COUNT,
+        "elapsedTime": TEXT,
+        "startTime": TIME,
+        "endTime": TIME,
+    },
+    ["success", "handleId", "type", "status", "elapsedMs", "elapsedTime", "startTime"],
+)
+_STATUS = {"ok": "completed", "err": "failed", "timeout": "timeout", "cancelled": "failed"}
+
+
+def complete_tool(show: Show) -> Tool:
+    """The tool."""
+
+    async def complete(call: Call, arguments: Arguments) -> Reply:
+        id, error = arguments["handleId"], arguments.get("error")
+        if error is None:
+            resolution = Resolution("ok", arguments.get("result"))
+        else:
+            resolution = Resolution("err", {"code": "tool_error", "message": error})
+        if is_key(id):
+            return await _by_key(call, id, resolution)
+        handle = named(call, id)
+        if handle.tool.name != CREATE:
+            raise _refusal(handle)
+        if isinstance(handle.state, Stopped):
+            raise settled(id, status(handle))
+        result = await call._durability.waits.complete(handle, resolution)
+        if result.status != "accepted":
+            raise settled(id, await _status_now(call, id, result))
+        return _completed(call, handle, resolution)
+
+    async def _by_key(call: Call, key: str, resolution: Resolution) -> Reply:
+        waits, registry = call._durability.waits, call._durability.registry
+        row = await waits.verify(key)
+        record = None if row is None else await registry.store.handle(row.uid)
+        if row is None or record is None:
+            raise ToolError("No wait has this key, or it was revoked", code="await_event_unknown_or_revoked")
+        handle = registry.adopt(record)
+        outcome = await waits.resolve(key, resolution)
+        if outcome.status == "already_resolved" and outcome.terminal is not None:
+            raise settled(handle.id, _STATUS[outcome.terminal["status"]])
+        if outcome.status != "accepted":
+            raise ToolError("No wait has this key, or it was revoked", code="await_event_unknown_or_revoked")
+        return _completed(call, handle, resolution)
+
+    def _completed(call: Call, handle: Handle, resolution: Resolution) -> Reply:
+        # One of ours that has not been parked yet is about to stop with it. A call that waited for an event goes on,
+        # and one whose result a person has to see first has not ended.
+        state = handle.state
+        over = not handle.active or handle.tool.name == CREATE
+        end = state.stopped if isinstance(state, Stopped) else call._durability.registry.clock.now()
+        took = milliseconds(end - state.created)
+        answer: dict[str, Any] = {
+            "success": True,
+            "handleId": handle.id,
+            "type": handle.kind,
+            "status": _STATUS[resolution.status] if over else "pending",
+        }
+        if resolution.status == "ok":
+            answer["result"] = fitting(resolution.payload)
+        else:
+            answer["error"] = resolution.payload["message"]
+        answer |= {"elapsedMs": took, "elapsedTime": elapsed(took)}
+        answer |= {"startTime": instant(state.created)} | ({"endTime": instant(end)} if over else {})
+        return show(answer, shown=() if handle.active else (handle,))
+
+    return wait_tool(
+        show,
+        "complete_wait_handle",
+        "Manually complete or fail a wait handle (used by external systems).",
+        PARAMETERS,
+        RETURNS,
+        complete,
+        names="handleId",
+        hints=WRITES | {"title": "Complete a wait handle"},
+    )
+
+
+async def _status_now(call: Call, id: str, result: Resolving) -> str:
+    """How a handle is settled that somebody else was quicker with."""
+    if result.terminal is not None:
+        return _STATUS[result.terminal.status]
+    return status(await find(call, id))
+
+
+def settled(id: str, now: str) -> Refused:
+    return Refused(f"Wait handle {id} is already {now}", code="already_stopped", currentStatus=now)
+
+
+def _refusal(handle: Handle) -> ToolError:
+    """D8: what would end it instead."""
+    match handle.kind:
+        case "agent" | "workflow":
+            how = "it ends by itself, and `cancel_wait_handle` ends it before that"
+        case "custom" if handle.tool.name == TASK:
+            how = '`update_task_status` with status "completed" does'
+        case _ if handle.parking is not None:
+            how = "whoever has its completion key does, with that as `handleId`"
+        case _ if "abort" in handle.tool.actions:
+            how = f'`{handle.tool.name}` ends by itself, or with its action "abort"'
+        case _:
+            how = f"`{handle.tool.name}` ends by itself"
+    return ToolError(
+        f"Wait handle {handle.id} was not made by {CREATE} and cannot be completed by its id; {how}",
+        code="handle_of_another_tool",
+    )

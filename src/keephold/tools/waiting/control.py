@@ -1,0 +1,197 @@
+"""`update_wait_handle` and `cancel_wait_handle`: what is said about a handle, and how it ends before its time (W8)."""
+
+from typing import Any
+
+from keephold.errors import KeepholdError, ToolError
+from keephold.handles.handle import Handle
+from keephold.handles.state import Error, Progress, Reply, Stopped
+from keephold.store.base import Annotated, Record, Resolution
+from keephold.tools.base import Tool
+from keephold.tools.call import Call
+from keephold.tools.waiting.around import Around
+from keephold.tools.waiting.complete import settled
+from keephold.tools.waiting.create import NAME as CREATE
+from keephold.tools.waiting.create import PRIORITY, small
+from keephold.tools.waiting.find import find
+from keephold.tools.waiting.task_store import CREATE as TASK
+from keephold.tools.waiting.tool import ENDS, WRITES, Arguments, object_schema, wait_tool
+from keephold.tools.waiting.view import (
+    COUNT,
+    FLAG,
+    METADATA,
+    PROGRESS,
+    STATUS,
+    TEXT,
+    TIME,
+    TYPE,
+    elapsed,
+    instant,
+    milliseconds,
+    progress_of,
+    status,
+)
+
+_HANDLE = {"type": "string", "description": "ID of the wait handle."}
+UPDATE_PARAMETERS = object_schema(
+    {
+        "handleId": _HANDLE,
+        "progress": {"type": "number", "maximum": 1e300, "minimum": -1e300, "description": "How much is done."},
+        "total": {"type": "number", "maximum": 1e300, "minimum": -1e300, "description": "Of how much."},
+        "message": {"type": "string", "description": "What is being done."},
+        "priority": PRIORITY,
+        "metadata": {"type": "object", "description": "Keys to set; null removes a key, others stay."},
+    },
+    ["handleId"],
+)
+UPDATE_RETURNS = object_schema(
+    {
+        "success": FLAG,
+        "handleId": TEXT,
+        "type": TYPE,
+        "status": STATUS,
+        "progress": PROGRESS,
+        "priority": {"type": "integer"},
+        "metadata": METADATA,
+    },
+    ["success", "handleId", "type", "status"],
+)
+CANCEL_PARAMETERS = object_schema(
+    {"handleId": _HANDLE, "reason": {"type": "string", "description": "Why; whoever waits for it is told."}},
+    ["handleId"],
+)
+CANCEL_RETURNS = object_schema(
+    {
+        "success": FLAG,
+        "handleId": TEXT,
+        "type": TYPE,
+        "status": STATUS,
+        "error": TEXT,
+        "elapsedMs": COUNT,
+        "elapsedTime": TEXT,
+        "startTime": TIME,
+        "endTime": TIME,
+    },
+    ["success", "handleId", "type", "status", "elapsedMs", "elapsedTime", "startTime", "endTime"],
+)
+
+
+def update_tool(around: Around) -> Tool:
+    """The tool that annotates."""
+
+    async def update(call: Call, arguments: Arguments) -> Reply:
+        handle = await find(call, arguments["handleId"])
+        if not handle.active:
+            raise settled(handle.id, status(handle))
+        if handle.tool.name == TASK and "metadata" in arguments:
+            why = f"Wait handle {handle.id} is a task; its metadata is changed by `update_task_status`"
+            raise ToolError(why, code="handle_of_another_tool")
+        registry = call._durability.registry
+        said = arguments.get("metadata") or {}
+        if ours := [key for key in said if key.startswith("mcp.")]:
+            raise ToolError(f"metadata `{ours[0]}`: keys that begin with `mcp.` are ours", code="invalid_arguments")
+        small({**(handle.metadata or {}), **said})  # all of it, with what was said before
+        changes = Annotated(handle.uid, _progress(handle, arguments), arguments.get("priority"), said)
+        try:
+            (record,) = await registry.write((changes,), keep=False)
+        except KeepholdError as error:
+            if error.code != "already_stopped":
+                raise
+            raise settled(handle.id, status(await find(call, arguments["handleId"]))) from None
+        registry.annotated(handle, record)
+        return around.show(_updated(record))
+
+    return wait_tool(
+        around.show,
+        "update_wait_handle",
+        "Say how far an async operation is, or change its priority or metadata.",
+        UPDATE_PARAMETERS,
+        UPDATE_RETURNS,
+        update,
+        names="handleId",
+        hints=WRITES | {"title": "Update a wait handle", "idempotentHint": True},
+    )
+
+
+def _progress(handle: Handle, arguments: Arguments) -> Progress | None:
+    """What is not said of the progress stays as it was."""
+    if not any(key in arguments for key in ("progress", "total", "message")):
+        return None
+    before = handle.progress or Progress(0)
+    return Progress(
+        arguments.get("progress", before.done),
+        arguments.get("total", before.total),
+        arguments.get("message", before.message),
+    )
+
+
+def _updated(record: Record) -> dict[str, Any]:
+    answer: dict[str, Any] = {"success": True, "handleId": record.id, "type": record.kind, "status": "pending"}
+    return answer | progress_of(record.progress) | {"priority": record.priority, "metadata": record.metadata or {}}
+
+
+def cancel_tool(around: Around) -> Tool:
+    """The tool that ends."""
+
+    async def cancel(call: Call, arguments: Arguments) -> Reply:
+        handle, reason = await find(call, arguments["handleId"]), arguments.get("reason")
+        if not handle.active:
+            raise settled(handle.id, status(handle))
+        if handle.tool.name == CREATE:
+            why = f"Cancelled: {reason}" if reason else "Cancelled"
+            payload = {"code": "cancelled", "message": why}
+            result = await call._durability.waits.complete(handle, Resolution("err", payload))
+            if result.status != "accepted":
+                raise settled(handle.id, status(await find(call, handle.id)))
+        elif handle.kind in ("agent", "workflow", "timer") or _left_alone(handle):
+            why = f"Cancelled by the assistant: {reason}" if reason else "Cancelled by the assistant."
+            await around.end(handle, Error(why, "aborted"), "abort")
+        else:
+            raise _refusal(handle)
+        return around.show(_cancelled(call, handle, why), shown=() if handle.active else (handle,))
+
+    return wait_tool(
+        around.show,
+        "cancel_wait_handle",
+        "Cancel an async operation: a wait handle, an agent, a workflow, a timer, or a call that goes on by itself.",
+        CANCEL_PARAMETERS,
+        CANCEL_RETURNS,
+        cancel,
+        names="handleId",
+        hints=ENDS | {"title": "Cancel a wait handle"},
+    )
+
+
+def _left_alone(handle: Handle) -> bool:
+    """A one-shot call whose caller waits no more (D10), and whose tool has no `abort`."""
+    return handle.id.startswith("call:") and "abort" not in handle.tool.actions
+
+
+def _cancelled(call: Call, handle: Handle, why: str) -> dict[str, Any]:
+    state = handle.state
+    end = state.stopped if isinstance(state, Stopped) else call._durability.registry.clock.now()
+    error = state.outcome.message if isinstance(state, Stopped) and isinstance(state.outcome, Error) else why
+    took = milliseconds(end - state.created)
+    return {
+        "success": True,
+        "handleId": handle.id,
+        "type": handle.kind,
+        "status": "failed" if handle.active else status(handle),
+        "error": error,
+        "elapsedMs": took,
+        "elapsedTime": elapsed(took),
+        "startTime": instant(state.created),
+        "endTime": instant(end),
+    }
+
+
+def _refusal(handle: Handle) -> ToolError:
+    if handle.tool.name == TASK:
+        how = '`update_task_status` with status "completed" does'
+    elif "abort" in handle.tool.actions:
+        how = f'`{handle.tool.name}` with action "abort" does'
+    else:
+        how = "a person can"
+    return ToolError(
+        f"Wait handle {handle.id} belongs to tool `{handle.tool.name}` and is not ended by this; {how}",
+        code="handle_of_another_tool",
+    )

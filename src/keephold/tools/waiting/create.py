@@ -1,0 +1,141 @@
+"""`create_wait_handle`: a handle that somebody completes later, by its id or its key (W1, W5, W7).
+
+It is a call that takes its completion key and parks, so it costs nothing while it waits and outlives the process (D).
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from keephold.durable.calls import Durability
+from keephold.durable.deferred import Pending, TimedPending
+from keephold.errors import ToolError
+from keephold.handles.handle import Handle
+from keephold.handles.state import Error, Stopped
+from keephold.handles.text import to_json
+from keephold.tools.base import Launch, Launching, SpawnPolicy, Tool
+from keephold.tools.call import Call
+from keephold.tools.waiting.tool import WRITES, function_tool, object_schema
+from keephold.tools.waiting.view import FLAG, METADATA, STATUS, TEXT, TIME, TYPE, TYPES, instant, number, status
+
+NAME = "create_wait_handle"
+EXISTS = "Wait handle {id} already exists"
+METADATA_BYTES = 8192
+
+TIMEOUT = {
+    "type": "number",
+    "minimum": 0,
+    "maximum": 1e14,
+    "description": "Timeout in milliseconds, from now; 0 or left out: none.",
+}
+PRIORITY = {
+    "type": "integer",
+    "minimum": -(2**31),
+    "maximum": 2**31 - 1,
+    "description": "Of handles that queue for a slot or a resource, the highest starts first; default 0.",
+}
+PARAMETERS = object_schema(
+    {
+        "handleId": {"type": "string", "description": "Unique identifier for the handle."},
+        "type": {"type": "string", "enum": list(TYPES), "description": "What kind of operation it stands for."},
+        "metadata": {"type": "object", "description": "Additional metadata."},
+        "timeoutMs": TIMEOUT,
+        "priority": PRIORITY,
+    },
+    ["handleId", "type"],
+)
+RETURNS = object_schema(
+    {
+        "success": FLAG,
+        "handleId": TEXT,
+        "type": TYPE,
+        "status": STATUS,
+        "startTime": TIME,
+        "timeout": {"type": "number"},
+        "metadata": METADATA,
+        "priority": {"type": "integer"},
+        "key": {"type": "string", "description": "Of a hook: whoever has it may complete the handle, once."},
+        "completeUrl": {"type": "string", "description": "Of a hook, where keephold serves: POST the result here."},
+    },
+    ["success", "handleId", "type", "status", "startTime"],
+)
+
+
+def create_tool() -> Tool:
+    """The tool."""
+    launching = Launching(read=_read, reply=_reply, parks=True, once=EXISTS)
+    return function_tool(
+        NAME,
+        "Create a wait handle for tracking an async operation.",
+        PARAMETERS,
+        _park,
+        returns=RETURNS,
+        launching=launching,
+        on_crash="replay",
+        spawn=SpawnPolicy(on_turn_end="keep"),
+        hints=WRITES | {"title": "Create a wait handle"},
+    )
+
+
+def _read(arguments: Mapping[str, Any], now: float) -> Launch:
+    return Launch(
+        id=arguments["handleId"],
+        kind=arguments["type"],
+        metadata=small(arguments.get("metadata") or {}),
+        priority=arguments.get("priority") or 0,
+    )
+
+
+def small(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Metadata, which is in every reply and every list, and has no room for data. Raises `ToolError`."""
+    size = len(to_json(metadata))
+    if size > METADATA_BYTES:
+        raise ToolError(
+            f"`metadata` has {size} bytes, more than {METADATA_BYTES}; it is for labels, keep data elsewhere",
+            code="limit_exceeded",
+        )
+    return metadata
+
+
+async def _park(call: Call, **arguments: Any) -> Pending:
+    await call.completion_key()
+    handle = call._durability.registry.loaded(call.uid)
+    assert handle is not None
+    return timed(arguments.get("timeoutMs"), handle.state.created)
+
+
+def timed(timeout_ms: float | None, created: float) -> Pending:
+    """The terms of a handle whose timeout runs from its creation (W5)."""
+    if not timeout_ms:
+        return Pending()
+    deadline = datetime.fromtimestamp(created + timeout_ms / 1000, UTC)
+    return TimedPending(deadline, timed_out=timed_out(timeout_ms))
+
+
+def timed_out(timeout_ms: float) -> str:
+    """What is said of an operation that has taken too long."""
+    return f"Operation timed out after {number(timeout_ms)}ms"
+
+
+async def _reply(handle: Handle, durability: Durability) -> dict[str, Any]:
+    state = handle.state
+    if isinstance(state, Stopped) and handle.parking is None and isinstance(state.outcome, Error):
+        raise ToolError(state.outcome.message, code=state.outcome.code)
+    record = await durability.registry.store.handle(handle.uid)
+    assert record is not None
+    given = record.arguments
+    answer = {
+        "success": True,
+        "handleId": handle.id,
+        "type": handle.kind,
+        "status": status(handle),
+        "startTime": instant(state.created),
+    }
+    answer |= {"timeout": given["timeoutMs"]} if given.get("timeoutMs") else {}
+    answer |= {key: given[key] for key in ("metadata", "priority") if given.get(key) is not None}
+    if handle.kind == "hook":
+        key = await durability.waits.key_of(record)
+        answer["key"] = str(key)
+        if durability.complete_url is not None:
+            answer["completeUrl"] = f"{durability.complete_url}/{key}"
+    return answer

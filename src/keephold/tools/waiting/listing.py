@@ -1,0 +1,202 @@
+"""`list_wait_handles`: the handles of the conversation, filtered, a page at a time (W1).
+
+One-shot calls are not listed, a running `sleep` excepted. A page ends before it would be cut like any long reply;
+`nextCursor` says where the next one begins.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from keephold.handles.registry import Registry
+from keephold.handles.state import Error, Ok, Reply, Stopped
+from keephold.handles.text import to_json
+from keephold.store.base import Kind, Record, Status, status_of
+from keephold.tools.base import Tool
+from keephold.tools.call import Call
+from keephold.tools.waiting.tool import READS, Arguments, Show, object_schema, wait_tool
+from keephold.tools.waiting.view import (
+    COUNT,
+    FLAG,
+    METADATA,
+    PROGRESS,
+    STATUS,
+    STATUSES,
+    TEXT,
+    TIME,
+    TYPE,
+    TYPES,
+    elapsed,
+    instant,
+    operation_ms,
+    progress_of,
+)
+
+_PAGE_BYTES = 12_000
+"""How big the handles of a page may be in all, so that the reply is not cut."""
+PAGE_LIMIT = 2 * _PAGE_BYTES
+"""How big a reply with a page may be."""
+_PAGE = 100
+_COUNTED = 1000
+
+ALL_TYPES: tuple[Kind, ...] = (*TYPES, "tool")
+PARAMETERS = object_schema(
+    {
+        "status": {"type": "string", "enum": [*STATUSES, "all"], "description": "Default: all."},
+        "type": {"type": "string", "enum": [*ALL_TYPES, "all"], "description": "Default: all."},
+        "metadata": {"type": "object", "description": "Only handles whose metadata has these keys and values."},
+        "limit": {"type": "integer", "minimum": 1, "maximum": 1000, "description": f"Default: {_PAGE}."},
+        "cursor": {"type": "string", "description": "`nextCursor` of the page before."},
+    }
+)
+_ENTRY = object_schema(
+    {
+        "id": TEXT,
+        "type": TYPE,
+        "status": STATUS,
+        "elapsedMs": COUNT,
+        "elapsedTime": TEXT,
+        "startTime": TIME,
+        "endTime": TIME,
+        "tool": {"type": "string", "description": "The tool it is a call of, where it is one."},
+        "hasResult": FLAG,
+        "hasError": FLAG,
+        "progress": PROGRESS,
+        "priority": {"type": "integer"},
+        "metadata": METADATA,
+    },
+    ["id", "type", "status", "elapsedMs", "elapsedTime", "startTime", "hasResult", "hasError"],
+)
+RETURNS = object_schema(
+    {
+        "stats": object_schema(
+            {
+                "total": COUNT,
+                "filtered": COUNT,
+                "byStatus": {"type": "object", "additionalProperties": COUNT},
+                "byType": {"type": "object", "additionalProperties": COUNT},
+            },
+            ["total", "filtered", "byStatus", "byType"],
+        ),
+        "filters": object_schema({"status": TEXT, "type": TEXT, "metadata": METADATA}, ["status", "type"]),
+        "handles": {"type": "array", "items": _ENTRY},
+        "nextCursor": TEXT,
+    },
+    ["stats", "filters", "handles"],
+)
+
+
+def list_tool(show: Show) -> Tool:
+    """The tool."""
+
+    async def list_wait_handles(call: Call, arguments: Arguments) -> Reply:
+        registry = call._durability.registry
+        wanted = Filter(arguments)
+        limit = arguments.get("limit") or _PAGE
+        tally = await registry.store.tally(call.conversation)
+        records = await wanted.page(registry, call.conversation, arguments.get("cursor"), limit + 1)
+        handles = page([_entry(registry, record) for record in records[:limit]])
+        answer: dict[str, Any] = {
+            "stats": {
+                "total": sum(tally.values()),
+                "filtered": await wanted.count(registry, call.conversation, tally),
+                "byStatus": {each: _sum(tally, status=each) for each in STATUSES},
+                "byType": {each: _sum(tally, kind=each) for each in ALL_TYPES},
+            },
+            "filters": wanted.asked,
+            "handles": handles,
+        }
+        if len(handles) < len(records):
+            answer["nextCursor"] = records[len(handles) - 1].uid
+        return show(answer, limit=PAGE_LIMIT)
+
+    return wait_tool(
+        show,
+        "list_wait_handles",
+        "List all wait handles with optional filtering.",
+        PARAMETERS,
+        RETURNS,
+        list_wait_handles,
+        hints=READS | {"title": "List wait handles", "idempotentHint": True},
+    )
+
+
+class Filter:
+    """Which handles are asked for."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self.asked: dict[str, Any] = {
+            "status": arguments.get("status") or "all",
+            "type": arguments.get("type") or "all",
+        }
+        self.status: Status | None = None if self.asked["status"] == "all" else self.asked["status"]
+        self.kind: Kind | None = None if self.asked["type"] == "all" else self.asked["type"]
+        self.metadata: dict[str, Any] | None = arguments.get("metadata") or None
+        if self.metadata is not None:
+            self.asked["metadata"] = self.metadata
+
+    async def page(self, registry: Registry, conversation: str, after: str | None, limit: int) -> list[Record]:
+        return await registry.store.handles(
+            conversation=conversation,
+            kind=self.kind,
+            status=self.status,
+            metadata=self.metadata,
+            timers=True,
+            after=after,
+            limit=limit,
+        )
+
+    async def count(self, registry: Registry, conversation: str, tally: "Tally") -> int:
+        """How many there are in all pages."""
+        if self.metadata is None:
+            return _sum(tally, status=self.status, kind=self.kind)
+        count, after = 0, None
+        while records := await self.page(registry, conversation, after, _COUNTED):
+            count, after = count + len(records), records[-1].uid
+        return count
+
+
+Tally = Mapping[tuple[Kind, Status], int]
+
+
+def _sum(tally: Tally, *, status: str | None = None, kind: str | None = None) -> int:
+    return sum(count for (of, how), count in tally.items() if kind in (None, of) and status in (None, how))
+
+
+def page(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As many as fit into a reply, but one at least."""
+    room, count = _PAGE_BYTES, 0
+    for entry in entries:
+        room -= len(to_json(entry))
+        if room < 0 and count:
+            break
+        count += 1
+    return entries[:count]
+
+
+def _entry(registry: Registry, record: Record) -> dict[str, Any]:
+    state, now = record.state, registry.clock.now()
+    took = operation_ms(state, now)
+    entry: dict[str, Any] = {
+        "id": record.id,
+        "type": record.kind,
+        "status": status_of(state),
+        "elapsedMs": took,
+        "elapsedTime": elapsed(took),
+        "startTime": instant(state.created),
+    }
+    if record.kind == "tool":
+        entry["tool"] = record.tool
+    outcome = None
+    if isinstance(state, Stopped):
+        entry["endTime"] = instant(state.stopped)
+        outcome = state.outcome
+    failed = isinstance(outcome, Error)
+    entry["hasResult"] = outcome is not None and not failed and outcome != Ok(None)
+    entry["hasError"] = failed
+    handle = registry.loaded(record.uid)
+    entry |= progress_of(handle.progress if handle is not None and registry.runs(handle) else record.progress)
+    if record.priority:
+        entry["priority"] = record.priority
+    if record.metadata:
+        entry["metadata"] = record.metadata
+    return entry

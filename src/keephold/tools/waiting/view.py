@@ -1,0 +1,156 @@
+"""How the wait tools see a handle: its status, its times, what it came to (W1, W3).
+
+A status is a view of the state: `completed`, `failed`, `timeout`, `pending`. Times are UTC with milliseconds; elapsed
+times are floored.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from keephold.handles.handle import Handle
+from keephold.handles.state import Error, Ok, Printed, Progress, Reply, State, Stopped, Waiting
+from keephold.handles.text import to_json
+from keephold.store.rows import WAIT_KINDS, status_of
+
+TYPES = WAIT_KINDS
+"""What `create_wait_handle` makes."""
+STATUSES = ("pending", "completed", "failed", "timeout")
+
+_PARTIAL_BYTES = 1024 * 1024
+
+Text = Callable[[Handle], str]
+"""What a handle printed or failed with, as a model is shown it."""
+
+
+def instant(at: float) -> str:
+    """A time: `2026-01-01T00:00:00.000Z`."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def milliseconds(secs: float) -> int:
+    """Floored; what is missing by the grain of a float's time of day is not missing."""
+    return max(0, math.floor(secs * 1000 + 0.001))
+
+
+def elapsed(ms: int) -> str:
+    """`250ms`, `3s`, `2m 3s`, `1h 2m 3s` (W3)."""
+    if ms < 1000:
+        return f"{ms}ms"
+    minutes, seconds = divmod(ms // 1000, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h {minutes}m {seconds}s"
+    return f"{minutes}m {seconds}s" if minutes else f"{seconds}s"
+
+
+def number(value: float) -> str:
+    """A number as it was given: `60000`, not `60000.0`."""
+    return str(int(value)) if value == int(value) else str(value)
+
+
+def operation_ms(state: State, now: float) -> int:
+    """How long the operation has taken, or took."""
+    return milliseconds((state.stopped if isinstance(state, Stopped) else now) - state.created)
+
+
+def status(handle: Handle) -> str:
+    return status_of(handle.state)
+
+
+def came_to(handle: Handle, text: Text) -> dict[str, Any]:
+    """The result, or the error, of a handle that has stopped; nothing of any other."""
+    state = handle.state
+    if not isinstance(state, Stopped):
+        return {}
+    match state.outcome:
+        case Ok(value):
+            return {"result": fitting(value)}
+        case Printed():
+            return {"result": text(handle)}
+        case Reply(result):
+            return {"result": result}
+        case Error(message):
+            # A command's reason is of little use without what it printed.
+            error = {"error": text(handle) if handle.tool.source in ("local", "terminal") else message}
+            error |= partial(handle) if handle.kind == "workflow" else {}
+            return error | ({"endedBy": state.ended_by} if state.deliberate else {})
+
+
+def partial(handle: Handle) -> dict[str, Any]:
+    """What a workflow had done when it failed: the last line it printed."""
+    output = handle.output
+    if output is None or not output.total:
+        return {}
+    said: Any = f"Too long to be shown here. {read_hint(handle.id)}"
+    if output.total <= _PARTIAL_BYTES:
+        try:
+            said = msgspec.json.decode(output.read(0, output.total).data.splitlines()[-1])
+        except msgspec.DecodeError:  # not of a workflow that failed: it was ended while it printed
+            return {}
+    return {"partialResult": fitting(said)}
+
+
+def fitting(value: Any, room: int = 12_000) -> Any:
+    """A value as it may stand in a reply: one whose structure alone takes more room is shown as its JSON text, of which
+    as much is shown as fits. A reply stays JSON, whatever is in it."""
+    encoded = to_json(value)
+    if len(encoded) <= room or isinstance(value, str):
+        return value
+    structure = len(encoded) - sum(len(to_json(string)) for string in _strings(value))
+    return value if structure <= room else encoded.decode()
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strings(each)
+
+
+def wants(handle: Handle) -> dict[str, Any]:
+    """What a handle that is blocked on the caller waits for (A6)."""
+    wanted: dict[str, Any] = {"needsInput": True}
+    behind = handle.behind()
+    if isinstance(handle.state, Waiting):
+        wanted["question"] = handle.state.question
+    elif behind is not None:
+        wanted["behind"] = behind.id
+    return wanted
+
+
+def progress_of(progress: Progress | None) -> dict[str, Any]:
+    """`progress`, if it is known how far the handle is."""
+    if progress is None:
+        return {}
+    shown: dict[str, Any] = {"done": progress.done}
+    if progress.total is not None:
+        shown["total"] = progress.total
+    if progress.message is not None:
+        shown["message"] = progress.message
+    return {"progress": shown}
+
+
+def read_hint(id: str) -> str:
+    """How to read what was cut."""
+    return f"Read the rest with read_output {to_json({'id': id}).decode()}; it takes offset, limit and pattern."
+
+
+# What replies hold, as JSON Schema
+
+TEXT = {"type": "string"}
+COUNT = {"type": "integer", "minimum": 0}
+FLAG = {"type": "boolean"}
+TIME = {"type": "string", "description": "UTC."}
+TYPE = {"type": "string", "enum": [*TYPES, "tool"]}
+STATUS = {"type": "string", "enum": list(STATUSES)}
+METADATA = {"type": "object"}
+PROGRESS = {
+    "type": "object",
+    "properties": {"done": {"type": "number"}, "total": {"type": "number"}, "message": TEXT},
+    "required": ["done"],
+}

@@ -1,0 +1,313 @@
+"""`wait_for` and `wait_for_multiple`: block until handles have settled (W2–W5).
+
+Waiting is event-driven, so `pollIntervalMs` is taken and not used. A timeout limits the wait and ends nothing; before
+it is reported the states are read again, from the store if another process may have changed them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from keephold.errors import ToolError
+from keephold.handles.handle import Handle
+from keephold.handles.state import Reply, Stopped, Waiting
+from keephold.handles.text import to_json
+from keephold.handles.view import Waited
+from keephold.handles.waits import Group, all_of, any_of, first_success
+from keephold.tools.base import Tool, View
+from keephold.tools.call import Call
+from keephold.tools.waiting.around import Around
+from keephold.tools.waiting.find import find, find_all
+from keephold.tools.waiting.tool import READS, Arguments, object_schema, wait_tool
+from keephold.tools.waiting.view import (
+    COUNT,
+    FLAG,
+    PROGRESS,
+    STATUS,
+    TEXT,
+    TIME,
+    TYPE,
+    Text,
+    came_to,
+    elapsed,
+    fitting,
+    instant,
+    milliseconds,
+    number,
+    operation_ms,
+    progress_of,
+    read_hint,
+    status,
+    wants,
+)
+
+_TIMEOUT = {
+    "type": "number",
+    "minimum": 0,
+    "maximum": 1e14,
+    "description": "Maximum time to wait in milliseconds, of this wait alone; 0 does not wait. Left out: no limit.",
+}
+_POLL = {"type": "number", "description": "Accepted and not used: waiting is event-driven."}
+PARAMETERS_ONE = object_schema(
+    {
+        "handleId": {"type": "string", "description": "ID of the wait handle."},
+        "timeoutMs": _TIMEOUT,
+        "pollIntervalMs": _POLL,
+    },
+    ["handleId"],
+)
+PARAMETERS_MULTIPLE = object_schema(
+    {
+        "handleIds": {"type": "array", "items": {"type": "string"}, "description": "IDs of the wait handles."},
+        "mode": {
+            "type": "string",
+            "enum": ["all", "any", "race"],
+            "description": "`all`: every operation has settled. `any`: one has succeeded, or all have failed. "
+            "`race`: the first has settled.",
+        },
+        "timeoutMs": _TIMEOUT,
+        "pollIntervalMs": _POLL,
+    },
+    ["handleIds", "mode"],
+)
+_PENDING = {
+    "needsInput": {"type": "boolean", "description": "It waits for the caller: answer it, or send it input."},
+    "question": {"type": "object"},
+    "behind": {"type": "string", "description": "It queues behind this handle, which waits for the caller."},
+    "progress": PROGRESS,
+    "endedBy": {"type": "string", "description": "Who ended it on purpose."},
+}
+_WAITED = {"waitedMs": COUNT, "waitedTime": TEXT}
+RETURNS_ONE = object_schema(
+    {
+        "handleId": TEXT,
+        "type": TYPE,
+        "status": STATUS,
+        "result": {},
+        "error": TEXT,
+        "partialResult": {},
+        "isError": FLAG,
+        "operationElapsedMs": COUNT,
+        "operationElapsedTime": TEXT,
+        "elapsedMs": {"type": "integer", "minimum": 0, "description": "When the wait timed out: how long it waited."},
+        "startTime": TIME,
+        "endTime": TIME,
+        **_WAITED,
+        **_PENDING,
+    },
+    ["handleId", "status"],
+)
+RETURNS_MULTIPLE = object_schema(
+    {
+        "mode": {"type": "string", "enum": ["all", "any", "race"]},
+        "status": {"type": "string", "enum": ["completed", "partial", "failed", "timeout", "pending"]},
+        "error": TEXT,
+        "winner": {"type": "string", "description": "In a race: who settled first."},
+        "totalCount": COUNT,
+        "completedCount": COUNT,
+        "failedCount": COUNT,
+        "pendingCount": COUNT,
+        "needsInput": FLAG,
+        "results": {
+            "type": "object",
+            "additionalProperties": object_schema(
+                {
+                    "type": TYPE,
+                    "status": STATUS,
+                    "result": {},
+                    "error": TEXT,
+                    "partialResult": {},
+                    "elapsedMs": COUNT,
+                    "elapsedTime": TEXT,
+                    **_PENDING,
+                },
+                ["type", "status", "elapsedMs", "elapsedTime"],
+            ),
+        },
+        "elapsedMs": COUNT,
+        **_WAITED,
+    },
+    ["mode", "status", "totalCount", "completedCount", "failedCount", "pendingCount", "results", *_WAITED],
+)
+
+
+def wait_for_tool(around: Around) -> Tool:
+    """The tool for one handle."""
+    show = around.show
+
+    async def wait_for(call: Call, arguments: Arguments) -> Reply:
+        clock = call._durability.registry.clock
+        began = clock.now()
+        handle = await find(call, arguments["handleId"])
+        timeout = arguments.get("timeoutMs")
+        waited = await wait(call, "all", (handle,), timeout)
+        now = clock.now()
+        passed = milliseconds(now - began)
+        around.measure.waited("wait_for", "timeout" if waited.timed_out else status(handle), now - began)
+        if waited.timed_out:
+            error = f"Wait timed out after {number(timeout or 0)}ms"
+            answer = {"handleId": handle.id, "status": "timeout", "error": error, "elapsedMs": passed}
+            return show(answer | progress_of(handle.progress))
+        took, how = operation_ms(handle.state, now), status(handle)
+        answer = {"handleId": handle.id, "type": handle.kind, "status": how, **came_to(handle, around.text)}
+        if waited.needs_input:
+            answer |= {**wants(handle), **progress_of(handle.progress)}
+        if how == "failed":
+            answer["isError"] = True
+        answer |= {"operationElapsedMs": took, "operationElapsedTime": elapsed(took)}
+        answer |= {"waitedMs": passed, "waitedTime": elapsed(passed), "startTime": instant(handle.state.created)}
+        if isinstance(handle.state, Stopped):
+            answer["endTime"] = instant(handle.state.stopped)
+        return show(
+            answer,
+            is_error=how == "failed",
+            code=_code(handle) if how == "failed" else None,
+            shown=() if handle.active else (handle,),
+            asked=(handle,) if waited.needs_input and isinstance(handle.state, Waiting) else (),
+            hint=read_hint(handle.id),
+        )
+
+    return wait_tool(
+        show,
+        "wait_for",
+        "Wait for a single async operation to complete.",
+        PARAMETERS_ONE,
+        RETURNS_ONE,
+        wait_for,
+        scheduling="synchronising",
+        task="never",
+        hints=READS | {"title": "Wait for an operation"},
+    )
+
+
+def wait_for_multiple_tool(around: Around) -> Tool:
+    """The tool for several."""
+    show = around.show
+
+    async def wait_for_multiple(call: Call, arguments: Arguments) -> Reply:
+        mode, timeout = arguments["mode"], arguments.get("timeoutMs")
+        if not arguments["handleIds"]:
+            raise ToolError("At least one handle ID required: `handleIds` is empty", code="invalid_arguments")
+        clock = call._durability.registry.clock
+        began = clock.now()
+        handles = tuple((await find_all(call, arguments["handleIds"])).values())
+        waited = await wait(call, mode, handles, timeout)
+        now = clock.now()
+        passed = milliseconds(now - began)
+        statuses = [status(handle) for handle in handles]
+        answer: dict[str, Any] = {"mode": mode, "status": _verdict(mode, waited, statuses)}
+        around.measure.waited("wait_for_multiple", answer["status"], now - began)
+        if waited.timed_out:
+            answer["error"] = f"Wait timed out after {number(timeout or 0)}ms"
+        elif mode == "race" and not waited.needs_input:
+            answer["winner"] = first(waited).id
+        answer |= _counts(statuses)
+        if waited.needs_input:
+            answer["needsInput"] = True
+        answer["results"] = {each.id: _entry(each, now, around.text, waited.needs_input) for each in handles}
+        _fit(answer["results"])
+        if waited.timed_out:
+            answer["elapsedMs"] = passed
+        answer |= {"waitedMs": passed, "waitedTime": elapsed(passed)}
+        return show(
+            answer,
+            shown=[handle for handle in handles if not handle.active],
+            asked=[handle for handle in handles if waited.needs_input and isinstance(handle.state, Waiting)],
+            hint="Read the rest with read_output; it takes id, offset, limit and pattern.",
+            limit=_room(answer),
+        )
+
+    return wait_tool(
+        show,
+        "wait_for_multiple",
+        "Wait for multiple async operations: for all of them, for any success, or for the first to settle.",
+        PARAMETERS_MULTIPLE,
+        RETURNS_MULTIPLE,
+        wait_for_multiple,
+        scheduling="synchronising",
+        task="never",
+        hints=READS | {"title": "Wait for several operations"},
+    )
+
+
+async def wait(call: Call, mode: str, handles: tuple[Handle, ...], timeout_ms: float | None) -> Waited:
+    """Wait as the mode says."""
+    timeout = None if timeout_ms is None else timeout_ms / 1000
+    waited = await call.handles.wait_for([_group(mode, handles)], timeout, handles, call.pass_on)
+    if waited.timed_out:  # W5: read again first; a bell of another process may have been lost
+        await call._durability.registry.refresh([handle.uid for handle in handles])
+        waited = await call.handles.wait_for([_group(mode, handles)], 0, handles)
+    return waited
+
+
+def _group(mode: str, handles: Sequence[Handle]) -> Group:
+    match mode:
+        case "all":
+            return all_of(handles)
+        case "any":
+            return first_success(handles)
+    return any_of(handles)
+
+
+def _verdict(mode: str, waited: Waited, statuses: Sequence[str]) -> str:
+    """The status of the whole (W3)."""
+    if waited.timed_out:
+        return "timeout"
+    if waited.needs_input:
+        return "pending"
+    match mode:
+        case "all":
+            return "completed" if all(each == "completed" for each in statuses) else "partial"
+        case "any":
+            return "completed" if "completed" in statuses else "failed"
+    return status(first(waited))
+
+
+def first(waited: Waited) -> Handle:
+    """Who settled first, by time; of two in the same instant, the one the wait was told of first."""
+    over = [handle for handle in waited.handles if isinstance(handle.state, Stopped)]
+    return min(over, key=lambda handle: (_stopped_at(handle), handle is not waited.first))
+
+
+def _stopped_at(handle: Handle) -> float:
+    assert isinstance(handle.state, Stopped)
+    return handle.state.stopped
+
+
+def _counts(statuses: Sequence[str]) -> dict[str, int]:
+    return {
+        "totalCount": len(statuses),
+        "completedCount": statuses.count("completed"),
+        "failedCount": statuses.count("failed") + statuses.count("timeout"),
+        "pendingCount": statuses.count("pending"),
+    }
+
+
+def _entry(handle: Handle, now: float, text: Text, needs_input: bool) -> dict[str, Any]:
+    took = operation_ms(handle.state, now)
+    entry = {"type": handle.kind, "status": status(handle), **came_to(handle, text)}
+    if handle.active:
+        entry |= progress_of(handle.progress)
+        if needs_input and handle.blocked_on_caller():
+            entry |= wants(handle)
+    return entry | {"elapsedMs": took, "elapsedTime": elapsed(took)}
+
+
+def _fit(results: dict[str, dict[str, Any]]) -> None:
+    """Many results have less room each."""
+    if len(results) > 4:
+        for entry in results.values():
+            for key in entry.keys() & {"result", "partialResult"}:
+                entry[key] = fitting(entry[key], 4 * View().limit // len(results))
+
+
+def _room(answer: dict[str, Any]) -> int:
+    """Several results share four limits among them (O3); what is said about each handle comes on top."""
+    results: dict[str, Any] = answer["results"]
+    told = ("result", "error", "partialResult")
+    bare = {id: {key: value for key, value in entry.items() if key not in told} for id, entry in results.items()}
+    return View().limit * min(4, len(results)) + len(to_json(answer | {"results": bare}))
+
+
+def _code(handle: Handle) -> str:
+    assert isinstance(handle.state, Stopped)
+    return getattr(handle.state.outcome, "code", None) or "tool_error"

@@ -1,0 +1,9 @@
+"""Workflows (W10): steps that a model writes down, checked as a whole, then run durably, a journal entry each."""
+
+from keephold.tools.workflow.definition import Workflow
+from keephold.tools.workflow.engine import run_workflow
+from keephold.tools.workflow.parameters import PARAMETERS
+from keephold.tools.workflow.reading import read_workflow
+from keephold.tools.workflow.surroundings import Surroundings, WorkflowFailed
+
+__all__ = ["PARAMETERS", "Surroundings", "Workflow", "WorkflowFailed", "read_workflow", "run_workflow"]

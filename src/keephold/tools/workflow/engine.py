@@ -1,0 +1,373 @@
+"""The engine (W10): runs the steps of a workflow, each as one entry of the call's journal.
+
+Replay is running it again. What a step gave, and when, is in the journal under the step's name: its path, with a number
+for each visit. Everything in between (which step is next, what an expression gives, whose time is up) follows from what
+is recorded and is worked out anew. So a crash in the middle goes on at the step it hit.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from keephold.durable.effects import Effects
+from keephold.durable.journal import NOT_THE_TOOLS
+from keephold.durable.keys import Key
+from keephold.errors import KeepholdError, ToolError
+from keephold.tools.workflow.definition import (
+    END,
+    MAX_STEPS,
+    Delay,
+    SetVariable,
+    Step,
+    Steps,
+    WaitEvent,
+    WaitHandles,
+    Workflow,
+)
+from keephold.tools.workflow.expressions import shortened
+from keephold.tools.workflow.flow import Cut, Ended, Failure, LimitReached, nearer, timed_out
+from keephold.tools.workflow.frame import Deadline, Frame, flat
+from keephold.tools.workflow.http import Http
+from keephold.tools.workflow.leaves import Work, leaf
+from keephold.tools.workflow.nested import NESTED
+from keephold.tools.workflow.surroundings import Surroundings, WorkflowFailed
+
+_AT = "ended at "
+"""How the trace of a recorded error begins, which says when it was."""
+MAX_KEPT = 64 * 1024 * 1024
+"""Bytes of all results of a run, as JSON."""
+
+
+async def run_workflow(
+    definition: Workflow,
+    fx: Effects,
+    around: Surroundings,
+    *,
+    now: Callable[[], float],
+    max_steps: int = MAX_STEPS,
+    private_addresses: bool = False,
+) -> dict[str, Any]:
+    """Run it; its result. Raises `WorkflowFailed` with what there is when a step fails or the time is up.
+
+    `now` tells the time of day. It is asked only where the answer is recorded, or to wait for a time that is.
+    `private_addresses`: whether `api` steps may reach addresses that are not public.
+    """
+    run = Run(definition, fx, around, Http(private=private_addresses), now, max_steps)
+    try:
+        return await run.whole()
+    finally:
+        await run.http.close()
+
+
+class Run:
+    """One run of a workflow in one attempt."""
+
+    def __init__(
+        self,
+        definition: Workflow,
+        fx: Effects,
+        around: Surroundings,
+        http: Http,
+        now: Callable[[], float],
+        max_steps: int,
+    ) -> None:
+        self.fx = fx
+        self.around = around
+        self.http = http
+        self.now = now
+        self._definition = definition
+        self._max_steps = max_steps
+        self.executed = 0
+        self._kept = 0
+        self._began = self._last = 0.0
+
+    async def whole(self) -> dict[str, Any]:
+        definition = self._definition
+        self._began = self._last = await self._time("start")
+        frame = Frame(input=definition.input, context=definition.context, data=definition.input)
+        if definition.timeout is not None:
+            frame.deadline = Deadline(self._began + definition.timeout, "", definition.timeout)
+        try:
+            await self.run_list(definition.steps, frame)
+        except (Failure, LimitReached) as failed:
+            raise WorkflowFailed(failed.error, self._result("failed", frame)) from None
+        except Cut:
+            error = ToolError(f"Operation timed out after {(definition.timeout or 0) * 1000:.0f}ms", code="timeout")
+            raise WorkflowFailed(error, self._result("timeout", frame)) from None
+        return self._result("completed", frame)
+
+    def _result(self, status: str, frame: Frame) -> dict[str, Any]:
+        return {
+            "workflowId": self._definition.id,
+            "name": self._definition.name,
+            "status": status,
+            "steps": flat(frame.records),
+            "finalOutput": frame.data,
+            "context": {**frame.whole_context(), "variables": dict(frame.variables)},
+            "executionTime": round((self._last - self._began) * 1000),
+        }
+
+    async def run_list(self, steps: Steps, frame: Frame) -> Any:
+        """Run a list to its end; the data then. Raises `Failure` or `Cut`."""
+        visits: dict[str, int] = {}
+        position = 0
+        while position < len(steps.steps):
+            step = steps.steps[position]
+            visit = visits[step.id] = visits.get(step.id, 0) + 1
+            target = await self._visit(step, f"{frame.prefix}{step.id}:{visit}", frame)
+            if target == END:
+                break
+            position = position + 1 if target is None else steps.positions[target]
+        return frame.data
+
+    async def _visit(self, step: Step, name: str, frame: Frame) -> str | None:
+        """Run a step once; where to jump then."""
+        self._count(step)
+        try:
+            ended = await self._run(step, name, frame)
+        except Cut as cut:
+            ended = Ended(cut.at, error=timed_out(step.timeout or 0))
+            if cut.name != name:
+                if not cut.recorded:
+                    cut.recorded = True
+                    self._record(step, frame, Ended(cut.at, error=ToolError("it was stopped: the time was up")))
+                raise
+        self._record(step, frame, ended)
+        if ended.error is None:
+            if not ended.skipped and not step.preserve_data:
+                frame.data = ended.result
+            if isinstance(step.kind, SetVariable) and not ended.skipped:
+                frame.variables[step.kind.name] = ended.result
+            return None if ended.skipped else step.on_success
+        frame.error = {"message": ended.error.message, "code": ended.error.code, "stepId": step.id}
+        if step.goes_on:
+            return step.on_error
+        raise Failure(
+            ToolError(
+                f"step `{step.id}` failed: {ended.error.message}",
+                code=ended.error.code,
+                transient=ended.error.transient,
+            )
+        )
+
+    def _count(self, step: Step) -> None:
+        self.executed += 1
+        if self.executed > self._max_steps:
+            raise LimitReached(
+                ToolError(
+                    f"the workflow has executed {self._max_steps:,} steps, which is the limit; `{step.id}` was next. "
+                    "Look for a jump that never ends",
+                    code="limit_exceeded",
+                )
+            )
+        total = float(len(self._definition.steps.steps)) if self._definition.straight else None
+        self.around.progress(self.executed - 1, total, f"{step.id} ({step.type})")
+
+    def _record(self, step: Step, frame: Frame, ended: Ended) -> None:
+        record: dict[str, Any] = {"stepId": step.id, "type": step.type}
+        result = ended.result
+        if ended.error is None:
+            record["result"] = result
+        else:
+            record["error"] = ended.error.message
+            result = {"error": ended.error.message}
+        record |= {"timestamp": timestamp(ended.at), "success": ended.error is None}
+        frame.records.append(record)
+        frame.results[step.id] = result
+        self._last = max(self._last, ended.at)
+        self._kept += len(msgspec.json.encode(result))
+        if self._kept > MAX_KEPT:
+            raise LimitReached(
+                ToolError(f"the results of the steps are over 64 MiB, with that of `{step.id}`", code="limit_exceeded")
+            )
+
+    async def _run(self, step: Step, name: str, frame: Frame) -> Ended:
+        try:
+            reason = _reason_to_skip(step, frame)
+        except ToolError as error:
+            return Ended(await self._time(name), error=error)
+        if reason is not None:
+            return Ended(await self._time(name), {"skipped": True, "reason": reason}, skipped=True)
+        if type(step.kind) in NESTED:
+            return await self._nested(step, name, frame)
+        if isinstance(step.kind, Delay):
+            return await self._delay(step, step.kind, name, frame)
+        return await self._leaf(step, name, frame)
+
+    async def _nested(self, step: Step, name: str, frame: Frame) -> Ended:
+        """A step with steps in it. What they do is recorded by them; here it is when all was done."""
+        inner = frame.within("")
+        inner.deadline = await self._deadline(step, name, frame)
+        inner.guarded = frame.guarded or step.goes_on
+        result, error = None, None
+        try:
+            result = await NESTED[type(step.kind)](self, step.kind, name, inner)
+        except Failure as failed:
+            error = failed.error
+        except Cut as cut:
+            if cut.name != name:
+                raise
+            error = timed_out(step.timeout or 0)
+        return Ended(await self._time(name), result, error)
+
+    async def _deadline(self, step: Step, name: str, frame: Frame) -> Deadline | None:
+        """Until when it may run. When it began is recorded, so that a restart does not prolong it."""
+        if step.timeout is None:
+            return frame.deadline
+        began = await self._time(f"{name}?")
+        return nearer(frame.deadline, Deadline(began + step.timeout, name, step.timeout))
+
+    async def _delay(self, step: Step, kind: Delay, name: str, frame: Frame) -> Ended:
+        """Its one entry says when it began; when it is due follows from that, so it has no other."""
+        work = leaf(self, kind, name, frame)
+        final = not (frame.guarded or step.goes_on)
+        entry = await self._entry(name, work, frame.deadline, None, final=final)
+        if "result" not in entry:
+            return self._ended(entry)
+        ms, began = entry["result"], entry["at"]
+        seconds = ms / 1000 if step.timeout is None else min(ms / 1000, step.timeout)
+        due = await self._until(began + seconds, frame)
+        if seconds * 1000 < ms:
+            return Ended(due, error=timed_out(seconds))
+        return Ended(due, {"delayed": ms, "timestamp": timestamp(due)})
+
+    async def _leaf(self, step: Step, name: str, frame: Frame) -> Ended:
+        """A step without steps in it: one entry for each attempt."""
+        work = leaf(self, step.kind, name, frame)
+        if isinstance(step.kind, WaitEvent):
+            await self._announce(step.kind, name, step, frame)
+        waits = isinstance(step.kind, WaitHandles | WaitEvent)
+        deadline = await self._deadline(step, name, frame) if waits else frame.deadline
+        attempt = 1
+        while True:
+            entry_name = name if attempt == 1 else f"{name}~{attempt}"
+            last = attempt >= step.retry.max_attempts
+            final = last and not (frame.guarded or step.goes_on)
+            entry = await self._entry(entry_name, work, deadline, None if waits else step.timeout, final=final)
+            failed = entry.get("error")
+            if failed is None or not failed["transient"] or last:
+                return self._ended(entry)
+            await self._until(entry["at"] + step.retry.pause(attempt), frame)
+            attempt += 1
+
+    async def event_key(self, kind: WaitEvent, name: str) -> Key:
+        """The key of the event that a visit waits for: each visit has its own."""
+        return await self.fx.external_event_key(f"{name}:{kind.event}")
+
+    async def _announce(self, kind: WaitEvent, name: str, step: Step, frame: Frame) -> None:
+        """Tell that the event is waited for: its key's id and never the key, or the model could bring it itself (K5).
+        Process events are numbered in the order they are reached, which side by side is another one in a replay; there
+        only the progress tells."""
+        id = (await self.event_key(kind, name)).key_id
+        self.around.progress(self.executed - 1, None, f"{step.id} waits for the event `{kind.event}` (key_id {id})")
+        if frame.concurrent:
+            return
+        try:
+            await self.fx.emit_process_event("workflow.waiting", {"stepId": step.id, "event": kind.event, "key_id": id})
+        except ToolError as error:
+            if error.code != "durable_effect_process_event_unavailable":
+                raise
+
+    def _ended(self, entry: dict[str, Any]) -> Ended:
+        self._last = max(self._last, entry["at"])
+        if "cut" in entry:
+            raise Cut(entry["cut"], entry["at"])
+        if "error" in entry:
+            return Ended(entry["at"], error=ToolError(**entry["error"]))
+        return Ended(entry["at"], entry["result"])
+
+    async def _entry(
+        self, name: str, work: Work, deadline: Deadline | None, limit: float | None, *, final: bool
+    ) -> dict[str, Any]:
+        """Do the work as one step of the journal: `at`, and one of `result`, `error`, `cut`.
+
+        An error that ends the run is recorded as one, so that an attempt to run it again (R5) does the step again.
+        An error that something goes on from is recorded as what the step gave, and stays.
+        """
+
+        async def function(_: Any) -> dict[str, Any]:
+            entry = await self._attempt(name, work, deadline, limit)
+            if final and "error" in entry:
+                raise ToolError(**entry["error"], trace=(f"{_AT}{entry['at']!r}",))
+            return entry
+
+        try:
+            entry: dict[str, Any] = await self.fx.run_json(name, work.given, function)
+            return entry
+        except ToolError as error:
+            if error.trace and error.trace[0].startswith(_AT):
+                return {"at": float(error.trace[0].removeprefix(_AT)), "error": _error(error)}
+            if error.code != "durable_effect_not_json":
+                raise  # the journal is not of this workflow
+            return {"at": self._last, "error": _error(error)}  # a value in the workflow itself, so always so
+
+    async def _attempt(self, name: str, work: Work, deadline: Deadline | None, limit: float | None) -> dict[str, Any]:
+        left = math.inf if deadline is None else deadline.at - self.now()
+        if deadline is not None and left <= 0:
+            return {"at": self.now(), "cut": deadline.name}
+        seconds = min(left, math.inf if limit is None else limit)
+        timer = asyncio.timeout(None if seconds == math.inf else seconds)
+        try:
+            async with timer:
+                result = await work.run(name)
+            return {"at": self.now(), "result": result}
+        except ToolError as error:
+            raised = error
+        except TimeoutError as error:
+            if deadline is not None and timer.expired() and seconds == left:
+                return {"at": self.now(), "cut": deadline.name}
+            raised = timed_out(seconds) if timer.expired() else ToolError(f"TimeoutError: {error}")
+        except Exception as error:
+            if isinstance(error, KeepholdError) and error.code in NOT_THE_TOOLS:
+                raise
+            code = error.code if isinstance(error, KeepholdError) else "tool_error"
+            raised = ToolError(_words(error), code=code)
+        return {"at": self.now(), "error": _error(raised)}
+
+    async def _time(self, name: str) -> float:
+        """The time of day, as it was when this was first asked."""
+
+        async def ask(_: Any) -> float:
+            return self.now()
+
+        at: float = await self.fx.run_json(name, None, ask)
+        return at
+
+    async def _until(self, due: float, frame: Frame) -> float:
+        """Until a time that follows from what is recorded. Raises `Cut` at the frame's deadline if that is before."""
+        deadline = frame.deadline
+        end = due if deadline is None else min(due, deadline.at)
+        while (left := end - self.now()) > 0:  # noqa: ASYNC110 (nobody but time can tell)
+            await asyncio.sleep(left)
+        self._last = max(self._last, end)
+        if deadline is not None and deadline.at < due:
+            raise Cut(deadline.name, end)
+        return end
+
+
+def _reason_to_skip(step: Step, frame: Frame) -> str | None:
+    for field, expression, skips in (("condition", step.condition, False), ("skipIf", step.skip_if, True)):
+        if expression is None:
+            continue
+        given = frame.evaluate(expression)
+        if not isinstance(given, bool):
+            raise ToolError(f"`{field}` must give true or false, and `{shortened(expression.source)}` gives neither")
+        if given is skips:
+            return f"{field} is {str(given).lower()}: {shortened(expression.source)}"
+    return None
+
+
+def _error(error: ToolError) -> dict[str, Any]:
+    return {"message": error.message, "code": error.code, "transient": error.transient}
+
+
+def _words(error: Exception) -> str:
+    return error.message if isinstance(error, KeepholdError) else f"{type(error).__name__}: {error}"
+
+
+def timestamp(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

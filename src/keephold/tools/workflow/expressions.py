@@ -1,0 +1,222 @@
+"""Expressions of a workflow: CEL, compiled when the workflow is read, so that a bad one is refused before it runs.
+
+What an expression gets and gives is JSON. An expression is bounded: by its length and nesting, by the rounds of its
+macros, by how much it may read, by how much it may give. It cannot be interrupted, so the bounds are what keeps it
+short.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from keephold.errors import ToolError
+from keephold.tools.workflow.source import MAX_GROWTH, MAX_LENGTH, builds_lists, growth, reads
+
+VARIABLES = ("input", "data", "context", "vars", "steps", "error")
+"""What every expression may read."""
+LOOP_VARIABLES = ("item", "index")
+"""What only one inside a loop may read."""
+MAX_BYTES = 1024 * 1024
+"""As JSON, of what an expression reads and of what it gives."""
+MAX_LIST = 2000
+"""Elements of a list that `map` and `filter` may go over, and that `split` gives: a tenth of a second."""
+
+_REASON = re.compile(r"^(?:[A-Z_]+: )?(?:ERROR: <input>:(\d+):(\d+): )?(.*?)(?: \[[A-Z_]+\])?$")
+_NO_FIELD = "Applying SELECT to non-message type"
+
+
+class BadExpression(ValueError):
+    """The expression cannot be used; the message says why."""
+
+
+class Expression:
+    """A compiled expression."""
+
+    __slots__ = ("_builds", "_program", "reads", "source")
+
+    def __init__(self, source: str, *, in_loop: bool = False) -> None:
+        """Raises `BadExpression`."""
+        if len(source) > MAX_LENGTH:
+            raise BadExpression(f"an expression has at most {MAX_LENGTH:,} characters, this one {len(source):,}")
+        if growth(source) > MAX_GROWTH:
+            raise BadExpression(
+                "its macros (map, filter, …) could multiply what they are given too often; use fewer of them, or fewer "
+                "`+` and `,` in them, or several steps"
+            )
+        names = VARIABLES + LOOP_VARIABLES if in_loop else VARIABLES
+        self.source = source
+        self._builds = builds_lists(source)
+        self.reads = reads(source, names)
+        """Which variables it reads, as far as its text tells."""
+        try:
+            self._program = _environment(in_loop).compile(source)
+        except Exception as error:  # whatever the library raises
+            raise BadExpression(_refusal(str(error), names)) from None
+
+    def __repr__(self) -> str:
+        return f"Expression({self.source!r})"
+
+    def evaluate(self, values: Mapping[str, Any]) -> Any:
+        """What it gives, as JSON. `values` has the variables it reads. Raises `ToolError`."""
+        try:
+            read = len(msgspec.json.encode(values))
+        except Exception as error:  # not JSON, no Unicode, too deep: the library would crash
+            raise self._failed(f"what it reads is not JSON ({error})") from None
+        if read > MAX_BYTES:
+            raise self._failed(f"it reads more than 1 MiB ({read:,} bytes); name the part that is needed")
+        if self._builds and read > MAX_LIST and _longest(values) > MAX_LIST:
+            raise self._failed(f"`map` and `filter` go over lists of at most {MAX_LIST:,} elements; use a `loop` step")
+        try:
+            value = self._program.eval(data=values)
+            kind, made = value.type().name(), value.plain_value()
+        except Exception as error:
+            raise self._failed(_words(str(error))) from None
+        if kind == "ERROR":
+            raise self._failed(_words(made))
+        return self._json(made)
+
+    def _json(self, made: Any) -> Any:
+        try:
+            made = _plain(made)
+        except TypeError as error:
+            raise self._failed(f"it gives {error}, which is not JSON") from None
+        if type(made) in _SMALL:
+            return made
+        if (size := len(msgspec.json.encode(made))) > MAX_BYTES:
+            raise self._failed(f"it gives more than 1 MiB ({size:,} bytes)")
+        return made
+
+    def _failed(self, why: str) -> ToolError:
+        return ToolError(f"the expression `{shortened(self.source)}` failed: {why}")
+
+
+def shortened(text: str, length: int = 120) -> str:
+    """Text for a message."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+@cache
+def _environment(in_loop: bool) -> Any:
+    from cel_expr_python import cel  # fifty megabytes: read when there is a workflow
+    from cel_expr_python.ext import ext_optional
+
+    kinds = {"string": cel.Type.STRING, "int": cel.Type.INT, "strings": cel.Type.List(cel.Type.STRING)}
+    functions: dict[str, list[Any]] = {}
+    for name, takes, gives, function in _FUNCTIONS:
+        id = "_".join(("keephold", name, *takes))
+        overload = cel.Overload(id, kinds[gives], [kinds[each] for each in takes], True, function)
+        functions.setdefault(name, []).append(overload)
+    return cel.NewEnv(
+        variables=dict.fromkeys(VARIABLES + LOOP_VARIABLES if in_loop else VARIABLES, cel.Type.DYN),
+        extensions=[ext_optional.ExtOptional()],
+        functions=[cel.FunctionDecl(name, overloads) for name, overloads in functions.items()],
+    )
+
+
+# The library has an extension with these, and more. There `join` and `replace` make text of any length.
+
+
+def _join(parts: list[str], between: str = "") -> str:
+    if any(not isinstance(part, str) for part in parts):
+        raise TypeError("`join` takes strings; make them with `map(x, string(x))`")
+    _check(sum(map(len, parts)) + len(between) * len(parts))
+    return between.join(parts)
+
+
+def _split(text: str, by: str) -> list[str]:
+    if (text.count(by) if by else len(text)) >= MAX_LIST:
+        raise ValueError(f"`split` gives at most {MAX_LIST:,} parts")
+    return text.split(by) if by else list(text)
+
+
+def _replace(text: str, old: str, new: str) -> str:
+    _check(len(text) + text.count(old) * len(new))
+    return text.replace(old, new)
+
+
+def _check(length: int) -> None:
+    if length > MAX_BYTES:
+        raise ValueError("text of more than 1 MiB")
+
+
+_Function = Callable[..., Any]
+_FUNCTIONS: tuple[tuple[str, tuple[str, ...], str, _Function], ...] = (
+    ("join", ("strings",), "string", _join),
+    ("join", ("strings", "string"), "string", _join),
+    ("lowerAscii", ("string",), "string", lambda text: text.encode().lower().decode()),
+    ("replace", ("string", "string", "string"), "string", _replace),
+    ("split", ("string", "string"), "strings", _split),
+    ("substring", ("string", "int"), "string", lambda text, begin: text[max(0, begin) :]),
+    ("substring", ("string", "int", "int"), "string", lambda text, begin, end: text[max(0, begin) : max(0, end)]),
+    ("trim", ("string",), "string", str.strip),
+    ("upperAscii", ("string",), "string", lambda text: text.encode().upper().decode()),
+)
+FUNCTIONS = tuple(sorted({name for name, *_ in _FUNCTIONS}))
+"""Functions of text besides those of CEL itself."""
+
+_SMALL = (bool, int, float, type(None))
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it. Raises `TypeError` with what it is."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            if math.isfinite(value):
+                return value
+            raise TypeError(f"a number that is {value}")
+        case list():
+            return [_plain(each) for each in value]
+        case dict():
+            if any(not isinstance(key, str) for key in value):
+                raise TypeError("a map with keys that are not strings")
+            return {key: _plain(each) for key, each in value.items()}
+        case datetime():
+            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        case timedelta():
+            return f"{value.total_seconds():.15g}s"
+    raise TypeError(f"a {'bytes' if isinstance(value, bytes | bytearray) else type(value).__name__} value")
+
+
+def _longest(value: Any) -> int:
+    """The length of the longest list in it."""
+    match value:
+        case list():
+            return max(len(value), max(map(_longest, value), default=0))
+        case Mapping():
+            return max(map(_longest, value.values()), default=0)
+    return 0
+
+
+def _refusal(text: str, names: tuple[str, ...]) -> str:
+    """The library's words for why it cannot be compiled; the first reason, and where."""
+    if "recursion" in text:
+        return "it is nested too deeply: 32 levels are the most, and a chain of operators or of dots counts"
+    reason = _words(text)
+    if reason.startswith("undeclared reference"):
+        reason = reason.replace(" (in container '')", "")
+        return f"{reason}. Known here are {', '.join(names)}, the functions of CEL, and {', '.join(FUNCTIONS)}"
+    return reason
+
+
+def _words(text: str) -> str:
+    line = text.split("\n", 1)[0].strip()
+    match = _REASON.match(line)
+    if match is None:
+        return line
+    row, column, reason = match.groups()
+    if _NO_FIELD in reason:
+        reason = "a field is read of something that is no object"
+    elif "Iteration budget" in reason:
+        reason = "its macros go more than 10,000 rounds"
+    elif "Unable to convert function return value" in reason:
+        reason = "it gives an optional; end it with `orValue(…)`"
+    if column is None:
+        return reason
+    return f"{reason}, at character {column}" if row == "1" else f"{reason}, at line {row}, character {column}"

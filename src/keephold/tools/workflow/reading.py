@@ -1,0 +1,155 @@
+"""From the arguments of `execute_workflow_async` to a `Workflow`, or to one error that lists everything that is wrong.
+
+Nothing runs before all of it has been checked: types, configs, ids, jumps, expressions and the steps they read.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from keephold.errors import ToolError
+from keephold.tools.workflow.configs import COMMON, READERS, RETRIED
+from keephold.tools.workflow.definition import END, MAX_NESTING, Retry, Step, Steps, Workflow
+from keephold.tools.workflow.fields import Fields, Problems
+
+_FIELDS = ("workflowId", "name", "steps", "input", "context", "timeoutMs", "priority")
+_STEP_FIELDS = ("id", "type", "config", "onSuccess", "onError", "condition", "skipIf")
+_API_SECS = 30.0
+"""How long a request may take that has no `timeoutMs`."""
+_SHOWN = 20
+"""Problems that an error names; a model would not read more."""
+
+
+def read_workflow(arguments: Mapping[str, Any]) -> Workflow:
+    """The workflow that these arguments describe. Raises `ToolError` with the code `invalid_arguments`."""
+    problems = Problems()
+    fields = Fields(arguments, "", problems)
+    fields.only(*_FIELDS)
+    reading = _Reading(problems)
+    given = fields.array("steps")
+    if fields.has("steps") and not given:
+        problems.add("steps", "is empty; a workflow has at least one step")
+    limited = fields.has("timeoutMs") and arguments["timeoutMs"] != 0
+    workflow = Workflow(
+        id=fields.text("workflowId"),
+        name=fields.text("name"),
+        steps=reading(given, "steps", in_loop=False),
+        straight=not reading.nested and not reading.jumps,
+        input=arguments.get("input"),
+        context=fields.object("context"),
+        timeout=fields.seconds("timeoutMs") if limited else None,
+        priority=fields.number("priority", 0, least=-(2**31), most=2**31),
+    )
+    reading.check_references()
+    if problems:
+        raise ToolError(_listed(problems), code="invalid_arguments")
+    return workflow
+
+
+def _listed(problems: Problems) -> str:
+    head = "The workflow cannot be run; nothing was started."
+    lines = [head, *(f"- {each}" for each in problems[:_SHOWN])]
+    if len(problems) > _SHOWN:
+        lines.append(f"- and {len(problems) - _SHOWN} more")
+    return "\n".join(lines)
+
+
+class _Reading:
+    """Reads lists of steps, nested ones included, and knows every id when it is done."""
+
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+        self._ids: dict[str, str] = {}
+        self._depth = 0
+        self.nested = False
+        self.jumps = False
+
+    def __call__(self, given: Any, path: str, *, in_loop: bool) -> Steps:
+        if not isinstance(given, list):
+            self._problems.add(path, "must be an array of steps")
+            return Steps((), {})
+        if self._depth > MAX_NESTING:
+            self._problems.add(path, f"is nested too deeply; steps may stand {MAX_NESTING} deep")
+            return Steps((), {})
+        self.nested |= self._depth > 0
+        self._depth += 1
+        read = [self._step(each, f"{path}[{at}]", in_loop) for at, each in enumerate(given)]
+        self._depth -= 1
+        steps = tuple(step for step in read if step is not None)
+        targets = [each["id"] for each in given if isinstance(each, Mapping) and isinstance(each.get("id"), str)]
+        for at, step in enumerate(read):
+            if step is not None:
+                self._check_jumps(step, targets, f"{path}[{at}]")
+        return Steps(steps, {step.id: at for at, step in enumerate(steps)})
+
+    def _step(self, given: Any, path: str, in_loop: bool) -> Step | None:
+        if not isinstance(given, Mapping):
+            self._problems.add(path, 'must be an object: {"id": "a", "type": "transform", "config": {…}}')
+            return None
+        fields = Fields(given, path, self._problems, in_loop=in_loop)
+        fields.only(*_STEP_FIELDS)
+        id, type = self._id(fields), fields.text("type")
+        condition, skip_if = fields.expression("condition"), fields.expression("skipIf")
+        config = Fields(fields.object("config"), fields.at("config"), self._problems, in_loop=in_loop)
+        if type not in READERS:
+            if type:
+                near = get_close_matches(type, READERS, n=1, cutoff=0.8)
+                right = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(READERS)}"
+                self._problems.add(fields.at("type"), f"no step is of type `{type}`; {right}")
+            return None
+        reader, known = READERS[type]
+        config.only(*known, *COMMON, *(("retry",) if type in RETRIED else ()))
+        return Step(
+            id=id,
+            type=type,
+            kind=reader(config, self),
+            on_success=fields.text("onSuccess", required=False) or None,
+            on_error=fields.text("onError", required=False) or None,
+            condition=condition,
+            skip_if=skip_if,
+            preserve_data=config.flag("preserveData"),
+            continue_on_error=config.flag("continueOnError"),
+            timeout=config.seconds("timeoutMs") or (_API_SECS if type == "api" else None),
+            retry=self._retry(config) if type in RETRIED else Retry(max_attempts=1),
+        )
+
+    def _id(self, fields: Fields) -> str:
+        id = fields.text("id")
+        if id and (len(id) > 128 or not id.isprintable() or any(map(str.isspace, id)) or "/" in id or id == END):
+            self._problems.add(
+                fields.at("id"), "must be 1 to 128 characters, no spaces, controls or `/`, and not `$end`"
+            )
+        if id in self._ids and id:
+            self._problems.add(fields.at("id"), f"`{id}` is the id of {self._ids[id]}, too; an id is given once")
+        self._ids.setdefault(id, fields.path)
+        return id
+
+    def _retry(self, config: Fields) -> Retry:
+        if not config.has("retry"):
+            return Retry(max_attempts=1)
+        fields = Fields(config.object("retry"), config.at("retry"), self._problems)
+        fields.only("maxAttempts", "baseDelayMs", "maxDelayMs")
+        return Retry(
+            fields.number("maxAttempts", 3, least=1, most=100),
+            fields.number("baseDelayMs", 200, least=0, most=86_400_000),
+            fields.number("maxDelayMs", 5000, least=0, most=86_400_000),
+        )
+
+    def _check_jumps(self, step: Step, targets: list[str], path: str) -> None:
+        for key, target in (("onSuccess", step.on_success), ("onError", step.on_error)):
+            if target is None:
+                continue
+            self.jumps = True
+            if target == END or target in targets:
+                continue
+            elsewhere = self._ids.get(target)
+            why = f"stands in another list, at {elsewhere}" if elsewhere else "is the id of no step"
+            known = ", ".join([*targets, END])
+            self._problems.add(f"{path}.{key}", f"`{target}` {why}; from here a jump may go to {known}")
+
+    def check_references(self) -> None:
+        """An expression that reads the result of a step that is not there could only fail."""
+        for path, expression in self._problems.expressions:
+            for id in sorted((expression.reads.names.get("steps") or frozenset()) - set(self._ids)):
+                known = ", ".join(each for each in self._ids if each)
+                self._problems.add(path, f"reads the result of step `{id}`, which is not there; there are {known}")

@@ -1,0 +1,194 @@
+"""From a registered handle to a running one: the serial lane, resources and slots, then the start (B4, B5, W11).
+
+Admission is also how a handle is ended from outside, because what that means depends on how far it has come.
+"""
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
+
+from keephold.errors import ToolError
+from keephold.handles.gate import RESOURCE, Ticket
+from keephold.handles.handle import Handle, OnStop
+from keephold.handles.observing import answered
+from keephold.handles.question import Open, Question
+from keephold.handles.registry import Registry
+from keephold.handles.state import EndedBy, Error, Outcome, Pending, Stopped, error_of
+from keephold.store.terminal import CANCELLED
+from keephold.tools.base import Invocation, Tool
+from keephold.tools.run import Run
+from keephold.tools.toolbox import Toolbox
+from keephold.turn.people import Asking
+from keephold.turn.permission import Permission
+from keephold.turn.questions import Questions
+from keephold.turn.replies import Replies
+
+
+class Admission:
+    """Lets handles of one runtime run when their time has come."""
+
+    def __init__(
+        self, registry: Registry, toolbox: Toolbox, questions: Questions, permission: Permission, replies: Replies
+    ) -> None:
+        self._registry = registry
+        self._toolbox = toolbox
+        self._questions = questions
+        self._permission = permission
+        self._replies = replies
+        self._deliveries: dict[str, Asking] = {}
+        """By uid: results of which a person says whether they may be seen."""
+
+    def queues(self, tool: Tool) -> bool:
+        """Whether a call of the tool may have to wait for something before it starts."""
+        return tool.scheduling == "serial" or self._toolbox.has_names(tool)
+
+    def resources(self, invocation: Invocation) -> tuple[str, ...]:
+        """The resources a call needs; none if they cannot be told, which `admit` will say."""
+        if not invocation.tool.resources:
+            return ()
+        try:
+            return tuple(resources(self._toolbox.names(invocation)))
+        except ToolError:
+            return ()
+
+    def admit(self, handle: Handle, invocation: Invocation) -> None:
+        """Start it, now or when it may. A serial one passes its conversation's lane first."""
+        try:
+            names = self._toolbox.names(invocation)
+        except ToolError as error:
+            self._registry.end(handle, error_of(error))
+            return
+        if handle.tool.scheduling == "serial":
+            # One-shot calls have a lane of their own (B4). A batch starts them one at a time anyway; the lane is for
+            # what lingers of one that was ended (Y2).
+            lane = {f"{'serial' if handle.stateful else 'call'}:{handle.conversation}": 1}
+            handle.lane = Ticket(self._registry.serial, handle, lane, partial(self._queue, handle, invocation, names))
+            self._registry.serial.enter(handle.lane)
+        else:
+            self._queue(handle, invocation, names)
+        if isinstance(handle.state, Pending):
+            self._registry.touch(handle)
+
+    def _queue(self, handle: Handle, invocation: Invocation, names: Mapping[str, int]) -> None:
+        if isinstance(handle.decided, Stopped):  # one of several that are being ended, see `end_all`
+            return
+        if not names:
+            self._start(handle, invocation)
+            return
+        start = partial(self._start, handle, invocation)
+        ticket = handle.ticket = Ticket(self._registry.gate, handle, names, start, priority=handle.priority)
+        self._registry.gate.enter(ticket)
+        if handle.lane is not None and not ticket.held:
+            self._registry.touch(handle)  # it has left one queue and stands in another: behind someone blocked? (A6)
+
+    def _start(self, handle: Handle, invocation: Invocation) -> None:
+        if isinstance(handle.decided, Stopped) or self._registry.closing:
+            return
+        Run(self._registry, handle, self).start(invocation)
+        if _interactive(handle):
+            self._tell_queue(handle)
+
+    def _tell_queue(self, handle: Handle) -> None:
+        """Whoever holds something and stays: one-shot calls that queue for it are hopeless (B5)."""
+        lines = handle.ticket.lines() if handle.ticket is not None else ()
+        for call in [ticket.handle for line in lines for ticket in line.queue if not ticket.handle.stateful]:
+            self._registry.touch(call)
+
+    # What its calls meet outside their tools (Surroundings)
+
+    def route(self, handle: Handle, question: Question) -> Outcome | Open:
+        return self._questions.route(handle, question)
+
+    def opened(self, handle: Handle) -> None:
+        self._questions.opened(handle)
+
+    def awaited(self, handle: Handle) -> None:
+        self._questions.awaited(handle)
+
+    def closed(self, handle: Handle) -> None:
+        self._questions.closed(handle)
+        delivery = self._deliveries.pop(handle.uid, None)
+        if delivery is not None:
+            delivery.withdraw()
+
+    def is_delivering(self, uid: str) -> bool:
+        """Whether a person is being asked about the result of that call."""
+        return uid in self._deliveries
+
+    def deliver(self, handle: Handle, outcome: Outcome, then: Callable[[Outcome], None]) -> None:
+        """What of an outcome may be seen, told to `then` (P5)."""
+
+        def delivered(shown: Outcome) -> None:
+            self._deliveries.pop(handle.uid, None)
+            told(shown)
+
+        told = then
+        asking = self._permission.to_deliver(handle, outcome, lambda: self._replies.preview(handle, outcome), delivered)
+        if asking is not None:
+            told = answered(self._registry, handle.uid, "result", then)
+            self._deliveries[handle.uid] = asking
+
+    def leave(self, handle: Handle) -> None:
+        """Give back its place in the lane and what it holds."""
+        lane, ticket = handle.lane, handle.ticket
+        if lane is None and ticket is None:
+            return
+        handle.lane = handle.ticket = None
+        if handle.parked and ticket is not None and (names := resources(ticket.names)):
+            self.hold(handle, names)  # before the ticket is given back, so that nobody comes in between (B5)
+        for each in (ticket, lane):
+            if each is not None:
+                each.gate.leave(each)
+
+    def hold(self, handle: Handle, names: Mapping[str, int]) -> None:
+        """A parked call keeps its resources until it stops; its slots and its place in the lane are free (B5, D10)."""
+        handle.ticket = Ticket(self._registry.gate, handle, names, lambda: None)
+        self._registry.gate.take(handle.ticket)
+        handle.watch(OnStop(self.leave))
+        self._tell_queue(handle)
+
+    def end(self, handle: Handle, error: Error, ended_by: EndedBy) -> None:
+        """End it, for a reason. What has not started never will; what runs is told to end and stops when it has."""
+        if handle.run is not None:
+            handle.run.end(error, ended_by)
+        elif not isinstance(handle.decided, Stopped):
+            if handle.parked:
+                error = CANCELLED  # in these words, whoever did it (D2)
+            self._registry.end(handle, error, ended_by)
+            self.leave(handle)
+
+    def end_all(self, handles: Sequence[Handle], error: Error, ended_by: EndedBy) -> None:
+        """End several. None of those that queue starts because another one leaves (S3)."""
+        queued = [handle for handle in handles if handle.run is None and not isinstance(handle.decided, Stopped)]
+        for handle in queued:
+            self._registry.end(handle, CANCELLED if handle.parked else error, ended_by)
+        for handle in queued:
+            self.leave(handle)
+        for handle in handles:
+            self.end(handle, error, ended_by)
+
+    def hopeless(self, handle: Handle, spare: Container[str]) -> Handle | None:
+        """B5: whoever holds up a one-shot call and will not go by itself, if there is such a handle."""
+        stuck = handle.behind(spare)
+        if stuck is not None:
+            return stuck
+        for ticket in (handle.lane, handle.ticket):
+            if ticket is None:
+                continue
+            for group in ticket.in_front():
+                if all(_stays(other, spare) for other in group):
+                    return group[0]
+        return None
+
+
+def resources(names: Mapping[str, int]) -> dict[str, int]:
+    """Those of the names that are resources, and not slots."""
+    return {name: capacity for name, capacity in names.items() if name.startswith(RESOURCE)}
+
+
+def _stays(holder: Handle, spare: Container[str]) -> bool:
+    return holder.parked or _interactive(holder) or holder.blocked_on_caller(spare)
+
+
+def _interactive(holder: Handle) -> bool:
+    run = holder.run
+    return run is not None and not run.ending and holder.stateful and "apply" in holder.tool.actions

@@ -1,0 +1,176 @@
+"""Calls one by one, without a turn: what a protocol uses whose clients have no turns (M5).
+
+Each call is a batch of one. Calls are begun in the order they come, so that one finds what another, sent before it, has
+spawned; they run side by side. Nothing ends with the desk: no turn, so T never runs. A call that nobody waits for any
+more goes on and can be found again by its id.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from keephold.errors import KeepholdError, ToolError
+from keephold.handles.handle import Handle
+from keephold.handles.state import Reply
+from keephold.store.base import CARRIERS, News, Responded
+from keephold.turn.batch import Batch
+from keephold.turn.budget import size_of
+from keephold.turn.notifications import notifications, still_shown
+from keephold.turn.people import People
+from keephold.turn.replies import error_reply
+from keephold.turn.slot import Slot, ToolCall, read_call
+from keephold.turn.turn import Response
+
+if TYPE_CHECKING:
+    from keephold.runtime import Runtime
+
+
+class Visit:
+    """One call at the desk, begun."""
+
+    def __init__(self, desk: "Desk", slot: Slot, batch: Batch) -> None:
+        self._desk = desk
+        self._slot = slot
+        self._batch = batch
+        self._answer: asyncio.Task[Response] | None = None
+        self.left = False
+        """Nobody takes the answer: nothing of it counts as shown, and no news rides on it."""
+        self.news: tuple[News, ...] = ()
+        """What rides on it."""
+
+    @property
+    def handle(self) -> Handle | None:
+        """The handle the call has made: a spawn's, or the unseen one of a one-shot call."""
+        return self._slot.handle
+
+    async def reply(self) -> Reply:
+        """What it is answered with, as far as that is the call's own: no news rides on it, and nothing counts as shown.
+        Cancelling this cancels the call."""
+        (reply,) = await self._batch.replies()
+        return reply
+
+    async def response(self) -> Response:
+        """The answer, with whatever news rides on it (N4). Whoever is cancelled here lets the call go on."""
+        if self._answer is None:
+            self._answer = asyncio.create_task(self._desk._answered(self, self._slot.call))
+        return await asyncio.shield(self._answer)
+
+    def cancel(self) -> None:
+        """Cancel the call (B7)."""
+        self._batch.cancel()
+
+    def detach(self) -> None:
+        """Nobody takes the answer; the call goes on and is looked after by its uid."""
+        self.left = True
+        self._desk._give_back(self)
+        if self._answer is None:
+            self._answer = asyncio.create_task(self._desk._answered(self, self._slot.call))
+
+    def leave(self) -> None:
+        """Nobody will take the answer: a one-shot call goes on as a handle that can be found again, by
+        `call:<label>`, and its end is news. One that only looks or waits is cancelled."""
+        handle = self.handle
+        self.detach()
+        if handle is None or handle.stateful:
+            return
+        looks = handle.tool.fleeting and handle.tool.hints.get("readOnlyHint")
+        if looks or handle.kind == "timer":
+            self._batch.cancel()
+        elif not handle.tool.fleeting:
+            self._desk._runtime.registry.run_soon(self._batch.expose(self._slot, left=True))
+
+
+class Desk:
+    """Where calls of one conversation are handed in."""
+
+    def __init__(self, runtime: "Runtime", conversation: str) -> None:
+        self._runtime = runtime
+        self.conversation = conversation
+        self._id = f"d-{secrets.token_hex(6)}"
+        self._visits = 0
+        self._line = asyncio.Lock()
+
+    async def call(self, call: ToolCall, *, park_after: float | None = 30) -> Response:
+        """Run one call to its answer; nothing a tool does raises here."""
+        return await (await self.begin(call, park_after=park_after)).response()
+
+    async def begin(self, call: ToolCall, *, park_after: float | None = 30, people: People | None = None) -> Visit:
+        """Hand in a call. `people` are asked about it, and about what it asks itself unless it is a spawn."""
+        runtime = self._runtime
+        async with self._line:
+            runtime.check_open()
+            await runtime.open()
+            if runtime.registry.collecting_is_due:
+                runtime.registry.run_soon(runtime.registry.collect_sometimes())
+            self._visits += 1
+            slot = read_call(call, 0, runtime.toolbox, runtime.limits, runtime.registry.clock.now())
+            batch = Batch(
+                [slot],
+                runtime.registry,
+                runtime.actions,
+                runtime.limits,
+                self.conversation,
+                self._id,
+                self._visits,
+                park_after,
+                resumable=False,
+            )
+            slot.people = people
+            slot.patience = park_after if people is None else None  # a person elsewhere may take their time
+            runtime.batches.add(batch)
+            trouble = runtime.registry.store.trouble
+            if trouble is not None:
+                slot.error = ToolError(f"The call was not run: {trouble}", code="store_unavailable")
+            try:
+                await batch.begin()
+            except BaseException:
+                runtime.batches.discard(batch)
+                raise
+        if people is not None and slot.handle is not None and not slot.handle.stateful:
+            runtime.people.assign(slot.handle, people)
+        return Visit(self, slot, batch)
+
+    async def _answered(self, visit: Visit, call: ToolCall) -> Response:
+        try:
+            reply = await visit.reply()
+        except KeepholdError as error:  # the runtime is closing
+            reply = error_reply(ToolError(error.message, code=error.code))
+        finally:
+            self._runtime.batches.discard(visit._batch)
+        meter = self._runtime.registry.meter
+        if meter is not None and not visit.left:
+            meter.shown(size_of(reply.model))
+        if not visit.left:
+            with contextlib.suppress(KeepholdError):  # the store cannot be read: news waits
+                visit.news = await self._record(reply)
+        if visit.left:
+            self._give_back(visit)
+        return Response(call.id, reply.result, reply.is_error, reply.model, reply.code, notifications(visit.news))
+
+    def _give_back(self, visit: Visit) -> None:
+        """News that nobody takes is queued again (N3)."""
+        news, visit.news = visit.news, ()
+        if news:
+            self._runtime.notifications.queue_again(news)
+
+    async def _record(self, reply: Reply) -> tuple[News, ...]:
+        """That the reply was given; without a turn, whatever waits rides on it."""
+        registry = self._runtime.registry
+        if registry.closing:
+            return ()
+        shown = still_shown(registry, (reply,))
+        told = {uid for uid, _ in shown}
+        waiting = await registry.store.news(self.conversation, len(told) + 1)
+        op = Responded(self.conversation, self._id, self._visits, (), reply.cursors, shown, CARRIERS)
+        if all(news.uid in told for news in waiting):
+            if reply.cursors or shown:  # a crash before it is written repeats what was shown, no more (N3)
+                registry.run_soon(self._shown(replace(op, carry=())))
+            return ()
+        return await self._runtime.notifications.carried(registry.responded(op))
+
+    async def _shown(self, op: Responded) -> None:
+        with contextlib.suppress(KeepholdError):
+            await self._runtime.registry.responded(op)

@@ -1,0 +1,380 @@
+"""The end of a turn (T): no live handle outlives it that its policy did not keep.
+
+`abort` ends at once, `await` waits up to its timeout and then ends the rest, `keep` keeps. `inquire` asks the assistant
+once about all of its handles, for each: wait, or abort. With nobody to ask, and of an answer that is none, it counts
+as `abort`, which is also what a cancelled turn makes of `inquire` and `await`.
+
+The results of what was waited for are owed to the assistant: whoever drives the turn gets them, and may let it speak
+again; otherwise they are queued as news.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from keephold.errors import KeepholdError
+from keephold.handles.handle import Handle, Watcher
+from keephold.handles.registry import Registry
+from keephold.handles.state import EndedBy, Error, Pending, name
+from keephold.handles.waits import Wait, all_of
+from keephold.turn.admission import Admission
+from keephold.turn.inquiries import Inquiries, InquiryFailed
+from keephold.turn.inquiry import Inquiry
+from keephold.turn.replies import Replies, encode
+
+ROUNDS = 3
+"""How often the end of one turn may be begun, the assistant speaking again in between (T2)."""
+PREVIEW = 400
+"""Characters of output that the assistant is shown of each handle it is asked about (T2)."""
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How a turn ended. `results` holds what its handles came to, each as in A3; `kept` those that live on."""
+
+    results: tuple[dict[str, Any], ...] = ()
+    kept: tuple[dict[str, Any], ...] = ()
+    model: tuple[dict[str, Any], ...] = ()
+    """Both of them as a model gets them (O2)."""
+    again: bool = False
+    """Whether the assistant is owed another word: the turn goes on until `end` is called once more (T2)."""
+    message: str = ""
+    """What the assistant is to be told then: a message made by the system that holds A3's object."""
+    aborted: str = ""
+    """Why handles were aborted that the assistant should have been asked about, in a sentence."""
+
+
+@dataclass
+class _Live:
+    """Live handles, by what the end of a turn does to them. Ordered sets: there may be thousands."""
+
+    kept: dict[Handle, None] = field(default_factory=dict)
+    waited: dict[Handle, None] = field(default_factory=dict)
+    asked: dict[Handle, None] = field(default_factory=dict)
+    """The assistant decides."""
+    unasked: dict[Handle, None] = field(default_factory=dict)
+    """It would decide, if one were there."""
+    at_once: dict[Handle, None] = field(default_factory=dict)
+    """Ended without further ado, one-shot calls among them."""
+
+
+@dataclass
+class _Answer:
+    """What the assistant said of the handles it was asked about."""
+
+    wait: list[Handle] = field(default_factory=list)
+    abort: list[Handle] = field(default_factory=list)
+    unsaid: list[Handle] = field(default_factory=list)
+    """It said nothing usable of these, so they were aborted."""
+    why: str = ""
+
+    def sentence(self) -> str:
+        """Why handles were aborted that the assistant should have decided about; empty if none were."""
+        ids = ", ".join(f"`{handle.id}`" for handle in self.unsaid)
+        return f"Aborted at the end of the turn: {ids}; {self.why}." if ids else ""
+
+
+class Ender:
+    """Ends one turn, in one round or several."""
+
+    def __init__(self, registry: Registry, admission: Admission, replies: Replies, inquiries: Inquiries) -> None:
+        self._registry = registry
+        self._admission = admission
+        self._replies = replies
+        self._inquiries = inquiries
+        self._rounds = 0
+        self._asking: asyncio.Task[dict[str, str]] | None = None
+        self._cut_short = False
+        """The turn was cancelled while it ended."""
+        self.over: list[Handle] = []
+        """Those that the last round has seen stop."""
+        self.told: list[Handle] = []
+        """Those whose abort the assistant knows of: it chose that, or `Ending.aborted` names them."""
+        self.owed: dict[Handle, dict[str, Any]] = {}
+        """Those of them that it has waited for, and what a model is shown of each (T3)."""
+
+    async def round(self, conversation: str, turn: str, *, cancelled: bool, may_speak: bool) -> Ending:
+        """Apply each live handle's policy and wait until what must end has ended, one-shot calls included (T4).
+
+        Parked calls are not live and stay, unless the turn is cancelled: then those of this turn are, too (T5, D2).
+        `may_speak`: whoever ends the turn can let the assistant speak again.
+        """
+        self._rounds += 1
+        if cancelled:
+            await self._cancel_parked(conversation, turn)
+        live = self._sort(conversation, cancelled)
+        self._end([*live.at_once, *live.unasked], "cancel" if cancelled else "turn_end")
+        try:
+            answer = await self._wait_and_ask(conversation, turn, list(live.waited), list(live.asked))
+        except asyncio.CancelledError:  # T5: from now on nobody is waited for
+            if not self._registry.closing:  # else whoever closes ends them, or lets go of them (R6)
+                self._end([*live.waited, *live.asked], "cancel")
+            raise
+        await _all_over([*live.at_once, *live.unasked])
+        if self._cut_short and not cancelled:
+            await self._cancel_parked(conversation, turn)
+        if live.unasked:
+            answer = _Answer(unsaid=list(live.unasked), why="there is no assistant to ask about them")
+        return self._ending(live, answer, may_speak=may_speak)
+
+    def _sort(self, conversation: str, cancelled: bool) -> "_Live":
+        """The live handles of the conversation, by what the end of the turn does to them."""
+        live = _Live()
+        for handle in self._registry.live(conversation):
+            if not handle.active or _is_parking(handle, cancelled):
+                continue
+            policy = _policy(handle) if handle.stateful else "abort"
+            if handle.stateful and _kept(handle):
+                live.kept[handle] = None
+            elif not cancelled and policy == "await":
+                live.waited[handle] = None
+            elif not cancelled and policy == "inquire" and not handle.blocked_on_caller():
+                (live.asked if self._inquiries.here else live.unasked)[handle] = None
+            else:
+                live.at_once[handle] = None
+        return live
+
+    def _ending(self, live: "_Live", answer: "_Answer", *, may_speak: bool) -> Ending:
+        # One that has parked meanwhile stays (T4).
+        ended = (*live.at_once, *live.waited, *live.asked, *live.unasked)
+        self.over = sorted((h for h in ended if h.stateful and not h.active), key=lambda handle: handle.uid)
+        kept, model = list(live.kept), self._replies.entries(self.over, "model")
+        awaited = {*live.waited, *answer.wait}
+        self.owed = {handle: shown for handle, shown in zip(self.over, model, strict=True) if handle in awaited}
+        self.told = [*answer.abort, *answer.unsaid]
+        again = may_speak and bool(answer.wait) and self._rounds < ROUNDS and not self._cut_short
+        return Ending(
+            results=tuple(self._replies.entries(self.over, "dispatch")),
+            kept=tuple(self._replies.entries(kept, "dispatch")),
+            model=(*model, *self._replies.entries(kept, "model")),
+            again=again,
+            message=_message(model) if again else "",
+            aborted=answer.sentence(),
+        )
+
+    async def _wait_and_ask(
+        self, conversation: str, turn: str, waited: Sequence[Handle], asked: Sequence[Handle]
+    ) -> "_Answer":
+        """T3: what is awaited is waited for while the one inquiry runs."""
+        async with asyncio.TaskGroup() as group:
+            for handle in waited:
+                group.create_task(self._wait(handle))
+            answer = group.create_task(self._ask(conversation, turn, asked)) if asked else None
+        return answer.result() if answer is not None else _Answer()
+
+    # Asking the assistant (T2)
+
+    async def _ask(self, conversation: str, turn: str, asked: Sequence[Handle]) -> "_Answer":
+        self._asking = asyncio.ensure_future(self._inquire(conversation, turn, asked))
+        why, actions = "the assistant's answer did not name them", dict[str, str]()
+        try:
+            actions = await asyncio.shield(self._asking)
+        except InquiryFailed as error:
+            why = f"the assistant could not be asked about them ({error})"
+        except asyncio.CancelledError:
+            if not self._asking.cancelled():
+                self._asking.cancel()
+                raise
+            return _Answer()  # the turn was cancelled meanwhile: they are being ended
+        finally:
+            self._asking = None
+        answer = _Answer(why=why)
+        for handle in asked:
+            choice = actions.get(handle.id)
+            if choice == "wait":
+                answer.wait.append(handle)
+            elif handle.active:  # else it has finished meanwhile
+                (answer.unsaid if choice is None else answer.abort).append(handle)
+        self._end([*answer.abort, *answer.unsaid], "turn_end")
+        await asyncio.gather(*(self._wait(handle) for handle in answer.wait))
+        await _all_over([*answer.abort, *answer.unsaid])
+        return answer
+
+    async def _inquire(self, conversation: str, turn: str, asked: Sequence[Handle]) -> dict[str, str]:
+        """What the assistant wants of each, by id. Raises `InquiryFailed` for an answer that is none."""
+        assistant: Mapping[str, Any] = next((h.tool.spawn.assistant for h in asked if h.tool.spawn.assistant), {})
+        listed = self._listed(asked)
+        inquiry = Inquiry(
+            id=await self._new_id(conversation, turn),
+            purpose="turn_end",
+            conversation=conversation,
+            turn=turn,
+            text=(
+                "You have finished your answer while these tools still run. Say for each whether to wait for its "
+                "result, which you will be given, or to abort it.\n" + encode({"handles": listed})
+            ),
+            schema=_SCHEMA,
+            handles=tuple(listed),
+            assistant=assistant,
+        )
+        answer = await self._inquiries.inquire(inquiry)
+        return _read(answer, {handle.id for handle in asked})
+
+    async def _new_id(self, conversation: str, turn: str) -> str:
+        try:
+            return await self._inquiries.new_id(conversation, turn, f"{turn}.end")
+        except KeepholdError as error:  # the store cannot be read
+            raise InquiryFailed(str(error)) from error
+
+    def _listed(self, asked: Iterable[Handle]) -> list[dict[str, Any]]:
+        now = self._registry.clock.now()
+        return [
+            {
+                "id": handle.id,
+                "tool": handle.tool.name,
+                "state": name(handle.state),
+                "elapsed_secs": round(now - _since(handle), 1),
+                "output_preview": self._replies.tail(handle, PREVIEW),
+            }
+            for handle in asked
+        ]
+
+    # Waiting and ending
+
+    async def _wait(self, handle: Handle) -> None:
+        """T3: wait for one, but not for one that waits for an assistant who has stopped talking (A6)."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(handle.tool.spawn.turn_end_timeout_secs):
+                await _over(handle, or_blocked=True)
+        if handle.active and not handle.parked:
+            secs = handle.tool.spawn.turn_end_timeout_secs
+            blocked = handle.blocked_on_caller()
+            why = "it waited for you" if blocked else f"it was waited for for {secs:g} s"
+            self._admission.end(handle, Error(f"Aborted at the end of the turn: {why}.", "aborted"), "turn_end")
+            await _over(handle)
+
+    async def _cancel_parked(self, conversation: str, turn: str) -> None:
+        after: str | None = None
+        while records := await self._registry.store.handles(
+            conversation=conversation, turn=turn, parked=True, stateful=None, after=after
+        ):
+            handles = [self._registry.adopt(record) for record in records]
+            self._end(handles, "cancel")  # also one whose parking is in the file and not yet told
+            await all_stopped(handles)
+            after = records[-1].uid
+
+    def wait_no_longer(self, conversation: str) -> None:
+        """T5: the turn is cancelled while it ends. What is waited for or asked about is ended, and `round` goes on."""
+        self._cut_short = True
+        live = self._registry.live(conversation)
+        self._end([handle for handle in live if handle.stateful and not _kept(handle)], "cancel")
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def _end(self, handles: Sequence[Handle], ended_by: EndedBy) -> None:
+        why = "Aborted: the turn was cancelled." if ended_by == "cancel" else "Aborted at the end of the turn."
+        self._admission.end_all(handles, Error(why, "aborted"), ended_by)
+
+
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "handles": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"id": {"type": "string"}, "action": {"type": "string", "enum": ["wait", "abort"]}},
+                "required": ["id", "action"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["handles"],
+    "additionalProperties": False,
+}
+
+
+def _read(answer: Any, ids: set[str]) -> dict[str, str]:
+    """The assistant's choice by id; the list may come bare or as the object's one value."""
+    listed = answer.get("handles") if isinstance(answer, dict) else answer
+    if not isinstance(listed, list):
+        raise InquiryFailed("its answer was not a list of handles")
+    chosen: dict[str, str] = {}
+    for each in listed:
+        id, action = (each.get("id"), each.get("action")) if isinstance(each, dict) else (None, None)
+        if not isinstance(id, str) or id not in ids or action not in ("wait", "abort"):
+            raise InquiryFailed(f"its answer had {encode(each):.80}, which is none of the handles with an action")
+        chosen[id] = action
+    return chosen
+
+
+def _message(results: Sequence[dict[str, Any]]) -> str:
+    """What the assistant is told before it speaks again (T2)."""
+    return (
+        "[Automatic message. It is not from the user.] You have finished your answer; tools that still ran have ended "
+        "since:\n" + encode({"completed": results, "pending": []})
+    )
+
+
+def _policy(handle: Handle) -> str:
+    return handle.tool.spawn.on_turn_end or "inquire"
+
+
+def _is_parking(handle: Handle, cancelled: bool) -> bool:
+    """Whether it is as good as parked, and parked calls stay (T4)."""
+    return not cancelled and handle.run is not None and handle.run.is_parking
+
+
+def _kept(handle: Handle) -> bool:
+    """T1: its tool says so, or says nothing and the call waits in durable effects."""
+    chosen = handle.tool.spawn.on_turn_end
+    return chosen == "keep" or (chosen is None and handle.run is not None and handle.run.waits_in_effects)
+
+
+def _since(handle: Handle) -> float:
+    state = handle.state
+    return state.created if isinstance(state, Pending) or state.started is None else state.started
+
+
+async def _all_over(handles: Sequence[Handle]) -> None:
+    """Until each has stopped, or has parked while it was told to end: then it stays (T4)."""
+    for handle in handles:
+        await _over(handle)
+
+
+async def _over(handle: Handle, *, or_blocked: bool = False) -> None:
+    """Until it has stopped or parked, or, if that is asked for, waits for a caller who has stopped talking (A6)."""
+    watcher = _Over(or_blocked)
+    handle.watch(watcher)
+    watcher.touched(handle)
+    if handle.parked:
+        watcher.parked(handle)
+    try:
+        await watcher.event.wait()
+    finally:
+        handle.unwatch(watcher)
+
+
+class _Over(Watcher):
+    """Watches one handle at the end of its turn."""
+
+    wants_reading = True
+
+    def __init__(self, or_blocked: bool) -> None:
+        self.event = asyncio.Event()
+        self._or_blocked = or_blocked
+
+    def stopped(self, handle: Handle) -> None:
+        self.event.set()
+
+    def parked(self, handle: Handle) -> None:
+        self.event.set()
+
+    def touched(self, handle: Handle) -> None:
+        if self._or_blocked and handle.blocked_on_caller():
+            self.event.set()
+
+
+async def all_stopped(handles: Sequence[Handle]) -> None:
+    """Until all of them have stopped. They have been told to, so nothing can block them."""
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    everyone = {handle.uid for handle in handles}
+    wait = Wait([all_of(handles)], lambda _: None if over.done() else over.set_result(None), spare=everyone)
+    wait.begin()
+    try:
+        await over
+    finally:
+        wait.cancel()

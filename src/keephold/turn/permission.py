@@ -1,0 +1,251 @@
+"""Permission (P1–P5): whether a call may run, and whether its result may be delivered.
+
+A mode that needs a person asks the one who is there. If none is, `detached` decides: its `deny` names the setting that
+would allow the call; `auto` leaves the decision to the assistant, who made it by calling. An approval is for one call
+with just these arguments, unless the person says that it covers the tool until the turn ends.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from keephold.errors import ToolError
+from keephold.handles.handle import Handle
+from keephold.handles.state import Error, Ok, Outcome
+from keephold.handles.text import plain, to_json
+from keephold.tools.base import Action, RunMode, Tool
+from keephold.turn.people import Asking, People
+from keephold.turn.prompts import Approved, Cancelled, Decision, DeliverResult, Denied, Edited, RunTool
+from keephold.turn.remembered import Remembered
+
+Detached = Literal["deny", "defaults", "auto"]
+
+SKIPPED = "Tool skipped by user."
+SKIPPED_REMEMBERED = "Tool skipped by user (remembered)."
+NOT_DELIVERED = "Result delivery skipped by configuration."
+NOT_DELIVERED_BY_USER = "Result delivery skipped by user."
+
+ASK: Literal["ask"] = "ask"
+Verdict = Outcome | Literal["ask"] | None
+"""None: go ahead. An outcome: how the call ends without running. `ASK`: a person has to say."""
+
+Check = Callable[[Any], dict[str, Any]]
+"""What a person made of the arguments, as the tool takes them, or `ToolError`."""
+
+
+class Permission:
+    """Decides by the tools' modes, the person who is there, and the conversation's `detached`."""
+
+    def __init__(self, detached: Detached, people: People, remembered: Remembered) -> None:
+        self.detached = detached
+        self._people = people
+        self._remembered = remembered
+        self.people_of: Callable[[str], People | None] = lambda _: None
+        """Who is there for a conversation, if not those of the runtime."""
+        self.unattended: Callable[[str], bool] = lambda _: False
+        """Whether what a person would be asked about in a conversation is done without asking."""
+
+    # To run
+
+    def to_run(self, tool: Tool, action: Action | None, conversation: str, people: People | None = None) -> Verdict:
+        """Whether a call of the tool may run; `people` are those who are there for it, if not those of the runtime."""
+        mode = _mode(tool, action)
+        if mode == "unattended":
+            return None
+        if mode == "skip":
+            return Ok(SKIPPED)
+        if self.unattended(conversation):
+            return None
+        known = self._remembered.may_run(conversation, tool.name)
+        if known is not None:
+            return None if known else Ok(SKIPPED_REMEMBERED)
+        if (people or self.people_of(conversation) or self._people).here:
+            return ASK
+        if self.detached == "auto":
+            return None
+        setting = "run" if action is None or action not in tool.run_actions else f"run_actions.{action}"
+        return _denied(tool, f'run (`{setting} = "{mode}"`)', setting)
+
+    def ask(
+        self,
+        tool: Tool,
+        action: Action | None,
+        id: str | None,
+        arguments: dict[str, Any],
+        conversation: str,
+        check: Check,
+        then: Callable[[Outcome | dict[str, Any]], None],
+        people: People | None = None,
+        uid: str | None = None,
+    ) -> Asking:
+        """Ask the person. `then` gets the arguments to run with, or how the call ends without running."""
+        prompt = RunTool(
+            tool=tool.name,
+            action=action,
+            id=id,
+            arguments=arguments,
+            conversation=conversation,
+            edit=_mode(tool, action) == "edit",
+            digest=digest(tool.name, action, id, arguments),
+            uid=uid,
+        )
+        asked = people or self.people_of(conversation) or self._people
+        return _ToRun(asked, self._remembered, prompt, check, then).asking
+
+    # To deliver
+
+    def to_deliver(
+        self, handle: Handle, outcome: Outcome, text: Callable[[], str], then: Callable[[Outcome], None]
+    ) -> Asking | None:
+        """What of an outcome may be seen (P1's result modes), told to `then`: at once, or when the person has said.
+
+        It acts once, before the end is visible. `text` is the result in words.
+        """
+        mode: RunMode = handle.tool.result
+        people = self._people.of(handle)
+        free = mode == "unattended" or self.unattended(handle.conversation)
+        if mode == "skip":  # a failure stays one: a killed process is never shown as success (S3)
+            then(_withheld(outcome, NOT_DELIVERED))
+        elif free or (not people.here and self.detached == "auto"):
+            then(outcome)
+        elif not people.here:
+            then(_denied(handle.tool, f'show its result (`result = "{mode}"`)', "result"))
+        else:
+            prompt = DeliverResult(
+                tool=handle.tool.name,
+                id=handle.id if handle.stateful else None,
+                result=text(),
+                is_error=isinstance(outcome, Error),
+                conversation=handle.conversation,
+                edit=mode == "edit",
+                uid=handle.uid,
+            )
+            return people.ask(prompt, lambda said: then(_delivered(outcome, said)))
+        return None
+
+
+class _ToRun:
+    """One call that a person is asked about: as often as it takes until what they say can be taken (P5)."""
+
+    def __init__(
+        self,
+        people: People,
+        remembered: Remembered,
+        prompt: RunTool,
+        check: Check,
+        then: Callable[[Outcome | dict[str, Any]], None],
+    ) -> None:
+        self._people = people
+        self._remembered = remembered
+        self._prompt = prompt
+        self._check = check
+        self._then = then
+        self.asking = people.ask(prompt, self._said, self._said_meanwhile)
+
+    def _said(self, decision: Decision) -> None:
+        match decision:
+            case Approved(remember):
+                arguments = self._approved()
+                if arguments is not None:
+                    self._remember(remember, True)
+                    self._then(arguments)
+            case Edited(value):
+                arguments = self._checked(value)
+                if arguments is not None:
+                    self._then(arguments)
+            case Denied(reason, remember):
+                self._remember(remember, False)
+                self._then(Ok(f"Tool skipped by user: {reason}" if reason else SKIPPED))
+            case Cancelled(reason) if reason is not None:
+                self._then(Error(f"Permission prompt failed: {reason}", "permission_denied"))
+            case _:
+                self._then(Ok(SKIPPED))
+
+    def _said_meanwhile(self) -> bool:
+        """Whether what was remembered while this prompt waited for its turn settles it."""
+        known = self._remembered.may_run(self._prompt.conversation, self._prompt.tool)
+        if known is not None:
+            self._then(self._prompt.arguments if known else Ok(SKIPPED_REMEMBERED))
+        return known is not None
+
+    def _approved(self) -> dict[str, Any] | None:
+        """The arguments that the person saw; None: they have to be asked again."""
+        prompt = self._prompt
+        if digest(prompt.tool, prompt.action, prompt.id, prompt.arguments) != prompt.digest:
+            self._again("the arguments have changed since you were asked", prompt.arguments)
+            return None
+        return prompt.arguments if prompt.problem is None else self._checked(prompt.arguments)
+
+    def _checked(self, edited: Any) -> dict[str, Any] | None:
+        """What the person made of the arguments, checked like the assistant's; None: they have to be asked again."""
+        try:
+            return self._check(edited)
+        except ToolError as error:
+            try:
+                given = plain(edited)
+            except (TypeError, ValueError, NotImplementedError):  # not even JSON
+                given = None
+            self._again(error.message, given if isinstance(given, dict) else self._prompt.arguments)
+            return None
+
+    def _again(self, problem: str, arguments: dict[str, Any]) -> None:
+        prompt = self._prompt
+        new = digest(prompt.tool, prompt.action, prompt.id, arguments)
+        self._prompt = msgspec.structs.replace(prompt, problem=problem, arguments=arguments, digest=new)
+        self._people.ask_again(self.asking, self._prompt)
+
+    def _remember(self, wanted: bool, may_run: bool) -> None:
+        if wanted:
+            self._remembered.decided(self._prompt.conversation, self._prompt.tool, may_run)
+
+
+def digest(tool: str, action: str | None, id: str | None, arguments: Mapping[str, Any]) -> str:
+    """What an approval is for (P5)."""
+    return hashlib.sha256(to_json([tool, action, id, dict(sorted(arguments.items()))])).hexdigest()[:32]
+
+
+def require(verdict: Outcome | None) -> str | None:
+    """For fetch, apply and abort: None to go on, the text of a skip, or the refusal as an error."""
+    if isinstance(verdict, Error):
+        raise ToolError(verdict.message, code=verdict.code)
+    return str(verdict.value) if isinstance(verdict, Ok) else None
+
+
+def _mode(tool: Tool, action: Action | None) -> RunMode:
+    if action is None:
+        return tool.run
+    return tool.run_actions.get(action, tool.run if action == "spawn" else "unattended")
+
+
+def _delivered(outcome: Outcome, said: Decision) -> Outcome:
+    match said:
+        case Approved():
+            return outcome
+        case Edited(value):
+            text = value if isinstance(value, str) else to_json(value).decode()
+            return Error(text, outcome.code) if isinstance(outcome, Error) else Ok(text)
+        case Denied(reason) if reason:
+            return _withheld(outcome, f"{NOT_DELIVERED_BY_USER.rstrip('.')}: {reason}")
+        case Cancelled(reason) if reason is not None:
+            return Error(f"Result prompt failed: {reason}", "permission_denied")
+        case Cancelled():
+            return _withheld(outcome, "Result delivery cancelled.")
+    return _withheld(outcome, NOT_DELIVERED_BY_USER)
+
+
+def _withheld(outcome: Outcome, why: str) -> Outcome:
+    return Error(why, outcome.code) if isinstance(outcome, Error) else Ok(why)
+
+
+def _denied(tool: Tool, what: str, setting: str) -> Error:
+    table = f"conversation.tools.{tool.name}"
+    if tool.kind == "agent":
+        table = f"agents.{'<id>' if tool.launching is not None else tool.name}"
+    return Error(
+        f"Tool `{tool.name}` needs permission to {what} and nobody is there to give it. "
+        f'To allow it, set `{setting} = "unattended"` in [{table}], '
+        'or `detached = "auto"` in [conversation].',
+        "permission_denied",
+    )

@@ -1,0 +1,215 @@
+"""Who answers a tool's question (Q2–Q4, Q7).
+
+A remembered or a fixed answer is given at once. Otherwise the question is open: to the person who is there, to the
+caller by `apply`, to the assistant by an inquiry, as far as each may answer it. The first valid answer counts and
+withdraws the others. `detached` decides only if nobody may answer.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+
+from keephold.handles.handle import Handle
+from keephold.handles.question import Open, Question, answer_fits, expected
+from keephold.handles.registry import Registry
+from keephold.handles.state import Error, Ok, Outcome, Waiting
+from keephold.handles.waits import Wait
+from keephold.limits import Limits
+from keephold.tools.base import QuestionPolicy
+from keephold.turn.inquiries import Inquiries
+from keephold.turn.people import Asking, People
+from keephold.turn.permission import Detached
+from keephold.turn.prompts import AskQuestion, Cancelled, Decision, Said
+from keephold.turn.remembered import Remembered
+
+_NO_POLICY = QuestionPolicy()
+
+
+@dataclass(slots=True)
+class _Asked:
+    """An open question, and those who are asked it."""
+
+    question: Question
+    policy: QuestionPolicy
+    open: Open
+    prompt: Asking | None = None
+    inquiry: "asyncio.Task[None] | None" = None
+
+
+class Questions:
+    """Routes questions, and asks whoever may answer them."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        limits: Limits,
+        detached: Detached,
+        people: People,
+        inquiries: Inquiries,
+        remembered: Remembered,
+    ) -> None:
+        self._registry = registry
+        self._limits = limits
+        self._detached = detached
+        self._people = people
+        self._inquiries = inquiries
+        self._remembered = remembered
+        self._asked: dict[str, _Asked] = {}
+        """By the uid of the handle that asks."""
+
+    def route(self, handle: Handle, question: Question) -> Outcome | Open:
+        """The answer, or why there is none, or for whom the question is open."""
+        policy = handle.tool.questions.get(question.id, _NO_POLICY)
+        recalled = self._recall(handle, question)
+        if recalled is not None:
+            return recalled
+        if policy.answered and not question.secret:
+            return _checked(question, policy.answer, f"the fixed answer {policy.answer!r} of question `{question.id}`")
+        who = self._who(handle, question, policy)
+        if not any(who):
+            if self._detached == "defaults" and question.default is not None and not question.secret:
+                return _checked(question, question.default, f"the default of question `{question.id}`")
+            return self._unanswered(handle, question, policy)
+        open_now = self._registry.conversation(handle.conversation).open_questions
+        if open_now >= self._limits.open_questions:
+            return Error(
+                f"{open_now} questions are open already ([limits] open_questions); answer some of them first",
+                "limit_exceeded",
+            )
+        self._asked[handle.uid] = _Asked(question, policy, who)
+        return who
+
+    def _who(self, handle: Handle, question: Question, policy: QuestionPolicy) -> Open:
+        if policy.exclusive or question.secret:  # Q4: never a model, on any path
+            return Open(caller=False, person=self._people.of(handle).here, assistant=False)
+        for_user = policy.target == "user"
+        caller = handle.stateful and "apply" in handle.tool.actions
+        person = self._people.of(handle).here and (for_user or not (caller or self._inquiries.here))
+        # A question that is meant for a person goes to the assistant only if no person is there and the assistant may
+        # stand in: it spawned the handle (Q3), or `detached` says so.
+        stands_in = not for_user or (not person and (handle.stateful or self._detached == "auto"))
+        return Open(caller, person, assistant=self._inquiries.here and stands_in)
+
+    def opened(self, handle: Handle) -> None:
+        """The question is visibly open: ask those who do not ask themselves."""
+        asked = self._asked.get(handle.uid)
+        if asked is None:
+            return
+        if asked.open.person:
+            self._prompt(handle, asked)
+        if asked.open.assistant and (not asked.open.caller or _is_awaited(handle)):
+            self._inquire(handle, asked)
+
+    def awaited(self, handle: Handle) -> None:
+        """An `await` watches the handle now: it must not wait for the one who awaits (Q3)."""
+        asked = self._asked.get(handle.uid)
+        if asked is not None and asked.open.assistant and isinstance(handle.state, Waiting):
+            self._inquire(handle, asked)
+
+    def closed(self, handle: Handle) -> None:
+        """Nobody needs an answer any more."""
+        asked = self._asked.pop(handle.uid, None)
+        if asked is not None and asked.prompt is not None:
+            asked.prompt.withdraw()
+        if asked is not None and asked.inquiry is not None:
+            asked.inquiry.cancel()
+
+    # The person
+
+    def _prompt(self, handle: Handle, asked: _Asked) -> None:
+        prompt = AskQuestion(
+            tool=handle.tool.name,
+            id=handle.id if handle.stateful else None,
+            question=asked.question,
+            conversation=handle.conversation,
+            # Not of `ask_user`: its next question is another one.
+            may_remember=asked.question.answer_type == "Boolean" and handle.tool.source != "builtin",
+            uid=handle.uid,
+        )
+        asked.prompt = self._people.of(handle).ask(
+            prompt, lambda said: self._said(handle, asked, said), lambda: self._answered_meanwhile(handle, asked)
+        )
+
+    def _answered_meanwhile(self, handle: Handle, asked: _Asked) -> bool:
+        """Whether an answer was remembered while this prompt waited for its turn; then that is the answer (Q2)."""
+        answer = self._recall(handle, asked.question)
+        if answer is not None:
+            self._answer(handle, answer.value)
+        return answer is not None
+
+    def _recall(self, handle: Handle, question: Question) -> Ok | None:
+        known, answer = self._remembered.answer(handle.conversation, handle.tool.name, question.id)
+        return Ok(answer) if known and answer_fits(question, answer) else None
+
+    def _said(self, handle: Handle, asked: _Asked, said: Decision) -> None:
+        question, prompt = asked.question, asked.prompt
+        assert prompt is not None and isinstance(prompt.prompt, AskQuestion)
+        match said:
+            case Said(value) if not answer_fits(question, value):
+                problem = f"the answer must be {expected(question)}"
+                self._people.of(handle).ask_again(prompt, msgspec.structs.replace(prompt.prompt, problem=problem))
+            case Said(value, remember):
+                if remember and prompt.prompt.may_remember:
+                    self._remembered.answered(handle.conversation, handle.tool.name, question.id, value)
+                self._answer(handle, value)
+            case Cancelled(reason):
+                self._end(handle, not_answered(question.id, reason))
+
+    # The assistant
+
+    def _inquire(self, handle: Handle, asked: _Asked) -> None:
+        if asked.inquiry is None:
+            handle.asks_caller = False  # the inquiry answers, so nobody waits for the caller (A6)
+            asked.inquiry = self._inquiries.ask(
+                handle, asked.question, asked.policy.assistant, lambda outcome: self._inquired(handle, asked, outcome)
+            )
+
+    def _inquired(self, handle: Handle, asked: _Asked, outcome: Outcome) -> None:
+        asked.inquiry = None  # it has said what it had to say: it is not to be cancelled
+        if self._asked.get(handle.uid) is not asked:
+            return  # it was cancelled and answered nevertheless: another question may be open by now
+        if isinstance(outcome, Ok):
+            self._answer(handle, outcome.value)
+        else:
+            assert isinstance(outcome, Error)
+            self._end(handle, outcome)
+
+    def _answer(self, handle: Handle, value: object) -> None:
+        if handle.run is not None:
+            handle.run.answer(value, b"")
+
+    def _end(self, handle: Handle, error: Error) -> None:
+        """Q7: without its answer the handle ends, and its process as by an abort (C7)."""
+        if handle.run is not None:
+            handle.run.end(error, "self")
+
+    def _unanswered(self, handle: Handle, question: Question, policy: QuestionPolicy) -> Error:
+        setting = f"[conversation.tools.{handle.tool.name}.questions.{question.id}]"
+        if handle.tool.source == "python":
+            setting = f"`@keephold.tool(questions=…)` or {setting}"
+        asked = f'The tool asked "{question.text}" (`{question.id}`), but'
+        if question.secret:
+            why = f"{asked} only a person may type a secret and none is there. Do without, or run this with a person."
+            return Error(why, "question_unanswered")
+        who = "only a person may answer it and none is there" if policy.exclusive else "nobody is there to answer it"
+        spawn = ""
+        if "apply" in handle.tool.actions and not policy.exclusive:
+            spawn = ", or spawn the tool and answer with `apply`"
+        return Error(f"{asked} {who}. Set a fixed `answer` in {setting}{spawn}.", "question_unanswered")
+
+
+def not_answered(question: str, reason: str | None) -> Error:
+    """The end of a call whose question the person did not want to answer, or could not be shown (Q7)."""
+    why = f"the prompt failed: {reason}" if reason else "the person cancelled the prompt"
+    return Error(f"Question `{question}` was not answered: {why}.", "input_cancelled")
+
+
+def _is_awaited(handle: Handle) -> bool:
+    return any(isinstance(watcher, Wait) for watcher in handle.watchers or ())
+
+
+def _checked(question: Question, answer: object, what: str) -> Outcome:
+    if answer_fits(question, answer):
+        return Ok(answer)
+    return Error(f"{what} does not fit: it must be {expected(question)}", "bad_answer")

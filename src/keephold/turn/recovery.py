@@ -1,0 +1,283 @@
+"""Recovery: what a dead process left is taken up again, ended, or left to wait (R1, R5, D2).
+
+A runtime takes only what a dead owner had and whose tool it has. Claiming raises the call's fencing number, so of two
+runtimes that recover at once one wins each call, and nothing the dead owner may still say is believed.
+"""
+
+import asyncio
+import logging
+from functools import partial
+
+from keephold.durable.calls import Durability
+from keephold.errors import ToolError
+from keephold.handles.handle import Handle, OnStop
+from keephold.handles.notices import notice
+from keephold.handles.registry import Registry
+from keephold.handles.state import Ended, EndedBy, Error, Outcome, Pending, Stopped, transition
+from keephold.handles.view import Handles
+from keephold.store.base import (
+    Attempted,
+    Changed,
+    Claimed,
+    HookCalled,
+    Opened,
+    OpenTurn,
+    Record,
+    Released,
+    Resolution,
+    TakenBack,
+)
+from keephold.store.terminal import ended
+from keephold.tools import marks
+from keephold.tools.base import Invocation, Tool
+from keephold.tools.toolbox import Toolbox
+from keephold.turn.admission import Admission
+
+_log = logging.getLogger("keephold.recovery")
+
+HOOK_AGAIN_SECS = 5.0
+"""When a hook that failed with a transient error is called again."""
+CRASHED = Error("The process that ran this call ended before the call did.", "crashed", transient=True)
+
+
+def waits_for_resume(record: Record, tool: Tool | None) -> bool:
+    """B9: a call that never started, or can be begun anew, is left to whoever resumes its turn."""
+    return isinstance(record.state, Pending) or (tool is not None and tool.source == "builtin")
+
+
+class Recovery:
+    """Takes over what dead owners left in the store."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        toolbox: Toolbox,
+        durability: Durability,
+        admission: Admission,
+    ) -> None:
+        self._registry = registry
+        self._toolbox = toolbox
+        self._durability = durability
+        self._admission = admission
+        self._hooks: set[str] = set()
+        self.leaves_calls = False
+        """Whether calls are left to a runtime that has the tools of the program they came from (R1)."""
+
+    async def start(self) -> None:
+        """At start: the dead owners' calls, hooks that nobody calls, resources that parked calls hold."""
+        for record in await self._registry.store.holding():
+            self._admission.hold(self._registry.adopt(record), dict.fromkeys(record.resources, 1))
+        await self.sweep()
+
+    async def sweep(self) -> None:
+        """Look for owners that have died, and for what nobody owns and needs somebody."""
+        store = self._registry.store
+        for owner in await store.owners():
+            if not store.alive(owner):
+                await self.take(owner)
+        await self.unowned()
+
+    async def take(self, owner: str) -> None:
+        """Recover what a dead owner had, as far as the tools are here."""
+        after, turns, reaped = "", dict[str, OpenTurn | None](), False
+        while records := await self._registry.store.owned(owner, after=after):
+            for record in records:
+                if not reaped and self._is_command(record):
+                    reaped = True
+                    marks.reap()  # before anything says that it has ended: its guard may have died with it (R2)
+                after = record.uid
+                tool = self._tool(record)
+                if tool is not None and not (waits_for_resume(record, tool) and await self._is_open(record, turns)):
+                    await self._recover(record, tool)
+
+    def _tool(self, record: Record) -> Tool | None:
+        """The tool of a call, with the policies that the call itself chose."""
+        tool = None if self.leaves_calls else self._toolbox.get(record.tool)
+        if tool is None or tool.launching is None:
+            knows = getattr(tool.runtime, "knows", None) if tool is not None else None  # SupportsKnowing
+            return tool if knows is None or knows(record.arguments) else None
+        try:
+            return tool.launching.read(record.arguments, self._registry.clock.now()).of(tool)
+        except ToolError:  # what it names is not here, an agent say: somebody who has it will go on with it
+            return None
+
+    def _is_command(self, record: Record) -> bool:
+        tool = self._toolbox.get(record.tool)
+        return tool is not None and tool.source in ("local", "terminal")
+
+    async def _is_open(self, record: Record, turns: dict[str, OpenTurn | None]) -> bool:
+        """Whether the batch of the call was never answered."""
+        name = record.conversation
+        if name not in turns:
+            turns[name] = await self._registry.store.turn(name)
+        turn = turns[name]
+        return turn is not None and turn.waits_for(record)
+
+    async def abandon(self, batch: Opened) -> None:
+        """A turn begins without taking up this batch of the one before: what was left for that ends (T5)."""
+        for *_, uid in batch.calls:
+            record = await self._registry.store.handle(uid) if uid is not None else None
+            if record is None or isinstance(record.state, Stopped) or record.owner is None:
+                continue
+            if waits_for_resume(record, self._toolbox.get(record.tool)) and not self._registry.is_ours(record):
+                claimed = await self.claim(record)
+                if claimed is not None:
+                    await self._end(claimed, record.attempt)
+
+    async def claim(self, record: Record) -> Record | None:
+        """Make a dead owner's call ours; None if somebody else was first, or it has stopped."""
+        asked = TakenBack(record.conversation, ((record.uid, "asked"),))  # its question goes with its process
+        claimed: Record | None
+        claimed, _ = await self._registry.write((Claimed(record.uid, record.owner), asked))
+        if claimed is not None and self._registry.traces is not None:
+            await self._registry.traces.taken(claimed)
+        return claimed
+
+    async def _recover(self, record: Record, tool: Tool) -> None:
+        if isinstance(record.state, Stopped):
+            self._call_hook(record)
+            return
+        claimed = await self.claim(record)
+        if claimed is None:
+            return
+        if claimed.parking is not None:
+            await self._release(claimed)
+        elif tool.on_crash == "replay" or claimed.next_attempt_at is not None or self._repeats(claimed, tool):
+            await self.take_up(claimed, tool)
+        else:
+            await self._end(claimed, record.attempt)
+
+    async def end_left(self, uid: str, owner: str, error: Error) -> None:
+        """What this dead owner has ends, though its tool is not here: somebody does not want it any more (C7)."""
+        record = await self._registry.store.handle(uid)
+        if record is None or record.owner != owner or isinstance(record.state, Stopped):
+            return
+        marks.reap()
+        claimed = await self.claim(record)
+        if claimed is not None and claimed.parking is not None:
+            await self._release(claimed)
+        elif claimed is not None:
+            await self._end(claimed, record.attempt, error, "abort")
+
+    async def _release(self, record: Record) -> None:
+        """It is parked since it took its key (`external`)."""
+        (state,) = await self._registry.write((Released(record.uid, record.fence),))
+        self._registry.changed_elsewhere(record.uid, state)
+
+    def _repeats(self, record: Record, tool: Tool) -> bool:
+        """R5: repeating is harmless, so a crash counts as a transient failure."""
+        return tool.retry.policy == "idempotent" and record.attempt <= tool.retry.max_attempts
+
+    async def _end(self, record: Record, attempt: int, error: Error = CRASHED, by: EndedBy = "crash") -> None:
+        """It goes with its process, unless its completion is there already: what was accepted counts (R4)."""
+        now = self._registry.clock.now()
+        resolution = await self._completion(record.uid)
+        event = Ended(now, error, by) if resolution is None else ended(resolution, now)
+        state = transition(record.state, event)
+        same = Attempted(record.uid, record.fence, attempt, None)  # the claim began none
+        tool = self._toolbox.get(record.tool)
+        news = notice(tool, state) if tool is not None and record.stateful else None
+        await self._registry.write((same, Changed(record.uid, record.fence, event, state, news=news)))
+        self._registry.changed_elsewhere(record.uid, state)
+
+    async def take_up(self, record: Record, tool: Tool) -> None:
+        """Run a claimed call again: with its journal in hand, or when its next attempt is due."""
+        handle = self._registry.take_over(record)
+        handle.tool = tool
+        entries = await self._durability.entries(record.uid) if tool.on_crash == "replay" else ()
+        invocation = Invocation(
+            tool=tool,
+            arguments=record.arguments,
+            uid=record.uid,
+            call_id=record.call_id,
+            conversation=record.conversation,
+            turn=record.turn,
+            stateful=record.stateful,
+            handles=Handles(self._registry, record.conversation),
+            durability=self._durability,
+            attempt=record.attempt,
+            fence=record.fence,
+            entries=entries,
+        )
+        self._admission.admit(handle, invocation)
+
+    async def completed(self, handle: Handle) -> bool:
+        """Whether the completion of a call that runs here is in the store: whoever recovers it ends it so (R4)."""
+        if handle.run is None or not handle.run.has_key:
+            return False
+        return await self._completion(handle.uid) is not None
+
+    async def _completion(self, uid: str) -> Resolution | None:
+        waits = await self._registry.store.waits(uid)
+        return next((wait.resolution for wait in waits if wait.kind == "completion"), None)
+
+    # What nobody owns
+
+    async def unowned(self) -> None:
+        """Cancelled calls whose hook nobody calls, and completions that must pass a runtime that has the tool."""
+        after = ""
+        while records := await self._registry.store.owned(None, after=after):
+            for record in records:
+                after = record.uid
+                await self._unowned(record)
+
+    def held(self, uid: str) -> None:
+        """The completion of a call may be there."""
+        handle = self._registry.loaded(uid)
+        if handle is None or (handle.parking is not None and handle.parking.hold):
+            self._registry.run_soon(self.unowned())
+
+    async def _unowned(self, record: Record) -> None:
+        if self._toolbox.get(record.tool) is None:
+            return
+        if isinstance(record.state, Stopped):
+            self._call_hook(record)
+            return
+        resolution = await self._completion(record.uid)
+        if resolution is not None and not self._admission.is_delivering(record.uid):
+            handle = self._registry.adopt(record)
+            if isinstance(handle.decided, Stopped):
+                return  # its end is being written
+            end = ended(resolution, self._registry.clock.now())
+            handle.watch(OnStop(self._admission.closed))  # another process may be asked, and be first
+            self._admission.deliver(handle, end.outcome, partial(self._deliver, handle, end))
+
+    def _deliver(self, handle: Handle, end: Ended, shown: Outcome) -> None:
+        """This much of a held completion may be seen (P1)."""
+        if handle.active:
+            if shown is not end.outcome:
+                self._registry.withhold(handle)  # nor what it printed before it parked
+            self._registry.end(handle, shown, end.ended_by)
+
+    def cancelled(self, uid: str) -> None:
+        """A parked call of this runtime was cancelled."""
+        self._registry.run_soon(self._cancelled(uid))
+
+    async def _cancelled(self, uid: str) -> None:
+        record = await self._registry.store.handle(uid)
+        if record is not None:
+            self._call_hook(record)
+
+    def _call_hook(self, record: Record) -> None:
+        if record.uid not in self._hooks and not self._registry.closing:
+            self._hooks.add(record.uid)
+            self._registry.run_soon(self.call_hook(record))
+
+    async def call_hook(self, record: Record) -> None:
+        """D2: end the work outside. What fails with a transient error is tried again."""
+        tool = self._toolbox.get(record.tool)
+        hook = getattr(tool.runtime, "cancelled", None) if tool is not None else None  # SupportsCancelHook
+        try:
+            if tool is None:  # somebody who has it will
+                await self._registry.write((Released(record.uid, record.fence),))
+                return
+            if hook is not None:
+                await hook(await self._durability.waits.key_of(record), record.arguments)
+        except Exception as error:
+            _log.error("the on_cancel hook of tool `%s` failed (call %s)", record.tool, record.uid, exc_info=error)
+            if isinstance(error, ToolError) and error.transient:
+                asyncio.get_running_loop().call_later(HOOK_AGAIN_SECS, self._call_hook, record)
+                return
+        finally:
+            self._hooks.discard(record.uid)
+        await self._registry.write((HookCalled(record.uid),))

@@ -1,0 +1,387 @@
+"""What calls are answered with: a one-shot call's result, a handle's state (C3), what an `await` found (A3).
+
+Each reply is made in two views, for calling code and for a model, both cut from the kept output and never from each
+other (O2). Where a tool's two views are the same, so is the text.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from keephold.errors import ToolError
+from keephold.handles.handle import Handle
+from keephold.handles.output import Output
+from keephold.handles.state import Error, Ok, Outcome, Pending, Printed, Reply, Stopped, Waiting, name
+from keephold.handles.text import to_json
+from keephold.handles.view import Waited
+from keephold.tools.base import Screen, SupportsScreen, Tool, View, ViewName
+from keephold.turn.budget import Projector, ProjectorProtocol, shares, size_of
+from keephold.turn.settle import Because
+
+_log = logging.getLogger("keephold.turn")
+
+CANCELLED = "Tool execution cancelled."
+
+
+def error_reply(error: ToolError, tool: Tool | None = None) -> Reply:
+    """C9: the call itself was wrong. What it quotes of the call may be long, and is cut like a result (O3)."""
+    text = Projector().text(error.message, View(), "")
+    if tool is not None and tool.errors == "object":
+        text = encode({"error": text, "isError": True})
+    return Reply(text, text, True, error.code)
+
+
+def failed_reply(call_id: str, error: Exception, tool: Tool | None = None) -> Reply:
+    """A call that could not be done: in the tool's own words, or in ours where it is a bug of its runtime (C9)."""
+    if isinstance(error, ToolError):
+        return error_reply(error, tool)
+    _log.error("call %s failed", call_id, exc_info=error)
+    return error_reply(ToolError(f"The call failed: {type(error).__name__}: {error}"), tool)
+
+
+def aborted(by: Literal["assistant", "person"]) -> Error:
+    """C7: how a handle ends that somebody did not want any more."""
+    return Error(f"Aborted by {'the assistant' if by == 'assistant' else 'a person'}.", "aborted")
+
+
+def cancelled_reply() -> Reply:
+    return Reply(CANCELLED, CANCELLED, code="cancelled")
+
+
+def encode(value: Any) -> str:
+    """Compact JSON."""
+    return to_json(value).decode()
+
+
+class Replies:
+    """Makes replies, with the runtime's projector."""
+
+    def __init__(self, projector: ProjectorProtocol) -> None:
+        self._projector = projector
+
+    def outcome(self, handle: Handle) -> Reply:
+        """A one-shot call's result: the outcome of a handle nobody had to see (C8)."""
+        state = handle.state
+        assert isinstance(state, Stopped)
+        if isinstance(state.outcome, Reply):
+            return state.outcome
+        hint = read_hint("call_id", handle.call_id)
+        error = state.outcome if isinstance(state.outcome, Error) else None
+        return self._both(
+            [handle],
+            lambda view: self._result(handle, state.outcome, view, hint),
+            is_error=error is not None and not state.deliberate,
+            code=error.code if error is not None else None,
+            shown=[handle] if handle.parking is not None else (),  # its end was news (D9)
+        )
+
+    def object(
+        self,
+        value: Mapping[str, Any],
+        *,
+        is_error: bool = False,
+        code: str | None = None,
+        shown: Sequence[Handle] = (),
+        asked: Sequence[Handle] = (),
+        hint: str = "",
+        limit: int | None = None,
+    ) -> Reply:
+        """A reply of a built-in that answers with an object of its own form, cut like any result (O3).
+
+        `shown` are handles of which it tells how they are, `asked` those of which it has the question alone. `limit`:
+        how big it may be, where that is not what one result may.
+        """
+        text = self._projector.value(dict(value), View() if limit is None else View(limit=limit), hint)
+        return self._both((), lambda _: text, is_error=is_error, code=code, shown=shown, asked=asked)
+
+    def printed(self, handle: Handle) -> str:
+        """What a handle that has stopped printed or failed with, as a model is shown it."""
+        return str(self.entry(handle, "model").get("result", ""))
+
+    def handle(self, handle: Handle, view: str | None = None, *, because: Because | None = None) -> Reply:
+        """A handle as a spawn, fetch, apply or abort shows it (C3).
+
+        Of a terminal: its stream or its screen, as `view` says or as suits what it printed, and why the reply came
+        when it did.
+        """
+        if handle.tool.source != "terminal":
+            return self._both([handle], lambda name: encode(self.entry(handle, name)), shown=[handle])
+        screen = _screen(handle, view)
+        return self._both([handle], lambda name: encode(self._terminal(handle, name, screen, because)), shown=[handle])
+
+    def _terminal(
+        self, handle: Handle, view: ViewName, screen: Screen | None, because: Because | None
+    ) -> dict[str, Any]:
+        entry = self.entry(handle, view)
+        if screen is not None:
+            text = "\n".join(screen.lines).rstrip("\n")
+            entry["content"] = self._projector.text(text, _view(handle, view, None), "")
+            entry["screen"] = {"rows": screen.rows, "cols": screen.cols, "cursor": screen.cursor}
+            if screen.title:
+                entry["screen"]["title"] = screen.title
+            if screen.alternate:
+                entry["screen"]["alternate"] = True
+            if screen.emulator == "line":
+                entry["screen"]["emulator"] = "line"
+        because = because or _because(handle)
+        if because is not None:
+            entry["yielded_because"] = because
+        if handle.driver is not None:
+            entry["driver"] = handle.driver
+        return entry
+
+    def tail(self, handle: Handle, size: int) -> str:
+        """The last characters a handle printed or, if it is a terminal that draws, shows."""
+        screen = _screen(handle, None) if handle.tool.source == "terminal" else None
+        if screen is not None:
+            return "\n".join(screen.lines).rstrip("\n")[-size:]
+        if handle.output is None or handle.withheld:
+            return ""
+        view = View(limit=4 * size, max_lines=size, window="tail")
+        try:
+            return self._projector.text(handle.output.span(max(0, handle.output.total - 4 * size)), view, "")[-size:]
+        except Exception as error:
+            return _not_shown(error)
+
+    def preview(self, handle: Handle, outcome: Outcome) -> str:
+        """A result that is not visible yet, for the person who says whether it may be (P1)."""
+        try:
+            return self._result(handle, outcome, "dispatch", "")
+        except Exception as error:
+            return _not_shown(error)
+
+    def waited(self, waited: Waited) -> Reply:
+        """What an `await` found (A3)."""
+        stopped = [handle for handle in waited.handles if not handle.active]
+        return self._both(
+            waited.handles,
+            lambda view: encode(self._waited(waited, self.entries(stopped, view))),
+            shown=stopped,
+            asked=[h for h in waited.handles if waited.needs_input and isinstance(h.state, Waiting)],
+        )
+
+    def values(self, waited: Waited) -> dict[str, Any]:
+        """The same for Python: each result is the value itself, with `is_error` beside it."""
+        stopped = [handle for handle in waited.handles if isinstance(handle.state, Stopped)]
+        limits = self._limits(stopped, "dispatch")
+        return self._waited(waited, [self._value(handle, limit) for handle, limit in zip(stopped, limits, strict=True)])
+
+    def _value(self, handle: Handle, limit: int | None) -> dict[str, Any]:
+        state = handle.state
+        assert isinstance(state, Stopped)
+        if isinstance(state.outcome, Ok):  # not by way of its text, which may cost much and would be thrown away
+            return {"id": handle.id, "state": "stopped", "result": state.outcome.value, "is_error": False}
+        entry = self.entry(handle, "dispatch", limit)
+        entry.setdefault("is_error", False)
+        return entry
+
+    def entries(self, handles: Sequence[Handle], view: ViewName) -> list[dict[str, Any]]:
+        """C3's objects of several handles in one reply: their results share four limits (O3)."""
+        limits = self._limits(handles, view)
+        return [self.entry(handle, view, limit) for handle, limit in zip(handles, limits, strict=True)]
+
+    def _waited(self, waited: Waited, completed: list[dict[str, Any]]) -> dict[str, Any]:
+        answer: dict[str, Any] = {"completed": completed, "pending": []}
+        if len(completed) < len(waited.handles):
+            live = (handle for handle in waited.handles if handle.active)
+            answer["pending"] = [self._pending(handle, waited.needs_input) for handle in live]
+        if waited.timed_out:
+            answer["timed_out"] = True
+        if waited.needs_input:
+            answer["needs_input"] = True
+        return answer
+
+    def _pending(self, handle: Handle, needs_input: bool) -> dict[str, Any]:
+        state = handle.state
+        entry: dict[str, Any] = {"id": handle.id, "state": name(state), **_parked(handle)}
+        if needs_input:
+            behind = handle.behind()
+            if isinstance(state, Waiting):
+                entry["question"] = state.question
+            elif behind is not None:
+                entry["behind"] = behind.id
+            elif handle.reading:
+                entry["waiting_for_input"] = True
+        return entry
+
+    def entry(self, handle: Handle, view: ViewName, limit: int | None = None) -> dict[str, Any]:
+        """C3's object for one handle; `limit` is its share where a reply holds several."""
+        entry: dict[str, Any] = {"id": handle.id, "state": name(handle.state)}
+        try:
+            self._add_news(entry, handle, view, limit)
+        except Exception as error:  # one that cannot be shown must not take the others with it
+            entry |= {"content" if handle.active else "result": _not_shown(error), "is_error": True}
+        return entry
+
+    def _add_news(self, entry: dict[str, Any], handle: Handle, view: ViewName, limit: int | None) -> None:
+        state, output = handle.state, handle.output
+        hint = read_hint("id", handle.id)
+        if isinstance(state, Stopped):
+            entry["result"] = self._result(handle, state.outcome, view, hint, limit)
+            if isinstance(state.outcome, Error):
+                _add_error(entry, state, state.outcome, handle)
+        elif not isinstance(state, Pending):
+            entry |= _parked(handle)
+            if output is not None and _end(handle, output) > handle.cursor and not handle.withheld:
+                span = output.span(handle.cursor, _end(handle, output))
+                content = self._projector.text(span, _view(handle, view, limit), hint)
+                if content:  # else all of it was control sequences
+                    entry["content"] = content
+            if isinstance(state, Waiting):
+                entry["question"] = state.question
+
+    def _result(self, handle: Handle, outcome: Outcome, view: ViewName, hint: str, limit: int | None = None) -> str:
+        chosen = _view(handle, view, limit)
+        match outcome:
+            case Error(message):
+                return self._failure(handle, outcome, chosen, hint) or self._projector.text(message, chosen, hint)
+            case Printed():
+                return self._projector.text(handle.output.span(_given(handle)), chosen, hint) if handle.output else ""
+            case Ok(value):
+                return self._projector.value(value, chosen, hint)
+            case Reply(result):
+                return result
+
+    def _failure(self, handle: Handle, error: Error, view: View, hint: str) -> str | None:
+        """The reason, and what it printed before it failed: of a failed command that is what one wants to know."""
+        span = handle.output.span(_given(handle)) if handle.output is not None else None
+        if error.code not in ("command_failed", "timeout") or span is None or span.start == span.stop:
+            return None
+        most = replace(view, limit=view.limit * 3 // 4, max_lines=max(1, view.max_lines * 3 // 4))
+        reason = self._projector.text(error.message, most, "")
+        rest = replace(
+            view,
+            limit=max(0, view.limit - size_of(reason, view.mode)),
+            max_lines=max(0, view.max_lines - reason.count("\n") - 3),
+        )
+        shown = self._projector.text(span, rest, hint)
+        return f"{reason}\n\nOutput:\n{shown}" if shown.strip() else reason
+
+    def _limits(self, handles: Sequence[Handle], view: ViewName) -> Sequence[int | None]:
+        """Several results share four limits among them (O3)."""
+        if len(handles) <= 4:
+            return [None] * len(handles)
+        views = [_view(handle, view, None) for handle in handles]
+        own = [each.limit for each in views]
+        sizes = [_size(handle, each.mode) for handle, each in zip(handles, views, strict=True)]
+        # What fits into its share is not cut: it may be a little longer than it is counted (bytes that are no text).
+        given = zip(sizes, shares(sizes, own, 4 * max(own)), strict=True)
+        return [None if share >= size else share for size, share in given]
+
+    def _both(
+        self,
+        handles: Sequence[Handle],
+        text: Callable[[ViewName], str],
+        *,
+        is_error: bool = False,
+        code: str | None = None,
+        shown: Sequence[Handle] = (),
+        asked: Sequence[Handle] = (),
+    ) -> Reply:
+        same = all(handle.tool.output.dispatch == handle.tool.output.model for handle in handles)
+        try:
+            dispatch = text("dispatch")
+            model = dispatch if same else text("model")
+        except Exception as error:
+            why = _not_shown(error)
+            return Reply(why, why, True, "tool_error")
+        cursors = tuple((h.uid, _end(h, h.output)) for h in shown if h.output is not None and not h.withheld)
+        showed = tuple(_shown(handle) for handle in shown if not isinstance(handle.state, Pending))
+        showed += tuple(_asked(handle) for handle in asked)
+        return Reply(dispatch, model, is_error, code, cursors, showed)
+
+
+_Shown = tuple[str, Literal["running", "waiting", "asked", "stopped"], int]
+
+
+def _shown(handle: Handle) -> _Shown:
+    match handle.state:
+        case Stopped():
+            return handle.uid, "stopped", 0
+        case Waiting():
+            return handle.uid, "waiting", 0 if handle.run is None else handle.run.questions
+    return handle.uid, "running", 0
+
+
+def _asked(handle: Handle) -> _Shown:
+    """Its question alone."""
+    return handle.uid, "asked", 0 if handle.run is None else handle.run.questions
+
+
+def _screen(handle: Handle, view: str | None) -> Screen | None:
+    """What a terminal shows, if that is what to show of it: asked for, or because lines would make no sense."""
+    live = handle.run.live if handle.run is not None and handle.active else None
+    if live is None or handle.withheld or view == "stream" or not isinstance(live, SupportsScreen):
+        return None
+    return live.screen() if view == "screen" or live.draws(handle.cursor) else None
+
+
+def _because(handle: Handle) -> Because | None:
+    """Of a reply that waited for nothing: what is known of the program."""
+    if not handle.active:
+        return "exited"
+    return "waiting_for_input" if handle.reading or isinstance(handle.state, Waiting) else None
+
+
+def _parked(handle: Handle) -> dict[str, Any]:
+    """What a reply adds of a call that waits for its completion from outside (D9)."""
+    if not handle.parked or handle.parking is None:
+        return {}
+    deadline = handle.parking.deadline
+    return {"parked": True} if deadline is None else {"parked": True, "deadline": time_of_day(deadline)}
+
+
+def time_of_day(at: float) -> str:
+    """A time as models and people read it: `2026-01-01T00:00:00Z`."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _not_shown(error: Exception) -> str:
+    """A projector of the user's own must not leave a call without its answer."""
+    _log.error("a result could not be shown", exc_info=error)
+    return f"The result could not be shown: {type(error).__name__}: {error}"
+
+
+def _add_error(entry: dict[str, Any], state: Stopped, error: Error, handle: Handle) -> None:
+    if state.deliberate:
+        entry["ended_by"] = state.ended_by
+        return
+    entry["is_error"] = True
+    if error.transient:
+        entry["transient"] = True
+    if error.trace and handle.tool.source == "local":
+        entry["trace"] = error.trace
+
+
+def _view(handle: Handle, view: ViewName, limit: int | None) -> View:
+    chosen: View = getattr(handle.tool.output, view)
+    return chosen if limit is None else replace(chosen, limit=limit)
+
+
+def _end(handle: Handle, output: Output) -> int:
+    """Up to where a reply shows the output: while it grows, the rest of a character is still to come (C5)."""
+    return output.whole if handle.active else output.total
+
+
+def _size(handle: Handle, mode: Literal["bytes", "tokens"]) -> int:
+    """About what a handle has to show."""
+    output = handle.output
+    printed = 0 if output is None else size_of(output.span(_given(handle)), mode)
+    match handle.state:
+        case Stopped(outcome=Error(message)):
+            return size_of(message, mode) + printed
+        case Stopped(outcome=Ok(value)):
+            return size_of(value, mode)
+    return printed
+
+
+def _given(handle: Handle) -> int:
+    """How much of what it printed its conversation has been given already (C3)."""
+    return handle.cursor if "apply" in handle.tool.actions else 0
+
+
+def read_hint(key: str, id: str) -> str:
+    """How to read what was cut."""
+    return f"Read the rest with read_output {encode({key: id})}; it takes offset, limit, from_end and pattern."

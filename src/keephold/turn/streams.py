@@ -1,0 +1,249 @@
+"""People at the handles of this runtime, from other processes: following output, driving a terminal, sending input.
+
+A runtime with a durable store listens on a Unix socket that only its user can reach; the store says where (the lock
+file of its owner does). While nobody is connected it costs nothing.
+
+A client reads a handle's output by offset and at its own pace: a slow one holds up neither the tool nor the others and
+costs one frame of memory; what is overwritten meanwhile it is told as a gap. A terminal has one driver at most. However
+a client goes, its terminal is handed back.
+"""
+
+import asyncio
+import logging
+import socket
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from keephold.errors import KeepholdError, ToolError
+from keephold.handles.asciicast import asciicast
+from keephold.handles.handle import Handle
+from keephold.handles.registry import Registry
+from keephold.handles.state import Waiting
+from keephold.handles.text import to_utf8
+from keephold.tools.base import SupportsScreen
+from keephold.turn import frames, person
+from keephold.turn.actions import Actions
+from keephold.turn.driving import Driving
+from keephold.turn.following import CHUNK, Following, told
+from keephold.turn.frames import Size, Want
+from keephold.turn.replies import time_of_day
+from keephold.turn.settle import printed
+
+_log = logging.getLogger("keephold.turn")
+
+_LAST_SECS = 1.0
+"""How long closing waits for clients to take what was still to be told."""
+
+
+class Streams:
+    """The socket of a runtime, and who is connected to it."""
+
+    def __init__(self, registry: Registry, actions: Actions) -> None:
+        self.registry = registry
+        self.actions = actions
+        self.drivers: dict[str, float] = {}
+        """By uid of a terminal: since when somebody drives it."""
+        self._server: asyncio.Server | None = None
+        self._path = ""
+        self._clients: dict[asyncio.Task[None], _Client] = {}
+
+    async def open(self) -> None:
+        """Listen, if the store says where. Raises `KeepholdError` if that cannot be."""
+        where = getattr(self.registry.store, "stream", None)  # SupportsStreams
+        path = where(self.registry.store.owner) if where is not None else None
+        if path is None:
+            return
+        self._path = path
+        self._server = await asyncio.start_unix_server(self._connected, sock=_bound(path))
+
+    async def close(self) -> None:
+        """Tell everyone how it ended, or that it goes on elsewhere, and let go."""
+        if self._server is None:
+            return
+        self._server.close()
+        _remove(self._path)
+        for task, client in self._clients.items():
+            if client.following is None:
+                task.cancel()
+            else:
+                client.following.close()
+        if self._clients:
+            await asyncio.wait(tuple(self._clients), timeout=_LAST_SECS)
+        for task in tuple(self._clients):
+            task.cancel()
+        await asyncio.gather(*self._clients, return_exceptions=True)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = _Client(self, reader, writer)
+        task = asyncio.get_running_loop().create_task(client.serve())
+        self._clients[task] = client
+        task.add_done_callback(self._gone)
+
+    def _gone(self, task: "asyncio.Task[None]") -> None:
+        del self._clients[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a connection was cut short", exc_info=error)
+
+    def handle(self, uid: str) -> Handle:
+        """The handle that this runtime runs, or has just run."""
+        handle = self.registry.loaded(uid)
+        if handle is None or handle.owner != self.registry.store.owner:
+            raise ToolError("the handle is not run here any more; ask again", code="handle_not_found")
+        return handle
+
+
+class _Client:
+    """One connection, from its first frame to its end."""
+
+    def __init__(self, streams: Streams, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._streams = streams
+        self._reader = reader
+        self._writer = writer
+        self.following: Following | None = None
+        writer.transport.set_write_buffer_limits(high=CHUNK)
+
+    async def serve(self) -> None:
+        """Do what it wants; what is refused is told."""
+        try:
+            await self._serve()
+            await self._writer.drain()
+            self._writer.close()
+            await self._writer.wait_closed()
+        except ConnectionError:  # it has gone
+            pass
+        finally:
+            self._writer.transport.abort()
+
+    async def _serve(self) -> None:
+        try:
+            first = await frames.receive(self._reader, frames.LONGEST)
+            if first is not None:
+                await self._do(*first)
+        except KeepholdError as error:
+            self._say(frames.ERROR, frames.Refused(error.message, error.code))
+
+    async def _do(self, kind: str, payload: bytes) -> None:
+        try:
+            want = msgspec.json.decode(payload, type=Want)
+        except msgspec.DecodeError as error:
+            raise ToolError(f"the first frame does not say what is wanted: {error}", code="invalid_arguments") from None
+        if kind != frames.WANT:
+            raise ToolError(f"the first frame must be of kind `{frames.WANT}`, not {kind!r}", code="invalid_arguments")
+        handle = self._streams.handle(want.uid)
+        match want.want:
+            case "read":
+                await Following(handle, self._writer, want.since).catch_up()
+            case "follow":
+                screen = _terminal(handle) if want.screen else None
+                await self._follow(Following(handle, self._writer, want.since, screen), None)
+            case "attach":
+                await self._attach(handle, Size(want.rows, want.cols))
+            case "cast":
+                await self._cast(handle)
+            case "send":
+                await self._send(handle, want)
+
+    def _say(self, kind: frames.Kind, payload: bytes | msgspec.Struct) -> None:
+        self._writer.write(frames.frame(kind, payload))
+
+    async def _send(self, handle: Handle, want: Want) -> None:
+        state = handle.state
+        if isinstance(state, Waiting) and state.question.secret and not want.secret:
+            raise ToolError(
+                f"the answer to question `{state.question.id}` of handle `{handle.id}` is a secret: "
+                f"`keephold send --password {handle.id}` reads it without showing it",
+                code="bad_answer",
+            )
+        self._say(frames.STATE, told(handle, printed(handle)))  # it may take its time to settle
+        actions = self._streams.actions
+        reply = await person.send(actions, handle, want.input, want.keys, secret=want.secret, answers=want.answers)
+        self._say(frames.REPLY, to_utf8(reply.result))
+
+    async def _attach(self, handle: Handle, size: Size) -> None:
+        streams, live, run = self._streams, _terminal(handle), handle.run
+        assert run is not None
+        since = streams.drivers.get(handle.uid)
+        if since is not None:
+            raise ToolError(
+                f"somebody has been driving terminal `{handle.id}` since {time_of_day(since)}, and only one can; "
+                f"`keephold attach --read-only {handle.id}` watches",
+                code="driven_by_person",
+            )
+        streams.drivers[handle.uid] = streams.registry.clock.now()
+        try:
+            with Driving(run, live) as driving:
+                driving.resize(size)
+                await self._follow(Following(handle, self._writer, screen=live), driving)
+        finally:
+            del streams.drivers[handle.uid]
+
+    async def _follow(self, following: Following, driving: Driving | None) -> None:
+        """Until the handle has stopped, or the client has left."""
+        self.following = following
+        sending = asyncio.create_task(following.until_stopped())
+        reading = asyncio.create_task(self._read(driving))
+        try:
+            await asyncio.wait((sending, reading), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            sending.cancel()
+            reading.cancel()
+            await asyncio.gather(sending, reading, return_exceptions=True)
+
+    async def _read(self, driving: Driving | None) -> None:
+        """What the client sends, until it leaves. Who only follows is listened to as well: it may leave."""
+        while (received := await frames.receive(self._reader, frames.LONGEST)) is not None:
+            match received:
+                case frames.INPUT, data if driving is not None:
+                    driving.type(data)
+                case frames.RESIZE, data if driving is not None:
+                    driving.resize(msgspec.json.decode(data, type=Size))
+                case frames.DETACH, _:
+                    return
+
+    async def _cast(self, handle: Handle) -> None:
+        """The session up to now, as the lines of an asciicast."""
+        output = handle.output
+        if output is None or output.timeline is None:
+            raise ToolError(
+                f"handle `{handle.id}` is no terminal, so there is no session to show", code="invalid_arguments"
+            )
+        self._say(frames.STATE, told(handle, 0))
+        for line in asciicast(output.timeline, output):
+            self._say(frames.OUTPUT, f"{line}\n".encode())
+            await self._writer.drain()
+        self._say(frames.END, told(handle, 0))
+
+
+def _bound(path: str) -> socket.socket:
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.bind(path)
+        Path(path).chmod(0o600)
+    except OSError as error:
+        bound.close()
+        raise KeepholdError(
+            f"no socket can be made at `{path}` ({error}); set XDG_RUNTIME_DIR to another directory of yours",
+            code="store_unusable",
+        ) from error
+    return bound
+
+
+def _remove(path: str) -> None:
+    Path(path).unlink(missing_ok=True)
+
+
+def _terminal(handle: Handle) -> SupportsScreen:
+    """The terminal of a handle that runs in one."""
+    if handle.tool.source != "terminal":
+        raise ToolError(
+            f"handle `{handle.id}` is no terminal: `keephold logs -f {handle.id}` follows what it prints, "
+            f"`keephold send {handle.id}` sends it something",
+            code="invalid_arguments",
+        )
+    if handle.run is None or handle.run.live is None or handle.run.ending or not handle.active:
+        raise ToolError(f"handle `{handle.id}` does not run", code="not_running")
+    return cast(SupportsScreen, handle.run.live)

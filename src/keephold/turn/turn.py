@@ -1,0 +1,418 @@
+"""A turn of a conversation: batches one after the other, then an end that leaves nothing behind (B1, T)."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from keephold.errors import KeepholdError, ToolError, TurnFailed
+from keephold.handles.handle import Handle
+from keephold.handles.state import Error, Reply
+from keephold.store.base import (
+    Answers,
+    Carrier,
+    HandedOut,
+    News,
+    Notified,
+    Op,
+    Opened,
+    OpenTurn,
+    Responded,
+    TakenBack,
+    TurnBegan,
+    TurnEnded,
+)
+from keephold.turn.batch import Batch
+from keephold.turn.budget import size_of
+from keephold.turn.ending import Ender, Ending
+from keephold.turn.notifications import Notification, notifications, still_shown
+from keephold.turn.replies import error_reply
+from keephold.turn.slot import ToolCall, Tools, read_call
+
+if TYPE_CHECKING:
+    from keephold.runtime import Runtime
+
+
+class OpenBatch(msgspec.Struct, frozen=True):
+    """A batch that was never answered (B9)."""
+
+    number: int
+    calls: tuple[ToolCall, ...]
+    uids: tuple[str | None, ...]
+    """Of each call the uid of the handle it made, if it made one."""
+
+
+class Response(msgspec.Struct, frozen=True):
+    """The answer to one call. `result` is the text calling code gets, `model` the one a model gets (O2).
+
+    `code` is the stable code of an error, None otherwise.
+    """
+
+    id: str
+    result: str
+    is_error: bool = False
+    model: str = ""
+    code: str | None = None
+    notifications: tuple[Notification, ...] = ()
+    """News that rides on this response: on the first of a batch, if there is any (N4)."""
+
+
+class Turn:
+    """One turn. Use it as an async context manager; leaving the block ends it, an exception or `cancel` cancels it."""
+
+    def __init__(
+        self, runtime: "Runtime", conversation: str, id: str, *, resume: bool = False, tools: Tools | None = None
+    ) -> None:
+        self._runtime = runtime
+        self.conversation = conversation
+        self.id = id
+        self.ending: Ending | None = None
+        """How it ended, once it has."""
+        self.failed: Error | None = None
+        """Why it failed, if it did: then it can only be ended (D11)."""
+        self.unfinished: OpenBatch | None = None
+        """Of a resumed turn, the batch that was never answered; `resume` answers it (B9)."""
+        self.answered: list[Response] | None = None
+        """Of a resumed turn whose newest batch was answered: what was answered, as that may not have arrived."""
+        self.resumed = False
+        """It is a turn that its process did not live to end."""
+        self._resume = resume
+        self._tools: Tools = runtime.toolbox if tools is None else tools
+        self._started = False
+        """What waited for the start of the turn has been delivered, or a batch has been answered (N4)."""
+        self._ender = Ender(runtime.registry, runtime.admission, runtime.replies, runtime.inquiries)
+        self._ending: asyncio.Task[Ending] | None = None
+        self._batch: Batch | None = None
+        self._batches = 0
+        self._trace_left: Callable[[], None] | None = None
+        self._cancelled = False
+        self._nobody_takes = False
+        """Whoever asked for the ending is gone."""
+        self._handed: list[Notified] = []
+        """Results that whoever asked for the ending is about to get."""
+
+    @property
+    def batches(self) -> int:
+        """How many batches it has had: the number of the newest."""
+        return self._batches
+
+    async def __aenter__(self) -> Self:
+        self._check_not_ended()
+        runtime, registry = self._runtime, self._runtime.registry
+        if registry.conversation(self.conversation).turn is not None:
+            raise self._open_elsewhere()
+        await runtime.open()
+        await registry.collect_sometimes()
+        before = await registry.store.turn(self.conversation)
+        if before is not None:
+            if before.owner is not None and registry.store.alive(before.owner):
+                raise self._open_elsewhere()
+            if before.owner is not None:
+                await runtime.recovery.take(before.owner)
+            if self._resume:
+                self.id, self._batches, self.resumed = before.turn, before.batches, True
+                self._started = before.batches > (0 if before.batch is None else 1)
+                if registry.traces is not None:
+                    await registry.traces.resuming(self.conversation, self.id)
+                self.unfinished = _open_batch(before.batch)
+                if before.batch is None:
+                    given = await registry.store.answers(self.conversation, self.id, before.batches)
+                    self.answered = None if given is None else _recorded(given)
+        began = asyncio.ensure_future(self._begin(before))
+        try:
+            await asyncio.shield(began)
+        except asyncio.CancelledError:
+            leaving = asyncio.ensure_future(self._never_entered(began))
+            with contextlib.suppress(asyncio.CancelledError):  # who cannot wait leaves it to the background
+                await asyncio.shield(leaving)
+            raise
+        if registry.traces is not None:
+            self._trace_left = registry.traces.entered(self.conversation, self.id)
+        return self
+
+    async def _begin(self, before: OpenTurn | None) -> None:
+        registry = self._runtime.registry
+        was, owner = (before.turn, before.owner) if before is not None else (None, None)
+        began = TurnBegan(self.conversation, self.id, registry.clock.now(), was, owner)
+        try:
+            await registry.write((began,), keep=False)
+        except KeepholdError as error:
+            raise self._open_elsewhere() if error.code == "turn_open" else error from None
+        registry.turn_began(self.conversation, self.id)
+        self._runtime.turns.add(self)
+        self._runtime.remembered.forget(self.conversation)  # what was said between turns was said to no turn
+        if before is not None and before.batch is not None and not self._resume:
+            await self._runtime.recovery.abandon(before.batch)
+
+    async def _never_entered(self, began: "asyncio.Future[None]") -> None:
+        """Nobody will leave the turn: it must not stay open."""
+        await asyncio.wait((began,))
+        if not began.cancelled() and began.exception() is None:
+            self.cancel()
+            with contextlib.suppress(KeepholdError):  # the runtime was closed
+                await self._finish(may_speak=False)
+
+    def _open_elsewhere(self) -> KeepholdError:
+        return KeepholdError(
+            f"conversation `{self.conversation}` has an open turn; end that one first", code="turn_open"
+        )
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._trace_left is not None:
+            self._trace_left()
+        if self._runtime.closing:
+            return  # what is unfinished stays in the store, for a turn that resumes it (R6)
+        if kind is not None:
+            self.cancel()
+        await self._finish(may_speak=False)
+
+    async def run(self, calls: Sequence[ToolCall], *, park_after: float | None = None) -> list[Response]:
+        """Run one batch. Every call gets exactly one response, in order; nothing a tool does raises here.
+
+        A one-shot call that waits for its completion from outside keeps the batch waiting, after `park_after` seconds
+        no longer: it is answered as a handle then (D10).
+        """
+        self._check_ready()
+        if self.unfinished is not None:
+            raise KeepholdError(
+                "the batch that was open when this turn was interrupted comes first: await turn.resume()",
+                code="batch_open",
+            )
+        wrong = calls if isinstance(calls, ToolCall) else next((c for c in calls if not isinstance(c, ToolCall)), None)
+        if wrong is not None:
+            raise TypeError(f"turn.run takes a list of keephold.ToolCall(id, name, arguments), not {wrong!r:.80}")
+        limit = self._runtime.limits.batch_calls
+        if len(calls) > limit:
+            why = f"a batch may hold {limit} calls, this one has {len(calls)} ([limits] batch_calls); nothing ran"
+            return _responses(calls, [error_reply(ToolError(why, code="limit_exceeded"))] * len(calls))
+        trouble = self._runtime.registry.store.trouble
+        if trouble is not None:
+            error = ToolError(f"Nothing of this batch ran: {trouble}", code="store_unavailable")
+            return _responses(calls, [error_reply(error)] * len(calls))
+        self._batches += 1
+        batch = self._make_batch(calls, self._batches, park_after)
+        return await self._answer(calls, batch, batch.run())
+
+    async def resume(self, *, park_after: float | None = None) -> list[Response]:
+        """Answer the unfinished batch of a resumed turn: what has finished as recorded, what had not started is run,
+        what had started by its tool's `on_crash` (B9)."""
+        self._check_ready()
+        if self.unfinished is None:
+            raise KeepholdError("this turn has no unfinished batch; see turn.unfinished", code="no_open_batch")
+        unfinished, self.unfinished = self.unfinished, None
+        batch = self._make_batch(unfinished.calls, unfinished.number, park_after, unfinished.uids)
+        return await self._answer(unfinished.calls, batch, batch.resume(self._runtime.recovery.claim))
+
+    def _make_batch(
+        self, calls: Sequence[ToolCall], number: int, park_after: float | None, uids: Sequence[str | None] = ()
+    ) -> Batch:
+        runtime = self._runtime
+        now = runtime.registry.clock.now()
+        slots = [read_call(call, at, self._tools, runtime.limits, now) for at, call in enumerate(calls)]
+        for slot, uid in zip(slots, uids, strict=False):
+            slot.uid = uid
+        batch = self._batch = Batch(
+            slots, runtime.registry, runtime.actions, runtime.limits, self.conversation, self.id, number, park_after
+        )
+        runtime.batches.add(batch)
+        if self._cancelled:
+            batch.cancel()
+        return batch
+
+    async def _answer(
+        self, calls: Sequence[ToolCall], batch: Batch, running: Coroutine[Any, Any, list[Reply]]
+    ) -> list[Response]:
+        news: tuple[Notification, ...] = ()
+        try:
+            replies = await running
+            if batch.opened:  # else nothing of it is in the store, and there may be no room to say so
+                news = await self._record(calls, replies, batch.number)
+        finally:
+            self._batch = None
+            self._runtime.batches.discard(batch)
+        if batch.failed is not None:
+            self.failed = batch.failed
+            self.cancel()
+        meter = self._runtime.registry.meter
+        if meter is not None:
+            meter.shown(sum(size_of(reply.model) for reply in replies))
+        return _responses(calls, replies, news)
+
+    async def notifications(self) -> tuple[Notification, ...]:
+        """News for the assistant, to be sent with the user's message that is about to be sent (N4).
+
+        Before the first batch that is the start of the turn. Whatever is returned here is recorded as delivered.
+        """
+        self._check_ready()
+        carrier: Carrier = "message" if self._started else "turn"
+        self._started = True
+        return await self._runtime.notifications.take(self.conversation, carrier)
+
+    async def urgent(self) -> None:
+        """Until there is critical news for the assistant, or the turn is over. Whoever streams its answer stops then,
+        keeps what has come, and sends `notifications()` at once (N4)."""
+        self._check_not_ended()
+        self._check_entered()
+        await self._runtime.notifications.urgent(self.conversation)
+
+    def _check_ready(self) -> None:
+        self._check_not_ended()
+        self._check_entered()
+        if self._batch is not None:
+            raise KeepholdError("a batch of this turn is still running; await it first", code="batch_open")
+        self._runtime.check_open()
+        if self.failed is not None:
+            raise TurnFailed(f"the turn has failed ({self.failed.message}); end it and open another")
+
+    def _check_not_ended(self) -> None:
+        if self._ending is not None:
+            raise KeepholdError("the turn has ended; open another with rt.turn()", code="turn_ended")
+
+    def _check_entered(self) -> None:
+        if not self._is_open:
+            raise KeepholdError("the turn is not open; use it with `async with`", code="turn_not_open")
+
+    @property
+    def _is_open(self) -> bool:
+        return self._runtime.registry.conversation(self.conversation).turn == self.id
+
+    async def _record(
+        self, calls: Sequence[ToolCall], replies: Sequence[Reply], number: int
+    ) -> tuple[Notification, ...]:
+        """The responses, written before they are given (durable before visible), and the news they carry."""
+        responses = tuple((c.id, r.result, r.model, r.is_error, r.code) for c, r in zip(calls, replies, strict=True))
+        cursors = tuple(cursor for reply in replies for cursor in reply.cursors)
+        shown = still_shown(self._runtime.registry, replies)
+        carry: tuple[Carrier, ...] = ("response",) if self._started else ("response", "turn")
+        op = Responded(self.conversation, self.id, number, responses, cursors, shown, carry if calls else ())
+        news = await self._runtime.notifications.carried(self._runtime.registry.responded(op))
+        if calls:
+            self._started = True
+            self._runtime.notifications.delivered(self.conversation)
+        return notifications(news)
+
+    def cancel(self) -> None:
+        """Cancel the turn (B7): its open batch is answered soon, its handles are ended when it ends (T5)."""
+        self._cancelled = True
+        if self._batch is not None:
+            self._batch.cancel()
+        if self._ending is not None and self._is_open:
+            self._ender.wait_no_longer(self.conversation)
+
+    async def end(self) -> Ending:
+        """End the turn by each live handle's policy (T). Whoever asks again gets the same ending.
+
+        If the ending says `again`, the assistant is owed another word: the turn is still open. Send it
+        `ending.message`, run what it calls, then end the turn once more (T2).
+        """
+        return await self._finish(may_speak=True)
+
+    async def _finish(self, *, may_speak: bool) -> Ending:
+        if self._ending is None:
+            self._check_entered()
+            if self._batch is not None:
+                self._batch.cancel()  # nothing of a turn runs on when it has ended (T4)
+            self._ending = asyncio.create_task(self._end(may_speak))
+        ending = self._ending
+        try:
+            return await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            if ending.cancelled():
+                raise KeepholdError(
+                    "the runtime was closed before the turn had ended; it is in the store, and "
+                    "`rt.turn(conversation, resume=True)` takes it up again",
+                    code="runtime_closed",
+                ) from None
+            self._nobody_takes = True
+            self.cancel()
+            await asyncio.wait([ending])  # not for long: nobody is waited for any more
+            raise
+
+    def _leave(self) -> None:
+        """For the runtime, which is closing: what is unfinished stays in the store (R6)."""
+        if self._ending is not None:
+            self._ending.cancel()
+
+    async def _end(self, may_speak: bool) -> Ending:
+        runtime, registry = self._runtime, self._runtime.registry
+        over = True
+        try:
+            ending = await self._ender.round(self.conversation, self.id, cancelled=self._cancelled, may_speak=may_speak)
+            over = not ending.again or self._cancelled
+            await registry.write(self._last_words(ending, may_speak and not self._nobody_takes, over))
+            if self._nobody_takes and self._handed:
+                await registry.write(self._handed)
+            self._handed = []
+            if over:
+                self.ending = ending
+            else:
+                self._ending = None
+        finally:
+            if over:
+                runtime.turns.discard(self)
+                registry.turn_ended(self.conversation)
+                runtime.remembered.forget(self.conversation)
+                runtime.inquiries.forget(self.conversation, self.id)
+                runtime.notifications.forget(self.conversation)
+        return ending
+
+    def _last_words(self, ending: Ending, taken: bool, over: bool) -> list[Op]:
+        """What the end of the turn writes. What was waited for is told to the assistant: by the message it answers with
+        another word or, without one, as news, whatever the settings of notifications say (T3). What was aborted is news
+        if those settings say so."""
+        now, owed, heard = self._runtime.registry.clock.now(), self._ender.owed, ending.again and taken
+        results = [_result_news(handle, result, now) for handle, result in owed.items()]
+        told = self._ender.over if heard else [*owed, *self._ender.told]
+        ops: list[Op] = [TakenBack(self.conversation, tuple((handle.uid, "stopped") for handle in told))]
+        if heard:  # by the message; what nobody lives to send is news after all
+            ops.append(HandedOut(self.conversation, tuple(_as_news(each) for each in results)))
+            self._handed = results
+        else:
+            ops += results
+        if ending.aborted:
+            ops.append(Notified(self.conversation, "turn.aborted", "warning", ending.aborted, now))
+        if over:
+            ops.append(TurnEnded(self.conversation, self.id, now))
+        return ops
+
+
+def _as_news(told: Notified) -> News:
+    return News(0, told.conversation, told.kind, told.level, told.message, told.at, told.uid, told.carriers)
+
+
+def _result_news(handle: Handle, result: dict[str, Any], at: float) -> Notified:
+    """What a handle came to at the end of its turn, for an assistant who is not there to be told (T2, T3)."""
+    failed = bool(result.get("is_error"))
+    kind, level, how = ("tool.failed", "error", "failed") if failed else ("tool.stopped", "info", "stopped")
+    message = f"`{handle.id}` ({handle.tool.name}) {how}: {result.get('result', '')}"
+    carriers = handle.tool.spawn.notifications.deliver
+    return Notified(handle.conversation, kind, level, message, at, handle.uid, carriers)  # type: ignore[arg-type]
+
+
+def _open_batch(opened: Opened | None) -> OpenBatch | None:
+    if opened is None:
+        return None
+    calls = tuple(ToolCall(id, name, arguments) for id, name, arguments, _ in opened.calls)
+    return OpenBatch(opened.batch, calls, tuple(uid for *_, uid in opened.calls))
+
+
+def _recorded(answers: Answers) -> list[Response]:
+    """What a batch was answered, as the store has it."""
+    given = [Response(id, result, is_error, model, code) for id, result, model, is_error, code in answers.responses]
+    if given and answers.news:
+        given[0] = msgspec.structs.replace(given[0], notifications=notifications(answers.news))
+    return given
+
+
+def _responses(
+    calls: Sequence[ToolCall], replies: Sequence[Reply], news: tuple[Notification, ...] = ()
+) -> list[Response]:
+    return [
+        Response(call.id, reply.result, reply.is_error, reply.model, reply.code, () if at else news)
+        for at, (call, reply) in enumerate(zip(calls, replies, strict=True))
+    ]
