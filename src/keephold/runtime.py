@@ -34,30 +34,30 @@ from keephold.tools.terminal.preload import preload_soon
 from keephold.tools.waiting.agents import AgentFunction, Agents
 from keephold.tools.waiting.cleanup import archive_in
 from keephold.tools.waiting.measure import Measure, Metrics
-from keephold.turn import person
+from keephold.turn import send_input
 from keephold.turn.actions import Actions
 from keephold.turn.admission import Admission
-from keephold.turn.aside import Aside
+from keephold.turn.attach_server import Streams
 from keephold.turn.batch import Batch
 from keephold.turn.budget import Projector, ProjectorProtocol
 from keephold.turn.closing import end_calls
 from keephold.turn.deadlines import Deadlines
-from keephold.turn.desk import Desk
-from keephold.turn.inquiries import TIMEOUT_SECS, Inquiries
 from keephold.turn.inquiry import Inquire, Inquiry
+from keephold.turn.inquiry_service import TIMEOUT_SECS, Inquiries
 from keephold.turn.lineage import root_of
 from keephold.turn.notifications import Notifications
-from keephold.turn.people import People
 from keephold.turn.permission import Permission
+from keephold.turn.prompt_queue import People
 from keephold.turn.prompts import Prompter
 from keephold.turn.questions import Questions
 from keephold.turn.recovery import Recovery
 from keephold.turn.relay import Relay
-from keephold.turn.remembered import Remembered
 from keephold.turn.replies import Replies
+from keephold.turn.single_calls import Desk
 from keephold.turn.slot import Tools
-from keephold.turn.streams import Streams
+from keephold.turn.tool_services import Aside
 from keephold.turn.turn import Turn
+from keephold.turn.turn_decisions import Remembered
 from keephold.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -360,7 +360,7 @@ class Runtime:
         handle = await Handles(self.registry, conversation).find(id)
         if self.relay.elsewhere(handle):
             raise ToolError(f"Handle `{id}` is run by another process; `keephold send` reaches it", code="not_running")
-        reply = await person.send(self.actions, handle, input, keys)
+        reply = await send_input.send(self.actions, handle, input, keys)
         return msgspec.json.decode(reply.result, type=dict[str, Any])
 
     async def resolve(self, key: str, resolution: Mapping[str, Any]) -> ResolveOutcome:

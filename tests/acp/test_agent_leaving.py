@@ -19,7 +19,7 @@ from keephold.acp.agent.session import Session
 from keephold.acp.wire import RpcError
 from keephold.agent.conversation import Conversation
 from keephold.store.base import ConversationRow
-from keephold.turn.people import People
+from keephold.turn.prompt_queue import People
 
 AGENT = """
 [agents.sub]

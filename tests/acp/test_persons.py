@@ -2,7 +2,7 @@
 
 import asyncio
 
-from keephold.turn.people import Asking, LeftOpen, People
+from keephold.turn.prompt_queue import Asking, LeftOpen, People
 from keephold.turn.prompts import Approved, Decision, Prompt, RunTool
 
 

@@ -10,7 +10,7 @@ from tests.durable.lives import stored_in
 
 from keephold import Runtime, Tool
 from keephold.control.control import Control
-from keephold.control.needs import Needs
+from keephold.control.open_requests import Needs
 
 PLACES = ("memory", "sqlite", "elsewhere")
 """Where the handles are: in a store that does not last, in one that does, and run by another process of that store."""

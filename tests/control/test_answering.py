@@ -13,7 +13,7 @@ from tests.turn.calls import spawn
 import keephold
 from keephold import Call, Question, Runtime, ToolCall
 from keephold.control.control import Control
-from keephold.control.needs import Needs
+from keephold.control.open_requests import Needs
 from keephold.errors import KeepholdError
 from keephold.testing import VirtualClock
 

@@ -14,8 +14,8 @@ from tests.turn.calls import STATEFUL, TALKING, call, spawn, wait_all
 import keephold
 from keephold import Call, KeepholdError, Key, Question, Runtime
 from keephold.control.control import Control
-from keephold.control.needs import Needs
-from keephold.control.reading import PAGE
+from keephold.control.open_requests import Needs
+from keephold.control.store_view import PAGE
 from keephold.handles.state import Running, Waiting
 from keephold.store.base import Inquired, Journaled, Registered
 from keephold.testing.conformance.suite import record, uid

@@ -13,7 +13,7 @@ from tests.turn.calls import STATEFUL, spawn
 import keephold
 from keephold import Call, KeepholdError, Pending, Response, Runtime, ToolCall
 from keephold.control.control import Control
-from keephold.control.finding import find
+from keephold.control.resolve_handle import find
 
 
 @keephold.tool

@@ -11,7 +11,7 @@ from tests.turn.calls import reply, spawn, texts, wait_all
 
 from keephold import KeepholdError, Runtime
 from keephold.control.control import Control
-from keephold.control.needs import Needs
+from keephold.control.open_requests import Needs
 from keephold.store.sqlite import SqliteStore
 
 

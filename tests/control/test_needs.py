@@ -16,9 +16,9 @@ from tests.turn.people import Person, few
 import keephold
 from keephold import Call, Question, Runtime, Turn
 from keephold.control.control import Control
-from keephold.control.needs import Needs
+from keephold.control.open_requests import Needs
 from keephold.testing import VirtualClock
-from keephold.turn.people import LeftOpen
+from keephold.turn.prompt_queue import LeftOpen
 from keephold.turn.prompts import Approved, AskQuestion, Cancelled, Decision, Denied, Prompt, RunTool, Said
 
 SELECT = {"Select": {"options": ["one", "two"]}}

@@ -11,7 +11,7 @@ from tests.turn.calls import TALKING, spawn
 
 import keephold
 from keephold import Call, KeepholdError, OutputPolicy
-from keephold.control import printed
+from keephold.control import output
 from keephold.control.control import Control
 from keephold.durable.keys import make_key, masked, new_secret
 
@@ -128,16 +128,16 @@ async def test_O5_a_hundred_megabytes_are_read_without_being_held(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = 24 << 20
-    monkeypatch.setattr(printed, "_COPY", 4 << 20)
+    monkeypatch.setattr(output, "_COPY", 4 << 20)
     async with controlled(place, tmp_path, [gushes]) as (control, rt), rt.turn("main") as turn:
         await turn.run([spawn("gushes", "g", size=whole)])
         uid = await uid_of(rt, "g")
         await until(lambda: size(control, uid, whole))
         asked: list[int] = []
         if place == "elsewhere":  # how much of it comes over
-            real = printed._Elsewhere._part
+            real = output._Elsewhere._part
             monkeypatch.setattr(
-                printed._Elsewhere,
+                output._Elsewhere,
                 "_part",
                 lambda self, at: asked.append(at) or real(self, at),  # type: ignore[func-returns-value]
             )

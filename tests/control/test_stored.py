@@ -7,8 +7,8 @@ from tests.turn.calls import STATEFUL, spawn
 
 import keephold
 from keephold import Call, Key, Pending, Runtime
-from keephold.cli.stored import Stored
-from keephold.control.reading import PAGE
+from keephold.cli.store_control import Stored
+from keephold.control.store_view import PAGE
 from keephold.store.ops import Described, Journaled, Registered
 from keephold.testing.conformance.suite import record, uid
 

@@ -9,7 +9,7 @@ import msgspec
 
 from keephold import Runtime
 from keephold.store.sqlite.store import SqliteStore
-from keephold.turn import frames
+from keephold.turn import attach_protocol as frames
 
 PATIENCE = 8.0
 

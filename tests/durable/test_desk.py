@@ -28,7 +28,7 @@ import keephold
 from keephold import Call, KeepholdError, Key, Ok, Pending, Question, Runtime, ToolCall
 from keephold.handles.state import Stopped
 from keephold.store.base import Record
-from keephold.turn.desk import Visit
+from keephold.turn.single_calls import Visit
 
 __all__ = ["disk"]
 

@@ -12,7 +12,7 @@ from tests.turn.calls import apply, reply, spawn
 import keephold
 from keephold import Runtime, Tool
 from keephold.tools.base import Screen
-from keephold.turn import frames
+from keephold.turn import attach_protocol as frames
 
 
 def shell() -> Tool:

@@ -15,8 +15,8 @@ from tests.turn.calls import STATEFUL, TALKING, apply, reply, spawn
 import keephold
 from keephold import Call, OutputPolicy, Question, QuestionPolicy, Runtime, ToolError
 from keephold.store.sqlite.bell import STREAM
-from keephold.turn import frames
-from keephold.turn.following import CHUNK
+from keephold.turn import attach_protocol as frames
+from keephold.turn.output_follower import CHUNK
 from keephold.turn.prompts import Decision, Prompt
 
 

@@ -4,7 +4,7 @@ import pytest
 from starlette.types import Message
 
 from keephold import Runtime
-from keephold.mcp.completing import Completing
+from keephold.control.webhooks import Completing
 
 
 async def test_K2_a_key_is_used_by_post_and_the_answer_says_so() -> None:

@@ -13,11 +13,11 @@ from tests.mcp.serving import _end_watcher, until
 
 from keephold import Runtime
 from keephold.control.control import Control
-from keephold.control.needs import Needs
+from keephold.control.open_requests import Needs
 from keephold.mcp.server import Server
 from keephold.serve.app import App
 from keephold.serve.metrics import Prometheus
-from keephold.serve.patience import Patient
+from keephold.serve.slow_clients import Patient
 from keephold.tools.base import Tool
 
 TOKEN = "token-of-the-owner-0123456789abcdef"

@@ -14,7 +14,7 @@ AGENT = f"main/reviewer@{UID}"
 
 
 def fact(id: str, state: str = "running", **more: Any) -> dict[str, Any]:
-    """Facts of a handle, as `control/facts.py` has them."""
+    """Facts of a handle, as `control/handle_json.py` has them."""
     now = time.time()
     stopped = state == "stopped"
     return {
@@ -52,7 +52,7 @@ def fact(id: str, state: str = "running", **more: Any) -> dict[str, Any]:
 
 
 def question(text: str, answer_type: Any = "Text", **more: Any) -> dict[str, Any]:
-    """A question, as `control/facts.py` has it."""
+    """A question, as `control/handle_json.py` has it."""
     return {
         "id": "q",
         "text": text,
@@ -64,7 +64,7 @@ def question(text: str, answer_type: Any = "Text", **more: Any) -> dict[str, Any
 
 
 def need(id: str, kind: str, tool: str, **more: Any) -> dict[str, Any]:
-    """What waits for a person, as `control/needs.py` has it."""
+    """What waits for a person, as `control/open_requests.py` has it."""
     return {
         "id": id,
         "kind": kind,

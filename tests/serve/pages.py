@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 from keephold import Runtime, Tool, Turn
 from keephold.control.control import Control
-from keephold.control.needs import Needs
+from keephold.control.open_requests import Needs
 from keephold.serve.dashboard.pages import routes
 from keephold.serve.metrics import Prometheus
 from keephold.serve.screens import Screens

@@ -18,7 +18,7 @@ from tests.turn.calls import STATEFUL, spawn
 
 import keephold
 from keephold import Key
-from keephold.mcp.completing import Completing
+from keephold.control.webhooks import Completing
 from keephold.serve.app import App
 from keephold.serve.door import HEADERS, ServeDoor
 

@@ -10,8 +10,8 @@ from tests.turn.calls import STATEFUL, TALKING, reply, spawn
 
 import keephold
 from keephold import Call, Question, ToolError
-from keephold.serve.dashboard.look import HERE
 from keephold.serve.dashboard.painting import nearest, palette_css, rgb, screen_html
+from keephold.serve.dashboard.rendering import HERE
 from keephold.tools.terminal.cells import Run, Style, rows_of
 
 HOSTILE = "<script>alert(1)</script> \x1b[31mred\x1b[0m \x1b]0;t\x07 \u202egnp\u202c \x9b2J \0 </pre></main>"

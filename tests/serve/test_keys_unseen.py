@@ -20,7 +20,7 @@ from tests.turn.calls import STATEFUL
 
 import keephold
 from keephold import Call, Pending, Runtime, ToolCall, Turn
-from keephold.control.readable import Keyless, Plain
+from keephold.control.safe_text import Keyless, Plain
 from keephold.durable.keys import masked_part
 from keephold.store.ops import Described, Inquired, Said
 

@@ -14,7 +14,7 @@ from tests.turn.calls import TALKING, abort, call, spawn
 
 import keephold
 from keephold import Call, Question
-from keephold.control import needs as needs_module
+from keephold.control import open_requests as needs_module
 from keephold.turn.prompts import RunTool
 
 MANY = 300

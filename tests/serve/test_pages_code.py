@@ -6,7 +6,7 @@ from tests.serve.fake_control import FakeControl, NoScreens, need, question
 from tests.serve.pages import Page, browser
 
 from keephold import KeepholdError
-from keephold.serve.dashboard.look import coded
+from keephold.serve.dashboard.rendering import coded
 
 TEXT = "drop `legacy_id`, not `<b>id</b>`"
 CODE = ["`legacy_id`", "`<b>id</b>`"]

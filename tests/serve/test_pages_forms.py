@@ -13,7 +13,7 @@ from tests.turn.calls import STATEFUL, TALKING, call, replies, spawn, texts, wai
 
 import keephold
 from keephold import Call, KeepholdError, Key, Question
-from keephold.serve.dashboard.look import card_key
+from keephold.serve.dashboard.rendering import card_key
 
 SELECT = {"Select": {"options": ["one", "two"]}}
 

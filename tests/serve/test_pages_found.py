@@ -7,7 +7,7 @@ from tests.turn.calls import TALKING, spawn
 
 import keephold
 from keephold import Call
-from keephold.serve.dashboard.look import card_key
+from keephold.serve.dashboard.rendering import card_key
 
 
 @keephold.tool(actions=TALKING)

@@ -18,8 +18,8 @@ from tests.turn.calls import apply, reply, spawn
 import keephold
 from keephold import Runtime, Tool
 from keephold.serve.screens import Screens
-from keephold.serve.watched import There
-from keephold.turn.frames import Size
+from keephold.serve.watched_terminal import There
+from keephold.turn.attach_protocol import Size
 
 PATIENCE = 20.0
 _SPAN = re.compile("<[^>]*>")

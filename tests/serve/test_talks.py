@@ -1,4 +1,4 @@
-"""Frames over HTTP (`serve/attaching.py`), asked of the application itself: what it says, and what it refuses."""
+"""Frames over HTTP (`serve/attach_http.py`), asked of the application itself: what it says, and what it refuses."""
 
 import json
 from collections.abc import AsyncIterator
@@ -14,8 +14,8 @@ from starlette.applications import Starlette
 import keephold
 from keephold.control.control import Control
 from keephold.errors import KeepholdError
-from keephold.serve.attaching import _pass_on, routes
-from keephold.turn import frames
+from keephold.serve.attach_http import _pass_on, routes
+from keephold.turn import attach_protocol as frames
 
 
 @keephold.tool(actions=("spawn", "fetch", "abort"))
@@ -107,7 +107,10 @@ class Heard:
         self.frames.append((kind, payload))
 
 
-TYPED, RESIZED = frames.frame(frames.INPUT, b"ls\r"), frames.frame(frames.RESIZE, frames.Size(24, 80))
+TYPED, RESIZED = (
+    frames.frame(frames.INPUT, b"ls\r"),
+    frames.frame(frames.RESIZE, frames.Size(24, 80)),
+)
 
 
 def test_what_a_client_sends_is_passed_on_in_its_order() -> None:

@@ -29,7 +29,7 @@ from keephold.store.base import (
     Resolving,
     WaitRow,
 )
-from keephold.store.terminal import REVOKED, end_notice, ended, resolution_of, words
+from keephold.store.endings import REVOKED, end_notice, ended, resolution_of, words
 
 CANCELS = ("abort", "cancel", "turn_end", "shutdown")
 

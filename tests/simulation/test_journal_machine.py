@@ -84,7 +84,7 @@ from keephold.store.base import (
     WaitOpened,
 )
 from keephold.store.sqlite import SqliteStore
-from keephold.store.sqlite import news as queues
+from keephold.store.sqlite import notifications as queues
 
 MEMORY = Path("/dev/shm")
 """Where a commit costs nothing: a power cut is a copy here, so nothing need be on a disk."""

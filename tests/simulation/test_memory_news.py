@@ -14,7 +14,7 @@ from tests.soak import tries
 from tests.unit.sqlite_stores import NOON, registered
 
 from keephold.store.base import CARRIERS, Delivered, Notified, Op, Responded, Store, TakenBack
-from keephold.store.memory import MemoryStore, queue
+from keephold.store.memory import MemoryStore, notification_queue
 
 uids = st.sampled_from(("a", "b", "c"))
 shown = st.lists(st.tuples(uids, shows), max_size=3).map(tuple)
@@ -40,7 +40,7 @@ commits = st.lists(st.tuples(st.lists(operations, min_size=1, max_size=6), st.bo
 
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "NEWS_LIMIT", LIMIT)
+    monkeypatch.setattr(notification_queue, "NEWS_LIMIT", LIMIT)
 
 
 @settings(deadline=None, max_examples=tries(120, soak=300))

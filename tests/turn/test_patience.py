@@ -13,7 +13,7 @@ from keephold import Call, Question, QuestionPolicy, Tool, ToolError
 from keephold.handles.state import Ok, Outcome
 from keephold.testing import VirtualClock
 from keephold.tools.base import Invocation, Sink
-from keephold.tools.patience import Patience
+from keephold.tools.pausable_timeout import Patience
 from keephold.turn.prompts import Said
 
 SURE = Question(id="sure", text="Sure?", answer_type="Boolean")

@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from keephold.cli.raw import Key, over, redraw
+from keephold.cli.raw_terminal import Key, over, redraw
 from keephold.tools.base import Screen
 from keephold.tools.terminal.emulator import Emulator, open_emulator
 

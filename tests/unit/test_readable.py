@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keephold.cli.printing import printable
-from keephold.control.readable import Plain, Raw, Readable, Rendered
+from keephold.control.safe_text import Plain, Raw, Readable, Rendered
 from keephold.handles.rendering import render
 
 PARTS = st.sampled_from(

@@ -11,7 +11,7 @@ from tests.unit.test_sqlite_listing import fourth_version
 
 from keephold import KeepholdError
 from keephold.store.base import SecretAdded
-from keephold.store.sqlite.looking import LookedAt
+from keephold.store.sqlite.read_only import LookedAt
 
 
 def files(path: Path) -> dict[str, int]:

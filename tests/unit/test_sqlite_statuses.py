@@ -11,8 +11,8 @@ from tests.unit.sqlite_stores import NOON, commit, end, opened, registered, uid
 
 from keephold.handles.state import Error, Ok, Outcome, Pending, Printed, Progress, Reply, Running, State, Stopped
 from keephold.store.base import Annotated, Status, status_of
+from keephold.store.endings import CANCELLED, TIMED_OUT
 from keephold.store.sqlite.sql import APPLICATION_ID, migrations
-from keephold.store.terminal import CANCELLED, TIMED_OUT
 
 OUTCOMES: list[Outcome] = [
     Ok(None),

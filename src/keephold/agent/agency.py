@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 from pydantic_ai.messages import ModelResponse
 
 from keephold.agent.conversation import Conversation
-from keephold.agent.inquiring import inquire
+from keephold.agent.model_inquiry import inquire
 from keephold.agent.models import Assistant, laid_over, open_assistant
 from keephold.agent.spending import Allowance, Spending
 from keephold.agent.transcript import Transcript

@@ -12,13 +12,13 @@ import msgspec
 
 from keephold.cli.parameters import NAME
 from keephold.cli.printing import one_line
-from keephold.cli.raw import Key, RawTerminal, over, redraw
+from keephold.cli.raw_terminal import Key, RawTerminal, over, redraw
 from keephold.cli.store import Where, opened, run, where_options
 from keephold.control.base import Talk
 from keephold.handles.handle import HandleInfo
 from keephold.handles.state import Error
 from keephold.tools.base import Screen
-from keephold.turn import frames
+from keephold.turn import attach_protocol as frames
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _QUIET_SECS = 0.3

@@ -24,7 +24,7 @@ from keephold.agent.events import (
 )
 from keephold.cli.chat_calls import Style, answered_line, ended_line
 from keephold.cli.printing import one_line, printable
-from keephold.control.readable import Plain
+from keephold.control.safe_text import Plain
 from keephold.handles.handle import Handle
 from keephold.handles.text import to_utf8
 from keephold.turn.notifications import Notification

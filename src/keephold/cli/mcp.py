@@ -17,7 +17,7 @@ from keephold.cli.parameters import ADDRESS, NAME
 from keephold.cli.store import store_of, store_option
 from keephold.cli.tokens import TOKEN, check_own_token, tokens_of
 from keephold.config import Config, load_config
-from keephold.control.serving import connect, pass_on
+from keephold.control.server_discovery import connect, pass_on
 from keephold.runtime import Runtime
 from keephold.store.urls import open_store
 

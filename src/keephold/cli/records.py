@@ -3,8 +3,8 @@
 from typing import Any
 
 from keephold.cli.printing import relative
-from keephold.control.facts import facts
-from keephold.control.finding import find
+from keephold.control.handle_json import facts
+from keephold.control.resolve_handle import find
 
 __all__ = ["facts", "find", "standing"]
 

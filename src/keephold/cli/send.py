@@ -95,7 +95,7 @@ def _stdin() -> str:
 
 
 async def _send(where: Where, id: str, conversation: str | None, sent: dict[str, Any]) -> dict[str, Any]:
-    from keephold.turn import frames
+    from keephold.turn import attach_protocol as frames
 
     async with opened(where) as controls:
         (fact,) = await controls.find((id,), conversation)

@@ -120,7 +120,7 @@ async def _serve(asked: _Asked, ended: list[int]) -> int:
     """The exit code. Ended by a signal before it serves, it is cancelled, and `ended` has the signal's number."""
     _mind_signals(ended)
     from keephold.control.control import Control
-    from keephold.control.needs import Needs
+    from keephold.control.open_requests import Needs
     from keephold.mcp.http import ANY, check_bind, is_loopback
     from keephold.mcp.server import Server
     from keephold.runtime import Runtime

@@ -216,7 +216,7 @@ async def opened(where: Where, *, acting: bool = False) -> "AsyncIterator[Contro
         async with RemoteControl(where.server, _token(where, where.server)) as remote:
             yield remote
         return
-    from keephold.cli.stored import Stored
+    from keephold.cli.store_control import Stored
 
     if acting:
         async with without_tools(where.store) as runtime:
@@ -232,7 +232,7 @@ async def reading(url: str | None) -> "AsyncIterator[Store]":
     store = _existing(url)
     path = getattr(store, "path", None)
     if path is not None:
-        from keephold.store.sqlite.looking import LookedAt
+        from keephold.store.sqlite.read_only import LookedAt
 
         store = LookedAt(path)
     await store.open(lambda _: None)

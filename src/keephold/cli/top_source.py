@@ -14,9 +14,9 @@ from keephold.cli.store import Where, opened, without_tools
 from keephold.cli.top_rows import Fact
 from keephold.control.base import Controls
 from keephold.control.feed import Feed, Told
-from keephold.control.readable import Plain, Readable, Rendered
+from keephold.control.safe_text import Plain, Readable, Rendered
 from keephold.errors import KeepholdError
-from keephold.turn import frames
+from keephold.turn import attach_protocol as frames
 
 if TYPE_CHECKING:
     from keephold.control.remote import RemoteControl
@@ -131,7 +131,7 @@ async def open_source(where: Where) -> AsyncIterator[Source]:
             remote: Any = controls  # which is what `opened` gives for a server
             yield Source(controls, lambda: _remote_changes(remote), remote)
         return
-    from keephold.cli.stored import Stored
+    from keephold.cli.store_control import Stored
 
     async with without_tools(where.store) as runtime:
         feed = Feed(runtime)

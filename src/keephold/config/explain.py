@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from keephold.config.elsewhere import belongs, nearly_belongs
+from keephold.config.key_suggestions import belongs, nearly_belongs
 from keephold.config.locate import KeyPath
 from keephold.config.model import Table
 

@@ -5,9 +5,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-from keephold.control.facts import question_json
-from keephold.control.needs import Needs, need_json
-from keephold.control.reading import PAGE, Reading
+from keephold.control.handle_json import question_json
+from keephold.control.open_requests import Needs, need_json
+from keephold.control.store_view import PAGE, Reading
 from keephold.handles.state import Waiting
 from keephold.runtime import Runtime
 from keephold.store.base import Record

@@ -1,7 +1,7 @@
-"""What commands ask of a system, whichever way they reach it: `cli/stored.py` looks into the store and talks to the
-processes that run handles, `RemoteControl` asks a server. A command is written once, for both.
+"""The operations that commands perform, however they reach the system.
 
-Everything is JSON, in the words of `facts.py`. What is refused is a `KeepholdError`.
+`cli/store_control.py` reads the store and talks to the processes that run handles; `RemoteControl` asks a server. A
+command is written once, for both. Everything is JSON as `handle_json.py` makes it; a refusal is a `KeepholdError`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from keephold.turn import frames
+from keephold.turn import attach_protocol as frames
 
 
 class Talk(Protocol):

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from keephold.control import printed
+from keephold.control import output
 from keephold.control.asked import question_of
-from keephold.control.kept import talking
-from keephold.control.looking import Looking
+from keephold.control.runtime_view import Looking
+from keephold.control.stored_output import talking
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
 from keephold.handles.question import question_key
@@ -22,7 +22,8 @@ from keephold.handles.state import Reply, Waiting
 from keephold.handles.view import Handles
 from keephold.handles.waits import all_of, any_of
 from keephold.store.base import Forgotten, Record
-from keephold.turn import frames, person
+from keephold.turn import attach_protocol as frames
+from keephold.turn import send_input
 from keephold.turn.slot import slot_of
 
 
@@ -36,19 +37,19 @@ class Control(Looking):
         uid: str,
         *,
         offset: int = 0,
-        limit: int = printed.PIECE,
+        limit: int = output.PIECE,
         from_end: int | None = None,
         pattern: str | None = None,
     ) -> dict[str, Any]:
         """A piece of what a handle has printed, or the lines that hold a literal pattern (`printed.output`)."""
         record = await self.record(uid)
-        return await printed.output(
+        return await output.output(
             self.runtime, record, offset=offset, limit=limit, from_end=from_end, pattern=pattern or None
         )
 
     async def follow(self, uid: str, offset: int = 0) -> AsyncGenerator[dict[str, Any], None]:
         """What a handle prints and how it changes, until it has stopped (`printed.follow`)."""
-        async with aclosing(printed.follow(self.runtime, await self.record(uid), offset)) as following:
+        async with aclosing(output.follow(self.runtime, await self.record(uid), offset)) as following:
             async for told in following:
                 yield told
 
@@ -73,7 +74,7 @@ class Control(Looking):
         if self.runtime.relay.elsewhere(handle):  # not by way of the store: it may be a password
             want = frames.Want(uid=uid, want="send", input=input, keys=tuple(keys), secret=secret, answers=answers)
             return await self._send(record, want)
-        reply = await person.send(self.runtime.actions, handle, input, keys, secret=secret, answers=answers)
+        reply = await send_input.send(self.runtime.actions, handle, input, keys, secret=secret, answers=answers)
         return _decoded(reply)
 
     async def _send(self, record: Record, want: frames.Want) -> dict[str, Any]:
@@ -215,7 +216,7 @@ class Control(Looking):
         self, *, older_than: float | None = None, dry_run: bool = False, vacuum: bool = False
     ) -> dict[str, Any]:
         """Let go of what retention would let go of now (`collecting.py`)."""
-        from keephold.control.collecting import collect
+        from keephold.control.retention import collect
 
         return await collect(self.runtime.registry, older_than=older_than, dry_run=dry_run, vacuum=vacuum)
 

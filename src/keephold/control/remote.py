@@ -12,12 +12,12 @@ from urllib.parse import quote
 import msgspec
 
 from keephold.control.base import Talk
-from keephold.control.finding import choose
 from keephold.control.remote_requests import PATIENT, Requests, refused
 from keephold.control.remote_talk import RemoteTalk
+from keephold.control.resolve_handle import choose
 from keephold.errors import KeepholdError
 from keephold.handles.text import to_json
-from keephold.turn import frames
+from keephold.turn import attach_protocol as frames
 
 _PAGE = 200
 _WAIT_SECS = 50.0

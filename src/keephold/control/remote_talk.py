@@ -9,7 +9,7 @@ import httpx2
 import msgspec
 
 from keephold.errors import KeepholdError
-from keephold.turn import frames
+from keephold.turn import attach_protocol as frames
 
 TALK = "Keephold-Talk"
 HEAD = 5

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from keephold.handles.state import State, Stopped, Waiting
+from keephold.store.endings import end_notice
 from keephold.store.rows import Notice
-from keephold.store.terminal import end_notice
 
 if TYPE_CHECKING:
     from keephold.tools.base import Tool

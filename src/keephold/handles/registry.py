@@ -47,7 +47,7 @@ from keephold.store.base import (
     Shown,
     TakenBack,
 )
-from keephold.store.terminal import end_notice, hook_is_due, words
+from keephold.store.endings import end_notice, hook_is_due, words
 
 if TYPE_CHECKING:
     from keephold.tools.base import Tool

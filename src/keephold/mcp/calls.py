@@ -31,7 +31,7 @@ from keephold.mcp.elicit import Asker, Elicit
 from keephold.mcp.results import result
 from keephold.runtime import Runtime
 from keephold.tools.base import Tool
-from keephold.turn.desk import Desk, Visit
+from keephold.turn.single_calls import Desk, Visit
 from keephold.turn.slot import ToolCall
 
 Context = ServerRequestContext[Any, Any]

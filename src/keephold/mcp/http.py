@@ -23,11 +23,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from keephold.control.webhooks import PATH, Completing
 from keephold.errors import ConfigError
 from keephold.mcp.calls import GONE, PRINCIPAL
-from keephold.mcp.completing import PATH, Completing
-from keephold.mcp.leaving import AnsweredOnce, quiet
 from keephold.mcp.server import Server
+from keephold.mcp.session_teardown import AnsweredOnce, quiet
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANY = ("0.0.0.0", "::", "[::]")

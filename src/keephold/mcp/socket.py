@@ -1,4 +1,4 @@
-"""MCP over a Unix socket of the user's own: for `keephold mcp` where a server runs anyway (`control/serving.py`)."""
+"""MCP over a Unix socket of the user's own, for `keephold mcp` where a server runs (`control/server_discovery.py`)."""
 
 import asyncio
 import socket
@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from mcp.server.stdio import stdio_server
 
-from keephold.control.serving import announce, withdraw
+from keephold.control.server_discovery import announce, withdraw
 from keephold.mcp.server import Server
 
 

@@ -26,7 +26,7 @@ from keephold.mcp.calls import Calls, Context, Served, elicits, plain, unknown
 from keephold.mcp.elicit import Asker, Elicit, elicitation, question_form
 from keephold.mcp.results import may_be_task, result
 from keephold.store.base import Annotated, TakenBack
-from keephold.turn.people import People
+from keephold.turn.prompt_queue import People
 from keephold.turn.slot import slot_of
 
 TASKS = "io.modelcontextprotocol/tasks"

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from keephold.control.printed import PIECE
-from keephold.control.reading import KINDS, PAGE, SORTS, STATES
+from keephold.control.output import PIECE
+from keephold.control.store_view import KINDS, PAGE, SORTS, STATES
 from keephold.serve.operations import Operation, Parameter, Schema
 from keephold.serve.shapes import TEXT, list_of, page, ref
 

@@ -11,8 +11,8 @@ from typing import Any
 from starlette.requests import Request
 
 from keephold.control.control import Control
-from keephold.control.facts import live_facts
 from keephold.control.feed import Feed
+from keephold.control.handle_json import live_facts
 from keephold.errors import KeepholdError
 from keephold.serve.operations import Given
 from keephold.serve.sse import EventStream, event

@@ -10,11 +10,11 @@ from starlette.types import ASGIApp
 
 from keephold.control.control import Control
 from keephold.control.feed import Feed
+from keephold.control.webhooks import Completing
 from keephold.errors import KeepholdError
-from keephold.mcp.completing import Completing
 from keephold.mcp.http import mcp_app
 from keephold.mcp.server import Server
-from keephold.serve import api, attaching
+from keephold.serve import api, attach_http
 from keephold.serve.dashboard import pages
 from keephold.serve.door import RAW_HEADERS, ServeDoor
 from keephold.serve.metrics import Prometheus
@@ -92,7 +92,7 @@ class App:
         return [
             Route("/healthz", self._health),
             Route("/metrics", self._metrics.page),
-            *attaching.routes(self._control),
+            *attach_http.routes(self._control),
             *api.routes(self._control, self.feed, self._metrics.stream),
             *self.screens.routes(),
             *pages.routes(self._control, self.screens),

@@ -18,7 +18,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from keephold.mcp.completing import PATH, Completing
+from keephold.control.webhooks import PATH, Completing
 from keephold.mcp.http import Door
 from keephold.serve.operations import is_more
 from keephold.serve.refusal import refused

@@ -19,15 +19,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from keephold.control.link import running
+from keephold.control.owner_connection import running
 from keephold.errors import KeepholdError, ToolError
 from keephold.serve.dashboard.painting import screen_html
 from keephold.serve.operations import read_body
 from keephold.serve.refusal import refusal
 from keephold.serve.sse import EventStream, event
-from keephold.serve.watched import Here, Shown, There, Watched
+from keephold.serve.watched_terminal import Here, Shown, There, Watched
 from keephold.tools.terminal.keys import as_bytes
-from keephold.turn.frames import Size
+from keephold.turn.attach_protocol import Size
 
 if TYPE_CHECKING:
     from keephold.runtime import Runtime

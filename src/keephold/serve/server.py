@@ -17,7 +17,7 @@ from sse_starlette.sse import AppStatus
 from starlette.types import ASGIApp
 
 from keephold.errors import ConfigError
-from keephold.serve.patience import Patient, allow_many
+from keephold.serve.slow_clients import Patient, allow_many
 
 _GRACE_SECS = 2
 """How long closing waits for connections to end by themselves."""

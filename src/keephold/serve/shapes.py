@@ -1,4 +1,4 @@
-"""The shapes of what the API gives, for its OpenAPI description: JSON Schema, in the words of `control/facts.py`."""
+"""The shapes that the API returns, for its OpenAPI description: JSON Schema (`control/handle_json.py`)."""
 
 from typing import Any
 

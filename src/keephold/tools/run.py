@@ -21,8 +21,8 @@ from keephold.handles.timeline import Timeline
 from keephold.store.base import Op, Parking, Wrote
 from keephold.tools.attempts import Attempts
 from keephold.tools.base import Invocation
-from keephold.tools.content import ContentNews
-from keephold.tools.patience import Patience
+from keephold.tools.output_notifications import ContentNews
+from keephold.tools.pausable_timeout import Patience
 from keephold.tools.probing import Probing
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from keephold.handles.observing import answered
 from keephold.handles.question import Open, Question
 from keephold.handles.registry import Registry
 from keephold.handles.state import EndedBy, Error, Outcome, Pending, Stopped, error_of
-from keephold.store.terminal import CANCELLED
+from keephold.store.endings import CANCELLED
 from keephold.tools.base import Invocation, Tool
 from keephold.tools.run import Run
 from keephold.tools.toolbox import Toolbox
-from keephold.turn.people import Asking
 from keephold.turn.permission import Permission
+from keephold.turn.prompt_queue import Asking
 from keephold.turn.questions import Questions
 from keephold.turn.replies import Replies
 

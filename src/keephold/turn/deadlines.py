@@ -7,7 +7,7 @@ start, and every sweep looks again.
 import asyncio
 
 from keephold.handles.registry import Registry
-from keephold.store.terminal import timed_out
+from keephold.store.endings import timed_out
 
 _LONGEST = 3600.0
 """A timer is not trusted for longer: the time of day may be set."""

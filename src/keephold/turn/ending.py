@@ -22,8 +22,8 @@ from keephold.handles.registry import Registry
 from keephold.handles.state import EndedBy, Error, Pending, name
 from keephold.handles.waits import Wait, all_of
 from keephold.turn.admission import Admission
-from keephold.turn.inquiries import Inquiries, InquiryFailed
 from keephold.turn.inquiry import Inquiry
+from keephold.turn.inquiry_service import Inquiries, InquiryFailed
 from keephold.turn.replies import Replies, encode
 
 ROUNDS = 3

@@ -16,8 +16,8 @@ from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry
 from keephold.handles.state import Reply
 from keephold.store.base import Carrier, Delivered, News, Notified, Shown
+from keephold.store.endings import clip
 from keephold.store.rows import Level
-from keephold.store.terminal import clip
 
 AUTOMATIC = ("[Automatic notifications.", "[Automatic message.")
 """How messages begin that nobody wrote: news, and results at the end of a turn (T2)."""

@@ -16,9 +16,9 @@ from keephold.handles.handle import Handle
 from keephold.handles.state import Error, Ok, Outcome
 from keephold.handles.text import plain, to_json
 from keephold.tools.base import Action, RunMode, Tool
-from keephold.turn.people import Asking, People
+from keephold.turn.prompt_queue import Asking, People
 from keephold.turn.prompts import Approved, Cancelled, Decision, DeliverResult, Denied, Edited, RunTool
-from keephold.turn.remembered import Remembered
+from keephold.turn.turn_decisions import Remembered
 
 Detached = Literal["deny", "defaults", "auto"]
 

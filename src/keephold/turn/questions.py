@@ -17,11 +17,11 @@ from keephold.handles.state import Error, Ok, Outcome, Waiting
 from keephold.handles.waits import Wait
 from keephold.limits import Limits
 from keephold.tools.base import QuestionPolicy
-from keephold.turn.inquiries import Inquiries
-from keephold.turn.people import Asking, People
+from keephold.turn.inquiry_service import Inquiries
 from keephold.turn.permission import Detached
+from keephold.turn.prompt_queue import Asking, People
 from keephold.turn.prompts import AskQuestion, Cancelled, Decision, Said
-from keephold.turn.remembered import Remembered
+from keephold.turn.turn_decisions import Remembered
 
 _NO_POLICY = QuestionPolicy()
 

@@ -27,7 +27,7 @@ from keephold.store.base import (
     Resolution,
     TakenBack,
 )
-from keephold.store.terminal import ended
+from keephold.store.endings import ended
 from keephold.tools import marks
 from keephold.tools.base import Invocation, Tool
 from keephold.tools.toolbox import Toolbox

@@ -14,7 +14,7 @@ from keephold.schema.arguments import ArgumentCheck
 from keephold.schema.canonical import json_type
 from keephold.tools.base import Action, Launch, Tool
 from keephold.tools.toolbox import Toolbox
-from keephold.turn.people import Asking, People
+from keephold.turn.prompt_queue import Asking, People
 
 
 class ToolCall(msgspec.Struct, frozen=True):

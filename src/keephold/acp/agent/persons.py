@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from keephold.turn.lineage import root_of
-from keephold.turn.people import LeftOpen, People
+from keephold.turn.prompt_queue import LeftOpen, People
 from keephold.turn.prompts import Decision, Prompt
 
 if TYPE_CHECKING:

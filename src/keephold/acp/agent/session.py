@@ -35,7 +35,7 @@ from keephold.agent.events import (
 )
 from keephold.errors import KeepholdError
 from keephold.store import base as store
-from keephold.turn.people import LeftOpen
+from keephold.turn.prompt_queue import LeftOpen
 from keephold.turn.prompts import AskQuestion, Cancelled, Decision, Prompt, Said
 from keephold.turn.slot import ToolCall
 

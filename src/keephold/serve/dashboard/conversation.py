@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from keephold.errors import KeepholdError
-from keephold.serve.dashboard.look import Look
+from keephold.serve.dashboard.rendering import Look
 from keephold.serve.dashboard.timeline import MOST, Stretch, lanes, stretches
 from keephold.serve.dashboard.transcript import messages
 

@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from keephold.errors import KeepholdError
-from keephold.serve.dashboard.look import Look, card_key, short_name
+from keephold.serve.dashboard.rendering import Look, card_key, short_name
 from keephold.serve.operations import read_body
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 from keephold.errors import KeepholdError
 from keephold.handles.text import to_json
 from keephold.serve.dashboard.graph import draw, numbered
-from keephold.serve.dashboard.look import Look, is_turnless, pretty
+from keephold.serve.dashboard.rendering import Look, is_turnless, pretty
 from keephold.serve.dashboard.timeline import moments, stretches
 from keephold.serve.refusal import STATUS
 from keephold.turn.lineage import conversation_of

@@ -13,9 +13,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from keephold.control.reading import KINDS, SORTS, STATES
+from keephold.control.store_view import KINDS, SORTS, STATES
 from keephold.serve.dashboard import conversation, forms, handle
-from keephold.serve.dashboard.look import HERE, Look, is_turnless, mark, short_name
+from keephold.serve.dashboard.rendering import HERE, Look, is_turnless, mark, short_name
 from keephold.serve.dashboard.today import today
 from keephold.serve.door import OWNER
 

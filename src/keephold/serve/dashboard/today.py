@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from keephold.control.reading import Reading
-from keephold.serve.dashboard.look import mark
+from keephold.control.store_view import Reading
+from keephold.serve.dashboard.rendering import mark
 
 _TOOLS = 5
 """Tools that are named."""

@@ -9,10 +9,10 @@ from itertools import islice, repeat, takewhile
 from typing import Any
 
 from keephold.store.base import NEWS_TYPES, Changed, Collected, Op, Record, StoredEvent, TurnRow
+from keephold.store.endings import words
 from keephold.store.events import Draft, events_of, queued
-from keephold.store.memory.queue import Told as News_
-from keephold.store.memory.queue import Wordless
-from keephold.store.terminal import words
+from keephold.store.memory.notification_queue import Told as News_
+from keephold.store.memory.notification_queue import Wordless
 
 KEPT = 10_000
 """How many operations are noted, and how many events are kept."""

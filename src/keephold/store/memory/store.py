@@ -14,13 +14,13 @@ from keephold.errors import KeepholdError
 from keephold.handles.state import Pending, Running, State, Stopped, Waiting
 from keephold.store import base, events
 from keephold.store.base import Collected, Entry, Record
+from keephold.store.endings import hook_is_due
 from keephold.store.memory.history import Told
 from keephold.store.memory.tables import Conversation, parked
 from keephold.store.memory.transcripts import Transcripts
 from keephold.store.memory.turns import Turns
 from keephold.store.memory.waits import lost
 from keephold.store.metadata import merged
-from keephold.store.terminal import hook_is_due
 
 _BESIDES, _TELLS, _COMES, _CHANGES = None, "tells", "comes", "changes"
 """What an operation has to tell: nothing but what it brings about besides; something; or something that has a time of

@@ -24,7 +24,7 @@ from keephold.store.base import (
 )
 from keephold.store.events import removed
 from keephold.store.memory.history import History
-from keephold.store.memory.queue import Queue
+from keephold.store.memory.notification_queue import Queue
 
 _CHANGING = (
     "state", "owner", "fence", "attempt", "next_attempt_at", "parking", "cursor", "output", "id", "stateful",

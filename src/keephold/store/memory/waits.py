@@ -8,9 +8,9 @@ from keephold.errors import AlreadyStopped, KeepholdError
 from keephold.handles.state import Ended, State, Stopped, describe, transition
 from keephold.store import base, events
 from keephold.store.base import Notice, Record, Resolving, WaitRow
-from keephold.store.memory.news import Telling
+from keephold.store.endings import REVOKED, end_notice, ended, resolution_of
+from keephold.store.memory.notifications import Telling
 from keephold.store.memory.tables import parked
-from keephold.store.terminal import REVOKED, end_notice, ended, resolution_of
 
 
 def lost(uid: str) -> KeepholdError:

@@ -6,13 +6,13 @@ from keephold.errors import KeepholdError
 from keephold.handles.state import Ended, Running, State, Stopped, Waiting, name, transition
 from keephold.store import base, events
 from keephold.store.base import Record, status_of
+from keephold.store.endings import REVOKED, ended
 from keephold.store.metadata import merged
 from keephold.store.sqlite.codec import decode_resolution, encode, record
 from keephold.store.sqlite.ends import resolve_by_end, stop_parked
-from keephold.store.sqlite.news import tell_of
+from keephold.store.sqlite.notifications import tell_of
 from keephold.store.sqlite.sql import RECORDS, SQL
 from keephold.store.sqlite.transaction import Call, Transaction, lease_lost
-from keephold.store.terminal import REVOKED, ended
 
 _CHANGE, _STOP, _REGISTER, _RECORD_STEP = SQL["change"], SQL["stop"], SQL["register"], SQL["record_step"]
 

@@ -3,11 +3,11 @@
 from keephold.handles.state import Stopped
 from keephold.store import events
 from keephold.store.base import Notice, status_of
+from keephold.store.endings import end_notice, hook_is_due, resolution_of
 from keephold.store.sqlite.codec import encode
-from keephold.store.sqlite.news import tell_of
+from keephold.store.sqlite.notifications import tell_of
 from keephold.store.sqlite.sql import SQL
 from keephold.store.sqlite.transaction import Call, Transaction
-from keephold.store.terminal import end_notice, hook_is_due, resolution_of
 
 
 def stop_parked(

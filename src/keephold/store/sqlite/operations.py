@@ -6,7 +6,7 @@ from typing import Any
 from keephold.store import base
 from keephold.store.base import Journaled, Op
 from keephold.store.events import events_of
-from keephold.store.sqlite import calls, news, retention, transcripts, turns, waits
+from keephold.store.sqlite import calls, notifications, retention, transcripts, turns, waits
 from keephold.store.sqlite.transaction import Transaction
 
 
@@ -35,10 +35,10 @@ _WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
     base.Exposed: calls.exposed,
     base.Responded: turns.responded,
     base.HookCalled: turns.hook_called,
-    base.Notified: news.notified,
-    base.TakenBack: news.taken_back,
-    base.Delivered: news.delivered,
-    base.HandedOut: news.handed_out,
+    base.Notified: notifications.notified,
+    base.TakenBack: notifications.taken_back,
+    base.Delivered: notifications.delivered,
+    base.HandedOut: notifications.handed_out,
     base.Inquired: turns.inquired,
     base.Said: transcripts.said,
     base.Described: transcripts.described,

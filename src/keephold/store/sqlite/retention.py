@@ -7,7 +7,7 @@ from keephold.store.base import TOMBSTONE_SECS, TOMBSTONES
 from keephold.store.sqlite.codec import encode
 from keephold.store.sqlite.events import remove_events
 from keephold.store.sqlite.listing import Query
-from keephold.store.sqlite.news import expire
+from keephold.store.sqlite.notifications import expire
 from keephold.store.sqlite.sql import SQL
 from keephold.store.sqlite.transaction import Transaction
 

@@ -4,7 +4,7 @@ from keephold.errors import KeepholdError
 from keephold.store import base
 from keephold.store.base import News
 from keephold.store.sqlite.codec import encode, text
-from keephold.store.sqlite.news import deliver, queue_again, take_back
+from keephold.store.sqlite.notifications import deliver, queue_again, take_back
 from keephold.store.sqlite.sql import SQL
 from keephold.store.sqlite.transaction import Transaction
 

@@ -3,11 +3,11 @@
 from keephold.handles.state import Ended, State, Stopped, transition
 from keephold.store import base, events
 from keephold.store.base import Resolving
+from keephold.store.endings import REVOKED, ended
 from keephold.store.sqlite.codec import encode, wait_row
 from keephold.store.sqlite.ends import stop_parked
 from keephold.store.sqlite.sql import SQL
 from keephold.store.sqlite.transaction import Call, Transaction
-from keephold.store.terminal import REVOKED, ended
 
 
 def wait_opened(tx: Transaction, op: base.WaitOpened) -> bool:

@@ -29,10 +29,10 @@ from keephold.store.base import Collected, Done, Failed, Forgotten, Journaled, O
 from keephold.store.sqlite import opening
 from keephold.store.sqlite.events import write_events
 from keephold.store.sqlite.operations import write, write_group
-from keephold.store.sqlite.place import Place
 from keephold.store.sqlite.sql import SQL
+from keephold.store.sqlite.store_files import Place
 from keephold.store.sqlite.transaction import Transaction
-from keephold.store.sqlite.trouble import STORAGE, sentence, unavailable
+from keephold.store.sqlite.write_errors import STORAGE, sentence, unavailable
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between attempts while the store cannot write."""

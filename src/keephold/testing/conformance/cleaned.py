@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from keephold.handles.state import Error, Ok, Outcome
 from keephold.store.base import Collected, Expired, HookCalled, Inquired, Kind, Parking, Store, TurnBegan, TurnEnded
-from keephold.store.terminal import CANCELLED, TIMED_OUT
+from keephold.store.endings import CANCELLED, TIMED_OUT
 from keephold.testing.conformance.suite import DAY, NOON, Suite, copy, uid, uids
 
 ALL = Collected(NOON + DAY, NOON + DAY)

@@ -6,7 +6,7 @@ from typing import Any
 
 from keephold.handles.state import Error, Ok, Running, Stopped
 from keephold.store.base import Claimed, Collected, Op, Parking, Registered, Resolution, Revoked, Store, WaitOpened
-from keephold.store.terminal import REVOKED, TIMED_OUT, timed_out
+from keephold.store.endings import REVOKED, TIMED_OUT, timed_out
 from keephold.testing.conformance.suite import DAY, NOON, Suite, record, uid, uids
 
 LATE = "Operation timed out after 50ms"

@@ -24,7 +24,7 @@ from keephold.store.base import (
     WaitOpened,
     WaitRow,
 )
-from keephold.store.terminal import CANCELLED, REVOKED, TIMED_OUT, resolution_of
+from keephold.store.endings import CANCELLED, REVOKED, TIMED_OUT, resolution_of
 from keephold.testing.conformance.suite import DAY, NOON, Suite, record, state_tag, uid, uids
 
 RESOLUTIONS = (

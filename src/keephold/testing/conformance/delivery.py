@@ -21,7 +21,7 @@ from keephold.store.base import (
     TakenBack,
     TurnBegan,
 )
-from keephold.testing.conformance.news import STOPPED, messages, notified
+from keephold.testing.conformance.notifications import STOPPED, messages, notified
 from keephold.testing.conformance.suite import DAY, NOON, Suite, shared, uid
 
 

@@ -33,7 +33,7 @@ from keephold.store.base import (
     WaitOpened,
     Wrote,
 )
-from keephold.store.terminal import REVOKED
+from keephold.store.endings import REVOKED
 from keephold.testing.conformance.suite import NOON, Suite, record, uids
 
 

@@ -33,7 +33,7 @@ from keephold.store.base import (
     TurnBegan,
     TurnEnded,
 )
-from keephold.store.terminal import CANCELLED
+from keephold.store.endings import CANCELLED
 from keephold.testing.conformance.suite import DAY, NOON, Suite, record, shared, state_tag, uid, uids
 
 HOUR = 3600.0

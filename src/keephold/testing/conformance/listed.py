@@ -6,7 +6,7 @@ from typing import Any
 
 from keephold.handles.state import Ended, EndedBy, Error, Ok, Outcome, Printed, Reply, Running, Stopped, transition
 from keephold.store.base import Changed, Collected, Exposed, Kind, Op, Registered, Status, Store, status_of
-from keephold.store.terminal import CANCELLED, REVOKED, TIMED_OUT
+from keephold.store.endings import CANCELLED, REVOKED, TIMED_OUT
 from keephold.testing.conformance.suite import DAY, NOON, Suite, record, uid, uids
 
 ENDS: list[tuple[Outcome, EndedBy, Status]] = [

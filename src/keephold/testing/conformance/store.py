@@ -11,7 +11,7 @@ from keephold.testing.conformance.fencing import Fencing
 from keephold.testing.conformance.handles import Handles
 from keephold.testing.conformance.lasting import Lasting, Retention, Sharing
 from keephold.testing.conformance.listed import Listed
-from keephold.testing.conformance.news import Telling
+from keephold.testing.conformance.notifications import Telling
 from keephold.testing.conformance.paged import Paged
 from keephold.testing.conformance.transcripts import Transcribed
 from keephold.testing.conformance.turns import Inquiries, Others, Turns

@@ -16,7 +16,7 @@ from keephold.handles.text import to_json
 from keephold.store.base import WAIT_KINDS, Collected, Kind, Record, Status, status_of
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
-from keephold.tools.waiting.around import Around
+from keephold.tools.waiting.host import Around
 from keephold.tools.waiting.tool import ENDS, Arguments, object_schema, wait_tool
 from keephold.tools.waiting.view import COUNT, FLAG, TEXT, TYPES, instant
 

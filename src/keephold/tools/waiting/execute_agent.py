@@ -11,8 +11,8 @@ from keephold.tools.function import Function
 from keephold.tools.signature import Signature
 from keephold.tools.waiting import launch
 from keephold.tools.waiting.agents import MAY_RUN, PERMISSION, Agents, permitted, read_request
-from keephold.tools.waiting.around import Around
 from keephold.tools.waiting.create import PRIORITY, TIMEOUT
+from keephold.tools.waiting.host import Around
 from keephold.tools.waiting.tool import object_schema
 from keephold.tools.waiting.view import TEXT
 

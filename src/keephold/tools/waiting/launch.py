@@ -16,7 +16,7 @@ from keephold.tools.waiting.tool import object_schema
 from keephold.tools.waiting.view import FLAG, STATUS, TEXT, TIME, instant, status
 
 if TYPE_CHECKING:
-    from keephold.tools.waiting.around import End
+    from keephold.tools.waiting.host import End
 
 _NOT_IN_AN_ID = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
 _NAME_LENGTH = 100

@@ -15,8 +15,8 @@ from keephold.handles.state import Reply
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting import task_store as tasks
-from keephold.tools.waiting.around import Around
 from keephold.tools.waiting.create import small
+from keephold.tools.waiting.host import Around
 from keephold.tools.waiting.listing import PAGE_LIMIT, page
 from keephold.tools.waiting.tasks import STATUSES, Task
 from keephold.tools.waiting.tool import READS, WRITES, Arguments, Refused, Schema, object_schema, wait_tool

@@ -15,8 +15,8 @@ from keephold.handles.view import Waited
 from keephold.handles.waits import Group, all_of, any_of, first_success
 from keephold.tools.base import Tool, View
 from keephold.tools.call import Call
-from keephold.tools.waiting.around import Around
 from keephold.tools.waiting.find import find, find_all
+from keephold.tools.waiting.host import Around
 from keephold.tools.waiting.tool import READS, Arguments, object_schema, wait_tool
 from keephold.tools.waiting.view import (
     COUNT,

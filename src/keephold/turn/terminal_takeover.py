@@ -8,7 +8,7 @@ import asyncio
 from keephold.errors import ToolError
 from keephold.tools.base import SupportsScreen
 from keephold.tools.run import Run
-from keephold.turn.frames import Size
+from keephold.turn.attach_protocol import Size
 
 _PIECE = 4096
 _AGAIN_SECS = 0.02

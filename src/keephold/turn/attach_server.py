@@ -23,13 +23,14 @@ from keephold.handles.registry import Registry
 from keephold.handles.state import Waiting
 from keephold.handles.text import to_utf8
 from keephold.tools.base import SupportsScreen
-from keephold.turn import frames, person
+from keephold.turn import attach_protocol as frames
+from keephold.turn import send_input
 from keephold.turn.actions import Actions
-from keephold.turn.driving import Driving
-from keephold.turn.following import CHUNK, Following, told
-from keephold.turn.frames import Size, Want
+from keephold.turn.attach_protocol import Size, Want
+from keephold.turn.output_follower import CHUNK, Following, told
 from keephold.turn.replies import time_of_day
 from keephold.turn.settle import printed
+from keephold.turn.terminal_takeover import Driving
 
 _log = logging.getLogger("keephold.turn")
 
@@ -158,7 +159,7 @@ class _Client:
             )
         self._say(frames.STATE, told(handle, printed(handle)))  # it may take its time to settle
         actions = self._streams.actions
-        reply = await person.send(actions, handle, want.input, want.keys, secret=want.secret, answers=want.answers)
+        reply = await send_input.send(actions, handle, want.input, want.keys, secret=want.secret, answers=want.answers)
         self._say(frames.REPLY, to_utf8(reply.result))
 
     async def _attach(self, handle: Handle, size: Size) -> None:

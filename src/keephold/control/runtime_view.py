@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from keephold.control.asked import Asked
-from keephold.control.facts import live_facts
-from keephold.control.needs import Needs
-from keephold.control.reading import PAGE
+from keephold.control.handle_json import live_facts
+from keephold.control.open_requests import Needs
+from keephold.control.store_view import PAGE
 from keephold.durable.keys import masked
 from keephold.runtime import Runtime
 from keephold.schema.canonical import canonical

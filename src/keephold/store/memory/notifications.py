@@ -4,10 +4,10 @@ from keephold.handles.state import State
 from keephold.store import base
 from keephold.store.base import Carrier, News, Notice, Record, Shown
 from keephold.store.events import queued, removed
-from keephold.store.memory.queue import Queue, Told, Wordless
+from keephold.store.memory.notification_queue import Queue, Told, Wordless
 from keephold.store.memory.reads import Reads
 from keephold.store.memory.tables import Conversation
-from keephold.store.news import TAKES, in_order
+from keephold.store.notifications import TAKES, in_order
 
 
 class Telling(Reads):

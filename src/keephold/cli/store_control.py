@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from keephold.control.finding import find, place_of
-from keephold.control.reading import Reading
+from keephold.control.resolve_handle import find, place_of
+from keephold.control.store_view import Reading
 from keephold.durable.keys import LONGEST, masked_part
 from keephold.errors import KeepholdError
 from keephold.handles.state import Pending, Stopped
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from keephold.control.base import Talk
     from keephold.control.control import Control
     from keephold.runtime import Runtime
-    from keephold.turn import frames
+    from keephold.turn import attach_protocol as frames
 
 _TAIL_BYTES = 4096
 
@@ -76,7 +76,7 @@ class Stored(Reading):
 
     @asynccontextmanager
     async def _talk(self, uid: str, want: "frames.Want") -> "AsyncIterator[Talk]":
-        from keephold.control.kept import talking
+        from keephold.control.stored_output import talking
 
         async with talking(self._store, await self._record(uid), want) as talk:
             yield talk
@@ -124,7 +124,7 @@ def _output(store: Store, record: Record) -> dict[str, Any] | None:
     """The end of what it printed. While it runs that is known to its owner alone."""
     if record.output is None:
         return None
-    from keephold.control.kept import stored_output
+    from keephold.control.stored_output import stored_output
 
     output = stored_output(store, record)
     assert output is not None

@@ -136,7 +136,7 @@ def said(word: str, of: str) -> str | None:
 
 
 def is_turnless(fact: dict[str, Any]) -> bool:
-    """Whether a handle belongs to a desk (`turn/desk.py`), as those of MCP clients do, and not to a turn."""
+    """Whether a handle belongs to a desk (`turn/single_calls.py`), as those of MCP clients do, and not to a turn."""
     return str(fact["turn"]).startswith("d-")
 
 

@@ -1,4 +1,4 @@
-"""A connection to the process that runs a handle; `turn/frames.py` is what they speak."""
+"""A connection to the process that runs a handle; `turn/attach_protocol.py` is what they speak."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from keephold.control.facts import owner_of
+from keephold.control.handle_json import owner_of
 from keephold.errors import KeepholdError
 from keephold.store.base import Record, Store
-from keephold.turn import frames
+from keephold.turn import attach_protocol as frames
 
 SILENT_SECS = 5.0
 """How long the process may take to say its first word."""

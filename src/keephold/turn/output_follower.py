@@ -15,7 +15,7 @@ from keephold.errors import ToolError
 from keephold.handles.handle import Handle, Watcher
 from keephold.handles.state import Pending
 from keephold.tools.base import SupportsScreen
-from keephold.turn import frames
+from keephold.turn import attach_protocol as frames
 from keephold.turn.settle import printed
 
 if TYPE_CHECKING:

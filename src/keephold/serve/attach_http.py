@@ -1,4 +1,4 @@
-"""Frames over HTTP: `logs -f`, `send` and `attach` of a command line that is elsewhere (`turn/frames.py`).
+"""Frames over HTTP: `logs -f`, `send` and `attach` of a command line that is elsewhere (`turn/attach_protocol.py`).
 
 `POST /api/handles/{uid}/talk` takes what is wanted (`Want`, without the uid) and answers with the frames of whoever has
 the handle: the process that runs it, this one or another, or the store. What the client sends meanwhile, it posts as
@@ -18,13 +18,13 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from keephold.control.base import Talk
-from keephold.control.kept import talking
 from keephold.control.remote_talk import HEAD, TALK, framed
+from keephold.control.stored_output import talking
 from keephold.errors import KeepholdError
 from keephold.serve.operations import read_body
 from keephold.serve.refusal import refusal
 from keephold.store.base import Record
-from keephold.turn import frames
+from keephold.turn import attach_protocol as frames
 
 if TYPE_CHECKING:
     from keephold.control.control import Control
@@ -140,7 +140,12 @@ class _Talking(Response):
                     received = await talk.receive()
         except KeepholdError as error:
             if begun:
-                await send(_part(frames.frame(frames.ERROR, frames.Refused(error.message, error.code)), more=False))
+                await send(
+                    _part(
+                        frames.frame(frames.ERROR, frames.Refused(error.message, error.code)),
+                        more=False,
+                    )
+                )
             else:
                 await _refuse(error, send)
         except OSError:  # the client has gone

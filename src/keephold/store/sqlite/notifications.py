@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from keephold.handles.state import State
 from keephold.store import base
 from keephold.store.base import NEWS_LIMIT, Carrier, News, Notice, Shown
+from keephold.store.endings import words
 from keephold.store.events import queued, removed
-from keephold.store.news import CONTENT, DROPS, TAKES, dropped, in_order
+from keephold.store.notifications import CONTENT, DROPS, TAKES, dropped, in_order
 from keephold.store.sqlite.codec import carrier_bits, decode_news, encode, news_row, text
 from keephold.store.sqlite.sql import SQL
 from keephold.store.sqlite.transaction import Transaction
-from keephold.store.terminal import words
 
 _NOTIFY, _WAITING = SQL["notify"], SQL["waiting"]
 

@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from keephold.control.facts import details, entry_json, facts, wait_json
-from keephold.control.finding import expired
+from keephold.control.handle_json import details, entry_json, facts, wait_json
+from keephold.control.resolve_handle import expired
 from keephold.durable.keys import masked
 from keephold.errors import KeepholdError
 from keephold.handles.state import EndedBy, Stopped

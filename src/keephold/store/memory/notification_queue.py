@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from keephold.handles.state import State
 from keephold.store.base import NEWS_LIMIT, Level, News, Notice, Notified
-from keephold.store.news import CONTENT, DROPS, dropped
-from keephold.store.terminal import words
+from keephold.store.endings import words
+from keephold.store.notifications import CONTENT, DROPS, dropped
 
 _AT_ONCE = 100
 """How many are sorted in at once, at most: that takes 0.1 ms."""

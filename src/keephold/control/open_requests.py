@@ -15,12 +15,11 @@ from typing import Any
 
 import msgspec
 
-from keephold.control.facts import question_json
+from keephold.control.handle_json import question_json
 from keephold.durable.keys import masked, unmasked
 from keephold.errors import KeepholdError
 from keephold.handles.question import answer_fits, expected
-from keephold.turn.people import LeftOpen
-from keephold.turn.person import read_answer
+from keephold.turn.prompt_queue import LeftOpen
 from keephold.turn.prompts import (
     Approved,
     AskQuestion,
@@ -34,6 +33,7 @@ from keephold.turn.prompts import (
     RunTool,
     Said,
 )
+from keephold.turn.send_input import read_answer
 
 _log = logging.getLogger("keephold.control")
 

@@ -15,9 +15,9 @@ from typing import Any, cast
 import msgspec
 
 from keephold.control.base import Talk
-from keephold.control.kept import stored_output, talking
-from keephold.control.link import running
-from keephold.control.readable import Keyless, Plain, Readable, Rendered
+from keephold.control.owner_connection import running
+from keephold.control.safe_text import Keyless, Plain, Readable, Rendered
+from keephold.control.stored_output import stored_output, talking
 from keephold.durable.keys import LONGEST, masked, masked_part, unfinished_key
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
@@ -28,8 +28,8 @@ from keephold.handles.text import printable
 from keephold.runtime import Runtime
 from keephold.store.base import Record, Store
 from keephold.tools.builtin.read_output import Kept, matches_in, piece_of
-from keephold.turn import frames
-from keephold.turn.following import Following
+from keephold.turn import attach_protocol as frames
+from keephold.turn.output_follower import Following
 
 PIECE = 65_536
 """The most bytes of one piece."""
@@ -197,7 +197,10 @@ async def follow(runtime: Runtime, record: Record, offset: int) -> AsyncGenerato
                     readable = _after(before, Rendered(told["cols"]))
                 if kind == frames.END and (rest := readable.end()):
                     yield {"type": "output", "offset": place, "text": rest.decode("utf-8", "replace")}
-                yield {"type": "state" if kind == frames.STATE else "end", "handle": masked(_told(told["handle"]))}
+                yield {
+                    "type": "state" if kind == frames.STATE else "end",
+                    "handle": masked(_told(told["handle"])),
+                }
                 if kind == frames.END:
                     return
 

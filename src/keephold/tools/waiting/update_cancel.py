@@ -8,11 +8,11 @@ from keephold.handles.state import Error, Progress, Reply, Stopped
 from keephold.store.base import Annotated, Record, Resolution
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
-from keephold.tools.waiting.around import Around
 from keephold.tools.waiting.complete import settled
 from keephold.tools.waiting.create import NAME as CREATE
 from keephold.tools.waiting.create import PRIORITY, small
 from keephold.tools.waiting.find import find
+from keephold.tools.waiting.host import Around
 from keephold.tools.waiting.task_store import CREATE as TASK
 from keephold.tools.waiting.tool import ENDS, WRITES, Arguments, object_schema, wait_tool
 from keephold.tools.waiting.view import (

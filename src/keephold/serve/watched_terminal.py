@@ -11,18 +11,18 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 
-from keephold.control.link import Link, Running, linked
+from keephold.control.owner_connection import Link, Running, linked
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.tools.base import Screen, SupportsScreen
 from keephold.tools.terminal.cells import Rows, SupportsCells, plain_rows, rows_of
 from keephold.tools.terminal.emulator import Emulator, open_emulator
-from keephold.turn import frames
-from keephold.turn.driving import Driving
-from keephold.turn.following import Following
-from keephold.turn.frames import Size
+from keephold.turn import attach_protocol as frames
+from keephold.turn.attach_protocol import Size
+from keephold.turn.attach_server import Streams
+from keephold.turn.output_follower import Following
 from keephold.turn.replies import time_of_day
-from keephold.turn.streams import Streams
+from keephold.turn.terminal_takeover import Driving
 
 PAUSE = 0.05
 """Seconds between two looks at a terminal that nobody drives."""
@@ -239,7 +239,7 @@ class There:
                 yield
 
     def _redraw(self, screen: Screen) -> None:
-        from keephold.cli.raw import redraw
+        from keephold.cli.raw_terminal import redraw
 
         self._emulator.resize(screen.rows, screen.cols)
         self._emulator.feed(redraw(screen))
@@ -320,7 +320,7 @@ async def _read(link: Link) -> None:
 
 def painting_of(live: SupportsScreen) -> bytes:
     """What paints the screen of a terminal, with its colours if it knows them."""
-    from keephold.cli.raw import redraw
+    from keephold.cli.raw_terminal import redraw
 
     return (live.painted() if isinstance(live, SupportsCells) else b"") or redraw(live.screen())
 

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from keephold.control.base import Talk
-from keephold.control.facts import is_parked, owner_of
-from keephold.control.link import gone, linked, running
+from keephold.control.handle_json import is_parked, owner_of
+from keephold.control.owner_connection import gone, linked, running
 from keephold.errors import KeepholdError
 from keephold.handles.asciicast import asciicast
 from keephold.handles.handle import HandleInfo
@@ -19,7 +19,7 @@ from keephold.handles.spool import Spool
 from keephold.handles.state import Pending, Stopped, name
 from keephold.handles.text import to_json
 from keephold.store.base import Record, Store
-from keephold.turn import frames
+from keephold.turn import attach_protocol as frames
 
 _CHUNK = 1 << 16
 

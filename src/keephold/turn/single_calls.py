@@ -19,7 +19,7 @@ from keephold.store.base import CARRIERS, News, Responded
 from keephold.turn.batch import Batch
 from keephold.turn.budget import size_of
 from keephold.turn.notifications import notifications, still_shown
-from keephold.turn.people import People
+from keephold.turn.prompt_queue import People
 from keephold.turn.replies import error_reply
 from keephold.turn.slot import Slot, ToolCall, read_call
 from keephold.turn.turn import Response
