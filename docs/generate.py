@@ -12,8 +12,7 @@ from typing import Any, cast
 from keephold.control.control import Control
 from keephold.errors import CODES
 from keephold.serve.api import Api
-from keephold.serve.operations import Operation, Parameter, described
-from keephold.serve.refusal import STATUS
+from keephold.serve.operations import STATUS, Operation, Parameter, described
 from keephold.serve.shapes import SCHEMAS
 
 REFERENCE = Path(__file__).parent / "reference"

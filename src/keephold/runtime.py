@@ -40,24 +40,22 @@ from keephold.turn.admission import Admission
 from keephold.turn.attach_server import Streams
 from keephold.turn.batch import Batch
 from keephold.turn.budget import Projector, ProjectorProtocol
-from keephold.turn.closing import end_calls
-from keephold.turn.deadlines import Deadlines
+from keephold.turn.ending import end_calls
 from keephold.turn.inquiry import Inquire, Inquiry
 from keephold.turn.inquiry_service import TIMEOUT_SECS, Inquiries
 from keephold.turn.lineage import root_of
 from keephold.turn.notifications import Notifications
 from keephold.turn.permission import Permission
 from keephold.turn.prompt_queue import People
-from keephold.turn.prompts import Prompter
+from keephold.turn.prompts import Prompter, Remembered
 from keephold.turn.questions import Questions
-from keephold.turn.recovery import Recovery
+from keephold.turn.recovery import Deadlines, Recovery
 from keephold.turn.relay import Relay
 from keephold.turn.replies import Replies
 from keephold.turn.single_calls import Desk
 from keephold.turn.slot import Tools
 from keephold.turn.tool_services import Aside
 from keephold.turn.turn import Turn
-from keephold.turn.turn_decisions import Remembered
 from keephold.upkeep import Upkeep
 
 if TYPE_CHECKING:

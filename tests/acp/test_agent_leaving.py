@@ -13,7 +13,7 @@ import pytest
 from tests.acp.editor import statuses
 from tests.acp.within import Within, within
 
-from keephold.acp.agent import opening
+from keephold.acp.agent import replay
 from keephold.acp.agent import server as served
 from keephold.acp.agent.session import Session
 from keephold.acp.wire import RpcError
@@ -164,7 +164,7 @@ async def test_X1_a_session_that_is_being_closed_takes_no_prompt(tmp_path: Path,
 
 async def test_X1_one_request_at_a_time_opens_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, readings = asyncio.Event(), count(1)
-    read = opening.shown_again
+    read = replay.shown_again
 
     async def slowly(*given: Any) -> Any:
         if next(readings) == 2:

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from keephold.acp import Connection, ConnectionLost, Permission, RpcError, connect
-from keephold.acp.client.asking import reject
 from keephold.acp.client.connection import capabilities
+from keephold.acp.client.session import reject
 from keephold.errors import KeepholdError
 
 AGENT = str(Path(__file__).parent / "agents" / "scripted.py")

@@ -13,9 +13,8 @@ import pytest
 from tests.acp.test_client_drained import agent, text
 
 from keephold.acp import ConnectionLost, RpcError, connect
-from keephold.acp.client.asking import Permission
 from keephold.acp.client.connection import Connection
-from keephold.acp.client.session import Session
+from keephold.acp.client.session import Permission, Session
 
 SEED = int(os.environ.get("KEEPHOLD_SEED", "20260101"))
 TIMES = int(os.environ.get("KEEPHOLD_FUZZ", "1"))

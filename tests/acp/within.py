@@ -12,8 +12,7 @@ from tests.acp.editor import config, script
 from tests.acp.wires import Heard
 
 from keephold import Runtime
-from keephold.acp.agent.persons import Persons
-from keephold.acp.agent.server import Agent
+from keephold.acp.agent.server import Agent, Persons
 from keephold.acp.wire import Id, Peer
 
 

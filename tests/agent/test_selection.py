@@ -4,7 +4,7 @@ import pytest
 
 import keephold
 from keephold import Call, Runtime, ToolCall, ToolError
-from keephold.tools.selection import Selection
+from keephold.tools.toolbox import Selection
 
 
 @keephold.tool

@@ -21,7 +21,7 @@ import keephold
 from keephold import Call, KeepholdError, Key, Ok, Runtime, Turn
 from keephold.handles.state import name
 from keephold.store.sqlite import opening, writer
-from keephold.turn import closing
+from keephold.turn import ending
 
 LARGE = "x" * 60_000
 """Small enough for a row, too large for the free part of any page."""
@@ -206,7 +206,7 @@ async def test_D5_resolving_is_refused_and_works_afterwards(tmp_path: Path, disk
 async def test_R6_closing_does_not_wait_for_room(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     """What could not be written is lost with the process, as in a crash; what was is there."""
     finish, keys = asyncio.Event(), list[Key]()
-    monkeypatch.setattr(closing, "_CLOSE_SECS", 0.2)
+    monkeypatch.setattr(ending, "_CLOSE_SECS", 0.2)
 
     @keephold.tool(actions=STATEFUL)
     async def work() -> str:

@@ -10,7 +10,7 @@ from tests.docs.pages import ROOT, blocks, rows, sections
 
 from keephold.agent import events
 from keephold.agent.conversation import Conversation
-from keephold.agent.instructions import TEACHING
+from keephold.agent.requests import TEACHING
 
 PAGE = ROOT / "docs" / "reference" / "agent.md"
 EVENTS = [event.__name__ for event in typing.get_args(events.Event)]

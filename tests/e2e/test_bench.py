@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from keephold.cli import bench_figures, main
-from keephold.cli.bench_figures import measured
+from keephold.cli import bench as figures_module
+from keephold.cli import main
+from keephold.cli.bench import measured
 
 NAMES = ["fsync", "step", "steps", "wake", "command"]
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_figures, "SECONDS", 0.1)
+    monkeypatch.setattr(figures_module, "SECONDS", 0.1)
 
 
 def bench(store: str, *words: str) -> Result:

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.terminals import Session, at_work, quick, shell
 
 from keephold import OutputPolicy, terminal
-from keephold.tools.refusals import UNREAD_LIMIT
+from keephold.tools.child import UNREAD_LIMIT
 
 MIB = 1 << 20
 pytestmark = pytest.mark.timeout(360)

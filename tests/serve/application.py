@@ -17,7 +17,7 @@ from keephold.control.open_requests import Needs
 from keephold.mcp.server import Server
 from keephold.serve.app import App
 from keephold.serve.metrics import Prometheus
-from keephold.serve.slow_clients import Patient
+from keephold.serve.server import Patient
 from keephold.tools.base import Tool
 
 TOKEN = "token-of-the-owner-0123456789abcdef"

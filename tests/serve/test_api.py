@@ -359,7 +359,7 @@ async def test_C5_a_handle_is_followed_to_its_end_and_resumed(tmp_path: Path) ->
 async def test_glances_tell_what_changes_of_those_that_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keephold.serve.api_streams._GLANCE_SECS", 0.01)
+    monkeypatch.setattr("keephold.serve.api._GLANCE_SECS", 0.01)
     async with working(tmp_path) as (_served, http, uid), streaming(http, f"/api/glances?uids=x,{uid},{uid}") as stream:
         first = await stream.next()
         assert first.type == "glance" and (first.data["uid"], first.data["last_line"]) == (uid, "hello")

@@ -12,7 +12,7 @@ import keephold
 from keephold import Call, Question, ToolError
 from keephold.serve.dashboard.painting import nearest, palette_css, rgb, screen_html
 from keephold.serve.dashboard.rendering import HERE
-from keephold.tools.terminal.cells import Run, Style, rows_of
+from keephold.tools.terminal.emulator import Run, Style, rows_of
 
 HOSTILE = "<script>alert(1)</script> \x1b[31mred\x1b[0m \x1b]0;t\x07 \u202egnp\u202c \x9b2J \0 </pre></main>"
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -8,7 +8,7 @@ from tests.turn.calls import STATEFUL, replies, spawn, wait_all
 
 import keephold
 from keephold import Call
-from keephold.serve.dashboard.transcript import messages
+from keephold.serve.dashboard.conversation import messages
 from keephold.store.base import Said
 
 

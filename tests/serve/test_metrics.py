@@ -25,8 +25,7 @@ from tests.turn.people import Asked
 import keephold
 from keephold import Call, Key, Pending, Question, Runtime, ToolError, tracing
 from keephold.handles.observing import Meter
-from keephold.serve.metrics import COUNTERS, GAUGES, HISTOGRAMS, Prometheus
-from keephold.serve.requests import Requests
+from keephold.serve.metrics import COUNTERS, GAUGES, HISTOGRAMS, Prometheus, Requests
 from keephold.serve.tracing import traced
 from keephold.turn.prompts import Approved
 

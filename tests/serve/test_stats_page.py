@@ -9,7 +9,7 @@ from tests.serve.pages import Page, browser, dashboard
 from tests.turn.calls import STATEFUL, abort, replies, spawn, wait_all
 
 import keephold
-from keephold.serve.dashboard.today import ToolToday, today
+from keephold.serve.dashboard.pages import ToolToday, today
 
 
 @keephold.tool(actions=STATEFUL)

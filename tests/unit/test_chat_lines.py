@@ -25,8 +25,18 @@ from keephold.agent.events import (
     Usage,
     Used,
 )
-from keephold.cli.chat_calls import Line, answered_line, call_words, ended_line, last_line, running_line
-from keephold.cli.chat_lines import END, Piece, Teller, usage_words
+from keephold.cli.chat_lines import (
+    END,
+    Line,
+    Piece,
+    Teller,
+    answered_line,
+    call_words,
+    ended_line,
+    last_line,
+    running_line,
+    usage_words,
+)
 from keephold.handles.handle import Handle
 from keephold.handles.output import Output
 from keephold.handles.spool import Spool

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keephold.cli.chat_calls import Line
-from keephold.cli.chat_lines import END, Piece
+from keephold.cli.chat_lines import END, Line, Piece
 from keephold.cli.chat_screen import Screen
 from keephold.cli.keyboard import Tty
 from keephold.tools.terminal.emulator import open_emulator

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 import keephold
-from keephold.cli.records import facts, find, standing
+from keephold.cli.printing import standing
+from keephold.control.handle_json import facts
+from keephold.control.resolve_handle import find
 from keephold.errors import KeepholdError
 from keephold.handles.state import Pending, Running
 from keephold.store.base import Parking, Record, Store

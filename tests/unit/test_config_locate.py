@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keephold.config.locate import KeyPath, Lines
+from keephold.config.source import KeyPath, Lines
 
 VALUES = [
     "1979-05-27T07:32:00Z",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from keephold.config import load_config
-from keephold.config.names import SEEN
+from keephold.config.commands import SEEN
 from keephold.errors import ConfigError
 from keephold.schema.canonical import check_parameters
 from keephold.tools.base import Invocation

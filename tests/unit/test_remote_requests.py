@@ -6,8 +6,7 @@ import asyncio
 import httpx2
 import pytest
 
-from keephold.control.remote import RemoteControl
-from keephold.control.remote_requests import is_local
+from keephold.control.remote import RemoteControl, is_local
 from keephold.errors import KeepholdError
 
 

@@ -15,7 +15,7 @@ from keephold.handles.state import Running
 from keephold.store.base import ConversationRow, Described, Forgotten, Line, Said
 from keephold.store.sqlite.opening import reader
 from keephold.store.sqlite.sql import APPLICATION_ID, SQL, migrations
-from keephold.store.sqlite.transcripts import newest
+from keephold.store.sqlite.turns import newest
 
 SAID = Said("main", "t1", NOON, (("request", b"{}"), ("response", b"[]")))
 LINES = [Line(1, "t1", "request", b"{}", NOON), Line(2, "t1", "response", b"[]", NOON)]

@@ -3,9 +3,8 @@
 These names are the client library; `client.py` shows how they go together.
 """
 
-from keephold.acp.client.asking import Permission
 from keephold.acp.client.connection import Connection, connect
-from keephold.acp.client.session import Session
+from keephold.acp.client.session import Permission, Session
 from keephold.acp.client.turns import Turn, TurnResult
 from keephold.acp.rpc import ConnectionLost, RpcError
 

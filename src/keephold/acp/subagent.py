@@ -8,9 +8,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from keephold.acp.client.asking import Permission
 from keephold.acp.client.connection import connect
-from keephold.acp.client.session import Session
+from keephold.acp.client.session import Permission, Session
 from keephold.acp.rpc import ConnectionLost, RpcError
 from keephold.agent.subagents import as_message
 from keephold.config.model import AgentSettings

@@ -17,7 +17,7 @@ from keephold.agent.transcript import Transcript
 from keephold.config.model import AgentSettings, AssistantSettings, Config
 from keephold.errors import KeepholdError
 from keephold.tools.base import Tool
-from keephold.tools.selection import Selection
+from keephold.tools.toolbox import Selection
 from keephold.turn.inquiry import Inquiry
 from keephold.turn.lineage import conversation_of, depth_of
 

@@ -10,15 +10,15 @@ from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 
 from keephold.agent.events import Answer, Listener, StopReason, Usage
-from keephold.agent.instructions import instructions
 from keephold.agent.loop import Content, TurnLoop
 from keephold.agent.models import Assistant
+from keephold.agent.requests import instructions
 from keephold.agent.spending import Allowance, Spending, total
 from keephold.agent.transcript import Transcript, response_text
 from keephold.errors import KeepholdError
 from keephold.schema.dialects import tool_list
 from keephold.store.base import ConversationRow, Described, Line
-from keephold.tools.selection import Selection
+from keephold.tools.toolbox import Selection
 
 if TYPE_CHECKING:
     from keephold.runtime import Runtime

@@ -22,8 +22,7 @@ from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.output import OutputObjectDefinition
 from pydantic_ai.tools import ToolDefinition
 
-from keephold.agent.instructions import TEACHING
-from keephold.agent.requests import ModelCall
+from keephold.agent.requests import TEACHING, ModelCall
 from keephold.agent.spending import usage_of
 from keephold.agent.transcript import response_text
 from keephold.handles.text import to_json

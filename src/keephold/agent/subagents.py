@@ -155,7 +155,7 @@ class SubAgent:
 
     async def _end_all(self, conversation: str) -> None:
         """What it kept or parked has nobody to report to any more."""
-        from keephold.turn.closing import end_conversation
+        from keephold.turn.ending import end_conversation
 
         runtime = self._runtime
         why = Error(f"Aborted: agent `{self.id}`, which started it, has ended.", "aborted")

@@ -43,7 +43,7 @@ GROUPS = {
         "abort": ("keephold.cli.abort:abort", "End handles, whoever runs them."),
         "wait": ("keephold.cli.wait:wait", "Wait until handles have stopped."),
         "complete": ("keephold.cli.complete:complete", "Bring what a call waits for from outside."),
-        "revoke": ("keephold.cli.revoke:revoke", "Make the open keys of a conversation worthless."),
+        "revoke": ("keephold.cli.complete:revoke", "Make the open keys of a conversation worthless."),
     },
     "Clean up": {
         "gc": ("keephold.cli.gc:gc", "Let go of what is old, and of what belongs to nothing."),

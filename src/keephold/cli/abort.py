@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keephold.cli.parameters import NAME
-from keephold.cli.printing import counted, one_line, print_json, printable
-from keephold.cli.progress import going_on
+from keephold.cli.printing import counted, going_on, one_line, print_json, printable
 from keephold.cli.store import Where, opened, run, where_options
 from keephold.errors import KeepholdError
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 import click
 
-from keephold.cli.configured import config_option, the_config
+from keephold.cli.parameters import config_option, the_config
 from keephold.cli.store import store_of, store_option
 from keephold.config import Config, load_config
 from keephold.runtime import Runtime
@@ -60,8 +60,7 @@ async def _serve(
     config: Config, store: str, model: str | None, mode: Literal["ask", "unattended"], read_fd: int, write_fd: int
 ) -> int:
     """Serve until the client goes, or a signal comes. The runtime is closed in good order then (R6)."""
-    from keephold.acp.agent.persons import Persons
-    from keephold.acp.agent.server import Agent
+    from keephold.acp.agent.server import Agent, Persons
 
     persons = Persons()
     runtime = Runtime(store=store, config=config, prompter=persons)

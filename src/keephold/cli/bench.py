@@ -1,22 +1,319 @@
 """`keephold bench`: what this machine and the disk of the store can do, and how close to that keephold comes (L1).
 
 It works on a store of its own, in a directory of its own beside the configured store, which it never opens.
+
+What `keephold bench` measures, each thing beside the raw limit of this machine, in the same second.
+
+Ours and raw take turns, a slice of time each, so that whatever else the machine does hits both; the figure is the
+median of the slices. The raw side is what the libraries below us can do with nothing of ours: apsw in WAL mode with
+`synchronous=FULL`, a bare future, asyncio's own subprocess.
 """
 
 import asyncio
+import itertools
+import json
+import os
+import shutil
 import signal
+import statistics
 import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from time import perf_counter
+from typing import Any, Literal, NamedTuple
 
+import apsw
 import click
 
+import keephold
 from keephold.cli.printing import print_json, table
 from keephold.cli.store import place_of, run, store_option
+from keephold.durable.effects import Effects
 from keephold.errors import KeepholdError
+from keephold.handles.view import Handles
 
-if TYPE_CHECKING:
-    from keephold.cli.bench_figures import Figure
+SECONDS = 5.0
+"""How long all of it takes, about."""
+CALLS = 64
+_TURNS = 5
+_FIGURES = 5
+_PAGE = bytes(4096)
+_HELD = 20
+"""Handles that are spawned together, to be stopped one after another."""
+_CONVERSATION = "bench"
+_SCHEMA = """
+CREATE TABLE journal (number INTEGER PRIMARY KEY, handle INTEGER NOT NULL, name TEXT NOT NULL, value BLOB NOT NULL);
+CREATE UNIQUE INDEX journal_once ON journal (handle, name);
+"""
+_INSERT = "INSERT INTO journal (handle, name, value) VALUES (?, ?, ?)"
+
+Slice = Callable[[float], Awaitable[float]]
+"""Measures for so many seconds; gives the figure."""
+
+
+class Figure(NamedTuple):
+    """Something that was measured. `raw` is the limit; without anything of ours, `ours` is None."""
+
+    name: str
+    what: str
+    against: str
+    unit: Literal["seconds", "per_second"]
+    ours: float | None
+    raw: float
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours as a multiple of the limit."""
+        return None if self.ours is None else self.ours / self.raw
+
+
+async def measured(directory: Path, seconds: float) -> list[Figure]:
+    """All figures, in about so many seconds, by files in that directory, which are left there."""
+    program = shutil.which("true")
+    if program is None:
+        raise KeepholdError(
+            "there is no program `true` on the PATH, which is what is started", code="command_not_started"
+        )
+    length = seconds / _FIGURES / _TURNS / 2
+    with closing(_Raw(directory / "raw.db")) as raw:
+        async with _opened(directory, program) as ours:
+            synced = await _by_turns(length * 2, _Disk(directory / "synced"))
+            step = await _by_turns(length, raw.one_commit, ours.steps)
+            crowd = await _by_turns(length, raw.many_rows, ours.crowd)
+            wake = await _by_turns(length, raw.wakes, ours.wakes)
+            start = await _by_turns(length, _bare_command(program), ours.commands)
+    return [
+        Figure("fsync", "4 KiB written and synced, p50", "", "seconds", None, *synced),
+        Figure("step", "durable step, p50", "one insert, one commit", "seconds", step[1], step[0]),
+        Figure(
+            "steps", f"steps of {CALLS} calls at once", f"{CALLS} inserts a commit", "per_second", crowd[1], crowd[0]
+        ),
+        Figure("wake", "handle stops → awaiting coroutine, p50", "commit, bare future", "seconds", wake[1], wake[0]),
+        Figure("command", "command, call to result, p50", "asyncio's subprocess", "seconds", start[1], start[0]),
+    ]
+
+
+async def _by_turns(length: float, *sides: Slice) -> list[float]:
+    """The medians of what each side measures."""
+    found = [[await side(length) for side in sides] for _ in range(_TURNS)]
+    return [statistics.median(side) for side in zip(*found, strict=True)]
+
+
+async def _p50(length: float, once: Callable[[], Awaitable[float]]) -> float:
+    times, until = [await once()], perf_counter() + length
+    while perf_counter() < until:
+        times.append(await once())
+    return statistics.median(times)
+
+
+# The raw limit
+
+
+class _Disk:
+    """A file that grows by a page, which is synced, again and again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def __call__(self, length: float) -> float:
+        with self._path.open("ab", buffering=0) as file:
+
+            async def once() -> float:
+                began = perf_counter()
+                file.write(_PAGE)
+                os.fdatasync(file.fileno())
+                return perf_counter() - began
+
+            return await _p50(length, once)
+
+
+class _Raw:
+    """A database with a table like our journal, and nothing between it and whoever writes."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = apsw.Connection(str(path))
+        self._connection.pragma("journal_mode", "wal")
+        self._connection.pragma("synchronous", "full")
+        self._connection.execute(_SCHEMA)
+        self._names = itertools.count()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def commit(self, rows: int) -> None:
+        name = f"s{next(self._names)}"
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.executemany(_INSERT, [(handle, name, b"1") for handle in range(rows)])
+        self._connection.execute("COMMIT")
+
+    async def one_commit(self, length: float) -> float:
+        async def once() -> float:
+            began = perf_counter()
+            self.commit(1)
+            return perf_counter() - began
+
+        return await _p50(length, once)
+
+    async def many_rows(self, length: float) -> float:
+        began, rows = perf_counter(), 0
+        while perf_counter() < began + length:
+            self.commit(CALLS)
+            rows += CALLS
+        return rows / (perf_counter() - began)
+
+    async def wakes(self, length: float) -> float:
+        loop = asyncio.get_running_loop()
+
+        async def once() -> float:
+            future: asyncio.Future[None] = loop.create_future()
+            waiter = loop.create_task(_time_of(future))
+            await asyncio.sleep(0)
+            began = perf_counter()
+            self.commit(1)
+            future.set_result(None)
+            return await waiter - began
+
+        return await _p50(length, once)
+
+
+def _bare_command(program: str) -> Slice:
+    pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+
+    async def once() -> float:
+        began = perf_counter()
+        process = await asyncio.create_subprocess_exec(program, stdin=nothing, stdout=pipe, stderr=pipe)
+        await process.communicate()
+        return perf_counter() - began
+
+    return lambda length: _p50(length, once)
+
+
+async def _time_of(waiting: Awaitable[object]) -> float:
+    await waiting
+    return perf_counter()
+
+
+# Ours
+
+
+@asynccontextmanager
+async def _opened(directory: Path, program: str) -> AsyncIterator["_Ours"]:
+    """A runtime on a store in that directory."""
+    tool = f'[conversation.tools.nothing]\nsource = "local"\ncommand = [{json.dumps(program)}]\nrun = "unattended"\n'
+    config = directory / "keephold.toml"
+    config.write_text(tool)
+    ours = _Ours()
+    store = f"sqlite:///{directory / 'ours.db'}"
+    async with (
+        keephold.Runtime([ours.stepping(), ours.holding()], store=store, config=config) as ours.runtime,
+        ours.runtime.turn(_CONVERSATION) as ours.turn,
+    ):
+        await ours.call("nothing")  # the guard of processes starts with the first command
+        yield ours
+
+
+class _Ours:
+    """What is measured of keephold, in an open turn of a runtime."""
+
+    runtime: keephold.Runtime
+    turn: keephold.Turn
+
+    def __init__(self) -> None:
+        self._work: Callable[[Effects], Awaitable[None]]
+        self._gates: dict[str, asyncio.Future[None]] = {}
+        self._ids = itertools.count()
+
+    def stepping(self) -> Any:
+        @keephold.tool(name="stepping", on_crash="replay")
+        async def stepping(call: keephold.Call) -> str:
+            await self._work(call.durable())
+            return "done"
+
+        return stepping
+
+    def holding(self) -> Any:
+        @keephold.tool(name="holding", actions=("spawn", "abort"))
+        async def holding(call: keephold.Call) -> str:
+            gate = self._gates[call.id] = asyncio.get_running_loop().create_future()
+            await gate
+            return "done"
+
+        return holding
+
+    async def call(self, tool: str, *arguments: dict[str, Any]) -> None:
+        """One batch of calls, one for each of these arguments."""
+        given = arguments or ({},)
+        calls = [keephold.ToolCall(each.get("id", str(number)), tool, each) for number, each in enumerate(given)]
+        for response in await self.turn.run(calls):
+            if response.is_error:
+                raise KeepholdError(f"`{tool}` failed: {response.result}", code="tool_error")
+
+    async def steps(self, length: float) -> float:
+        found = 0.0
+
+        async def work(effects: Effects) -> None:
+            nonlocal found
+            names = itertools.count()
+
+            async def once() -> float:
+                began = perf_counter()
+                await effects.run_json(f"s{next(names)}", None, _nothing)
+                return perf_counter() - began
+
+            found = await _p50(length, once)
+
+        self._work = work
+        await self.call("stepping")
+        return found
+
+    async def crowd(self, length: float) -> float:
+        began, steps = perf_counter(), 0
+
+        async def work(effects: Effects) -> None:
+            nonlocal steps
+            for number in itertools.count():
+                if perf_counter() > began + length:
+                    return
+                await effects.run_json(f"s{number}", None, _nothing)
+                steps += 1
+
+        self._work = work
+        await self.call("stepping", *[{} for _ in range(CALLS)])
+        return steps / (perf_counter() - began)
+
+    async def wakes(self, length: float) -> float:
+        handles = Handles(self.runtime.registry, _CONVERSATION)
+
+        async def once() -> float:
+            if not self._gates:
+                await self._hold()
+            id, gate = self._gates.popitem()
+            waiter = asyncio.create_task(_time_of(handles.wait(all=[id])))
+            await asyncio.sleep(0)
+            began = perf_counter()
+            gate.set_result(None)
+            return await waiter - began
+
+        return await _p50(length, once)
+
+    async def _hold(self) -> None:
+        ids = [f"h{next(self._ids)}" for _ in range(_HELD)]
+        await self.call("holding", *[{"action": "spawn", "id": id} for id in ids])
+        await asyncio.sleep(0)  # they have run to their gates
+
+    async def commands(self, length: float) -> float:
+        async def once() -> float:
+            began = perf_counter()
+            await self.call("nothing")
+            return perf_counter() - began
+
+        return await _p50(length, once)
+
+
+async def _nothing(given: Any) -> Any:
+    return given
+
 
 _HEAD = ("", "KEEPHOLD", "RAW", "RATIO", "RAW IS")
 _PREFIX = ".keephold-bench-"
@@ -66,14 +363,13 @@ def _directory(url: str) -> Path:
 
 
 async def _measured(directory: Path) -> "list[Figure]":
-    from keephold.cli import bench_figures
 
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # the directory is removed then as well
     try:
         with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=directory) as place:
-            return await bench_figures.measured(Path(place), bench_figures.SECONDS)
+            return await measured(Path(place), SECONDS)
     except OSError as error:
         raise KeepholdError(f"`{directory}` cannot be used: {error.strerror}", code="store_unusable") from error
 

@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from keephold.cli.chat_commands import continuing
 from keephold.cli.chat_lines import Piece
-from keephold.cli.chat_past import last_exchange
-from keephold.cli.configured import config_option
+from keephold.cli.chat_session import continuing, last_exchange
 from keephold.cli.keyboard import Tty, open_tty
-from keephold.cli.parameters import NAME
+from keephold.cli.parameters import NAME, config_option
 from keephold.cli.printing import one_line
 from keephold.cli.prompter import TerminalPrompter, open_prompter
 from keephold.cli.store import run, store_of, store_option

@@ -15,8 +15,7 @@ from typing import Self
 from rich.cells import cell_len, get_character_cell_size, set_cell_size
 
 from keephold.cli import keyboard
-from keephold.cli.chat_calls import Line, Style
-from keephold.cli.chat_lines import Piece
+from keephold.cli.chat_lines import Line, Piece, Style
 
 SOON_SECS = 0.03
 """Until what has come is shown: what comes meanwhile is shown with it."""

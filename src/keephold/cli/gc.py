@@ -5,8 +5,7 @@ from typing import Any
 
 import click
 
-from keephold.cli.printing import counted, print_json, time_of_day
-from keephold.cli.progress import going_on
+from keephold.cli.printing import counted, going_on, print_json, time_of_day
 from keephold.cli.store import Where, opened, run, where_options
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}

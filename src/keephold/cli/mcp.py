@@ -12,10 +12,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from keephold.cli.configured import config_option, the_config
-from keephold.cli.parameters import ADDRESS, NAME
+from keephold.cli.parameters import ADDRESS, NAME, TOKEN, check_own_token, config_option, the_config, tokens_of
 from keephold.cli.store import store_of, store_option
-from keephold.cli.tokens import TOKEN, check_own_token, tokens_of
 from keephold.config import Config, load_config
 from keephold.control.server_discovery import connect, pass_on
 from keephold.runtime import Runtime

@@ -1,10 +1,20 @@
-"""What commands print: text without what a terminal would act on (K4), JSON a line, tables that fit."""
+"""What commands print: text without what a terminal would act on (K4), JSON a line, tables that fit.
 
+That a command is still at it: one line of a terminal, with the time it has taken, gone when it is done.
+
+It is on stderr, and only where that is a terminal: what is printed is for scripts, too.
+
+What commands say of handles.
+"""
+
+import asyncio
 import os
 import re
 import sys
+import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,11 +25,14 @@ from keephold.handles.text import printable, to_json
 __all__ = [
     "counted",
     "duration",
+    "going_on",
     "one_line",
     "print_json",
     "printable",
     "relative",
+    "standing",
     "table",
+    "tell",
     "terminal_width",
     "time_of_day",
 ]
@@ -113,3 +126,51 @@ def relative(at: float, now: float) -> str:
 def time_of_day(at: float) -> str:
     """`2026-01-01T00:00:00Z`."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+_SECS = 1.0
+"""What takes less than this needs no line."""
+
+
+@contextmanager
+def going_on(what: str) -> Iterator[None]:
+    """Say so, every second, while the block lasts. Only inside a running loop."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    saying = asyncio.get_running_loop().create_task(_say(what))
+    try:
+        yield
+    finally:
+        saying.cancel()
+        click.echo("\r\x1b[K", nl=False, err=True)
+
+
+def tell(line: str) -> None:
+    """A line on stderr that stays, in the place of the one that says it is going on."""
+    click.echo(f"\r\x1b[K{line}" if sys.stderr.isatty() else line, err=True)
+
+
+async def _say(what: str) -> None:
+    began = time.monotonic()
+    while True:
+        await asyncio.sleep(_SECS)
+        line = f"{what}, {duration(time.monotonic() - began)}"
+        click.echo(f"\r\x1b[K{line[: (terminal_width() or 80) - 1]}", nl=False, err=True)
+
+
+def standing(fact: dict[str, Any], now: float) -> str:
+    """The state and what else is to be said of it: `running, parked`, `running, attempt 2, owner gone`."""
+    if fact["state"] == "stopped":
+        how = "ok" if fact["ok"] else "error" if fact["ended_by"] == "self" else fact["ended_by"]
+        return f"stopped, {how}"
+    said = [fact["state"]]
+    if fact["parked"]:
+        said.append("parked")
+    if fact["attempt"] > 1:
+        said.append(f"attempt {fact['attempt']}")
+    if fact["next_attempt_at"] is not None:
+        said.append(f"next {relative(fact['next_attempt_at'], now)}")
+    if fact["owner"] == "gone":
+        said.append("owner gone")
+    return ", ".join(said)

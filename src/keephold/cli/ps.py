@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keephold.cli.parameters import NAME
-from keephold.cli.printing import counted, duration, one_line, print_json, relative, table
-from keephold.cli.records import standing
+from keephold.cli.printing import counted, duration, one_line, print_json, relative, standing, table
 from keephold.cli.store import Where, opened, run, where_options
 
 if TYPE_CHECKING:

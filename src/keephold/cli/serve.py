@@ -15,11 +15,20 @@ from urllib.parse import quote, urlsplit
 
 import click
 
-from keephold.cli.configured import config_option, the_config
 from keephold.cli.mcp import settings_of
-from keephold.cli.parameters import ADDRESS, NAME
+from keephold.cli.parameters import (
+    ADDRESS,
+    LEAST,
+    NAME,
+    TOKEN,
+    check_own_token,
+    config_option,
+    is_token,
+    text_of,
+    the_config,
+    tokens_of,
+)
 from keephold.cli.store import store_of, store_option
-from keephold.cli.tokens import LEAST, TOKEN, check_own_token, is_token, text_of, tokens_of
 from keephold.config import Config, load_config
 from keephold.errors import ConfigError, KeepholdError
 from keephold.store.urls import open_store

@@ -8,8 +8,16 @@ from typing import Any
 import click
 
 from keephold.cli.parameters import NAME
-from keephold.cli.printing import one_line, print_json, printable, relative, table, terminal_width, time_of_day
-from keephold.cli.records import standing
+from keephold.cli.printing import (
+    one_line,
+    print_json,
+    printable,
+    relative,
+    standing,
+    table,
+    terminal_width,
+    time_of_day,
+)
 from keephold.cli.store import Where, opened, run, where_options
 
 _TAIL_LINES = 20

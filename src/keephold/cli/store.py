@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from keephold.cli.tokens import RIGHT, TOKEN, is_token, text_of
+from keephold.cli.parameters import RIGHT, TOKEN, is_token, text_of
 from keephold.errors import ConfigError, KeepholdError
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _token(where: Where, server: str) -> str | None:
     if given:
         return _sendable(given, TOKEN)
 
-    from keephold.control.remote_requests import is_local
+    from keephold.control.remote import is_local
 
     return _stored_token(where.store) if is_local(server) else None
 

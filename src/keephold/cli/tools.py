@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.cli.configured import config_option, the_config
+from keephold.cli.parameters import config_option, the_config
 from keephold.schema.dialects import DIALECTS, Dialect
 from keephold.tools.base import ACTIONS
 

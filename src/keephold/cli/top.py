@@ -45,8 +45,7 @@ def top(where: Where, as_json: bool) -> None:
 
 
 async def _snapshot(where: Where) -> dict[str, object]:
-    from keephold.cli.top_model import Model
-    from keephold.cli.top_source import open_source
+    from keephold.cli.top_source import Model, open_source
 
     async with open_source(where) as source:
         model = Model(source)

@@ -19,12 +19,10 @@ from textual.events import Resize
 from textual.widgets import DataTable, Footer, Static
 
 from keephold.cli.printing import one_line
-from keephold.cli.top_acting import Acting
-from keephold.cli.top_detail import Detail
-from keephold.cli.top_glances import Glances
-from keephold.cli.top_model import Model
+from keephold.cli.top_actions import Acting
+from keephold.cli.top_detail import Detail, Glances
 from keephold.cli.top_rows import HEAD, SORTS, Fact, Row, widths
-from keephold.cli.top_source import Source
+from keephold.cli.top_source import Model, Source
 from keephold.errors import KeepholdError
 
 _PAUSE = 0.2

@@ -6,8 +6,7 @@ What needs a person is always first. Texts of tools and models come out without 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from keephold.cli.printing import duration, one_line
-from keephold.cli.records import standing
+from keephold.cli.printing import duration, one_line, standing
 
 Fact = dict[str, Any]
 

@@ -12,8 +12,7 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
-from keephold.cli.configured import config_option, the_config
-from keephold.cli.parameters import NAME
+from keephold.cli.parameters import NAME, config_option, the_config
 from keephold.cli.prompter import TerminalPrompter, open_prompter
 from keephold.cli.store import store_of, store_option
 from keephold.config import load_config

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keephold.cli.parameters import NAME
-from keephold.cli.printing import one_line, print_json, terminal_width
-from keephold.cli.progress import going_on, tell
+from keephold.cli.printing import going_on, one_line, print_json, tell, terminal_width
 from keephold.cli.store import Where, opened, run, where_options
 from keephold.errors import KeepholdError
 

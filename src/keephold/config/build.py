@@ -14,8 +14,8 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+from keephold.config.commands import unknown_names
 from keephold.config.model import Config, ToolSettings
-from keephold.config.names import unknown_names
 from keephold.config.rules import terminal_questions
 from keephold.config.source import TOOLS, dotted
 from keephold.errors import ConfigError

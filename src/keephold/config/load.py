@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keephold.config.agent_rules import agent_problems
 from keephold.config.explain import kind, problems
-from keephold.config.locate import KeyPath, Lines
 from keephold.config.model import Config, ToolSettings
-from keephold.config.rules import Problem, tool_problems
-from keephold.config.serve_rules import serve_problems
-from keephold.config.server_rules import server_problems
-from keephold.config.source import DEFAULTS, TOOLS, Source, shown
+from keephold.config.rules import agent_problems, server_problems, tool_problems
+from keephold.config.source import DEFAULTS, TOOLS, KeyPath, Lines, Problem, Source, shown
+from keephold.config.values import serve_problems
 from keephold.errors import ConfigError
 
 FILE_NAME = "keephold.toml"

@@ -2,23 +2,25 @@
 
 Each tool is checked as it will be used, with the defaults of `"*"`. A default that has no meaning for the tool's source
 is passed over in silence; the same setting in the tool's own table is a mistake and is named.
+
+Rules of `[agents.<id>]` that tie several keys together (G2).
+
+The rules of `[mcp.servers.<name>]`, and of the tables of tools that belong to such a server.
 """
 
 import datetime
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from keephold.config import commands
+from keephold.config.commands import unknown_names
 from keephold.config.explain import not_one_of, unknown_key
-from keephold.config.locate import KeyPath
-from keephold.config.model import ToolSettings
-from keephold.config.names import unknown_names
-from keephold.config.server_rules import tool_server_problems
-from keephold.config.source import TOOLS, Source, dotted
+from keephold.config.model import AgentSettings, McpServerSettings, ToolSettings
+from keephold.config.source import TOOLS, KeyPath, Problem, Source, dotted
 from keephold.errors import ConfigError
 from keephold.schema.canonical import check_parameters, wrong_types
 from keephold.tools.builtin import NAMES, RESERVED
@@ -26,7 +28,43 @@ from keephold.tools.template import CommandLine, Template
 from keephold.tools.terminal.make import ACTION_PARAMETERS, QUESTIONS
 from keephold.tools.toolbox import name_problem
 
-Problem = tuple[KeyPath, str]
+SERVERS: KeyPath = ("mcp", "servers")
+
+_FOR_PROGRAMS = ("args", "env", "cwd")
+
+
+def server_problems(servers: Mapping[str, McpServerSettings]) -> Iterator[Problem]:
+    """Every broken rule of the tables of servers."""
+    for name, table in servers.items():
+        where = (*SERVERS, name)
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
+            yield where, "a server's name has 1 to 64 characters of A-Z, a-z, 0-9, `_` and `-`; choose another"
+        if (table.command is None) == (table.url is None):
+            right = '`command = ["program", "argument"]` for a program, `url = "https://…"` for one that serves HTTP'
+            yield where, f"write either: {right}"
+            continue
+        written = table.model_fields_set
+        for key in _FOR_PROGRAMS if table.url is not None else ("headers",):
+            if key in written:
+                what = "is for a server with a `command`" if table.url is not None else "is for a server with a `url`"
+                yield (*where, key), what
+
+
+def tool_server_problems(tool: ToolSettings, name: str, servers: Mapping[str, Any]) -> Iterator[Problem]:
+    """What is wrong with the server that a tool's table names; keys are those of the table."""
+    if tool.server is None:
+        listed = ", ".join(f'"{each}"' for each in servers) or "write a table [mcp.servers.<name>] first"
+        yield ("server",), f"missing; what would be right: {listed}"
+        return
+    table = servers.get(tool.server)
+    if not isinstance(table, dict):
+        known = not_one_of(tool.server, servers) if servers else f"there is no table [mcp.servers.{tool.server}]"
+        yield ("server",), known
+        return
+    taken, wanted = table.get("tools"), tool.tool or name
+    if isinstance(taken, list) and wanted not in taken:
+        yield ("tool",), f'`tools` in [mcp.servers.{tool.server}] does not take "{wanted}"; add it there'
+
 
 _NO_TERMINAL = 'only a program with source = "terminal" has one'
 _NO_SERVER: dict[KeyPath, str] = {
@@ -296,3 +334,26 @@ def _raised(key: KeyPath, name: str, check: Callable[[], object]) -> Iterator[Pr
     except ConfigError as error:
         for problem in error.problems:
             yield key, problem.removeprefix(name).lstrip(":,. ")
+
+
+_OF_A_MODEL = (
+    "model", "assistant", "instructions", "tools", "max_requests", "max_tokens", "max_cost", "context_tokens",
+)  # fmt: skip
+_OF_A_PROGRAM = ("env", "cwd")
+
+
+def agent_problems(agents: Mapping[str, AgentSettings], tools: Collection[str]) -> Iterator[Problem]:
+    """What is wrong with agents, whose ids are names of tools beside those that are configured."""
+    for id, agent in agents.items():
+        where = ("agents", id)
+        wrong = name_problem(id)
+        if wrong is not None:
+            yield where, f"an agent is a tool: {wrong}"
+        if id in tools:
+            yield where, f"[conversation.tools.{id}] is a tool of the same name; give one of them another"
+        if agent.command is not None:
+            for key in (key for key in _OF_A_MODEL if key in agent.model_fields_set):
+                yield (*where, key), "is for agents of a model; this one is a program with a model of its own"
+        else:
+            for key in (key for key in _OF_A_PROGRAM if key in agent.model_fields_set):
+                yield (*where, key), "is for agents that are programs (`command`)"

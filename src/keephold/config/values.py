@@ -1,11 +1,19 @@
 """Values of `keephold.toml` that have a form of their own: sizes, addresses, names. What is wrong with one is said in
 words that tell what would be right.
+
+The rule of `[serve] url`, which is that of `--url`, too: an address that others are given, with a path after it.
 """
 
 import re
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field
+
+if TYPE_CHECKING:
+    from keephold.config.model import ServeSettings
+from keephold.config.source import Problem
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -72,3 +80,23 @@ def store_address(value: Any) -> Any:
 Size = Annotated[int, BeforeValidator(as_size), Field(ge=1)]
 Milliseconds = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+BASE = "must begin with http:// or https:// and name a host, like https://keephold.example.org"
+
+
+def serve_problems(serve: "ServeSettings") -> Iterator[Problem]:
+    """What is wrong with the table."""
+    if serve.url is not None and not is_base(serve.url):
+        yield ("serve", "url"), BASE
+
+
+def is_base(url: str) -> bool:
+    """Whether an address with a path after it is an address."""
+    try:
+        parts = urlsplit(url)
+        there = parts.hostname is not None and parts.port != 0
+    except ValueError:  # what is in brackets is no address, or the port no number
+        return False
+    plain = url.isprintable() and " " not in url
+    return there and plain and parts.scheme in ("http", "https") and not parts.query and not parts.fragment

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from keephold.control import output
-from keephold.control.asked import question_of
+from keephold.control.open_requests import question_of
 from keephold.control.runtime_view import Looking
 from keephold.control.stored_output import talking
 from keephold.errors import KeepholdError

@@ -10,15 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from keephold.control.asked import Asked
 from keephold.control.handle_json import live_facts
-from keephold.control.open_requests import Needs
+from keephold.control.open_requests import Asked, Needs
 from keephold.control.store_view import PAGE
 from keephold.durable.keys import masked
 from keephold.runtime import Runtime
 from keephold.schema.canonical import canonical
 from keephold.store.base import Record
-from keephold.tools.waiting.execute_agent import NAME as EXECUTE_AGENT
+from keephold.tools.waiting.execute import NAME as EXECUTE_AGENT
 
 _WAITING_TOOLS = ("await", "wait_for", "wait_for_multiple")
 _LANES = 500

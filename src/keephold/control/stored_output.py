@@ -12,12 +12,12 @@ from keephold.control.base import Talk
 from keephold.control.handle_json import is_parked, owner_of
 from keephold.control.owner_connection import gone, linked, running
 from keephold.errors import KeepholdError
-from keephold.handles.asciicast import asciicast
 from keephold.handles.handle import HandleInfo
 from keephold.handles.output import Output
 from keephold.handles.spool import Spool
 from keephold.handles.state import Pending, Stopped, name
 from keephold.handles.text import to_json
+from keephold.handles.timeline import asciicast
 from keephold.store.base import Record, Store
 from keephold.turn import attach_protocol as frames
 

@@ -2,6 +2,8 @@
 
 `register` and `apply_event` decide, hand the operation to the store, and make it visible when the store has it; then
 watchers are told. `cache.py` is the other half: how handles are found, loaded and let go of.
+
+What of a spawned handle is news (N1, N2).
 """
 
 import asyncio
@@ -15,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from keephold.errors import AlreadyStopped, KeepholdError, ToolError
 from keephold.handles.cache import Cache
 from keephold.handles.handle import Handle
-from keephold.handles.notices import notice
 from keephold.handles.output import Output
 from keephold.handles.state import (
     Ended,
@@ -48,9 +49,22 @@ from keephold.store.base import (
     TakenBack,
 )
 from keephold.store.endings import end_notice, hook_is_due, words
+from keephold.store.rows import Notice
 
 if TYPE_CHECKING:
     from keephold.tools.base import Tool
+
+
+def notice(tool: "Tool", state: State) -> Notice | None:
+    """The news that a handle of the tool is in this state now, if the tool's settings want it told."""
+    policy = tool.spawn.notifications
+    if isinstance(state, Stopped):
+        news = end_notice(state, policy.deliver)
+        return news if (policy.on_failure if news.level == "error" else policy.on_success) else None
+    if isinstance(state, Waiting) and policy.on_waiting:
+        return Notice("tool.waiting", "warning", None, policy.deliver)
+    return None
+
 
 _SOMEBODY_ELSE = ("already_stopped", "lease_lost", "store_unavailable")
 """Refusals that say nothing against what was to be written."""

@@ -3,17 +3,24 @@
 It answers only to its own names (Host) and to pages of its own (Origin), so a page of somebody else's cannot reach it
 by way of a browser, also not by a name that it has pointed here. With tokens, a request must bear one, and whose it is
 is its principal; a key needs nothing else, it is the authority for its one wait.
+
+Clients of 2025 that end their session while a notification of theirs is on its way.
+
+The SDK has answered such a notification before it passes it on, finds the session gone, logs that as an error and
+answers once more. Nothing is lost and nobody has to act: no second answer is sent, and the log stays quiet.
 """
 
 import asyncio
 import hmac
 import ipaddress
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
+import anyio
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.transport_security import TransportSecuritySettings
@@ -27,7 +34,34 @@ from keephold.control.webhooks import PATH, Completing
 from keephold.errors import ConfigError
 from keephold.mcp.calls import GONE, PRINCIPAL
 from keephold.mcp.server import Server
-from keephold.mcp.session_teardown import AnsweredOnce, quiet
+
+
+class AnsweredOnce:
+    """Drops whatever is sent after a response is complete."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        complete = False
+
+        async def once(message: Message) -> None:
+            nonlocal complete
+            if not complete:
+                complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+                await send(message)
+
+        await self._app(scope, receive, once)
+
+
+def quiet() -> None:
+    """Keep sessions that are gone out of the log."""
+    logging.getLogger("mcp.server.streamable_http").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], anyio.ClosedResourceError)
+
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANY = ("0.0.0.0", "::", "[::]")

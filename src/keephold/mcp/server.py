@@ -33,8 +33,7 @@ from mcp_types import Tool as DescribedTool
 
 from keephold.errors import KeepholdError
 from keephold.mcp.calls import Calls, Context
-from keephold.mcp.listen import Listeners
-from keephold.mcp.resources import LIST, ONE, id_of, read_list, read_one
+from keephold.mcp.listen import LIST, ONE, Listeners, id_of, read_list, read_one
 from keephold.mcp.results import Schema, described
 from keephold.mcp.tasks import Tasks
 from keephold.mcp.tasks_2025 import Tasks2025

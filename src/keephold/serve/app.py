@@ -17,9 +17,8 @@ from keephold.mcp.server import Server
 from keephold.serve import api, attach_http
 from keephold.serve.dashboard import pages
 from keephold.serve.door import RAW_HEADERS, ServeDoor
-from keephold.serve.metrics import Prometheus
-from keephold.serve.refusal import refusal
-from keephold.serve.requests import Requests
+from keephold.serve.metrics import Prometheus, Requests
+from keephold.serve.operations import refusal
 from keephold.serve.screens import Screens
 from keephold.serve.tracing import traced
 

@@ -18,11 +18,10 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from keephold.control.base import Talk
-from keephold.control.remote_talk import HEAD, TALK, framed
+from keephold.control.remote import HEAD, TALK, framed
 from keephold.control.stored_output import talking
 from keephold.errors import KeepholdError
-from keephold.serve.operations import read_body
-from keephold.serve.refusal import refusal
+from keephold.serve.operations import read_body, refusal
 from keephold.store.base import Record
 from keephold.turn import attach_protocol as frames
 

@@ -20,8 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keephold.control.webhooks import PATH, Completing
 from keephold.mcp.http import Door
-from keephold.serve.operations import is_more
-from keephold.serve.refusal import refused
+from keephold.serve.operations import is_more, refused
 
 _OPEN = ("/healthz",)
 _FILES = "/static/"

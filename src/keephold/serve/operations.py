@@ -1,5 +1,8 @@
 """What an operation of the API is: how it is reached, what it takes, what it gives. Requests are checked against this,
-and the OpenAPI description is made from it, so that neither can be wrong about the other."""
+and the OpenAPI description is made from it, so that neither can be wrong about the other.
+
+What is refused, as the API tells it: a status, a stable code, and a sentence (`errors.CODES`).
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -9,12 +12,39 @@ from typing import Any, Literal
 import jsonschema_rs
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from keephold.errors import KeepholdError
 from keephold.handles.text import to_json
-from keephold.serve.refusal import refusal
+
+STATUS = {
+    "bad_answer": 422,
+    "conversation_not_found": 404,
+    "handle_expired": 404,
+    "handle_not_found": 404,
+    "invalid_arguments": 400,
+    "invalid_handle_id": 400,
+    "invalid_resolution": 400,
+    "limit_exceeded": 413,
+    "not_allowed": 405,
+    "owner_not_answering": 504,
+    "runtime_closed": 503,
+    "runtime_closing": 503,
+    "store_unavailable": 503,
+}
+"""By the code of an error; any other says that it does not fit the state of things, which is 409."""
+
+
+def refusal(error: KeepholdError) -> JSONResponse:
+    """The response that tells of an error."""
+    return refused(error.code, error.message, STATUS.get(error.code, 409))
+
+
+def refused(code: str, message: str, status: int) -> JSONResponse:
+    """The same, of something that is not an error of ours."""
+    return JSONResponse({"error": {"code": code, "message": message}}, status)
+
 
 Schema = dict[str, Any]
 Given = dict[str, Any]

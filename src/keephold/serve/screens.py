@@ -22,8 +22,7 @@ from starlette.types import ASGIApp
 from keephold.control.owner_connection import running
 from keephold.errors import KeepholdError, ToolError
 from keephold.serve.dashboard.painting import screen_html
-from keephold.serve.operations import read_body
-from keephold.serve.refusal import refusal
+from keephold.serve.operations import read_body, refusal
 from keephold.serve.sse import EventStream, event
 from keephold.serve.watched_terminal import Here, Shown, There, Watched
 from keephold.tools.terminal.keys import as_bytes

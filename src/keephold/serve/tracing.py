@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from keephold.serve.requests import NO_ROUTE, route_of
+from keephold.serve.metrics import NO_ROUTE, route_of
 from keephold.tracing import tracer
 
 

@@ -15,14 +15,12 @@ from keephold.control.owner_connection import Link, Running, linked
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.tools.base import Screen, SupportsScreen
-from keephold.tools.terminal.cells import Rows, SupportsCells, plain_rows, rows_of
-from keephold.tools.terminal.emulator import Emulator, open_emulator
+from keephold.tools.terminal.emulator import Emulator, Rows, SupportsCells, open_emulator, plain_rows, rows_of
 from keephold.turn import attach_protocol as frames
 from keephold.turn.attach_protocol import Size
-from keephold.turn.attach_server import Streams
+from keephold.turn.attach_server import Driving, Streams
 from keephold.turn.output_follower import Following
 from keephold.turn.replies import time_of_day
-from keephold.turn.terminal_takeover import Driving
 
 PAUSE = 0.05
 """Seconds between two looks at a terminal that nobody drives."""

@@ -15,7 +15,7 @@ import termios
 from collections.abc import Callable, Mapping, Sequence
 
 from keephold.tools import marks
-from keephold.tools.refusals import UNREAD_LIMIT, input_closed, input_not_read, not_started
+from keephold.tools.child import UNREAD_LIMIT, input_closed, input_not_read, not_started
 from keephold.tools.session import FEW, LAST_OUTPUT, Exit, Session, tree
 
 __all__ = ["UNREAD_LIMIT", "Exit", "Process"]

@@ -1,9 +1,16 @@
-"""The tools of a runtime, by name, with what is compiled once for each: argument checks and resource names."""
+"""The tools of a runtime, by name, with what is compiled once for each: argument checks and resource names.
+
+Some of a runtime's tools: what one agent may use (G2).
+
+Chosen by patterns of names (`*` stands for anything), looked up when asked, as the tools of MCP servers come and go.
+What keephold adds itself (`await`, `read_output` …) is always there.
+"""
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 from keephold.errors import ConfigError, ToolError
 from keephold.handles.gate import RESOURCE
@@ -155,3 +162,35 @@ def _in_own_words(tool: Tool) -> Tool:
     if tool.source != "builtin" or "anyOf" not in tool.parameters:
         return tool
     return replace(tool, parameters={key: value for key, value in tool.parameters.items() if key != "anyOf"})
+
+
+class Selection:
+    """The tools of a toolbox whose names fit one of the patterns and that `allowed` lets pass."""
+
+    def __init__(
+        self, toolbox: Toolbox, patterns: Sequence[str] = ("*",), allowed: Callable[[Tool], bool] = lambda _: True
+    ) -> None:
+        self._toolbox = toolbox
+        self._patterns = tuple(patterns)
+        self._allowed = allowed
+
+    def __iter__(self) -> Iterator[Tool]:
+        """Those that are offered to a model."""
+        return filter(self.has, self._toolbox)
+
+    def has(self, tool: Tool) -> bool:
+        """Whether it is one of them."""
+        fits = tool.source == "builtin" or any(fnmatchcase(tool.name, pattern) for pattern in self._patterns)
+        return fits and self._allowed(tool)
+
+    def find(self, name: str) -> Tool:
+        """The tool of that name, or an error that names those there are; of others nothing is said."""
+        tool = self._toolbox.get(name)
+        if tool is None or not self.has(tool):
+            known = ", ".join(f"`{each.name}`" for each in self) or "none"
+            raise ToolError(f"unknown tool `{name[:100]}`; known tools: {known}", code="unknown_tool")
+        return tool
+
+    def check(self, tool: Tool, action: Action | None) -> ArgumentCheck:
+        """As the toolbox does."""
+        return self._toolbox.check(tool, action)

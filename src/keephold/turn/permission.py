@@ -17,8 +17,7 @@ from keephold.handles.state import Error, Ok, Outcome
 from keephold.handles.text import plain, to_json
 from keephold.tools.base import Action, RunMode, Tool
 from keephold.turn.prompt_queue import Asking, People
-from keephold.turn.prompts import Approved, Cancelled, Decision, DeliverResult, Denied, Edited, RunTool
-from keephold.turn.turn_decisions import Remembered
+from keephold.turn.prompts import Approved, Cancelled, Decision, DeliverResult, Denied, Edited, Remembered, RunTool
 
 Detached = Literal["deny", "defaults", "auto"]
 

@@ -20,8 +20,7 @@ from keephold.tools.base import QuestionPolicy
 from keephold.turn.inquiry_service import Inquiries
 from keephold.turn.permission import Detached
 from keephold.turn.prompt_queue import Asking, People
-from keephold.turn.prompts import AskQuestion, Cancelled, Decision, Said
-from keephold.turn.turn_decisions import Remembered
+from keephold.turn.prompts import AskQuestion, Cancelled, Decision, Remembered, Said
 
 _NO_POLICY = QuestionPolicy()
 

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.terminal.recorded import LS
 
-from keephold.handles.asciicast import asciicast
 from keephold.handles.output import Output
 from keephold.handles.spool import Spool
-from keephold.handles.timeline import Timeline
+from keephold.handles.timeline import Timeline, asciicast
 
 
 @pytest.fixture

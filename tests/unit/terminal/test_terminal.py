@@ -14,7 +14,7 @@ from keephold.errors import ToolError
 from keephold.handles.state import Error, Ok, Printed
 from keephold.tools import marks
 from keephold.tools.base import SupportsScreen
-from keephold.tools.refusals import UNREAD_LIMIT
+from keephold.tools.child import UNREAD_LIMIT
 
 __all__ = ["guard", "start"]  # fixtures
 

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.terminal.ptys import Run, python, until
 
 from keephold.errors import ToolError
-from keephold.tools.refusals import UNREAD_LIMIT
+from keephold.tools.child import UNREAD_LIMIT
 
 WAITS_TO_READ = """
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from keephold import ToolError
-from keephold.tools.workflow.expressions import BadExpression, Expression
-from keephold.tools.workflow.source import growth, reads
+from keephold.tools.workflow.expressions import BadExpression, Expression, growth, reads
 
 DATA = {
     "n": 3,

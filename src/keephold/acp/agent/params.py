@@ -3,18 +3,20 @@
 import base64
 import os
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from keephold.acp.agent.session import Client, Signal
 from keephold.acp.agent.updates import time_of
-from keephold.acp.extension import TURN_COMPLETE
-from keephold.acp.rpc import invalid_params
+from keephold.acp.rpc import TURN_COMPLETE, invalid_params
 from keephold.acp.wire import Params
 from keephold.errors import ConfigError
 from keephold.store.base import ConversationRow
 from keephold.tools.remote.server import McpServer, mcp_server
+
+if TYPE_CHECKING:
+    pass
 
 
 def client_of(said: dict[str, Any], signal: Signal) -> Client:

@@ -5,7 +5,7 @@ is asked for by a form, where the client has forms. A secret never is: it would 
 What the client cannot ask stays open for whoever answers it in a terminal, if its handle can be talked to.
 """
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from keephold.acp.agent.updates import options, shown_text
 from keephold.handles.question import Question, select_options
@@ -21,6 +21,10 @@ from keephold.turn.prompts import (
     RunTool,
     Said,
 )
+
+if TYPE_CHECKING:
+    pass
+
 
 _SHOWN = 4000
 

@@ -2,16 +2,18 @@
 
 Ids of tool calls are made as they were made then, so a client that kept its own history finds them again. That a turn
 was complete is not told again (X2).
+
+What there is of a session from before, read and, if its client wants that, shown again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from keephold.acp.agent.calls import SHOWN
 from keephold.acp.agent.describing import describe
-from keephold.acp.agent.ends import End, response_output
-from keephold.acp.agent.shown import call_id
+from keephold.acp.agent.shown import End, call_id, ended, response_output
 from keephold.acp.agent.updates import (
     Update,
     message,
@@ -22,11 +24,16 @@ from keephold.acp.agent.updates import (
     tool_call_update,
     user_message,
 )
+from keephold.acp.wire import Peer
 from keephold.handles.state import Pending, Stopped
-from keephold.store.base import Line, Record
+from keephold.store.base import Line, Record, Store
 from keephold.tools.base import Tool
 from keephold.turn.notifications import AUTOMATIC
 from keephold.turn.slot import ToolCall
+
+if TYPE_CHECKING:
+    from keephold.agent.conversation import Conversation
+
 
 SHOWN_LINE = "shown"
 """The kind of line that holds what a call has shown."""
@@ -214,3 +221,47 @@ def _blocks(content: Any) -> Iterator[dict[str, Any]]:
 def _base64(data: str) -> str:
     """ACP's base64 is the usual one; pydantic writes that of URLs."""
     return data.translate(str.maketrans("-_", "+/"))
+
+
+_PAGE = 1000
+_DRAIN = 100
+"""Updates after which the client is waited for."""
+
+
+async def shown_again(conversation: "Conversation", peer: Peer | None) -> Replayed:
+    """Read the transcript of a conversation and show it to a client, if one is given."""
+    runtime = conversation.runtime
+    registry = runtime.registry
+
+    def end(record: Record) -> End:
+        assert isinstance(record.state, Stopped)
+        handle = registry.revive(record)
+        try:
+            return ended(runtime.replies, handle, record.state, SHOWN)
+        finally:
+            if handle.output is not None:
+                handle.output.close()
+
+    turn = await registry.store.turn(conversation.id) if conversation.interrupted else None
+    before = replay(
+        await conversation.lines(),
+        tool=runtime.toolbox.get,
+        handles=await _handles(registry.store, conversation.id),
+        end=end,
+        interrupted=None if turn is None else turn.turn,
+    )
+    for at, update in enumerate(before.updates if peer is not None else ()):
+        assert peer is not None
+        peer.notify("session/update", {"sessionId": conversation.id, "update": update})
+        if at % _DRAIN == _DRAIN - 1:
+            await peer.drain()
+    return before
+
+
+async def _handles(store: Store, conversation: str) -> Handles:
+    found: dict[tuple[str, int, int], Record] = {}
+    after: str | None = None
+    while page := await store.handles(conversation=conversation, stateful=None, after=after, limit=_PAGE):
+        found.update(((record.turn, record.batch, record.position), record) for record in page)
+        after = page[-1].uid
+    return found

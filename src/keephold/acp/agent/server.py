@@ -2,6 +2,12 @@
 
 A session is a conversation: its id is the conversation's. Methods are answered in tasks of their own, so that a turn
 holds up nothing else; what must keep its order (a prompt, a cancel, a mode) is begun when it is read.
+
+The end of a session that its client deletes: what was kept of it ends, and what was said in it goes.
+
+Conversations of its sub-agents go with it: nothing else would lead to them.
+
+Who is asked what: for each conversation at the top, the person at the client that has its session open (P, Q).
 """
 
 import asyncio
@@ -14,9 +20,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from keephold.acp.agent.content import prompt_content
-from keephold.acp.agent.deleting import delete
 from keephold.acp.agent.describing import check_kinds
-from keephold.acp.agent.opening import shown_again
 from keephold.acp.agent.params import (
     client_of,
     cursor_of,
@@ -28,11 +32,10 @@ from keephold.acp.agent.params import (
     servers,
     string,
 )
-from keephold.acp.agent.persons import Persons
+from keephold.acp.agent.replay import shown_again
 from keephold.acp.agent.session import MODES, Client, Mode, Session, Signal
 from keephold.acp.agent.updates import current_mode
-from keephold.acp.extension import PROTOCOL_VERSION, TURN_COMPLETE
-from keephold.acp.rpc import invalid_params
+from keephold.acp.rpc import PROTOCOL_VERSION, TURN_COMPLETE, invalid_params
 from keephold.acp.wire import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
@@ -45,12 +48,80 @@ from keephold.acp.wire import (
 )
 from keephold.errors import ConfigError, KeepholdError
 from keephold.handles.handle import Handle
-from keephold.store.base import ConversationRow
+from keephold.handles.state import Error
+from keephold.store.base import ConversationRow, Forgotten, Store
+from keephold.turn.ending import end_conversation
+from keephold.turn.lineage import root_of
+from keephold.turn.prompt_queue import LeftOpen, People
+from keephold.turn.prompts import Decision, Prompt
 
 if TYPE_CHECKING:
+    from keephold.acp.agent.session import Session
     from keephold.agent.conversation import Conversation
     from keephold.runtime import Runtime
     from keephold.tools.remote.server import McpServer
+
+
+class Persons:
+    """Everyone who may be asked something: a prompter. What concerns a session that is not open is asked when it is."""
+
+    def __init__(self) -> None:
+        self._people: WeakValueDictionary[str, People] = WeakValueDictionary()
+        """As long as a call or a prompt needs them: a conversation has one at a time."""
+        self._sessions: dict[str, Session] = {}
+
+    async def __call__(self, prompt: Prompt) -> Decision:
+        session = self._sessions.get(root_of(prompt.conversation))
+        if session is None:
+            raise LeftOpen
+        return await session.ask(prompt)
+
+    def of(self, root: str) -> People:
+        """Those who are asked about calls below that conversation, one prompt at a time (Q5)."""
+        people = self._people.get(root)
+        if people is None:
+            people = self._people[root] = People(self)
+        return people
+
+    def came(self, session: "Session") -> None:
+        """Its client has opened the session: what was left open is asked."""
+        self._sessions[session.id] = session
+        self.of(session.id).again()
+
+    def went(self, session: "Session") -> None:
+        """It is closed: nobody can be asked until it is opened again."""
+        if self._sessions.get(session.id) is session:
+            del self._sessions[session.id]
+
+    async def close(self) -> None:
+        """Take everything back."""
+        for people in tuple(self._people.values()):
+            await people.close()
+
+
+_DELETE_PAGE = 1000
+_ENDED = Error("Aborted: its session was deleted.", "aborted")
+
+
+async def delete(runtime: "Runtime", session: str) -> None:
+    """Let go of all that there is of a session that is not open. That there is none is no error."""
+    registry = runtime.registry
+    await end_conversation(registry, runtime.admission, session, _ENDED)
+    conversations = await _below(registry.store, session)
+    for conversation in conversations:  # of sub-agents that a crash has left
+        await end_conversation(registry, runtime.admission, conversation, _ENDED)
+    await registry.write([Forgotten(each) for each in (session, *conversations)])
+
+
+async def _below(store: Store, session: str) -> list[str]:
+    """The conversations of its sub-agents, and of theirs."""
+    found: list[str] = []
+    before: tuple[float, str] | None = None
+    while page := await store.conversations(before=before, limit=_DELETE_PAGE):
+        found += [row.id for row in page if row.id != session and root_of(row.id) == session]
+        before = page[-1].updated, page[-1].id
+    return found
+
 
 _PAGE = 50
 _CONNECT_SECS = 10.0

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from keephold.acp.agent import updates
-from keephold.acp.agent.calls import Calls
+from keephold.acp.agent.calls import Calls, Terminals
 from keephold.acp.agent.content import title_of
 from keephold.acp.agent.permissions import decided, elsewhere, filled_in, form, permission
 from keephold.acp.agent.replay import SHOWN_LINE, TURN_COMPLETE_LINE, Replayed
 from keephold.acp.agent.shown import Shown
-from keephold.acp.agent.terminals import Terminals
-from keephold.acp.extension import BACKGROUND
+from keephold.acp.rpc import BACKGROUND
 from keephold.acp.wire import INTERNAL_ERROR, Call, ConnectionLost, Id, Peer, RpcError
 from keephold.agent.events import (
     Answered,

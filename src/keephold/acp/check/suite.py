@@ -5,16 +5,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from keephold.acp.check import cancelling, handshake, permission, robustness, sessions, turn_complete, updates
+from keephold.acp.check import session_checks, turn_checks  # noqa: F401 - they register the checks
 from keephold.acp.check.probe import Died, Silent
 from keephold.acp.check.scenes import Scenes, Settings, scenes
 from keephold.acp.check.verdict import Check, Failed, Skipped, checks_of
 
-CHECKS = [
-    check
-    for topic in (handshake, sessions, updates, turn_complete, cancelling, permission, robustness)
-    for check in checks_of(topic.__name__)
-]
+_TOPICS = ("handshake", "sessions", "updates", "turn_complete", "cancelling", "permission", "robustness")
+
+CHECKS = [check for topic in _TOPICS for check in checks_of(topic)]
 """All of them, in the order they are run."""
 
 

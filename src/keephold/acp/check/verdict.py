@@ -25,19 +25,19 @@ class Check(msgspec.Struct, frozen=True):
 _known: list[Check] = []
 
 
-def check(name: str, says: str) -> Callable[[Examine], Examine]:
-    """Make a function a check. Its topic is the name of its module."""
+def check(topic: str, name: str, says: str) -> Callable[[Examine], Examine]:
+    """Make a function a check."""
 
     def add(examine: Examine) -> Examine:
-        _known.append(Check(name, examine.__module__.rpartition(".")[2], says, examine))
+        _known.append(Check(name, topic, says, examine))
         return examine
 
     return add
 
 
-def checks_of(module: str) -> list[Check]:
-    """The checks of a module, in the order they are written."""
-    return [each for each in _known if each.examine.__module__ == module]
+def checks_of(topic: str) -> list[Check]:
+    """Return the checks of a topic, in the order they are written."""
+    return [each for each in _known if each.topic == topic]
 
 
 class Failed(Exception):

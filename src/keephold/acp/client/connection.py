@@ -15,12 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from keephold.acp.client import asking
-from keephold.acp.client.asking import OnPermission
 from keephold.acp.client.process import AgentProcess
-from keephold.acp.client.session import Session
+from keephold.acp.client.session import OnPermission, Session, read, reject
 from keephold.acp.client.turns import Handler
-from keephold.acp.extension import PROTOCOL_VERSION, TURN_COMPLETE, table
+from keephold.acp.rpc import PROTOCOL_VERSION, TURN_COMPLETE, table
 from keephold.acp.wire import Call, Id, Params, Peer, RpcError, unknown_method
 from keephold.errors import KeepholdError
 
@@ -36,7 +34,7 @@ async def connect(
     cwd: str | Path | None = None,
     env: Mapping[str, str] | None = None,
     client_capabilities: Mapping[str, Any] | None = None,
-    on_permission: OnPermission = asking.reject,
+    on_permission: OnPermission = reject,
     on_elicitation: Answering | None = None,
     handlers: Mapping[str, Answering] | None = None,
 ) -> AsyncIterator["Connection"]:
@@ -290,7 +288,7 @@ class Connection:
 
     def _requested(self, method: str, params: Params, id: Id) -> None:
         if method == "session/request_permission":
-            permission = asking.read(params)
+            permission = read(params)
             session = self._sessions.get(permission.session_id)
             if session is None:
                 raise RpcError(-32602, f"Invalid params: no session {permission.session_id}")

@@ -3,24 +3,149 @@
 An update belongs to the oldest turn that has not ended. A turn ends with its `turn_complete` where the agent offers
 it, else with its answer. What comes when no turn is open, or is marked as background, goes to `on_background`. (What an
 agent sends of its own accord just before it reads a prompt cannot be told from the turn's updates unless it is marked.)
+
+What an agent asks its client for permission, and what it is answered.
+
+One thing after another: what is put in is done in that order, each when the one before has finished.
 """
 
 import asyncio
-from collections.abc import Sequence
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
-from keephold.acp.client.asking import CANCELLED, OnPermission, Permission, decide
-from keephold.acp.client.ordered import Ordered
+import msgspec
+
 from keephold.acp.client.turns import Barrier, Handler, Turn, Update
-from keephold.acp.extension import is_background
-from keephold.acp.rpc import ConnectionLost
-from keephold.acp.wire import Call, Params
+from keephold.acp.rpc import ConnectionLost, is_background
+from keephold.acp.wire import INVALID_PARAMS, Call, Params, RpcError
 from keephold.errors import KeepholdError
 
 if TYPE_CHECKING:
     from keephold.acp.client.connection import Connection
+
+
+Job: TypeAlias = Callable[[], Awaitable[Any] | None]
+
+_log = logging.getLogger(__name__)
+
+
+class Ordered:
+    """A queue of functions, plain or asynchronous. One that raises is logged and stops nothing.
+
+    A task does the work while there is some.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: deque[Job] = deque()
+        self._worker: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def put(self, job: Job) -> None:
+        """Have it done after everything that was put before."""
+        if self._closed:
+            return
+        self._jobs.append(job)
+        if self._worker is None:
+            self._worker = asyncio.get_running_loop().create_task(self._work())
+
+    async def reached(self) -> None:
+        """Return when everything has been done that had been put when this was called."""
+        await self.place()
+
+    def place(self) -> asyncio.Future[None]:
+        """A future that is done when everything has been done that was put before."""
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._closed:
+            place.cancel()
+        self.put(lambda: None if place.done() else place.set_result(None))
+        return place
+
+    async def _work(self) -> None:
+        try:
+            while self._jobs:
+                await _do(self._jobs.popleft())
+        finally:
+            self._worker = None
+
+    async def close(self) -> None:
+        """Do no more. What is being done is cancelled, unless it is what calls this."""
+        self._closed = True
+        self._jobs.clear()
+        worker = self._worker
+        if worker is not None and worker is not asyncio.current_task():
+            worker.cancel()
+            await asyncio.gather(worker, return_exceptions=True)
+
+
+async def _do(job: Job) -> None:
+    try:
+        doing = job()
+        if inspect.isawaitable(doing):
+            await doing
+    except Exception:
+        _log.exception("a handler failed; the next update is handled all the same")
+
+
+CANCELLED = {"outcome": {"outcome": "cancelled"}}
+
+
+class Permission(msgspec.Struct, frozen=True):
+    """A request for permission: the tool call, as the agent describes it, and the options there are."""
+
+    session_id: str
+    tool_call: dict[str, Any]
+    options: tuple[dict[str, Any], ...]
+
+    def option(self, *kinds: str) -> str | None:
+        """The id of the first option of one of these kinds, the first kind first: `allow_once`, `reject_once` …"""
+        for kind in kinds:
+            for option in self.options:
+                if option.get("kind") == kind:
+                    return str(option["optionId"])
+        return None
+
+
+OnPermission: TypeAlias = Callable[[Permission], Awaitable[str | None] | str | None]
+"""Gets a request and returns the id of the chosen option, or None for `cancelled`."""
+
+
+def reject(permission: Permission) -> str | None:
+    """Say no: what happens where nobody is there to be asked."""
+    return permission.option("reject_once", "reject_always")
+
+
+def read(params: Params) -> Permission:
+    """The request in the params of a `session/request_permission`."""
+    try:
+        return msgspec.convert(
+            {
+                "session_id": params["sessionId"],
+                "tool_call": params["toolCall"],
+                "options": [{"optionId": each["optionId"], **each} for each in params["options"]],
+            },
+            Permission,
+        )
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        raise RpcError(INVALID_PARAMS, f"Invalid params: {error}") from None
+
+
+async def decide(permission: Permission, on_permission: OnPermission) -> dict[str, Any]:
+    """The answer to the request."""
+    chosen = on_permission(permission)
+    if inspect.isawaitable(chosen):
+        chosen = await chosen
+    if chosen is None:
+        return CANCELLED
+    known = [option["optionId"] for option in permission.options]
+    if chosen not in known:
+        raise ValueError(f"on_permission returned {chosen!r}, which is none of the options {known}")
+    return {"outcome": {"outcome": "selected", "optionId": chosen}}
+
 
 ROUND_TRIP = "_keephold/round_trip"
 """A request that no agent knows; its answer shows that what the agent had written before has been read."""

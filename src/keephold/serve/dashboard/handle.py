@@ -17,7 +17,7 @@ from keephold.handles.text import to_json
 from keephold.serve.dashboard.graph import draw, numbered
 from keephold.serve.dashboard.rendering import Look, is_turnless, pretty
 from keephold.serve.dashboard.timeline import moments, stretches
-from keephold.serve.refusal import STATUS
+from keephold.serve.operations import STATUS
 from keephold.turn.lineage import conversation_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import html
 import unicodedata
 from collections.abc import Iterator
 
-from keephold.tools.terminal.cells import Colour, Rows, Run, Style
+from keephold.tools.terminal.emulator import Colour, Rows, Run, Style
 
 SIXTEEN = (
     "#7d8590", "#ff8a80", "#7ee787", "#e3b341", "#79c0ff", "#d2a8ff", "#56d4dd", "#d0d7de",

@@ -9,10 +9,10 @@ from keephold.store.base import Record, status_of
 from keephold.store.endings import REVOKED, ended
 from keephold.store.metadata import merged
 from keephold.store.sqlite.codec import decode_resolution, encode, record
-from keephold.store.sqlite.ends import resolve_by_end, stop_parked
 from keephold.store.sqlite.notifications import tell_of
 from keephold.store.sqlite.sql import RECORDS, SQL
 from keephold.store.sqlite.transaction import Call, Transaction, lease_lost
+from keephold.store.sqlite.waits import resolve_by_end, stop_parked
 
 _CHANGE, _STOP, _REGISTER, _RECORD_STEP = SQL["change"], SQL["stop"], SQL["register"], SQL["record_step"]
 

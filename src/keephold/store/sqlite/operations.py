@@ -6,7 +6,7 @@ from typing import Any
 from keephold.store import base
 from keephold.store.base import Journaled, Op
 from keephold.store.events import events_of
-from keephold.store.sqlite import calls, notifications, retention, transcripts, turns, waits
+from keephold.store.sqlite import calls, notifications, retention, turns, waits
 from keephold.store.sqlite.transaction import Transaction
 
 
@@ -40,9 +40,9 @@ _WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
     base.Delivered: notifications.delivered,
     base.HandedOut: notifications.handed_out,
     base.Inquired: turns.inquired,
-    base.Said: transcripts.said,
-    base.Described: transcripts.described,
-    base.Forgotten: transcripts.forgotten,
+    base.Said: turns.said,
+    base.Described: turns.described,
+    base.Forgotten: turns.forgotten,
     base.Requested: turns.requested,
     base.Replied: turns.replied,
     base.RequestClosed: turns.request_closed,

@@ -58,7 +58,7 @@ from keephold.store.sqlite.owners import Owners
 from keephold.store.sqlite.retention import expired
 from keephold.store.sqlite.sql import RECORDS, SQL
 from keephold.store.sqlite.threads import Scanner
-from keephold.store.sqlite.transcripts import newest as newest_conversations
+from keephold.store.sqlite.turns import newest as newest_conversations
 
 
 class Reads:

@@ -1,7 +1,5 @@
 """Checks of `commit` itself: all or nothing, in order, called back once, on the loop's thread."""
 
-# ruff: noqa: N802 - checks are named after the rules they prove
-
 import asyncio
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Checks of deferred completion: keys, parking, resolutions, deadlines, revocation, hooks (D)."""
 
-# ruff: noqa: N802 - checks are named after the rules they prove
-
 from typing import Any
 
 from keephold.handles.state import EndedBy, Error, Ok, Outcome, Printed, Reply, Running, Stopped

@@ -1,7 +1,5 @@
 """Checks of the events: each operation with its own, in one order, without a gap, and none of what was refused."""
 
-# ruff: noqa: N802 - checks are named after the rules they prove
-
 import asyncio
 from typing import Any
 

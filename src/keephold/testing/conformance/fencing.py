@@ -1,7 +1,5 @@
 """Checks of who may write about a call: fencing numbers, claims, attempts, journals (E, R)."""
 
-# ruff: noqa: N802 - checks are named after the rules they prove
-
 from typing import Literal
 
 from keephold.handles.question import Question

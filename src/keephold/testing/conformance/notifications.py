@@ -1,6 +1,7 @@
-"""Checks of how news comes: with the change it tells of, until something shows it (N1–N3, N6)."""
+"""Checks of how news comes: with the change it tells of, until something shows it (N1–N3, N6).
 
-# ruff: noqa: N802 - checks are named after the rules they prove
+Checks of how news goes: delivered once, in order, on its carriers, and what goes when too much waits (N4–N6).
+"""
 
 from typing import Any
 
@@ -9,6 +10,8 @@ from keephold.handles.state import Asked, Ended, Error, Ok, Running, Waiting, tr
 from keephold.store.base import (
     CARRIERS,
     NEWS_LIMIT,
+    Answers,
+    Carrier,
     Changed,
     Collected,
     Delivered,
@@ -16,13 +19,17 @@ from keephold.store.base import (
     News,
     Notice,
     Notified,
+    Op,
+    Opened,
     Registered,
+    Resolution,
     Responded,
     Shown,
     Store,
     TakenBack,
+    TurnBegan,
 )
-from keephold.testing.conformance.suite import DAY, NOON, Suite, record, uid
+from keephold.testing.conformance.suite import DAY, NOON, Suite, record, shared, uid
 
 STOPPED = Notice("tool.stopped", "info", "`h1` (deploy) stopped.", ("message", "turn"))
 QUESTION = Question(id="sure", text="Sure?")
@@ -189,3 +196,187 @@ class Telling(Suite):
         await self.commit(store, Changed(of, 1, event, transition(Running(NOON, NOON + 1), event), news=told))
         (news,) = await store.news("main")
         assert news.message.startswith("ü ") and news.message.endswith(" \U0001f600")
+
+
+class Delivering(Suite):
+    """Taking news off the queue."""
+
+    async def fill(self, store: Store, count: int, level: Level = "info", first: int = 0) -> None:
+        for start in range(first, first + count, 200):
+            stop = min(start + 200, first + count)
+            await self.commit(store, *(notified(number, level) for number in range(start, stop)))
+
+    async def deliver(self, store: Store, carrier: Carrier = "turn") -> tuple[News, ...]:
+        (news,) = await self.commit(store, Delivered("main", carrier))
+        assert isinstance(news, tuple)
+        return news
+
+    async def check_N4_delivered_news_is_gone(self, store: Store) -> None:
+        await self.fill(store, 4)
+        await self.commit(store, Notified("other", "k.n", "info", "other", NOON))
+        queued = await store.news("main")
+        assert await self.deliver(store) == tuple(queued)
+        assert await store.news("main") == [] and await self.deliver(store) == ()
+        assert await self.commit(store, Delivered("unheard of", "turn")) == [()]
+        assert len(await store.news("other")) == 1
+        await self.fill(store, 1)
+        (last,) = await store.news("main")
+        assert last.number > queued[-1].number, "a number is never used again"
+
+    async def check_N4_news_rides_on_its_carriers_only(self, store: Store) -> None:
+        sets: list[tuple[Carrier, ...]] = [("response",), ("message",), ("turn",), ("message", "turn"), CARRIERS]
+        for number, carriers in enumerate(sets):
+            await self.commit(store, Notified("main", "k.n", "info", str(number), NOON, None, carriers))
+        assert [news.carriers for news in await store.news("main")] == sets
+        assert messages(await self.deliver(store, "response")) == ["0", "4"]
+        assert messages(await self.deliver(store, "turn")) == ["2", "3"]
+        assert messages(await self.deliver(store, "turn")) == []
+        assert messages(await store.news("main")) == ["1"]
+        assert messages(await self.deliver(store, "message")) == ["1"]
+
+    async def check_N4_critical_news_comes_first(self, store: Store) -> None:
+        levels: list[Level] = ["info", "error", "critical", "warning", "critical", "info"]
+        for number, level in enumerate(levels):
+            await self.commit(store, notified(number, level))
+        assert messages(await store.news("main")) == ["0", "1", "2", "3", "4", "5"]
+        assert messages(await self.deliver(store)) == ["2", "4", "0", "1", "3", "5"]
+
+    async def check_N4_news_rides_on_a_response(self, store: Store) -> None:
+        """In its commit: what the response showed is taken back, the rest is delivered and kept with the answers."""
+        await self.commit(store, TurnBegan("main", "t1", NOON), Opened("main", "t1", 1, ()))
+        await self.commit(store, notified(1, of=uid(1)), notified(2, "critical"), notified(3, of=uid(3)))
+        await self.commit(store, Notified("main", "k.n", "info", "4", NOON, None, ("turn",)))
+        given = (("a", "10", "ten", False, None),)
+        assert await self.commit(store, Responded("main", "t1", 1, given, ())) == [()], "nobody carries"
+        assert len(await store.news("main")) == 4
+        assert await store.answers("main", "t1", 1) == (Answers(given) if store.durable else None)
+        await self.commit(store, Opened("main", "t1", 2, ()))
+        shown: tuple[tuple[str, Shown], ...] = ((uid(3), "stopped"),)
+        answered = Responded("main", "t1", 2, given, (), shown, ("response",))
+        await self.refused(store, "turn_open", answered, TurnBegan("main", "t2", NOON))
+        (news,) = await self.commit(store, answered)
+        assert messages(news) == ["2", "1"], news
+        assert messages(await store.news("main")) == ["4"]
+        assert await store.answers("main", "t1", 2) == (Answers(given, news) if store.durable else None)
+        both = Responded("main", "t1", 3, given, (), (), ("message", "turn"))
+        (news,) = await self.commit(store, both)
+        assert messages(news) == ["4"], "whatever may ride on one of them"
+        assert await self.commit(store, Responded("unheard of", "t1", 1, given, (), (), ("turn",))) == [()]
+
+    async def check_N6_a_thousand_wait_and_a_line_says_how_many_went(self, store: Store) -> None:
+        await self.fill(store, NEWS_LIMIT)
+        assert len(await store.news("main")) == NEWS_LIMIT, "so many may wait"
+        await self.fill(store, 200, first=NEWS_LIMIT)
+        await self.commit(store, Notified("other", "k.n", "info", "other", NOON))
+        line, *queued = await store.news("main")
+        said = "200 earlier notifications were dropped."
+        assert line == News(0, "main", "keephold.dropped", "info", said, NOON + 1199), line
+        assert messages(queued) == [str(number) for number in range(200, 1200)]
+        assert messages(await store.news("other")) == ["other"]
+        await self.commit(store, notified(1200, "critical"))
+        critical, line, *rest = await self.deliver(store)
+        assert (critical.message, line.message) == ("1200", "201 earlier notifications were dropped.")
+        assert messages(rest) == [str(number) for number in range(201, 1200)]
+        assert await store.news("main") == [], "the line is delivered, too"
+        await self.fill(store, NEWS_LIMIT)
+        assert messages(await store.news("main"))[0] == "0", "and begins anew"
+        await self.fill(store, 1, first=NEWS_LIMIT)
+        assert messages(await store.news("main"))[:2] == ["1 earlier notification was dropped.", "1"]
+
+    async def check_N6_the_less_it_matters_the_sooner_it_goes(self, store: Store) -> None:
+        levels: tuple[Level, ...] = ("critical", "error", "warning", "info")
+        for number, level in enumerate(levels):
+            await self.fill(store, NEWS_LIMIT // 4, level, first=number * NEWS_LIMIT // 4)
+        for dropped, left in (
+            (1, {"critical": 250, "error": 251, "warning": 250, "info": 249}),
+            (250, {"critical": 250, "error": 500, "warning": 250, "info": 0}),
+            (500, {"critical": 250, "error": 750, "warning": 0, "info": 0}),
+            (750, {"critical": 250, "error": 750, "warning": 0, "info": 0}),
+        ):
+            line = (await store.news("main", 1))[0]
+            done = int(line.message.split()[0]) if line.number == 0 else 0
+            await self.fill(store, dropped - done, "error", first=NEWS_LIMIT + done)
+            line, *queued = await store.news("main")
+            assert line.message.startswith(f"{dropped} earlier "), line
+            assert {level: sum(news.level == level for news in queued) for level in levels} == left
+        oldest = min(news.number for news in queued if news.level == "error")
+        assert oldest > max(news.number for news in queued if news.level == "critical") + 250, "the oldest went"
+        await self.fill(store, NEWS_LIMIT, "critical")
+        line, *queued = await store.news("main", 2 * NEWS_LIMIT)
+        assert {news.level for news in queued} == {"critical"} and len(queued) == 1250, "these never go"
+        await self.fill(store, 1, "info")
+        line, *rest = await store.news("main", 2 * NEWS_LIMIT)
+        assert rest == queued and line.message.startswith("1501 "), line
+
+    async def check_N6_what_was_taken_back_makes_room(self, store: Store) -> None:
+        await self.begin(store, 1)
+        await self.end(store, uid(1))
+        for ops in (
+            [TakenBack("main", ((uid(1), "stopped"),))],
+            [TakenBack("main", ((uid(1), "running"),)), Responded("main", "t1", 1, (), (), ((uid(1), "waiting"),))],
+            [Delivered("main", "message")],
+            [Collected(NOON + DAY, NOON + DAY)],
+        ):
+            await self.fill(store, NEWS_LIMIT - 2)
+            told: list[Op] = [
+                Notified("main", kind, "info", kind, NOON, uid(1)) for kind in ("tool.content", "tool.waiting")
+            ]
+            await self.commit(store, *told)
+            await self.commit(store, *ops)
+            count = len(await store.news("main"))
+            assert count in (0, NEWS_LIMIT - 2), (ops, count)
+            await self.fill(store, NEWS_LIMIT - count, first=count)
+            queued = await store.news("main")
+            assert len(queued) == NEWS_LIMIT and queued[0].number > 0, (ops, queued[0])
+            await self.deliver(store)
+
+    async def check_N6_the_line_rides_on_anything_and_goes_alone(self, store: Store) -> None:
+        for number in range(NEWS_LIMIT + 2):
+            await self.commit(store, Notified("main", "k.n", "info", str(number), NOON, None, ("turn",)))
+        (line,) = await self.deliver(store, "response")
+        assert line.message == "2 earlier notifications were dropped."
+        assert messages(await store.news("main"))[0] == "2"
+        await self.fill(store, 3, first=NEWS_LIMIT + 2)
+        assert (await store.news("main"))[0].message == "3 earlier notifications were dropped."
+        assert len(await self.deliver(store)) == NEWS_LIMIT + 1
+
+    @shared
+    async def check_N5_queued_news_is_delivered_after_a_crash(self, store: Store) -> None:
+        await self.commit(store, TurnBegan("main", "t1", NOON), Opened("main", "t1", 1, ()))
+        await self.commit(store, notified(7, "error"))
+        given = (("a", "10", "ten", False, None),)
+        (carried,) = await self.commit(store, Responded("main", "t1", 1, given, (), (), ("response",)))
+        await self.fill(store, NEWS_LIMIT + 5)
+        of, _ = await self.park(store, 1)
+        await self.resolve(store, f"key-{of}", Resolution("ok", 1))
+        queued = await store.news("main")
+        later = await self.reopened(store)
+        assert await later.news("main") == queued
+        assert queued[0].message == "6 earlier notifications were dropped." and queued[-1].uid == of
+        assert await later.answers("main", "t1", 1) == Answers(given, carried), "it may not have arrived"
+        await self.fill(later, 1)
+        assert await self.deliver(later) != () and await self.deliver(later) == ()
+        assert await (await self.reopened(later)).news("main") == []
+
+    @shared
+    async def check_N4_of_two_processes_one_delivers(self, store: Store) -> None:
+        other = await self.second(store)
+        await self.fill(store, 5)
+        await self.commit(other, notified(5))
+        assert messages(await self.deliver(other)) == ["0", "1", "2", "3", "4", "5"]
+        assert await self.deliver(store) == ()
+
+    @shared
+    async def check_N4_a_process_hears_of_news(self, store: Store) -> None:
+        """By the handle it is of or, of none, by the conversation: somebody may wait for critical news there."""
+        other = await self.second(store)
+        of = await self.begin(store, 1)
+        await self.word(other, of)
+        for op, heard in (
+            (Notified("main", "k.n", "info", "x", NOON, of), of),
+            (await self.ending(store, of, news=STOPPED), of),
+            (Notified("a conversation", "k.n", "critical", "x", NOON), "a conversation"),
+        ):
+            self.heard[id(other)].clear()
+            await self.commit(store, op)
+            await self.word(other, heard)

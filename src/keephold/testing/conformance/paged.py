@@ -1,7 +1,5 @@
 """Checks of what people page through: handles searched and sorted, counts, conversations, turns and their batches."""
 
-# ruff: noqa: N802 - checks are named after the rules they prove
-
 from typing import Any
 
 from keephold.handles.question import Question

@@ -1,17 +1,13 @@
 """The conformance suite of the store seam, put together."""
 
-from keephold.testing.conformance.annotated import Annotations
-from keephold.testing.conformance.cleaned import Cleaned
 from keephold.testing.conformance.commits import Commits
-from keephold.testing.conformance.created import Created
 from keephold.testing.conformance.deferred import Deferred
-from keephold.testing.conformance.delivery import Delivering
 from keephold.testing.conformance.events import Events
 from keephold.testing.conformance.fencing import Fencing
-from keephold.testing.conformance.handles import Handles
-from keephold.testing.conformance.lasting import Lasting, Retention, Sharing
-from keephold.testing.conformance.listed import Listed
-from keephold.testing.conformance.notifications import Telling
+from keephold.testing.conformance.handles import Created, Handles
+from keephold.testing.conformance.lasting import Cleaned, Lasting, Retention, Sharing
+from keephold.testing.conformance.listed import Annotations, Listed
+from keephold.testing.conformance.notifications import Delivering, Telling
 from keephold.testing.conformance.paged import Paged
 from keephold.testing.conformance.transcripts import Transcribed
 from keephold.testing.conformance.turns import Inquiries, Others, Turns

@@ -1,7 +1,5 @@
 """Checks of what was said in conversations, and about them (G1)."""
 
-# ruff: noqa: N802 - checks are named after the rules they prove
-
 from msgspec.structs import replace
 
 from keephold.store.base import (

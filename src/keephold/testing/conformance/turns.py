@@ -1,7 +1,5 @@
 """Checks of what is not a handle: turns with their batches and inquiries, process events, requests, secrets."""
 
-# ruff: noqa: N802 - checks are named after the rules they prove
-
 from typing import Any
 
 from keephold.store.base import (

@@ -21,9 +21,8 @@ from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
 
 from keephold.tools.remote.asking import Asker
-from keephold.tools.remote.stderr import Stderr
 from keephold.tools.remote.tasks import TasksExtension
-from keephold.tools.remote.transport import on_pipes, over_http
+from keephold.tools.remote.transport import Stderr, on_pipes, over_http
 
 if TYPE_CHECKING:
     from keephold.tools.remote.connection import Connection

@@ -3,13 +3,17 @@
 A program's process bears the runtime's mark, so that it dies with us whatever happens (R2); what it prints on standard
 error is kept for the words of a failure. Over HTTP no read times out, because a call may take days; a peer that is gone
 without a word is noticed by TCP's keepalive.
+
+What a server's program prints on standard error: read, so that it never blocks; its end is kept for errors.
 """
 
+import asyncio
+import os
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 from urllib.request import getproxies
 
 import httpx2
@@ -20,7 +24,53 @@ from mcp.shared.message import SessionMessage
 
 from keephold.tools.guard import Guard
 from keephold.tools.remote.server import McpServer
-from keephold.tools.remote.stderr import Stderr
+
+_KEPT = 2000
+
+
+class Stderr:
+    """The standard error of one program."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+        self._write: TextIO | None = None
+
+    @contextmanager
+    def open(self) -> Iterator[TextIO]:
+        """The file to give to the program; what comes is read until the block is left."""
+        loop = asyncio.get_running_loop()
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        self._write = os.fdopen(write, "w")
+        loop.add_reader(read, self._look, read)
+        try:
+            yield self._write
+        finally:
+            self.started()
+            loop.remove_reader(read)
+            self._look(read)  # the last words are often the only ones
+            os.close(read)
+
+    def started(self) -> None:
+        """The program has its own descriptor by now."""
+        if self._write is not None:
+            self._write.close()
+            self._write = None
+
+    @property
+    def last_words(self) -> str:
+        """The last line that was printed, or nothing."""
+        lines = self._tail.decode(errors="replace").split("\n")
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+
+    def _look(self, read: int) -> None:
+        try:
+            while part := os.read(read, 65536):
+                self._tail = (self._tail + part)[-_KEPT:]
+        except BlockingIOError:
+            return
+        asyncio.get_running_loop().remove_reader(read)  # it has closed it
+
 
 _LARGEST_EVENT = 100 << 20
 """Bytes of one message over HTTP: as much as is kept of an output unless its tool says otherwise."""

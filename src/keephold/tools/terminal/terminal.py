@@ -7,11 +7,18 @@ whose answer is typed if the program still waits for it, and is nowhere to be se
 A one-shot call has nobody who types. Whenever its program is found waiting for a line it is told that the input has
 ended, as an empty file would; it is looked for when its output has been quiet for 100 ms, and then again after pauses
 that grow to a second. A program that takes single keys is not known to wait, and is left to its timeout.
+
+What a terminal was sent last, as far back as anybody asks.
+
+A veil over what a person typed as a password: where a program prints it as it is, it is masked (K5).
+
+A program that wants to show it can: letter by letter with pauses, or with colours in between.
 """
 
 import asyncio
 import contextlib
 import copy
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
@@ -19,20 +26,107 @@ from typing import Any, Literal
 from keephold.errors import ToolError
 from keephold.handles.question import Question
 from keephold.handles.state import Error, Ok, Outcome, Printed, error_of
+from keephold.handles.text import strip_controls
 from keephold.tools.base import Invocation, Screen, Sink
 from keephold.tools.child import as_json, as_text, ending, environment, remove
 from keephold.tools.guard import Guard
 from keephold.tools.marks import call_mark
 from keephold.tools.session import Exit
 from keephold.tools.template import CommandLine, values_of
-from keephold.tools.terminal.cells import SupportsCells
-from keephold.tools.terminal.emulator import open_emulator
+from keephold.tools.terminal.emulator import SupportsCells, open_emulator
 from keephold.tools.terminal.keys import as_bytes
 from keephold.tools.terminal.make import MAX_COLS, MAX_ROWS
 from keephold.tools.terminal.probe import Look, may_come_back
 from keephold.tools.terminal.pty import Pty
-from keephold.tools.terminal.recent import Recent
-from keephold.tools.terminal.secrets import Veil
+
+_MASK = b"********"
+_SHORTEST = 4  # characters; a shorter one would be found everywhere, and so be told by what is missing
+
+
+class Veil:
+    """A stream in which secrets are replaced, also where one is split over two pieces.
+
+    To that end the last bytes of a piece are held back if a secret could begin with them: until the next piece, or
+    until somebody asks for the `rest`.
+    """
+
+    def __init__(self) -> None:
+        self._secrets: list[bytes] = []
+        self._held = b""
+
+    def hide(self, secret: str) -> None:
+        """From now on this is not shown."""
+        if len(secret) >= _SHORTEST:
+            self._secrets.append(secret.encode("utf-8", "replace"))
+            self._secrets.sort(key=len, reverse=True)  # one may be part of another
+
+    @property
+    def holds(self) -> bool:
+        """Whether something is held back."""
+        return bool(self._held)
+
+    def pass_on(self, data: bytes) -> bytes:
+        """What may be shown of the stream up to here."""
+        if not self._secrets:
+            return data
+        data = self._held + data
+        for secret in self._secrets:
+            data = data.replace(secret, _MASK)
+        length = max(_begun(data, secret) for secret in self._secrets)
+        shown, self._held = data[: len(data) - length], data[len(data) - length :]
+        return shown
+
+    def rest(self) -> bytes:
+        """What was held back: it was no secret after all."""
+        rest, self._held = self._held, b""
+        return rest
+
+
+def _begun(data: bytes, secret: bytes) -> int:
+    """How many bytes at the end of the data may be the beginning of the secret."""
+    lengths = range(min(len(data), len(secret) - 1), 0, -1)
+    return next((length for length in lengths if data.endswith(secret[:length])), 0)
+
+
+_LIMIT = 64 * 1024
+_LINE = 4096
+_PROMPT = 200
+
+_POSITIONS = re.compile(rb"\x1b\[(?:[0-9]*(?:;[0-9]*)?[Hf]|[0-9]*d)")
+"""The cursor goes to a place of the screen (CUP, HVP, VPA), wherever it was."""
+
+_LEAVES = re.compile(rb"\x1b\[\?(?:1049|1047|47)l")
+"""The alternate screen is left."""
+
+
+class Recent:
+    """The last 64 KiB of a terminal's output."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._total = 0
+
+    def add(self, data: bytes) -> None:
+        self._total += len(data)
+        self._data += data[-_LIMIT:]
+        if len(self._data) > 2 * _LIMIT:
+            del self._data[:-_LIMIT]
+
+    def positions(self, since: int) -> bool:
+        """Whether what was printed from that offset on moves the cursor about the screen."""
+        length = min(self._total - since, _LIMIT)
+        if length <= 0:
+            return False
+        start = max(0, len(self._data) - length)
+        for left in _LEAVES.finditer(self._data, start):  # what was drawn on a screen that is gone does not count
+            start = left.end()
+        return _POSITIONS.search(self._data, start) is not None
+
+    def last_line(self) -> str:
+        """The last line that has something in it, as text; empty if there is none."""
+        lines = strip_controls(self._data[-_LINE:].decode(errors="replace")).split("\n")
+        return next((line.strip()[-_PROMPT:] for line in reversed(lines) if line.strip()), "")
+
 
 KEYS_AFTER = 0.1
 """Seconds between a new size and what is typed, and, where single keys are read, between text and keys of one `apply`:

@@ -4,14 +4,13 @@ from keephold.tools.base import Tool
 from keephold.tools.waiting.cleanup import gc_tool
 from keephold.tools.waiting.complete import complete_tool
 from keephold.tools.waiting.create import create_tool
-from keephold.tools.waiting.execute_agent import agent_step_tool, execute_agent_tool
+from keephold.tools.waiting.execute import agent_step_tool, execute_agent_tool
 from keephold.tools.waiting.execute_workflow import execute_workflow_tool
 from keephold.tools.waiting.host import Around
 from keephold.tools.waiting.listing import list_tool
-from keephold.tools.waiting.sleep import sleep_tool
 from keephold.tools.waiting.task_tools import TaskTools
 from keephold.tools.waiting.update_cancel import cancel_tool, update_tool
-from keephold.tools.waiting.wait import wait_for_multiple_tool, wait_for_tool
+from keephold.tools.waiting.wait import sleep_tool, wait_for_multiple_tool, wait_for_tool
 
 __all__ = ["LASTING", "NAMES", "Around", "wait_tools"]
 

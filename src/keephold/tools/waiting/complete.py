@@ -14,7 +14,6 @@ from keephold.store.base import Resolution, Resolving
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.create import NAME as CREATE
-from keephold.tools.waiting.find import find, named
 from keephold.tools.waiting.task_store import CREATE as TASK
 from keephold.tools.waiting.tool import WRITES, Arguments, Refused, Show, object_schema, wait_tool
 from keephold.tools.waiting.view import (
@@ -25,9 +24,11 @@ from keephold.tools.waiting.view import (
     TIME,
     TYPE,
     elapsed,
+    find,
     fitting,
     instant,
     milliseconds,
+    named,
     status,
 )
 

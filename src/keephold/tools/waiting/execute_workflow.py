@@ -15,11 +15,10 @@ from keephold.handles.text import to_json
 from keephold.tools.base import Launch, Launching, SpawnPolicy, Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting import launch
-from keephold.tools.waiting.execute_agent import STEP
-from keephold.tools.waiting.find import find_all
+from keephold.tools.waiting.execute import STEP
 from keephold.tools.waiting.host import Around
 from keephold.tools.waiting.tool import function_tool, object_schema
-from keephold.tools.waiting.view import COUNT, TEXT, came_to
+from keephold.tools.waiting.view import COUNT, TEXT, came_to, find_all
 from keephold.tools.waiting.wait import first, wait
 from keephold.tools.workflow import PARAMETERS as OF_WORKFLOWS
 from keephold.tools.workflow import WorkflowFailed, definition, read_workflow, run_workflow

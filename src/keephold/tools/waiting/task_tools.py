@@ -18,7 +18,7 @@ from keephold.tools.waiting import task_store as tasks
 from keephold.tools.waiting.create import small
 from keephold.tools.waiting.host import Around
 from keephold.tools.waiting.listing import PAGE_LIMIT, page
-from keephold.tools.waiting.tasks import STATUSES, Task
+from keephold.tools.waiting.task_store import STATUSES, Task
 from keephold.tools.waiting.tool import READS, WRITES, Arguments, Refused, Schema, object_schema, wait_tool
 from keephold.tools.waiting.view import COUNT, FLAG, METADATA, TEXT, TIME
 

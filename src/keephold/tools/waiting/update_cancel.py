@@ -11,7 +11,6 @@ from keephold.tools.call import Call
 from keephold.tools.waiting.complete import settled
 from keephold.tools.waiting.create import NAME as CREATE
 from keephold.tools.waiting.create import PRIORITY, small
-from keephold.tools.waiting.find import find
 from keephold.tools.waiting.host import Around
 from keephold.tools.waiting.task_store import CREATE as TASK
 from keephold.tools.waiting.tool import ENDS, WRITES, Arguments, object_schema, wait_tool
@@ -25,6 +24,7 @@ from keephold.tools.waiting.view import (
     TIME,
     TYPE,
     elapsed,
+    find,
     instant,
     milliseconds,
     progress_of,

@@ -2,8 +2,11 @@
 
 Waiting is event-driven, so `pollIntervalMs` is taken and not used. A timeout limits the wait and ends nothing; before
 it is reported the states are read again, from the store if another process may have changed them.
+
+`sleep`: a `timer` handle while it lasts (W1). Taken up again after a crash, it sleeps the rest.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +18,8 @@ from keephold.handles.view import Waited
 from keephold.handles.waits import Group, all_of, any_of, first_success
 from keephold.tools.base import Tool, View
 from keephold.tools.call import Call
-from keephold.tools.waiting.find import find, find_all
 from keephold.tools.waiting.host import Around
-from keephold.tools.waiting.tool import READS, Arguments, object_schema, wait_tool
+from keephold.tools.waiting.tool import READS, Arguments, Show, object_schema, wait_tool
 from keephold.tools.waiting.view import (
     COUNT,
     FLAG,
@@ -29,6 +31,8 @@ from keephold.tools.waiting.view import (
     Text,
     came_to,
     elapsed,
+    find,
+    find_all,
     fitting,
     instant,
     milliseconds,
@@ -311,3 +315,64 @@ def _room(answer: dict[str, Any]) -> int:
 def _code(handle: Handle) -> str:
     assert isinstance(handle.state, Stopped)
     return getattr(handle.state.outcome, "code", None) or "tool_error"
+
+
+PARAMETERS = object_schema(
+    {
+        "durationMs": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": 1e14,
+            "description": "Duration to wait in milliseconds.",
+        },
+        "label": {"type": "string", "description": "Optional label for the timer."},
+    },
+    ["durationMs"],
+)
+RETURNS = object_schema(
+    {
+        "success": FLAG,
+        "label": TEXT,
+        "requestedDurationMs": {"type": "number"},
+        "actualDurationMs": COUNT,
+        "startTime": TIME,
+        "endTime": TIME,
+    },
+    ["success", "requestedDurationMs", "actualDurationMs", "startTime", "endTime"],
+)
+
+
+def sleep_tool(show: Show) -> Tool:
+    """The tool."""
+
+    async def sleep(call: Call, arguments: Arguments) -> Reply:
+        registry = call._durability.registry
+        clock, handle = registry.clock, registry.loaded(call.uid)
+        start = clock.now() if handle is None else handle.state.created
+        due = start + arguments["durationMs"] / 1000
+        while (left := due - clock.now()) > 0:  # noqa: ASYNC110 (nobody but time can tell)
+            await asyncio.sleep(left)  # again if the time of day and the loop's disagree
+        end = clock.now()
+        label = arguments.get("label")
+        answer = {"success": True} | ({} if label is None else {"label": label})
+        return show(
+            answer
+            | {
+                "requestedDurationMs": arguments["durationMs"],
+                "actualDurationMs": milliseconds(end - start),
+                "startTime": instant(start),
+                "endTime": instant(end),
+            }
+        )
+
+    return wait_tool(
+        show,
+        "sleep",
+        "Wait for a specified duration (simple timer/delay).",
+        PARAMETERS,
+        RETURNS,
+        sleep,
+        kind="timer",
+        fleeting=False,
+        hints=READS | {"title": "Sleep"},
+    )

@@ -2,8 +2,7 @@
 
 from keephold.tools.workflow.definition import Workflow
 from keephold.tools.workflow.engine import run_workflow
-from keephold.tools.workflow.host import Surroundings, WorkflowFailed
-from keephold.tools.workflow.parameters import PARAMETERS
-from keephold.tools.workflow.reading import read_workflow
+from keephold.tools.workflow.frame import Surroundings, WorkflowFailed
+from keephold.tools.workflow.reading import PARAMETERS, read_workflow
 
 __all__ = ["PARAMETERS", "Surroundings", "Workflow", "WorkflowFailed", "read_workflow", "run_workflow"]

@@ -29,12 +29,21 @@ from keephold.tools.workflow.definition import (
     Workflow,
 )
 from keephold.tools.workflow.expressions import shortened
-from keephold.tools.workflow.flow import Cut, Ended, Failure, LimitReached, nearer, timed_out
-from keephold.tools.workflow.frame import Deadline, Frame, flat
-from keephold.tools.workflow.host import Surroundings, WorkflowFailed
+from keephold.tools.workflow.frame import (
+    Cut,
+    Deadline,
+    Ended,
+    Failure,
+    Frame,
+    LimitReached,
+    Surroundings,
+    WorkflowFailed,
+    flat,
+    nearer,
+    timed_out,
+)
 from keephold.tools.workflow.http import Http
-from keephold.tools.workflow.leaves import Work, leaf
-from keephold.tools.workflow.nested import NESTED
+from keephold.tools.workflow.steps import NESTED, Work, leaf
 
 _AT = "ended at "
 """How the trace of a recorded error begins, which says when it was."""

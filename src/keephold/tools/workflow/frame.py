@@ -3,13 +3,18 @@
 Steps that run one after another share what they write. Branches that run side by side do not: each sees what was there
 when they began and writes into a layer of its own, and the layers are laid over each other in the order of the
 branches when all have ended. Which of them was faster is seen by nobody, so a replay makes the same of them.
+
+How the parts of the engine tell each other what happened: what a step ended with, and what ends more than a step.
+
+What a workflow needs of the world around it, and how it ends when it fails.
 """
 
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, Protocol
 
+from keephold.errors import ToolError
 from keephold.tools.workflow.definition import Value
 from keephold.tools.workflow.expressions import Expression
 
@@ -132,3 +137,79 @@ def flat(records: Records) -> list[Record]:
     for each in records:
         found.extend(flat(each) if isinstance(each, list) else [each])
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A step has ended, with a result or with an error. `at` is recorded, so a replay finds the same."""
+
+    at: float
+    result: Any = None
+    error: ToolError | None = None
+    skipped: bool = False
+
+
+class Failure(Exception):
+    """A step failed and nothing around it has handled that yet."""
+
+    def __init__(self, error: ToolError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class Cut(Exception):
+    """The time of somebody is up, who is this step or around it; that ends everything up to them."""
+
+    def __init__(self, name: str, at: float) -> None:
+        super().__init__(name)
+        self.name = name
+        self.at = at
+        self.recorded = False
+        """Whether the step that it hit is among the records."""
+
+
+class LimitReached(Exception):
+    """The run has reached one of its limits; nothing handles that."""
+
+    def __init__(self, error: ToolError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def nearer(one: Deadline | None, other: Deadline | None) -> Deadline | None:
+    """The deadline that comes first; of two at once the first."""
+    if one is None or other is None:
+        return one or other
+    return other if other.at < one.at else one
+
+
+def timed_out(seconds: float) -> ToolError:
+    return ToolError(f"it timed out after {seconds * 1000:.0f} ms", code="timeout", transient=True)
+
+
+class Surroundings(Protocol):
+    """The conversation that a workflow runs in."""
+
+    async def tool(self, name: str, arguments: dict[str, Any], entry: str) -> Any:
+        """Call a tool one-shot; its result. Raises `ToolError`.
+
+        `entry` names the call, once in a workflow. After a crash it is asked for by that name again, and may be under
+        way, or over, from before.
+        """
+
+    async def agent(self, agent_id: str, parameters: dict[str, Any], entry: str) -> Any:
+        """Run an agent, as a call of its own like a tool's; its result. Raises `ToolError`."""
+
+    async def wait(self, ids: Sequence[str], mode: Literal["all", "any", "race"], timeout: float | None) -> Any:
+        """Wait for handles; what they ended with. Raises `ToolError`."""
+
+    def progress(self, done: float, total: float | None, message: str | None) -> None:
+        """How far it is."""
+
+
+class WorkflowFailed(ToolError):
+    """The workflow failed, or its time was up. `partial` is its result so far, with the status that says which."""
+
+    def __init__(self, cause: ToolError, partial: Mapping[str, Any]) -> None:
+        super().__init__(cause.message, code=cause.code, transient=cause.transient, trace=cause.trace)
+        self.partial = dict(partial)

@@ -1,0 +1,318 @@
+"""Checks of a turn's updates: their order, and that they come before the answer.
+
+Checks of `turn_complete` (X2): once, last, before the answer, for the right prompt and with its stop reason.
+
+Checks of `session/cancel` (X4).
+
+Checks of `session/request_permission`.
+"""
+
+from typing import Any
+
+from keephold.acp.check.probe import Entry, reject
+from keephold.acp.check.scenes import Recording, Scenes, asked, kind, signal_fields, stop_reason, table
+from keephold.acp.check.verdict import Failed, Skipped, check
+
+STOP_REASONS = ("end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled")
+_RANK = {"pending": 0, "in_progress": 1, "completed": 2, "failed": 2}
+
+
+@check("updates", "prompt", "a prompt is answered with a stop reason")
+async def prompt(scenes: Scenes) -> None:
+    recording = await scenes.try_plain()
+    if not recording.prompts:
+        raise Skipped("there is no session; see `new-session`")
+    if recording.problem is not None:
+        raise Failed(recording.problem, recording.prompts)
+    response = recording.response(recording.prompts[0])
+    assert response is not None
+    if "error" in response.message:
+        raise Failed("the prompt was answered with an error", [response])
+    if stop_reason(response) not in STOP_REASONS:
+        raise Failed(f"stopReason must be one of {', '.join(STOP_REASONS)}", [response])
+
+
+@check("updates", "updates-before-response", "what the agent has to say comes before the answer to the prompt")
+async def updates_before_response(scenes: Scenes) -> None:
+    recording, request, response = await _plain(scenes)
+    updates = recording.updates(request)
+    if not updates:
+        raise Skipped("the agent sent no updates for the prompt; give one with --prompt that it talks about")
+    if updates[0].number > response.number:
+        raise Failed("every update came after the answer", [response, *updates[:1]])
+
+
+@check("updates", "no-late-updates", "no update of the turn comes after the answer to the prompt")
+async def no_late_updates(scenes: Scenes) -> None:
+    recording, request, response = await _plain(scenes)
+    if late := [entry for entry in recording.updates(request) if entry.number > response.number]:
+        raise Failed("an update of the turn came after the answer", [response, *late])
+
+
+@check("updates", "tool-call-order", "a tool call is announced before it is updated, and its status only goes forward")
+async def tool_call_order(scenes: Scenes) -> None:
+    recording, request, _ = await _plain(scenes)
+    turns = [recording.updates(request)]
+    allowed = await scenes.allowed()
+    if allowed.problem is None:
+        turns.append(allowed.updates(allowed.prompts[0]))
+    told = [[entry for entry in turn if kind(entry) in ("tool_call", "tool_call_update")] for turn in turns]
+    for turn in told:
+        seen: dict[Any, Entry] = {}
+        for entry in turn:
+            _follow(entry, seen)
+    if not any(told):
+        raise Skipped("the agent made no tool call; give a prompt with --prompt that makes it use a tool")
+
+
+def _follow(entry: Entry, seen: dict[Any, Entry]) -> None:
+    """Compare an update of a tool call with the last one of the same call that had a status."""
+    update = table(entry.params, "update")
+    id, status = update.get("toolCallId"), update.get("status")
+    before = seen.get(id)
+    if kind(entry) == "tool_call":
+        status = status or "pending"
+    elif before is None:
+        raise Failed(f"tool_call_update for `{id}`, which no tool_call has announced", [entry])
+    if status is None:
+        return
+    if status not in _RANK:
+        raise Failed(f"the status of a tool call is one of {', '.join(_RANK)}", [entry])
+    was = "pending" if before is None else table(before.params, "update").get("status", "pending")
+    if _RANK[status] < _RANK[was] or (_RANK[was] == 2 and status != was):
+        raise Failed(f"the tool call `{id}` went from {was} to {status}", [before, entry])
+    seen[id] = entry
+
+
+async def _plain(scenes: Scenes) -> tuple[Recording, Entry, Entry]:
+    recording = await scenes.plain()
+    request = recording.prompts[0]
+    response = recording.response(request)
+    assert response is not None
+    return recording, request, response
+
+
+@check("turn_complete", "turn-complete-once", "there is exactly one turn_complete for a prompt")
+async def once(scenes: Scenes) -> None:
+    recording, prompt, response = await _offered(scenes)
+    signals = recording.signals(prompt)
+    if not signals:
+        raise Failed("the agent offers turn_complete and sent none", [prompt, response])
+    if len(signals) > 1:
+        raise Failed(f"{len(signals)} turn_complete for one prompt", signals)
+
+
+@check("turn_complete", "turn-complete-last", "no update of the turn comes between turn_complete and the answer")
+async def last(scenes: Scenes) -> None:
+    recording, prompt, response = await _offered(scenes)
+    signal = _signal(recording, prompt)
+    updates = recording.updates(prompt)
+    if behind := [entry for entry in updates if signal.number < entry.number < response.number]:
+        raise Failed("an update of the turn came after turn_complete", [signal, *behind])
+
+
+@check("turn_complete", "turn-complete-before-response", "turn_complete comes before the answer to the prompt")
+async def before_response(scenes: Scenes) -> None:
+    recording, prompt, response = await _offered(scenes)
+    signal = _signal(recording, prompt)
+    if signal.number > response.number:
+        raise Failed("turn_complete came after the answer", [response, signal])
+
+
+@check("turn_complete", "turn-complete-id", "promptRequestId is the id of the prompt's request, as a string")
+async def prompt_request_id(scenes: Scenes) -> None:
+    recording, prompt, _ = await _offered(scenes)
+    signal = _signal(recording, prompt)
+    named, right = signal_fields(signal)[0], str(prompt.message["id"])
+    if named != right or not isinstance(named, str):
+        raise Failed(f"promptRequestId is {named!r} and must be {right!r}", [prompt, signal])
+
+
+@check("turn_complete", "turn-complete-reason", "stopReason of turn_complete is that of the answer")
+async def same_reason(scenes: Scenes) -> None:
+    recording, prompt, response = await _offered(scenes)
+    signal = _signal(recording, prompt)
+    told, answered = signal_fields(signal)[1], stop_reason(response)
+    if told != answered:
+        raise Failed(f"turn_complete says {told!r}, and the answer {answered!r}", [signal, response])
+
+
+@check(
+    "turn_complete",
+    "two-prompts",
+    "of two prompts in one session each has its own turn_complete; an id may be a string",
+)
+async def two_prompts(scenes: Scenes) -> None:
+    _require_offer(await scenes.hello())
+    _correlated(await scenes.two_prompts())
+
+
+@check("turn_complete", "two-sessions", "of two sessions at once each has its own turn_complete")
+async def two_sessions(scenes: Scenes) -> None:
+    _require_offer(await scenes.hello())
+    _correlated(await scenes.two_sessions())
+
+
+def _correlated(recording: Recording) -> None:
+    if recording.problem is not None:
+        raise Failed(recording.problem, recording.prompts)
+    for prompt in recording.prompts:
+        right = str(prompt.message["id"])
+        signals = recording.signals(prompt)
+        if right not in [signal_fields(signal)[0] for signal in signals]:
+            session = prompt.params["sessionId"]
+            raise Failed(f"session {session} got no turn_complete for prompt {right!r}", [prompt, *signals])
+
+
+async def _offered(scenes: Scenes) -> tuple[Recording, Entry, Entry]:
+    """The plain turn of an agent that offers the signal."""
+    recording = await scenes.plain()
+    _require_offer(recording)
+    prompt = recording.prompts[0]
+    response = recording.response(prompt)
+    assert response is not None
+    return recording, prompt, response
+
+
+def _require_offer(recording: Recording) -> None:
+    if not recording.signals_offered:
+        offers = 'agentCapabilities._meta["keephold/turnComplete"] nor sessionCapabilities.turnComplete'
+        raise Skipped(f"the agent offers neither {offers}")
+
+
+def _signal(recording: Recording, prompt: Entry) -> Entry:
+    signals = recording.signals(prompt)
+    if not signals:
+        raise Skipped("there was no turn_complete; see `turn-complete-once`")
+    return signals[0]
+
+
+@check("cancelling", "cancel", "a turn that is cancelled ends with stopReason cancelled")
+async def cancel(scenes: Scenes) -> None:
+    recording = await scenes.cancelled()
+    sent = _cancel(recording)
+    if recording.problem is not None:
+        raise Failed(recording.problem, [*recording.prompts, sent])
+    response = recording.response(recording.prompts[0])
+    assert response is not None
+    if sent is None:
+        raise Skipped("the turn was over before it could be cancelled; give one with --slow-prompt that takes longer")
+    if stop_reason(response) != "cancelled":
+        hint = "if it was over by then, give one with --slow-prompt that takes longer"
+        raise Failed(f"the turn ended with {stop_reason(response)!r} after session/cancel; {hint}", [sent, response])
+
+
+@check(
+    "cancelling",
+    "cancel-order",
+    "on cancel the remaining updates come first, then turn_complete if offered, then the answer",
+)
+async def cancel_order(scenes: Scenes) -> None:
+    recording = await scenes.cancelled()
+    prompt = recording.prompts[0] if recording.prompts else None
+    response = None if prompt is None or recording.problem is not None else recording.response(prompt)
+    if prompt is None or response is None or stop_reason(response) != "cancelled":
+        raise Skipped("no turn was cancelled; see `cancel`")
+    updates = recording.updates(prompt)
+    if late := [entry for entry in updates if entry.number > response.number]:
+        raise Failed("an update of the cancelled turn came after the answer", [response, *late])
+    if not recording.signals_offered:
+        return
+    signals = recording.signals(prompt)
+    if len(signals) != 1:
+        raise Failed(f"{len(signals)} turn_complete for the cancelled turn", [response, *signals])
+    (signal,) = signals
+    if signal.number > response.number:
+        raise Failed("turn_complete came after the answer", [response, signal])
+    if behind := [entry for entry in updates if entry.number > signal.number]:
+        raise Failed("an update of the cancelled turn came after turn_complete", [signal, *behind])
+    if signal_fields(signal)[1] != "cancelled":
+        raise Failed(f"turn_complete says {signal_fields(signal)[1]!r} and not 'cancelled'", [signal, response])
+
+
+@check(
+    "cancelling",
+    "cancel-permission",
+    "a turn that is cancelled while it asks for permission ends with stopReason cancelled",
+)
+async def cancel_permission(scenes: Scenes) -> None:
+    recording = await scenes.withdrawn()
+    question, sent = asked(recording.log), _cancel(recording)
+    if recording.problem is not None:
+        raise Failed(recording.problem, [*recording.prompts, question, sent])
+    response = recording.response(recording.prompts[0])
+    assert response is not None
+    if question is None:
+        raise Skipped("the agent did not ask for permission; give a prompt with --permission-prompt that makes it ask")
+    if stop_reason(response) != "cancelled":
+        raise Failed(f"the turn ended with {stop_reason(response)!r}", [question, sent, response])
+
+
+@check("cancelling", "cancel-idle", "a cancel while no turn runs does nothing")
+async def cancel_idle(scenes: Scenes) -> None:
+    await scenes.plain()
+    async with scenes.agent() as probe:
+        session = await scenes.session(probe)
+        sent = probe.send({"method": "session/cancel", "params": {"sessionId": session}})
+        blocks = [{"type": "text", "text": scenes.settings.prompt}]
+        answer = await probe.answer(probe.request("session/prompt", {"sessionId": session, "prompt": blocks}))
+        if stop_reason(answer) in ("cancelled", "error"):
+            raise Failed("the next turn was cancelled", [sent, answer])
+
+
+def _cancel(recording: Recording) -> Entry | None:
+    return next((entry for entry in recording.log if entry.ours and entry.method == "session/cancel"), None)
+
+
+KINDS = ("allow_once", "allow_always", "reject_once", "reject_always")
+
+
+@check("permission", "permission-request", "a request for permission names its tool call and options of known kinds")
+async def permission_request(scenes: Scenes) -> None:
+    question, _ = _asked(await scenes.allowed())
+    call, options = table(question.params, "toolCall"), question.params.get("options")
+    if not isinstance(call.get("toolCallId"), str):
+        raise Failed("toolCall must have a toolCallId", [question])
+    if not isinstance(options, list) or not options:
+        raise Failed("options must be a list with at least one option", [question])
+    for option in options:
+        whole = isinstance(option, dict) and all(isinstance(option.get(key), str) for key in ("optionId", "name"))
+        if not whole or option.get("kind") not in KINDS:
+            raise Failed(f"an option has an optionId, a name and a kind of {', '.join(KINDS)}", [question])
+
+
+@check("permission", "permission-allow", "a turn goes on to its end when permission is given")
+async def permission_allow(scenes: Scenes) -> None:
+    question, response = _asked(await scenes.allowed())
+    if stop_reason(response) in ("cancelled", "error"):
+        raise Failed(f"permission was given, and the turn ended with {stop_reason(response)!r}", [question, response])
+
+
+@check(
+    "permission", "permission-reject", "a tool call that was refused is not completed, and the turn goes on to its end"
+)
+async def permission_reject(scenes: Scenes) -> None:
+    recording = await scenes.rejected()
+    question, response = _asked(recording)
+    if reject(question)["outcome"] == "cancelled":
+        raise Skipped("the agent offers no option to reject")
+    if stop_reason(response) == "error":
+        raise Failed("permission was refused, and the prompt was answered with an error", [question, response])
+    refused = table(question.params, "toolCall").get("toolCallId")
+    for entry in recording.updates(recording.prompts[0]):
+        update = table(entry.params, "update")
+        is_it = kind(entry) in ("tool_call", "tool_call_update") and update.get("toolCallId") == refused
+        if is_it and update.get("status") == "completed" and entry.number > question.number:
+            raise Failed("the tool call was refused and completed all the same", [question, entry])
+
+
+def _asked(recording: Recording) -> tuple[Entry, Entry]:
+    """The question and the answer to the prompt."""
+    question = asked(recording.log)
+    if recording.problem is not None:
+        raise Failed(recording.problem, [*recording.prompts, question])
+    response = recording.response(recording.prompts[0])
+    assert response is not None
+    if question is None:
+        raise Skipped("the agent did not ask for permission; give a prompt with --permission-prompt that makes it ask")
+    return question, response
