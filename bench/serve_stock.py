@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from keephold.durable.keys import key_id, make_key, new_secret
-from keephold.handles.state import Error, Ok, Running, Stopped
+from keephold.handles.state import Failure, Ok, Running, Stopped
 from keephold.store.base import Op, Parking, Record, Registered, SecretAdded, WaitOpened
 from keephold.store.sqlite import SqliteStore
 
@@ -60,7 +60,7 @@ def _record(number: int, at: float, **more: Any) -> Record:
 
 
 def _stopped(number: int, at: float) -> Record:
-    outcome = Error("it did not work") if number % 10 == 0 else Ok("done")
+    outcome = Failure("it did not work") if number % 10 == 0 else Ok("done")
     tool = _TOOLS[number % len(_TOOLS)]
     state = Stopped(at, at, at + 0.5, outcome)
     return _record(number, at, id=f"{tool}-{number}", tool=tool, state=state, arguments={"target": f"t{number}"})

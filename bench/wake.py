@@ -19,7 +19,7 @@ from typing import Any
 
 import keephold
 from bench.rounds import Bar, Plan, Row, measure
-from keephold.handles.state import Error, Ok
+from keephold.handles.state import Failure, Ok
 from keephold.handles.view import Handles
 from keephold.tools.base import Invocation, Sink
 
@@ -50,12 +50,12 @@ class HeldCall:
         raise NotImplementedError
 
     def end(self, grace: float) -> None:
-        self._stop(Error("ended", "cancelled"))
+        self._stop(Failure("ended", "cancelled"))
 
     def stop(self) -> None:
         self._stop(Ok("done"))
 
-    def _stop(self, outcome: Ok | Error) -> None:
+    def _stop(self, outcome: Ok | Failure) -> None:
         self._sink.stop(outcome)
         self._sink.released()
 

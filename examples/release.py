@@ -27,12 +27,12 @@ async def migrate(call: keephold.Call, table: str) -> str:
 
 async def person(
     prompt: keephold.RunTool | keephold.DeliverResult | keephold.AskQuestion,
-) -> keephold.Said | keephold.Cancelled:
+) -> keephold.Answer | keephold.Dismissed:
     """The prompter: in real life a terminal, a chat, a page. This person takes two minutes, and says no."""
     assert isinstance(prompt, keephold.AskQuestion)  # no tool of this program needs permission
     await asyncio.sleep(120)
     print(f"{prompt.tool} asks: {prompt.question.text}\nperson: No.\n")
-    return keephold.Said(False)
+    return keephold.Answer(False)
 
 
 def release() -> ScriptedModel:

@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from keephold.errors import ConfigError, KeepholdError, ToolError, TurnFailed
     from keephold.handles.handle import HandleInfo
     from keephold.handles.question import Question
-    from keephold.handles.state import Error, Ok, Printed
+    from keephold.handles.state import Failure, Ok, PrintedOutput
     from keephold.runtime import Runtime
     from keephold.store.rows import ProcessEvent
     from keephold.tools.base import (
         NotificationPolicy,
         OutputPolicy,
+        OutputView,
         QuestionPolicy,
         RetryPolicy,
         SpawnPolicy,
         Tool,
-        View,
     )
-    from keephold.tools.call import Call, Diff
+    from keephold.tools.call import Call, FileDiff
     from keephold.tools.function import tool
     from keephold.tools.remote.server import mcp_server
     from keephold.tools.terminal.make import terminal
@@ -34,24 +34,25 @@ if TYPE_CHECKING:
     from keephold.turn.ending import Ending
     from keephold.turn.inquiry import Inquiry
     from keephold.turn.notifications import Notification, notification_block
-    from keephold.turn.prompts import Approved, AskQuestion, Cancelled, DeliverResult, Denied, Edited, RunTool, Said
+    from keephold.turn.prompts import Answer, Approved, AskQuestion, DeliverResult, Denied, Dismissed, Edited, RunTool
     from keephold.turn.slot import ToolCall
     from keephold.turn.turn import OpenBatch, Response, Turn
 
 __all__ = [
     "AgentRequest",
+    "Answer",
     "Approved",
     "AskQuestion",
     "Call",
-    "Cancelled",
     "ConfigError",
     "DeliverResult",
     "Denied",
-    "Diff",
+    "Dismissed",
     "Edited",
     "Effects",
     "Ending",
-    "Error",
+    "Failure",
+    "FileDiff",
     "HandleInfo",
     "Inquiry",
     "KeepholdError",
@@ -61,8 +62,9 @@ __all__ = [
     "Ok",
     "OpenBatch",
     "OutputPolicy",
+    "OutputView",
     "Pending",
-    "Printed",
+    "PrintedOutput",
     "ProcessEvent",
     "Question",
     "QuestionPolicy",
@@ -71,14 +73,12 @@ __all__ = [
     "RetryPolicy",
     "RunTool",
     "Runtime",
-    "Said",
     "SpawnPolicy",
     "Tool",
     "ToolCall",
     "ToolError",
     "Turn",
     "TurnFailed",
-    "View",
     "mcp_server",
     "notification_block",
     "terminal",
@@ -90,15 +90,15 @@ _HOMES = {
     "Approved": "keephold.turn.prompts",
     "AskQuestion": "keephold.turn.prompts",
     "Call": "keephold.tools.call",
-    "Cancelled": "keephold.turn.prompts",
+    "Dismissed": "keephold.turn.prompts",
     "ConfigError": "keephold.errors",
     "DeliverResult": "keephold.turn.prompts",
     "Denied": "keephold.turn.prompts",
-    "Diff": "keephold.tools.call",
+    "FileDiff": "keephold.tools.call",
     "Edited": "keephold.turn.prompts",
     "Effects": "keephold.durable.effects",
     "Ending": "keephold.turn.ending",
-    "Error": "keephold.handles.state",
+    "Failure": "keephold.handles.state",
     "HandleInfo": "keephold.handles.handle",
     "Inquiry": "keephold.turn.inquiry",
     "KeepholdError": "keephold.errors",
@@ -109,7 +109,7 @@ _HOMES = {
     "OpenBatch": "keephold.turn.turn",
     "OutputPolicy": "keephold.tools.base",
     "Pending": "keephold.durable.deferred",
-    "Printed": "keephold.handles.state",
+    "PrintedOutput": "keephold.handles.state",
     "ProcessEvent": "keephold.store.rows",
     "Question": "keephold.handles.question",
     "QuestionPolicy": "keephold.tools.base",
@@ -118,14 +118,14 @@ _HOMES = {
     "RetryPolicy": "keephold.tools.base",
     "RunTool": "keephold.turn.prompts",
     "Runtime": "keephold.runtime",
-    "Said": "keephold.turn.prompts",
+    "Answer": "keephold.turn.prompts",
     "SpawnPolicy": "keephold.tools.base",
     "Tool": "keephold.tools.base",
     "ToolCall": "keephold.turn.slot",
     "ToolError": "keephold.errors",
     "Turn": "keephold.turn.turn",
     "TurnFailed": "keephold.errors",
-    "View": "keephold.tools.base",
+    "OutputView": "keephold.tools.base",
     "mcp_server": "keephold.tools.remote.server",
     "notification_block": "keephold.turn.notifications",
     "terminal": "keephold.tools.terminal.make",

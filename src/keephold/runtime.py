@@ -46,15 +46,15 @@ from keephold.turn.inquiry_service import TIMEOUT_SECS, Inquiries
 from keephold.turn.lineage import root_of
 from keephold.turn.notifications import Notifications
 from keephold.turn.permission import Permission
-from keephold.turn.prompt_queue import People
-from keephold.turn.prompts import Prompter, Remembered
+from keephold.turn.prompt_queue import PromptQueue
+from keephold.turn.prompts import Prompter, TurnDecisions
 from keephold.turn.questions import Questions
 from keephold.turn.recovery import Deadlines, Recovery
 from keephold.turn.relay import Relay
 from keephold.turn.replies import Replies
-from keephold.turn.single_calls import Desk
+from keephold.turn.single_calls import CallQueue
 from keephold.turn.slot import Tools
-from keephold.turn.tool_services import Aside
+from keephold.turn.tool_services import ToolServices
 from keephold.turn.turn import Turn
 from keephold.upkeep import Upkeep
 
@@ -100,7 +100,7 @@ class Runtime:
         """Those that are open."""
         self.on_tools: list[Callable[[], None]] = []
         """Called when the list of tools is another one."""
-        self._desks: WeakValueDictionary[str, Desk] = WeakValueDictionary()
+        self._desks: WeakValueDictionary[str, CallQueue] = WeakValueDictionary()
         self._agents = Agents()
         self._agency: Agency | None = None
         self._measure = Measure(metrics)
@@ -117,7 +117,7 @@ class Runtime:
             retention = _RETENTION_STORED if opened.durable else _RETENTION_MEMORY
         self.replies = Replies(projector or Projector())
         used = [*servers, *(loaded.mcp_servers() if loaded else ())]
-        waiting = Aside(self).tools(
+        waiting = ToolServices(self).tools(
             self._agents,
             self._measure,
             detached=detached,
@@ -144,8 +144,8 @@ class Runtime:
         if loaded is not None and loaded.has_model:
             self.inquiries.use(self._inquire)
         self.notifications = Notifications(self.registry)
-        self.remembered = Remembered()
-        self.people = People(prompter)
+        self.remembered = TurnDecisions()
+        self.people = PromptQueue(prompter)
         self.permission = Permission(detached, self.people, self.remembered)
         questions = Questions(self.registry, self.limits, detached, self.people, self.inquiries, self.remembered)
         self.durability = Durability(self.registry)
@@ -274,12 +274,12 @@ class Runtime:
     async def _inquire(self, inquiry: Inquiry) -> Any:
         return await self.agency.inquire(inquiry)
 
-    def desk(self, conversation: str) -> Desk:
+    def desk(self, conversation: str) -> CallQueue:
         """Where calls of a conversation are handed in one by one, without a turn (M5)."""
         self.check_open()
         desk = self._desks.get(conversation)
         if desk is None:
-            desk = self._desks[conversation] = Desk(self, conversation)
+            desk = self._desks[conversation] = CallQueue(self, conversation)
         return desk
 
     async def connected(self, timeout: float | None = None) -> bool:

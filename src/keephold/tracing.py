@@ -25,7 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from keephold.handles.handle import Handle
 from keephold.handles.observing import Asking
 from keephold.handles.registry import Registry
-from keephold.handles.state import Error, Stopped
+from keephold.handles.state import Failure, Stopped
 from keephold.store.base import (
     Attempted,
     Changed,
@@ -369,7 +369,7 @@ def _recorded(record: Record) -> dict[str, Any]:
 def _say(span: Span, state: Stopped) -> None:
     """How a call ended, without what it said."""
     span.set_attribute("keephold.ended_by", state.ended_by)
-    if isinstance(state.outcome, Error):
+    if isinstance(state.outcome, Failure):
         span.set_attribute("error.type", state.outcome.code)
         if not state.deliberate:
             span.set_status(StatusCode.ERROR, state.outcome.code)

@@ -15,11 +15,11 @@ from tests.acp.within import Within, within
 
 from keephold.acp.agent import replay
 from keephold.acp.agent import server as served
-from keephold.acp.agent.session import Session
+from keephold.acp.agent.session import AgentSession
 from keephold.acp.wire import RpcError
 from keephold.agent.conversation import Conversation
 from keephold.store.base import ConversationRow
-from keephold.turn.prompt_queue import People
+from keephold.turn.prompt_queue import PromptQueue
 
 AGENT = """
 [agents.sub]
@@ -49,15 +49,15 @@ async def test_X1_nothing_is_held_of_a_session_that_was_closed(tmp_path: Path) -
         ((id, _),) = agent.requests("session/request_permission")
         agent.peer.respond(id, {"outcome": {"outcome": "selected", "optionId": "yes"}})
         assert await turn == "end_turn"
-        assert sorted(left(Session, Conversation)) == ["Conversation", "Session"]
+        assert sorted(left(AgentSession, Conversation)) == ["Conversation", "AgentSession"]
         await agent.ask("session/close", session)
-        assert left(Session, Conversation) == []
+        assert left(AgentSession, Conversation) == []
         (tmp_path / "flag").touch()  # it was kept, and is known again
         await agent.ask("session/load", session, cwd="/tmp", mcpServers=[])
         await agent.until(lambda: "it is there" in str(agent.updates("1")[-1]))
         await agent.ask("session/close", session)
-        assert left(Session, Conversation) == []
-        assert len(left(People)) == 1  # the runtime's own
+        assert left(AgentSession, Conversation) == []
+        assert len(left(PromptQueue)) == 1  # the runtime's own
 
 
 async def test_X1_what_is_deleted_takes_what_it_kept_and_its_sub_agents_with_it(tmp_path: Path) -> None:

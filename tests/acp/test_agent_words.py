@@ -17,8 +17,8 @@ from keephold.acp.agent.replay import Replayed, replay
 from keephold.acp.agent.updates import fenced
 from keephold.acp.wire import RpcError
 from keephold.handles.handle import Handle, Watcher
-from keephold.store.base import Line
-from keephold.turn.prompts import Approved, AskQuestion, Cancelled, DeliverResult, Denied, RunTool, Said
+from keephold.store.base import TranscriptLine
+from keephold.turn.prompts import Answer, Approved, AskQuestion, DeliverResult, Denied, Dismissed, RunTool
 
 
 @tool
@@ -107,10 +107,10 @@ def test_P1_what_an_option_means(prompt: Any, option: str, decision: Any) -> Non
 
 def test_P1_an_answer_that_is_none_decides_nothing() -> None:
     request = permission(RUN, "t")
-    assert request is not None and decided(request, {"outcome": {"outcome": "cancelled"}}) == Cancelled()
+    assert request is not None and decided(request, {"outcome": {"outcome": "cancelled"}}) == Dismissed()
     for wrong in (None, {}, {"outcome": None}, chosen("sudo"), chosen("reject_onc")):
         said = decided(request, wrong)
-        assert isinstance(said, Cancelled) and said.reason is not None
+        assert isinstance(said, Dismissed) and said.reason is not None
 
 
 def ask(question: Question, **more: Any) -> AskQuestion:
@@ -123,9 +123,9 @@ def test_Q1_texts_and_secrets_are_no_choices() -> None:
     assert permission(ask(Question(id="q", text="Which?", answer_type="Boolean", secret=True)), "t") is None
     assert form(text, "not so")["requestedSchema"]["properties"]["q"]["default"] == "red"
     assert form(text, "not so")["message"] == "not so\n\nWhich?"
-    assert filled_in(text, {"action": "accept", "content": {"q": "blue"}}) == Said("blue")
-    assert filled_in(text, {"action": "decline"}) == Cancelled()
-    assert isinstance(filled_in(text, "nonsense"), Cancelled)
+    assert filled_in(text, {"action": "accept", "content": {"q": "blue"}}) == Answer("blue")
+    assert filled_in(text, {"action": "decline"}) == Dismissed()
+    assert isinstance(filled_in(text, "nonsense"), Dismissed)
     assert "--password" in elsewhere(Question(id="q", text="", secret=True), "uid", "sqlite:///s")
 
 
@@ -153,17 +153,17 @@ def test_X1_a_session_is_called_after_its_first_words() -> None:
 @pytest.mark.parametrize("threaded", [False, True])
 async def test_X1_who_watches_a_handle_is_shown_its_diffs(threaded: bool) -> None:
     def sync(call: keephold.Call) -> str:
-        call.show(keephold.Diff("a", None, "new"))
+        call.show(keephold.FileDiff("a", None, "new"))
         return "done"
 
     async def coroutine(call: keephold.Call) -> str:
         return sync(call)
 
     function = sync if threaded else coroutine
-    found: list[keephold.Diff] = []
+    found: list[keephold.FileDiff] = []
 
     class Looks(Watcher):
-        def showed(self, handle: Handle, diff: keephold.Diff) -> None:
+        def showed(self, handle: Handle, diff: keephold.FileDiff) -> None:
             found.append(diff)
 
     def watch(handles: Sequence[Handle]) -> None:
@@ -173,15 +173,15 @@ async def test_X1_who_watches_a_handle_is_shown_its_diffs(threaded: bool) -> Non
     async with keephold.Runtime(tools=[tool(name="change")(function)]) as rt, rt.turn() as turn:
         rt.registry.on_created = watch
         (response,) = await turn.run([ToolCall("1", "change")])
-        assert response.result == "done" and found == [keephold.Diff("a", None, "new")]
+        assert response.result == "done" and found == [keephold.FileDiff("a", None, "new")]
 
 
 # Telling again
 
 
-def lines(*said: tuple[str, str, dict[str, Any]]) -> list[Line]:
+def lines(*said: tuple[str, str, dict[str, Any]]) -> list[TranscriptLine]:
     return [
-        Line(number=at, turn=turn, kind=kind, body=json.dumps(body).encode(), at=0.0)
+        TranscriptLine(number=at, turn=turn, kind=kind, body=json.dumps(body).encode(), at=0.0)
         for at, (turn, kind, body) in enumerate(said, 1)
     ]
 

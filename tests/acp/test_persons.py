@@ -2,7 +2,7 @@
 
 import asyncio
 
-from keephold.turn.prompt_queue import Asking, LeftOpen, People
+from keephold.turn.prompt_queue import Asking, LeftOpen, PromptQueue
 from keephold.turn.prompts import Approved, Decision, Prompt, RunTool
 
 
@@ -20,7 +20,7 @@ class Absent:
         return Approved()
 
 
-def ask(people: People, tool: str, said: list[str]) -> Asking:
+def ask(people: PromptQueue, tool: str, said: list[str]) -> Asking:
     prompt = RunTool(tool=tool, action=None, id=None, arguments={}, conversation="c")
     return people.ask(prompt, lambda _: said.append(tool))
 
@@ -32,7 +32,7 @@ async def settled() -> None:
 
 async def test_Q5_what_was_left_open_is_asked_again_in_its_order() -> None:
     person, said = Absent(), list[str]()
-    people = People(person)
+    people = PromptQueue(person)
     askings = [ask(people, tool, said) for tool in "abc"]
     await settled()
     assert person.asked == ["a", "b", "c"] and said == []
@@ -49,7 +49,7 @@ async def test_Q5_what_was_left_open_is_asked_again_in_its_order() -> None:
 
 async def test_Q5_a_prompt_that_is_withdrawn_while_it_is_left_open_is_over() -> None:
     person, said = Absent(), list[str]()
-    people = People(person)
+    people = PromptQueue(person)
     asking = ask(people, "a", said)
     asking.withdraw()
     await settled()

@@ -17,9 +17,9 @@ from keephold.agent.events import (
     Called,
     Event,
     Interjected,
+    NotificationsDelivered,
     Text,
     Thought,
-    Told,
     TurnFinished,
     TurnStarted,
     Used,
@@ -167,7 +167,7 @@ async def test_N4_news_rides_on_the_first_response(clock: VirtualClock) -> None:
     assert script.results(2) == ["worked"]
     (news,) = script.told(2)
     assert news.startswith("[Automatic notifications.") and "`w` (work) stopped" in news
-    (told,) = talk.heard(Told)
+    (told,) = talk.heard(NotificationsDelivered)
     assert [each.kind for each in told.notifications] == ["tool.stopped"]
     assert told.text == news
 
@@ -238,7 +238,7 @@ async def test_T2_the_assistant_waits_and_speaks_again(clock: VirtualClock) -> N
     assert answer.text == "Now it is."
     (told,) = script.told(2)
     assert "worked" in told and told.startswith("[Automatic message")
-    assert talk.heard(Told) == [Told(told)]
+    assert talk.heard(NotificationsDelivered) == [NotificationsDelivered(told)]
     assert talk.heard(Used)[-1].usage.requests == 4  # three responses and an inquiry
     assert answer.usage.requests == 4
 

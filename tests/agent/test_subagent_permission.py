@@ -13,7 +13,7 @@ from tests.turn.people import Person
 
 import keephold
 from keephold.testing import VirtualClock
-from keephold.turn.prompts import Approved, AskQuestion, Denied, RunTool, Said
+from keephold.turn.prompts import Answer, Approved, AskQuestion, Denied, RunTool
 
 WAYS = ["call", "spawn", "async", "workflow", "step"]
 
@@ -82,7 +82,7 @@ async def test_P1_no_agent_runs_unasked(clock: VirtualClock, tmp_path: Path, way
 async def test_P1_the_person_is_asked_once(clock: VirtualClock, tmp_path: Path, way: str, allowed: bool) -> None:
     helper, main = Script("I ran."), starting(way)
     asks_itself = way in ("workflow", "step")
-    person = Person(Said(allowed) if asks_itself else Approved() if allowed else Denied())
+    person = Person(Answer(allowed) if asks_itself else Approved() if allowed else Denied())
     file = config(tmp_path, helper=helper)
     async with talking(main, note, clock=clock, config=file, prompter=person) as talk:
         await talk.prompt()

@@ -20,7 +20,7 @@ from tests.e2e.driver import until as eventually
 from tests.turn.people import Person
 
 from keephold.acp import subagent
-from keephold.turn.prompts import AskQuestion, Said
+from keephold.turn.prompts import Answer, AskQuestion
 
 AGENT = Path(__file__).parents[1] / "acp" / "agents" / "obedient.py"
 OPTIONS = [
@@ -151,7 +151,7 @@ def asking(way: str, **more: Any) -> Script:
     ("way", "said", "answered"), [("call", "Reject", REJECTED), *((way, "Allow", ALLOWED) for way in WAYS)]
 )
 async def test_Q4_the_person_permits(tmp_path: Path, way: str, said: str, answered: str) -> None:
-    main, person = asking(way), Person(Said(said))
+    main, person = asking(way), Person(Answer(said))
     async with coding(main, tmp_path, prompter=person) as talk:
         await talk.prompt()
     (prompt,) = person.seen
@@ -184,7 +184,7 @@ async def test_Q4_no_model_answers_by_apply(tmp_path: Path) -> None:
     async with coding(main, tmp_path, prompter=person) as talk:
         running = asyncio.create_task(talk.prompt())
         await until(lambda: len(main.read) == 3)
-        await person.says(Said("Reject"))
+        await person.says(Answer("Reject"))
         await running
     assert json.loads(main.results(1)[0])["state"] == "waiting"
     assert "person" in main.results(2)[0]
@@ -195,7 +195,7 @@ async def test_Q4_options_of_one_name_are_told_apart(tmp_path: Path) -> None:
     kinds = ("allow_once", "allow_always", "reject_once")
     options = [{"optionId": kind, "name": "No" if "reject" in kind else "Yes", "kind": kind} for kind in kinds]
     for said, chosen in (("Yes", "allow_once"), ("Yes (allow_always)", "allow_always"), ("No", "reject_once")):
-        main, person = Script([called("c1", "coder", prompt=steps(["ask", options]))], "Done."), Person(Said(said))
+        main, person = Script([called("c1", "coder", prompt=steps(["ask", options]))], "Done."), Person(Answer(said))
         async with coding(main, tmp_path, prompter=person) as talk:
             await talk.prompt()
         (prompt,) = person.seen

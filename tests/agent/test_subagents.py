@@ -346,7 +346,7 @@ async def test_Q2_an_agents_tool_asks_the_person(clock: VirtualClock, tmp_path: 
 
     async def prompter(prompt: Any) -> Any:
         asked.append(prompt)
-        return keephold.Said(False)
+        return keephold.Answer(False)
 
     file = config(tmp_path, helper=helper)
     async with talking(main, *TOOLS, clock=clock, config=file, prompter=prompter) as talk:

@@ -13,7 +13,7 @@ from tests.agent.servers import model_of, provider
 from tests.agent.whole import QUESTION, THINKING, Yard
 
 from keephold import Runtime
-from keephold.agent.events import Answer, Answered, Event, Text, Told
+from keephold.agent.events import Answer, Answered, Event, NotificationsDelivered, Text
 
 CASES = [
     ("openai-chat", "gpt-5.5", False),
@@ -150,7 +150,7 @@ def test_N4_news_comes_once_with_the_next_response_or_the_next_message(seen: See
     # later requests have it in the history, once
     said = [message.text for message in seen.requests[5].messages]
     assert sum("`w1` (watch) stopped." in text for text in said) == 1
-    assert len([event for event in seen.events if isinstance(event, Told)]) == 3
+    assert len([event for event in seen.events if isinstance(event, NotificationsDelivered)]) == 3
 
 
 def test_T2_what_runs_at_the_end_is_asked_about_and_its_result_reaches_the_model(seen: Seen) -> None:

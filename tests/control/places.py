@@ -10,7 +10,7 @@ from tests.durable.lives import stored_in
 
 from keephold import Runtime, Tool
 from keephold.control.control import Control
-from keephold.control.open_requests import Needs
+from keephold.control.open_requests import OpenRequests
 
 PLACES = ("memory", "sqlite", "elsewhere")
 """Where the handles are: in a store that does not last, in one that does, and run by another process of that store."""
@@ -22,10 +22,10 @@ async def controlled(place: str, directory: Path, tools: Sequence[Tool]) -> Asyn
     store = "memory:" if place == "memory" else stored_in(directory)
     async with Runtime(tools, store=store) as rt:
         if place != "elsewhere":
-            yield Control(rt, Needs()), rt
+            yield Control(rt, OpenRequests()), rt
             return
         async with Runtime(store=store) as looking:
-            yield Control(looking, Needs()), rt
+            yield Control(looking, OpenRequests()), rt
 
 
 async def uid_of(rt: Runtime, id: str, conversation: str = "main") -> str:

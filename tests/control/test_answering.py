@@ -13,7 +13,7 @@ from tests.turn.calls import spawn
 import keephold
 from keephold import Call, Question, Runtime, ToolCall
 from keephold.control.control import Control
-from keephold.control.open_requests import Needs
+from keephold.control.open_requests import OpenRequests
 from keephold.errors import KeepholdError
 from keephold.testing import VirtualClock
 
@@ -86,7 +86,7 @@ async def work(call: Call) -> str:
 
 
 async def test_M5_a_spawn_that_waits_for_a_permission_answers_pending(clock: VirtualClock) -> None:
-    needs = Needs()
+    needs = OpenRequests()
     async with Runtime([replace(work, run="ask")], prompter=needs, clock=clock) as rt:
         desk = rt.desk("mcp")
         spawned = await desk.call(ToolCall("1", "work", {"action": "spawn", "id": "w"}))

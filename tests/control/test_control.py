@@ -14,7 +14,7 @@ from tests.turn.calls import STATEFUL, TALKING, call, spawn, wait_all
 import keephold
 from keephold import Call, KeepholdError, Key, Question, Runtime
 from keephold.control.control import Control
-from keephold.control.open_requests import Needs
+from keephold.control.open_requests import OpenRequests
 from keephold.control.store_view import PAGE
 from keephold.handles.state import Running, Waiting
 from keephold.store.base import Inquired, Journaled, Registered
@@ -399,7 +399,7 @@ async def test_W9_news_is_shown_while_it_waits_and_afterwards(place: str, tmp_pa
             await turn.run([call("breaks")])
         assert [each["conversation"] for each in (await control.notifications())["queued"]] == ["other"]
         told = (await control.notifications("main"))["history"][0]
-        assert told["type"] == "news.delivered" and told["data"]["carrier"]
+        assert told["type"] == "notification.delivered" and told["data"]["carrier"]
 
 
 async def test_K5_stats_and_tools_say_what_there_is(tmp_path: Path) -> None:
@@ -438,7 +438,7 @@ async def test_Q1_questions_of_others_are_not_lost_behind_many_of_ones_own(tmp_p
     async with Runtime(store=stored_in(tmp_path)) as rt, Runtime(store=stored_in(tmp_path)) as other:
         await rt.registry.write([Registered(record(number, state=asks)) for number in own])
         await other.registry.write([Registered(record(number, state=asks)) for number in others])
-        control = Control(rt, Needs())
+        control = Control(rt, OpenRequests())
         assert [need["handle"] for need in await control.needs()] == [uid(number) for number in others]
         assert await control.count_needs() == len(others)
         for number in (own[0], others[0]):
@@ -450,7 +450,7 @@ async def test_Q1_questions_of_others_are_not_lost_behind_many_of_ones_own(tmp_p
 
 async def test_Q1_what_was_asked_first_comes_first_whoever_asks(tmp_path: Path) -> None:
     asks = Waiting(1.0, 1.0, 1.0, Question(id="sure", text="Sure?", answer_type="Boolean"), 1)
-    needs = Needs()
+    needs = OpenRequests()
     prompts = [
         RunTool(tool="t", action=None, id=None, arguments={}, conversation="main", uid=f"u{each}") for each in range(9)
     ]

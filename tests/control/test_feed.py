@@ -12,7 +12,7 @@ from tests.durable.lives import START, stored_in
 
 from keephold import KeepholdError, Runtime
 from keephold.control import feed as feeding
-from keephold.control.feed import Feed, Passing, Told
+from keephold.control.feed import Feed, FeedItem, Passing
 from keephold.store.base import Collected, Emitted, Registered, StoredEvent
 from keephold.testing.conformance.suite import record, uid
 
@@ -72,7 +72,7 @@ class Heard:
         await asyncio.wait([self.task])
 
 
-def _checked(told: Told) -> StoredEvent:
+def _checked(told: FeedItem) -> StoredEvent:
     assert told.block.startswith(b"id: %d\nevent: %s\ndata: {" % (told.event.seq, told.event.type.encode()))
     assert told.block.endswith(b"}\n\n") and told.block.count(b"\n") == 4
     return told.event
@@ -366,7 +366,7 @@ async def test_K6_who_comes_back_after_long_lets_others_go_on(
             reads.append(passes)
             return await events(*given, **asked)
 
-        def told(event: StoredEvent) -> Told:
+        def told(event: StoredEvent) -> FeedItem:
             encoded.append(event)
             return real(event)
 

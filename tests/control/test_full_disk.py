@@ -11,7 +11,7 @@ from tests.turn.calls import reply, spawn, texts, wait_all
 
 from keephold import KeepholdError, Runtime
 from keephold.control.control import Control
-from keephold.control.open_requests import Needs
+from keephold.control.open_requests import OpenRequests
 from keephold.store.sqlite import SqliteStore
 
 
@@ -40,7 +40,7 @@ async def unavailable(doing: Any) -> str:
 
 
 async def test_R4_an_answer_is_not_taken_while_it_cannot_be_written(tmp_path: Path) -> None:
-    disk, needs = Disk(), Needs()
+    disk, needs = Disk(), OpenRequests()
     store = SqliteStore(tmp_path / "work.db", fault=disk)
     async with Runtime(TOOLS, store=store, prompter=needs) as rt, rt.turn("main") as turn:
         control = Control(rt, needs)
@@ -60,7 +60,7 @@ async def test_R4_an_answer_is_not_taken_while_it_cannot_be_written(tmp_path: Pa
 
 
 async def test_R4_an_answer_that_fills_the_disk_is_not_said_to_be_taken(tmp_path: Path) -> None:
-    disk, needs = Disk(), Needs()
+    disk, needs = Disk(), OpenRequests()
     store = SqliteStore(tmp_path / "work.db", fault=disk)
     async with Runtime(TOOLS, store=store, prompter=needs) as rt, rt.turn("main") as turn:
         await reply(turn, spawn("wonders", "w"))

@@ -16,10 +16,10 @@ from tests.turn.people import Person, few
 import keephold
 from keephold import Call, Question, Runtime, Turn
 from keephold.control.control import Control
-from keephold.control.open_requests import Needs
+from keephold.control.open_requests import OpenRequests
 from keephold.testing import VirtualClock
 from keephold.turn.prompt_queue import LeftOpen
-from keephold.turn.prompts import Approved, AskQuestion, Cancelled, Decision, Denied, Prompt, RunTool, Said
+from keephold.turn.prompts import Answer, Approved, AskQuestion, Decision, Denied, Dismissed, Prompt, RunTool
 
 SELECT = {"Select": {"options": ["one", "two"]}}
 SHOWN = {"id", "kind", "conversation", "tool", "handle", "handle_id", "since", "action", "arguments", "result",
@@ -58,14 +58,14 @@ TOOLS = [echo, shape, private, asks, wonders]
 
 
 @asynccontextmanager
-async def asked(clock: VirtualClock | None) -> AsyncIterator[tuple[Needs, Control, Turn]]:
-    needs = Needs()
+async def asked(clock: VirtualClock | None) -> AsyncIterator[tuple[OpenRequests, Control, Turn]]:
+    needs = OpenRequests()
     async with Runtime(TOOLS, clock=clock, prompter=needs) as rt, rt.turn("main") as turn:
         yield needs, Control(rt, needs), turn
     assert needs.listed() == [] and len(needs) == 0
 
 
-async def open_now(needs: Needs, count: int = 1) -> list[dict[str, Any]]:
+async def open_now(needs: OpenRequests, count: int = 1) -> list[dict[str, Any]]:
     """What is open, once it is so much."""
     while len(needs) != count:  # noqa: ASYNC110 (virtual time; a hang is the test's)
         await asyncio.sleep(0.001)
@@ -157,7 +157,7 @@ async def test_P5_edited_arguments_that_the_tool_does_not_take_are_refused_where
     async def careful(text: str) -> str:
         return f"careful {text}"
 
-    needs = Needs()
+    needs = OpenRequests()
     async with Runtime([careful, *TOOLS], prompter=needs) as rt, rt.turn("main") as turn:
         control = Control(rt, needs)
         for one, result in ((call("echo", text="hi"), "echo ho"), (spawned, '"id":"c"')):
@@ -172,7 +172,7 @@ async def test_P5_edited_arguments_that_the_tool_does_not_take_are_refused_where
 
 
 async def test_P5_edited_arguments_that_the_tool_does_not_take_are_asked_about_again(clock: VirtualClock) -> None:
-    needs = Needs()  # as of a tool that only its turn has
+    needs = OpenRequests()  # as of a tool that only its turn has
     async with Runtime(TOOLS, clock=clock, prompter=needs) as rt, rt.turn("main") as turn:
         running = asyncio.create_task(texts(turn, call("echo", text="hi")))
         (need,) = await open_now(needs)
@@ -264,7 +264,7 @@ async def test_C7_a_prompt_goes_with_the_handle_that_asked(clock: VirtualClock) 
 
 
 async def test_closing_withdraws_what_is_open_and_decides_nothing(clock: VirtualClock) -> None:
-    needs = Needs()
+    needs = OpenRequests()
     rt = Runtime(TOOLS, clock=clock, prompter=needs)
     async with rt:
         rt.people.beside = needs.beside
@@ -282,8 +282,8 @@ async def test_closing_withdraws_what_is_open_and_decides_nothing(clock: Virtual
 
 
 async def test_the_ids_of_another_process_name_nothing() -> None:
-    assert Needs().decide("00000000-1", say("approve"))["status"] == "gone"
-    one, other = Needs(), Needs()
+    assert OpenRequests().decide("00000000-1", say("approve"))["status"] == "gone"
+    one, other = OpenRequests(), OpenRequests()
     prompt = RunTool(tool="t", action=None, id=None, arguments={}, conversation="c")
     tasks = [asyncio.create_task(one(prompt)), asyncio.create_task(other(prompt))]
     await few()
@@ -300,8 +300,8 @@ SECRET = AskQuestion(tool="t", id=None, question=Question(id="q", text="?", secr
 
 
 @asynccontextmanager
-async def beside(prompt: Prompt, other: Any) -> AsyncIterator[tuple[Needs, "asyncio.Task[Decision]"]]:
-    needs = Needs()
+async def beside(prompt: Prompt, other: Any) -> AsyncIterator[tuple[OpenRequests, "asyncio.Task[Decision]"]]:
+    needs = OpenRequests()
     deciding = asyncio.ensure_future(needs.beside(other)(prompt))
     try:
         await few()
@@ -337,7 +337,7 @@ async def test_both_at_once_is_one_of_them() -> None:
         assert await deciding in (Approved(), Denied("no"))
 
 
-@pytest.mark.parametrize("gone", [LeftOpen(), Cancelled("the client has gone"), Cancelled(""), OSError("no pipe")])
+@pytest.mark.parametrize("gone", [LeftOpen(), Dismissed("the client has gone"), Dismissed(""), OSError("no pipe")])
 async def test_a_client_that_cannot_ask_or_has_gone_leaves_it_to_the_dashboard(
     gone: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -350,8 +350,8 @@ async def test_a_client_that_cannot_ask_or_has_gone_leaves_it_to_the_dashboard(
 
 
 async def test_a_person_who_cancels_at_their_client_has_decided() -> None:
-    async with beside(PERMISSION, Person(Cancelled())) as (_, deciding):
-        assert await deciding == Cancelled()
+    async with beside(PERMISSION, Person(Dismissed())) as (_, deciding):
+        assert await deciding == Dismissed()
 
 
 async def test_K5_a_secret_is_asked_for_here_alone() -> None:
@@ -359,7 +359,7 @@ async def test_K5_a_secret_is_asked_for_here_alone() -> None:
     async with beside(SECRET, client) as (needs, deciding):
         assert client.seen == []
         needs.decide(needs.listed()[0]["id"], say("answer", value="pass"))
-        assert await deciding == Said("pass")
+        assert await deciding == Answer("pass")
     assert client.seen == []
 
 
@@ -374,7 +374,7 @@ async def test_what_nobody_needs_any_more_is_taken_back_from_both() -> None:
 
 async def test_P5_what_is_remembered_settles_what_clients_are_asked_as_well(clock: VirtualClock) -> None:
     """Calls of MCP clients each have people of their own; a person at the dashboard sees them all."""
-    needs = Needs()
+    needs = OpenRequests()
     async with Runtime(TOOLS, clock=clock, prompter=needs) as rt:
         rt.people.beside = needs.beside
         clients, desk = [Person(), Person()], rt.desk("main")
@@ -393,7 +393,7 @@ async def test_P5_what_is_remembered_settles_what_clients_are_asked_as_well(cloc
 async def test_M4_a_client_over_MCP_and_the_dashboard_are_asked_beside_each_other(
     mode: str, first: str, tmp_path: Path
 ) -> None:
-    needs = Needs()
+    needs = OpenRequests()
     forms: asyncio.Queue[str] = asyncio.Queue()
 
     async def elicited(context: Any, params: Any) -> Any:

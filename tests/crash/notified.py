@@ -145,7 +145,7 @@ async def message(play: Play) -> None:
 SCENES: dict[str, scenes.Scene] = {each.__name__: each for each in (unwatched, between, left, told, message)}
 
 
-class NewsNursery(Nursery):
+class NotificationNursery(Nursery):
     """Where the children of these scenes come from."""
 
     def __init__(self) -> None:

@@ -94,7 +94,7 @@ async def everything(store: Reads) -> dict[str, Any]:
     found["events"] = await store.process_events(uid(1))
     found["what happened"], found["kept"] = await store.events(), await store.events_range()
     found["turn"], found["answers"] = await store.turn("main"), await store.answers("main", "t1", 1)
-    found["news"], found["due"] = await store.news("main"), await store.due(NOON + 100)
+    found["news"], found["due"] = await store.notifications("main"), await store.due(NOON + 100)
     return found
 
 

@@ -89,10 +89,10 @@ TABLES: dict[str, type[BaseModel]] = {
 """Which section is about which table. The four caps of a view are those of `output`."""
 
 EFFECTIVE = {
-    ("output", "limit"): keephold.View().limit,
-    ("output", "mode"): keephold.View().mode,
-    ("output", "max_lines"): keephold.View().max_lines,
-    ("output", "window"): keephold.View().window,
+    ("output", "limit"): keephold.OutputView().limit,
+    ("output", "mode"): keephold.OutputView().mode,
+    ("output", "max_lines"): keephold.OutputView().max_lines,
+    ("output", "window"): keephold.OutputView().window,
     ("[conversation.tools.<name>.spawn]", "input"): "line",
     ("[store]", "url"): "memory:",
     ("[store]", "retention_secs"): keephold.Runtime().registry.retention,

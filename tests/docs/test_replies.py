@@ -28,7 +28,8 @@ async def asking(call: keephold.Call) -> str:
 
 
 @keephold.tool(
-    actions=("spawn", "fetch", "abort"), output=keephold.OutputPolicy(model=keephold.View(limit=10), max_output=20)
+    actions=("spawn", "fetch", "abort"),
+    output=keephold.OutputPolicy(model=keephold.OutputView(limit=10), max_output=20),
 )
 async def flood(call: keephold.Call) -> str:
     """Prints more than is kept, then waits."""

@@ -103,9 +103,9 @@ async def only(turn: Turn, call: ToolCall) -> Response:
     return response
 
 
-async def news(rt: Runtime, conversation: str = "main") -> list[tuple[str, str]]:
+async def notifications(rt: Runtime, conversation: str = "main") -> list[tuple[str, str]]:
     """The notifications that wait for a carrier: kind and level."""
-    return [(each.kind, each.level) for each in await rt.registry.store.news(conversation)]
+    return [(each.kind, each.level) for each in await rt.registry.store.notifications(conversation)]
 
 
 async def stopped(rt: Runtime, id: str, conversation: str = "main", within: float = 8) -> keephold.HandleInfo:

@@ -20,7 +20,7 @@ class Heard(NamedTuple):
     data: bytes
     gaps: list[frames.Gap]
     states: list[str]
-    end: frames.Told
+    end: frames.HandleStatus
 
     @property
     def size(self) -> int:
@@ -67,10 +67,10 @@ class Client:
             elif kind == frames.GAP:
                 gaps.append(msgspec.json.decode(payload, type=frames.Gap))
             elif kind == frames.STATE:
-                states.append(msgspec.json.decode(payload, type=frames.Told).handle.state)
+                states.append(msgspec.json.decode(payload, type=frames.HandleStatus).handle.state)
             else:
                 assert kind == frames.END, received
-                return Heard(bytes(data), gaps, states, msgspec.json.decode(payload, type=frames.Told))
+                return Heard(bytes(data), gaps, states, msgspec.json.decode(payload, type=frames.HandleStatus))
         raise AssertionError("the end, and nobody was told how the handle is")
 
     def send(self, kind: frames.Kind, payload: bytes | msgspec.Struct = b"") -> None:

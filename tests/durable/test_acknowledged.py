@@ -10,7 +10,7 @@ from tests.durable.lives import (
     HandClock,
     Story,
     approval,
-    news,
+    notifications,
     ok,
     only,
     parked,
@@ -23,7 +23,7 @@ from tests.durable.lives import (
 from tests.turn.calls import STATEFUL, abort, call, fetch, reply, spawn
 
 import keephold
-from keephold import Call, Error, Key, Ok, Pending, Runtime, Tool
+from keephold import Call, Failure, Key, Ok, Pending, Runtime, Tool
 from keephold.handles.handle import Handle
 
 
@@ -81,7 +81,7 @@ async def test_R4_a_resolution_that_was_accepted_counts(tmp_path: Path) -> None:
     clock.at += 3600
     async with Runtime(tools, store=after_one, clock=clock) as rt:
         assert (await rt.handle("a", conversation="main")).outcome == Ok("yes")
-        assert await news(rt) == [("tool.stopped", "info")]
+        assert await notifications(rt) == [("tool.stopped", "info")]
     async with Runtime(tools, store=after_two, clock=clock) as rt:
         assert (await stopped(rt, "l")).outcome == Ok("now")
 
@@ -97,13 +97,13 @@ async def test_N3_a_crash_loses_no_news(tmp_path: Path) -> None:
         await stopped(rt, "b")
         store = power_cut(store)
     async with Runtime(tools, store=store, clock=clock) as rt, rt.turn("main") as turn:
-        assert await news(rt) == [("tool.failed", "error")] * 2
+        assert await notifications(rt) == [("tool.failed", "error")] * 2
         fetched = await only(turn, fetch("approve", "a"))
         assert [each.message.split()[0] for each in fetched.notifications] == ["`b`"], "of the one it did not show"
         store = power_cut(store)
     async with Runtime(tools, store=store, clock=clock) as rt, rt.turn("main", resume=True) as turn:
         assert turn.answered is not None and turn.answered[0].notifications == fetched.notifications
-        assert await news(rt) == []
+        assert await notifications(rt) == []
 
 
 @pytest.mark.parametrize("ending", ["close", "crash"])
@@ -234,7 +234,7 @@ async def test_S2_an_abort_while_the_call_is_being_parked(tmp_path: Path) -> Non
             async with asyncio.timeout(5):
                 assert (await reply(turn, abort("approve", f"a{n}")))["ended_by"] == "abort"
             info = await rt.handle(f"a{n}", conversation="main")
-            assert info.state == "stopped" and isinstance(info.outcome, Error)
+            assert info.state == "stopped" and isinstance(info.outcome, Failure)
         await asyncio.sleep(0.1)
         for key in keys:
             assert str(await rt.resolve(key, ok("late"))) == "already_resolved"

@@ -11,8 +11,8 @@ from tests.turn.calls import STATEFUL, call, fetch, reply, spawn, wait_all
 from tests.turn.people import Person, attended
 
 import keephold
-from keephold import Call, Error, KeepholdError, Key, Ok, Question, Runtime, Tool, ToolCall
-from keephold.turn.prompts import Approved, AskQuestion, Denied, Edited, RunTool, Said
+from keephold import Call, Failure, KeepholdError, Key, Ok, Question, Runtime, Tool, ToolCall
+from keephold.turn.prompts import Answer, Approved, AskQuestion, Denied, Edited, RunTool
 
 SECRET = "correct horse battery staple"
 SURE = Question(id="sure", text="Sure?", answer_type="Boolean")
@@ -141,7 +141,7 @@ async def test_E10_an_open_question_is_asked_again_and_an_answered_one_is_not(tm
     async def work(call: Call) -> list[Any]:
         return [await call.ask(Question(id=id, text=f"{id}?", answer_type="Boolean")) for id in "abc"]
 
-    first = Person(Said(True))
+    first = Person(Answer(True))
     async with Runtime([work], store=store, prompter=first) as rt:
         turn = await rt.turn("main").__aenter__()
         await reply(turn, spawn("work", "w"))
@@ -149,7 +149,7 @@ async def test_E10_an_open_question_is_asked_again_and_an_answered_one_is_not(tm
         if ending == "crash":
             store = power_cut(store)
     assert len(first.withdrawn) == 1
-    person = Person(Said(False), Said(True))
+    person = Person(Answer(False), Answer(True))
     async with attended(None, [work], person=person, store=store) as (rt, _):
         assert (await stopped(rt, "w")).outcome == Ok([True, False, True])
         assert [prompt.question.id for prompt in person.seen if isinstance(prompt, AskQuestion)] == ["b", "c"]
@@ -169,7 +169,7 @@ async def test_B9_Q8_ask_user_asks_again_in_a_resumed_turn(tmp_path: Path) -> No
         await rt.registry.write(())
         cut = power_cut(store)
     await over(batch)
-    async with Runtime([idle], store=cut, prompter=Person(Said("Ann"))) as rt, rt.turn("main", resume=True) as turn:
+    async with Runtime([idle], store=cut, prompter=Person(Answer("Ann"))) as rt, rt.turn("main", resume=True) as turn:
         assert [response.result for response in await turn.resume()] == ["Ann", "idle"]
 
 
@@ -181,7 +181,7 @@ async def test_Q5_an_answer_that_is_no_text_is_taken_or_asked_again(tmp_path: Pa
     async def asks(call: Call) -> str:
         return "got " + ascii(await call.ask(Question(id="q", text="?", answer_type="Text")))
 
-    person = Person(Said("caf\udce9"), Said("plain"))
+    person = Person(Answer("caf\udce9"), Answer("plain"))
     async with attended(None, [asks], person=person, store=stored_in(tmp_path)) as (_, turn):
         async with asyncio.timeout(2):
             (response,) = await turn.run([call("asks")])
@@ -316,9 +316,9 @@ async def test_R6_what_comes_up_while_the_runtime_closes_is_left_to_the_next(tmp
             responses = turn.answered if turn.unfinished is None else await turn.resume()
             assert responses is not None and responses[-1].result == "stepped"
         return
-    async with Runtime(tools, store=store, prompter=Person(Approved() if what == "result" else Said(True))) as rt:
+    async with Runtime(tools, store=store, prompter=Person(Approved() if what == "result" else Answer(True))) as rt:
         info = await stopped(rt, "w")
-        assert not isinstance(info.outcome, Error) and info.attempt == 2
+        assert not isinstance(info.outcome, Failure) and info.attempt == 2
 
 
 async def test_R6_closing_raises_for_whoever_waits_for_the_batch(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.turn.people import Person
 import keephold
 from keephold import Call, Question, QuestionPolicy, Runtime, Tool, Turn
 from keephold.tools.base import SpawnPolicy
-from keephold.turn.prompts import Approved, Denied, RunTool, Said
+from keephold.turn.prompts import Answer, Approved, Denied, RunTool
 
 KEPT = SpawnPolicy(on_turn_end="keep", settle_max_ms=100)
 
@@ -44,7 +44,7 @@ async def test_Q4_an_exclusive_question_is_refused_across_processes(tmp_path: Pa
         await person.sees()
         refused = await only(turn, apply("asks", "a", "yes"))
         assert refused.code == "question_exclusive" and await in_state(second, "a", "waiting")
-        await person.says(Said("yes"))
+        await person.says(Answer("yes"))
         assert (await reply(turn, wait_all("a")))["completed"][0]["result"] == "answered"
 
 

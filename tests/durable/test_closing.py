@@ -9,7 +9,7 @@ from tests.durable.lives import Story, ok, only, stopped, stored_in, until
 from tests.turn.calls import STATEFUL, TALKING, apply, call, reply, spawn
 
 import keephold
-from keephold import Call, Error, KeepholdError, Key, Ok, Runtime
+from keephold import Call, Failure, KeepholdError, Key, Ok, Runtime
 from keephold.testing import VirtualClock
 from keephold.tools.base import OnTurnEnd
 
@@ -310,6 +310,6 @@ async def test_T5_a_cancelled_call_with_effects_does_not_come_back(tmp_path: Pat
     async with Runtime([work], store=store) as rt:
         await asyncio.sleep(0.05)
         outcome = (await rt.handle("w", conversation="main")).outcome
-        assert isinstance(outcome, Error) and ran == [1]
+        assert isinstance(outcome, Failure) and ran == [1]
         async with rt.turn("main") as turn:
             assert (await only(turn, call("work", action="fetch", id="w"))).result

@@ -10,7 +10,7 @@ from tests.durable.lives import approval, ok, only
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, fetch, opened, reply, spawn, wait_all
 
 import keephold
-from keephold import Call, Error, Key, Ok, Pending
+from keephold import Call, Failure, Key, Ok, Pending
 from keephold.handles.handle import Handle
 from keephold.testing import VirtualClock
 
@@ -55,7 +55,7 @@ async def test_D1_pending_without_a_key_is_an_error(clock: VirtualClock) -> None
         assert all(response.is_error and "completion_key()" in response.result for response in responses[:2])
         await clock.advance(0.1)
         outcome = (await rt.handle("k", conversation="main")).outcome
-        assert isinstance(outcome, Error) and outcome.code == "pending_tool_missing_completion_key"
+        assert isinstance(outcome, Failure) and outcome.code == "pending_tool_missing_completion_key"
 
 
 @pytest.mark.parametrize(
@@ -190,15 +190,15 @@ def test_D2_terms_that_mean_nothing_are_refused(terms: dict[str, Any], says: str
         (ok(None), Ok(None), "self"),
         (
             {"status": "err", "payload": {"code": "denied", "message": "no", "raw": {"x": 1}}},
-            Error("no", "denied"),
+            Failure("no", "denied"),
             "self",
         ),
-        ({"status": "timeout"}, Error("pending tool completion timed out", "tool_completion_timeout"), "timeout"),
-        ({"status": "cancelled"}, Error("pending tool completion cancelled", "cancelled"), "cancel"),
+        ({"status": "timeout"}, Failure("pending tool completion timed out", "tool_completion_timeout"), "timeout"),
+        ({"status": "cancelled"}, Failure("pending tool completion cancelled", "cancelled"), "cancel"),
     ],
 )
 async def test_D4_what_a_resolution_makes_of_the_call(
-    clock: VirtualClock, resolution: dict[str, Any], outcome: Ok | Error, ended_by: str
+    clock: VirtualClock, resolution: dict[str, Any], outcome: Ok | Failure, ended_by: str
 ) -> None:
     keys: list[Key] = []
     async with opened(clock, [approval(keys)]) as (rt, turn):

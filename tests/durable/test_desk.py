@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.crash.test_disk import Disk, disk, full, trouble
-from tests.durable.lives import approval, news, ok, stored_in, until
+from tests.durable.lives import approval, notifications, ok, stored_in, until
 from tests.mcp.clients import post_modern
 from tests.mcp.serving import ROOT, environment, serving
 from tests.soak import tries
@@ -28,7 +28,7 @@ import keephold
 from keephold import Call, KeepholdError, Key, Ok, Pending, Question, Runtime, ToolCall
 from keephold.handles.state import Stopped
 from keephold.store.base import Record
-from keephold.turn.single_calls import Visit
+from keephold.turn.single_calls import QueuedCall
 
 __all__ = ["disk"]
 
@@ -158,7 +158,7 @@ async def test_D5_a_key_taken_at_once_is_one(tmp_path: Path) -> None:
         parked = await desk.call(ToolCall("b", "approve"), park_after=0)
         assert json.loads(parked.result) == {"id": "call:b", "state": "running", "parked": True}
         assert str(await rt.resolve(keys[1], ok("later"))) == "accepted"
-        assert await news(rt) == [("tool.stopped", "info")]
+        assert await notifications(rt) == [("tool.stopped", "info")]
 
 
 # Whoever leaves
@@ -190,11 +190,11 @@ async def test_N3_the_end_of_a_left_call_is_news_once(tmp_path: Path, steps: int
         await until(lambda: not handle.active)
         found = json.loads((await rt.desk("other").call(ToolCall("n", "list_wait_handles"))).result)
         assert found["handles"] == []  # of another conversation; and everything decided is visible by now
-        assert [each.message for each in await rt.registry.store.news("main")] == ["`call:w` (work) stopped."]
+        assert [each.message for each in await rt.registry.store.notifications("main")] == ["`call:w` (work) stopped."]
         shown = await rt.desk("main").call(ToolCall("a", "await", {"all": ["call:w"]}))
         assert json.loads(shown.result)["completed"] == [{"id": "call:w", "state": "stopped", "result": "done"}]
         after = await rt.desk("main").call(ToolCall("n", "nap", {"ms": 0}))
-        assert shown.notifications == after.notifications == () and await news(rt) == []
+        assert shown.notifications == after.notifications == () and await notifications(rt) == []
 
 
 @pytest.mark.parametrize("ms", [150, 600])  # longer than what is to happen meanwhile, also on a busy machine
@@ -216,7 +216,7 @@ async def test_N4_news_does_not_go_to_a_client_that_is_gone(tmp_path: Path, ms: 
         gone.cancel()
         await asyncio.wait([gone])
         await handed_back(rt)
-        waiting = [each.message for each in await rt.registry.store.news("mcp")]
+        waiting = [each.message for each in await rt.registry.store.notifications("mcp")]
         assert "`w` (work) stopped." in waiting
         answer = (await post_modern(http, here.url, 3, "nap", ms=0)).text
         assert answer.count("`w` (work) stopped.") == 1
@@ -264,7 +264,7 @@ visits = st.tuples(
 )
 
 
-async def visited(rt: Runtime, label: str, plan: tuple[str, int, Fate, int]) -> tuple[Visit, Any]:
+async def visited(rt: Runtime, label: str, plan: tuple[str, int, Fate, int]) -> tuple[QueuedCall, Any]:
     tool, ms, fate, after = plan
     visit = await rt.desk("main").begin(ToolCall(label, tool, {"ms": ms}), park_after=0.02)
     if fate == "taken":
@@ -288,7 +288,7 @@ async def happens(plans: list[tuple[str, int, Fate, int]], directory: Path) -> N
             await handed_back(rt)
             await until(lambda: rt.registry.live() == [])
         carried = [each.message for _, response in done if response for each in response.notifications]
-        told = carried + [each.message for each in await rt.registry.store.news("main")]
+        told = carried + [each.message for each in await rt.registry.store.notifications("main")]
         found = {record.call_id: record for record in await rows(rt)}
         assert sorted(found) == sorted(f"v{n}" for n in range(len(plans))), "each call has one row"
         for n, ((tool, ms, fate, _), (_, response)) in enumerate(zip(plans, done, strict=True)):

@@ -11,7 +11,7 @@ from tests.durable.lives import ok, only, stopped, stored_in
 from tests.turn.calls import STATEFUL, abort, call, opened, reply, spawn
 
 import keephold
-from keephold import Call, ConfigError, Effects, Error, Key, Ok, Runtime, ToolCall, ToolError
+from keephold import Call, ConfigError, Effects, Failure, Key, Ok, Runtime, ToolCall, ToolError
 from keephold.testing import VirtualClock
 from keephold.tools.function import FunctionTool
 
@@ -245,13 +245,13 @@ async def test_E5_an_event_needs_a_name(clock: VirtualClock) -> None:
     ("resolution", "outcome"),
     [
         (ok({"answer": 42}), Ok({"answer": 42})),
-        ({"status": "err", "payload": {"code": "denied", "message": "Ann said no"}}, Error("Ann said no", "denied")),
-        ({"status": "timeout"}, Error("the awaited event timed out", "durable_effect_event_timeout")),
-        ({"status": "cancelled"}, Error("the awaited event was cancelled", "durable_effect_event_cancelled")),
+        ({"status": "err", "payload": {"code": "denied", "message": "Ann said no"}}, Failure("Ann said no", "denied")),
+        ({"status": "timeout"}, Failure("the awaited event timed out", "durable_effect_event_timeout")),
+        ({"status": "cancelled"}, Failure("the awaited event was cancelled", "durable_effect_event_cancelled")),
     ],
 )
 async def test_E5_what_an_event_brings(
-    clock: VirtualClock, resolution: dict[str, Any], outcome: Ok | Error, early: bool
+    clock: VirtualClock, resolution: dict[str, Any], outcome: Ok | Failure, early: bool
 ) -> None:
     keys: list[Key] = []
 

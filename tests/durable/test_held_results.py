@@ -10,7 +10,7 @@ import pytest
 from tests.durable.lives import (
     HandClock,
     approval,
-    news,
+    notifications,
     ok,
     only,
     parked,
@@ -24,8 +24,8 @@ from tests.turn.calls import STATEFUL, abort, call, fetch, reply, spawn, wait_al
 from tests.turn.people import Person
 
 import keephold
-from keephold import Call, Error, Key, Ok, Pending, Runtime, Tool, Turn
-from keephold.turn.prompts import Approved, Cancelled, DeliverResult, Denied, Edited
+from keephold import Call, Failure, Key, Ok, Pending, Runtime, Tool, Turn
+from keephold.turn.prompts import Approved, DeliverResult, Denied, Dismissed, Edited
 
 STORES = ("memory", "sqlite")
 
@@ -47,7 +47,7 @@ async def opened(
         (Edited("public"), Ok("public")),
         (Denied(), Ok("Result delivery skipped by user.")),
         (Denied("no"), Ok("Result delivery skipped by user: no")),
-        (Cancelled(), Ok("Result delivery cancelled.")),
+        (Dismissed(), Ok("Result delivery cancelled.")),
     ],
 )
 async def test_P1_D9_a_completion_is_seen_when_the_person_has_said(
@@ -65,11 +65,11 @@ async def test_P1_D9_a_completion_is_seen_when_the_person_has_said(
         assert parsed(await only(turn, fetch("approve", "a"))) == {"id": "a", "state": "running", "parked": True}
         answer = await rt.resolve(keys[0], ok("again"))
         assert (str(answer), answer.terminal) == ("already_resolved", ok("the secret"))  # D5: what was accepted counts
-        assert await news(rt) == []
+        assert await notifications(rt) == []
         await person.says(said)
         info = await stopped(rt, "a")
         assert info.outcome == outcome and len(person.seen) == 1
-        assert await news(rt) == [("tool.stopped", "info")]
+        assert await notifications(rt) == [("tool.stopped", "info")]
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -80,7 +80,7 @@ async def test_P1_an_error_stays_one(tmp_path: Path, store: str) -> None:
         await parked(rt)
         await rt.resolve(keys[0], {"status": "err", "payload": {"code": "mine", "message": "the secret"}})
         outcome = (await stopped(rt, "a")).outcome
-        assert outcome == Error("Result delivery skipped by user.", "mine")
+        assert outcome == Failure("Result delivery skipped by user.", "mine")
         assert isinstance(person.seen[0], DeliverResult) and person.seen[0].is_error
 
 

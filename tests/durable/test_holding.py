@@ -4,11 +4,22 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.durable.lives import HandClock, approval, news, ok, only, parked, parsed, power_cut, stopped, stored_in
+from tests.durable.lives import (
+    HandClock,
+    approval,
+    notifications,
+    ok,
+    only,
+    parked,
+    parsed,
+    power_cut,
+    stopped,
+    stored_in,
+)
 from tests.turn.calls import STATEFUL, abort, call, fetch, opened, replies, reply, settings, spawn, wait_all
 
 import keephold
-from keephold import Error, Key, Ok, Pending, Runtime
+from keephold import Failure, Key, Ok, Pending, Runtime
 from keephold.testing import VirtualClock
 
 LOCK = ("lock:{{ tool.arguments.what }}",)
@@ -163,7 +174,7 @@ async def test_P1_the_result_of_a_parked_call_can_be_withheld(clock: VirtualCloc
         assert info.outcome == Ok("Result delivery skipped by configuration.")
         await rt.resolve(keys[1], {"status": "err", "payload": {"code": "mine", "message": "the secret"}})
         outcome = (await stopped(rt, "b")).outcome
-        assert isinstance(outcome, Error) and "secret" not in outcome.message and outcome.code == "mine"
+        assert isinstance(outcome, Failure) and "secret" not in outcome.message and outcome.code == "mine"
         for id in ("a", "b"):
             assert "secret" not in (await only(turn, fetch("approve", id))).result
 
@@ -187,7 +198,7 @@ async def test_P1_a_withheld_result_is_there_at_once_on_a_store_that_lasts(tmp_p
         await rt.resolve(keys[0], ok("the secret"))
         info = await stopped(rt, "a", within=1)
         assert info.outcome == Ok("Result delivery skipped by configuration.")
-        assert await news(rt) == [("tool.stopped", "info")]
+        assert await notifications(rt) == [("tool.stopped", "info")]
 
 
 async def test_P1_resolved_where_the_tool_is_not_it_waits_for_a_runtime_that_has_it(tmp_path: Path) -> None:

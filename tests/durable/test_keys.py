@@ -13,7 +13,7 @@ from tests.durable.lives import HandClock, approval, ok, parked, power_cut, stop
 from tests.turn.calls import STATEFUL, opened, reply, spawn
 
 import keephold
-from keephold import Call, Error, Key, Ok, Pending, Runtime
+from keephold import Call, Failure, Key, Ok, Pending, Runtime
 from keephold.testing import VirtualClock
 
 
@@ -164,7 +164,9 @@ def forged(key: Key) -> dict[str, str]:
 
     other = "A" if signature[0] != "A" else "B"
     alphabet = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
-    spare = alphabet[alphabet.index(signature[-1]) ^ 1]  # 32 bytes leave two bits of the last character unused
+    already_handled = alphabet[
+        alphabet.index(signature[-1]) ^ 1
+    ]  # 32 bytes leave two bits of the last character unused
     return {
         "nothing": "",
         "a word": "hello",
@@ -182,7 +184,7 @@ def forged(key: Key) -> dict[str, str]:
         "white space": f" {key}\n",
         "a zero": key + "\0",
         "a line end": key + "\n",
-        "unused bits": key[:-1] + spare,
+        "unused bits": key[:-1] + already_handled,
         "padding": key + "=",
         "a mile long": "hf1." + "A" * 100_000,
     }
@@ -235,7 +237,7 @@ async def test_D5_a_revoked_key_is_worth_nothing_and_its_call_is_stopped(clock: 
             assert str(await rt.resolve(events[0], ok("late"))) == "unknown_or_revoked"
             for id in ("a0", "l"):
                 outcome = (await stopped(rt, id)).outcome
-                assert isinstance(outcome, Error) and outcome.code == "await_event_unknown_or_revoked"
+                assert isinstance(outcome, Failure) and outcome.code == "await_event_unknown_or_revoked"
         assert str(await rt.resolve(resolved, ok("again"))) == "already_resolved"
         assert str(await rt.resolve(foreign, ok("fine"))) == "accepted"
         assert await rt.revoke_keys("main") == 0
@@ -253,7 +255,7 @@ async def test_D5_revoked_before_the_tool_returns_pending(clock: VirtualClock) -
         await clock.advance(1)
         assert await rt.revoke_keys("main") == 1
         info = await stopped(rt, "s", within=60)
-        assert isinstance(info.outcome, Error) and info.outcome.code == "await_event_unknown_or_revoked"
+        assert isinstance(info.outcome, Failure) and info.outcome.code == "await_event_unknown_or_revoked"
         assert info.stopped == pytest.approx(info.created + 10)
 
 

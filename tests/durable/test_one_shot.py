@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from tests.durable.lives import approval, news, ok, only, parsed
+from tests.durable.lives import approval, notifications, ok, only, parsed
 from tests.turn.calls import STATEFUL, call, fetch, opened, replies, reply, spawn, wait_all
 
 import keephold
@@ -109,9 +109,9 @@ async def test_D10_park_after_answers_with_a_handle(clock: VirtualClock) -> None
         assert waited["pending"] == [fetched]
         assert [(info.id, info.parked) for info in await rt.handles()] == [("call:c1", True)]
         await rt.resolve(keys[0], ok("yes"))
-        assert await news(rt) == [("tool.stopped", "info")]
+        assert await notifications(rt) == [("tool.stopped", "info")]
         assert await reply(turn, fetch("approve", "call:c1")) == {"id": "call:c1", "state": "stopped", "result": "yes"}
-        assert await news(rt) == []
+        assert await notifications(rt) == []
 
 
 async def test_D10_the_deadline_is_in_that_answer_too(clock: VirtualClock) -> None:
@@ -253,7 +253,7 @@ async def test_D11_of_a_spawned_call_it_is_a_result_and_news(clock: VirtualClock
         await reply(turn, spawn("approve", "a"))
         await clock.advance(20)
         assert turn.failed is None
-        assert await news(rt) == [("tool.failed", "error")]
+        assert await notifications(rt) == [("tool.failed", "error")]
         (entry,) = (await reply(turn, wait_all("a")))["completed"]
         assert (entry["result"], entry["is_error"]) == (TIMED_OUT, True)
         assert turn.failed is None
@@ -263,7 +263,7 @@ async def test_D11_of_a_call_that_nobody_waits_for_any_more_too(clock: VirtualCl
     async with opened(clock, [approval([], Pending(deadline=10, on_timeout="fail_turn"))]) as (rt, turn):
         await turn.run([ToolCall("c1", "approve")], park_after=5)
         await clock.advance(20)
-        assert turn.failed is None and await news(rt) == [("tool.failed", "error")]
+        assert turn.failed is None and await notifications(rt) == [("tool.failed", "error")]
         assert (await reply(turn, fetch("approve", "call:c1")))["is_error"] is True
         assert turn.failed is None
 

@@ -10,7 +10,7 @@ from tests.durable.lives import HandClock, Story, journaled, ok, power_cut, stop
 from tests.turn.calls import STATEFUL, spawn
 
 import keephold
-from keephold import Call, Error, Key, Ok, Runtime, ToolError
+from keephold import Call, Failure, Key, Ok, Runtime, ToolError
 from keephold.tools.function import FunctionTool
 
 
@@ -84,7 +84,7 @@ async def test_E3_another_input_on_replay_is_a_conflict_and_nothing_runs(tmp_pat
         await story.cut_here()
 
     info = await relive(work, story, tmp_path)
-    assert isinstance(info.outcome, Error) and info.outcome.code == "durable_effect_hash_conflict"
+    assert isinstance(info.outcome, Failure) and info.outcome.code == "durable_effect_hash_conflict"
     assert "`step`" in info.outcome.message
     assert story.did == ["same", "step"]
 

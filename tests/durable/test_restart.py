@@ -10,7 +10,7 @@ from tests.durable.lives import (
     HandClock,
     Story,
     approval,
-    news,
+    notifications,
     ok,
     only,
     parked,
@@ -23,10 +23,12 @@ from tests.durable.lives import (
 from tests.turn.calls import STATEFUL, abort, call, fetch, reply, spawn, wait_all
 
 import keephold
-from keephold import Call, ConfigError, Error, Key, Ok, OutputPolicy, Pending, Runtime, View
+from keephold import Call, ConfigError, Failure, Key, Ok, OutputPolicy, OutputView, Pending, Runtime
 from keephold.tools.function import FunctionTool
 
-WIDE = OutputPolicy(dispatch=View(limit=1 << 23, max_lines=1 << 20), model=View(limit=1 << 23, max_lines=1 << 20))
+WIDE = OutputPolicy(
+    dispatch=OutputView(limit=1 << 23, max_lines=1 << 20), model=OutputView(limit=1 << 23, max_lines=1 << 20)
+)
 
 
 @pytest.fixture(params=["close", "crash"])
@@ -71,8 +73,8 @@ async def test_D7_a_deadline_that_passed_while_nobody_ran_fires_at_the_start(tmp
     async with Runtime(store=cut if ending == "crash" else store, clock=clock) as rt:  # whoever opens it, tools or not
         info = await stopped(rt, "a")
         assert (info.ended_by, info.stopped) == ("timeout", START + 3600)
-        assert isinstance(info.outcome, Error) and info.outcome.code == "tool_completion_timeout"
-        assert await news(rt) == [("tool.failed", "error")]
+        assert isinstance(info.outcome, Failure) and info.outcome.code == "tool_completion_timeout"
+        assert await notifications(rt) == [("tool.failed", "error")]
         answer = await rt.resolve(keys[0], ok("late"))
         assert (str(answer), answer.terminal) == ("already_resolved", {"status": "timeout"})
 
@@ -131,7 +133,7 @@ async def test_R1_fail_is_the_default_and_says_that_it_crashed(tmp_path: Path) -
     cut = await crash_in(work, story, tmp_path)
     async with Runtime([work], store=cut) as rt, rt.turn("main") as turn:
         info = await stopped(rt, "w")
-        assert isinstance(info.outcome, Error)
+        assert isinstance(info.outcome, Failure)
         assert (info.ended_by, info.outcome.transient, info.outcome.code) == ("crash", True, "crashed")
         entry = parsed(await only(turn, fetch("work", "w")))
         assert (entry["is_error"], entry["transient"]) == (True, True)
@@ -264,7 +266,7 @@ async def test_R1_a_queued_call_whose_turn_is_over_never_starts(tmp_path: Path) 
     async with Runtime([work], store=cut) as rt, rt.turn("main"):
         for id in ("w", "q"):
             info = await stopped(rt, id)
-            assert isinstance(info.outcome, Error) and info.outcome.code == "crashed"
+            assert isinstance(info.outcome, Failure) and info.outcome.code == "crashed"
         assert (await rt.handle("q", conversation="main")).started is None
     assert len(ran) == 1
 

@@ -11,7 +11,7 @@ from tests.durable.lives import START, HandClock, Story, approval, ok, only, pow
 from tests.turn.calls import STATEFUL, abort, call, fetch, opened, reply, settings, spawn, wait_all
 
 import keephold
-from keephold import Call, Error, Key, Ok, Pending, RetryPolicy, Runtime, ToolError
+from keephold import Call, Failure, Key, Ok, Pending, RetryPolicy, Runtime, ToolError
 from keephold.testing import VirtualClock
 from keephold.tools.function import FunctionTool
 
@@ -304,7 +304,7 @@ async def test_R5_never_for_pending(clock: VirtualClock) -> None:
         await clock.advance(1)
         await rt.resolve(keys[0], {"status": "err", "payload": {"code": "busy", "message": "busy"}})
         await clock.advance(600)
-        codes = {info.id: info.outcome.code for info in await rt.handles() if isinstance(info.outcome, Error)}
+        codes = {info.id: info.outcome.code for info in await rt.handles() if isinstance(info.outcome, Failure)}
         assert codes == {"a": "busy", "b": "tool_completion_timeout"} and len(keys) == 2
         assert str(await rt.resolve(keys[1], ok(1))) == "already_resolved"
 
@@ -314,7 +314,7 @@ async def test_R5_never_for_pending(clock: VirtualClock) -> None:
 
 async def test_R5_safe_does_not_retry_a_crash(tmp_path: Path) -> None:
     info = await after_a_crash(tmp_path, "safe")
-    assert isinstance(info.outcome, Error)
+    assert isinstance(info.outcome, Failure)
     assert (info.outcome.code, info.outcome.transient, info.ended_by) == ("crashed", True, "crash")
 
 
@@ -326,7 +326,7 @@ async def test_R5_for_idempotent_a_crash_counts_as_transient(tmp_path: Path) -> 
 async def test_R5_for_idempotent_too_crashes_come_to_an_end(tmp_path: Path) -> None:
     """A call that kills its process does so `max_attempts` times and not for ever."""
     info = await after_a_crash(tmp_path, RetryPolicy(policy="idempotent", max_attempts=3), lives=5)
-    assert isinstance(info.outcome, Error) and info.outcome.code == "crashed"
+    assert isinstance(info.outcome, Failure) and info.outcome.code == "crashed"
     assert CRASHED == [1, 2, 3]
 
 

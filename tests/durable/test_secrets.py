@@ -12,7 +12,7 @@ from tests.turn.people import Model, Person, attended
 
 import keephold
 from keephold import Call, Ok, Question, Runtime
-from keephold.turn.prompts import Said
+from keephold.turn.prompts import Answer
 
 SECRET = "correct horse battery staple"
 
@@ -43,7 +43,7 @@ async def test_Q4_a_secret_is_never_stored(tmp_path: Path, on_crash: Any, how: s
             await batch
             await rt.send("l", SECRET, conversation="main")
         else:
-            await person.says(Said(SECRET, remember=True))
+            await person.says(Answer(SECRET, remember=True))
         await batch
         await until(lambda: got == [SECRET])
         await rt.registry.write(())
@@ -63,7 +63,7 @@ async def test_Q4_E10_a_secret_is_asked_again_after_a_crash(tmp_path: Path) -> N
             await asyncio.Event().wait()
         return str(name)
 
-    async with Runtime([login], store=store, prompter=Person(Said("Ann"), Said(SECRET))) as rt:
+    async with Runtime([login], store=store, prompter=Person(Answer("Ann"), Answer(SECRET))) as rt:
         turn = await rt.turn("main").__aenter__()
         await reply(turn, spawn("login", "l"))
         await until(lambda: got == [SECRET])
@@ -72,5 +72,5 @@ async def test_Q4_E10_a_secret_is_asked_again_after_a_crash(tmp_path: Path) -> N
     async with attended(None, [login], person=person, store=cut) as (rt, turn):
         await until(lambda: bool(person.open) or len(got) > 1)
         assert person.open, "it was told the secret from the store"
-        assert (await person.says(Said("another"))).question.id == "password"
+        assert (await person.says(Answer("another"))).question.id == "password"
         assert (await stopped(rt, "l")).outcome == Ok("Ann")

@@ -110,7 +110,7 @@ async def test_a_question_is_told_when_it_is_asked(tmp_path: Path) -> None:
     async with Runtime([choosing()], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
         await turn.run([spawn("choose", "c")])
         async with wanting(rt, "c", "follow") as client:
-            told = msgspec.json.decode(await client.expect(frames.STATE), type=frames.Told)
+            told = msgspec.json.decode(await client.expect(frames.STATE), type=frames.HandleStatus)
             assert told.handle.question is not None
             assert told.handle.question.id == "which"
             await rt.send("c", "red", conversation="main")

@@ -13,7 +13,7 @@ from tests.durable.lives import ok, only, parsed, stopped, stored_in, until
 from tests.durable.program import tools
 from tests.turn.calls import apply, fetch, reply
 
-from keephold import Error, KeepholdError, Ok, Runtime
+from keephold import Failure, KeepholdError, Ok, Runtime
 from keephold.turn import relay
 
 ROOT = Path(__file__).parents[2]
@@ -155,4 +155,4 @@ async def test_R1_without_the_tool_a_dead_processes_call_stays_as_it_is(tmp_path
         assert (info.state, info.tool) == ("running", "session")
     async with Runtime(tools(tmp_path), store=stored_in(tmp_path)) as rt:
         info = await stopped(rt, "session")
-        assert isinstance(info.outcome, Error) and info.outcome.code == "crashed"
+        assert isinstance(info.outcome, Failure) and info.outcome.code == "crashed"

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import Story, approval, news, ok, only, parked, parsed, stopped, stored_in, until
+from tests.durable.lives import Story, approval, notifications, ok, only, parked, parsed, stopped, stored_in, until
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, fetch, reply, spawn, wait_all
 
 import keephold
-from keephold import Call, Error, KeepholdError, Key, Ok, Pending, Question, Runtime, Tool, ToolError
+from keephold import Call, Failure, KeepholdError, Key, Ok, Pending, Question, Runtime, Tool, ToolError
 from keephold.store.sqlite import SqliteStore
 
 
@@ -280,7 +280,7 @@ async def test_D7_a_deadline_that_both_see_pass_is_one_end_and_one_piece_of_news
         waits = await asyncio.gather(*(rt.wait(all=ids, timeout=5, conversation="main") for rt in (one, two)))
         assert [len(waited["completed"]) for waited in waits] == [5, 5]
         await asyncio.sleep(0.2)
-        assert await news(one) == await news(two) == [("tool.failed", "error")] * 5
+        assert await notifications(one) == await notifications(two) == [("tool.failed", "error")] * 5
 
 
 async def test_D5_keys_that_another_runtime_revokes(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ async def test_D5_keys_that_another_runtime_revokes(tmp_path: Path) -> None:
         assert len((await waiting)["completed"]) == 2
         for id in ("a", "l"):
             outcome = (await one.handle(id, conversation="main")).outcome
-            assert isinstance(outcome, Error) and outcome.code == "await_event_unknown_or_revoked"
+            assert isinstance(outcome, Failure) and outcome.code == "await_event_unknown_or_revoked"
 
 
 async def test_T1_what_waits_in_effects_is_kept_by_the_turns_after_a_restart_too(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.durable.workflow_program import LINES, Around, flow_tool
 from tests.turn.calls import spawn
 
 import keephold
-from keephold import Call, Error, Ok, RetryPolicy, Runtime, ToolError
+from keephold import Call, Failure, Ok, RetryPolicy, Runtime, ToolError
 from keephold.tools.workflow import read_workflow, run_workflow
 
 ROOT = Path(__file__).parents[2]
@@ -135,5 +135,5 @@ async def test_W10_the_time_of_a_run_goes_on_while_nobody_runs_it(tmp_path: Path
     clock.at += 61
     async with Runtime([tool], store=cut, clock=clock) as rt:
         outcome = (await stopped(rt, "w")).outcome
-        assert isinstance(outcome, Error) and outcome.code == "timeout"
+        assert isinstance(outcome, Failure) and outcome.code == "timeout"
         assert outcome.message == "Operation timed out after 60000ms"

@@ -9,7 +9,7 @@ import pytest
 from tests.durable.lives import HandClock, ok, parked, power_cut, stopped, stored_in, until
 
 import keephold
-from keephold import Call, Error, Key, Ok, Pending, Runtime, ToolCall, ToolError
+from keephold import Call, Failure, Key, Ok, Pending, Runtime, ToolCall, ToolError
 from keephold.tools.function import FunctionTool
 
 EVENT = {"id": "then", "type": "wait", "config": {"event": "go"}}
@@ -232,4 +232,4 @@ async def test_W10_a_workflow_that_is_cancelled_ends_the_call_it_goes_on_with(tm
         await parked(rt, 0)
         assert str(await rt.resolve(keys[0], ok(1))) == "already_resolved"
         (state,) = await calls(rt, "approve")
-        assert isinstance(state.outcome, Error) and state.outcome.code == "cancelled"
+        assert isinstance(state.outcome, Failure) and state.outcome.code == "cancelled"

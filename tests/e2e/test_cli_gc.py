@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.place import Place, spawn
 
-from keephold.store.base import Described, Op, Said
+from keephold.store.base import Described, Op, TranscriptAppended
 from keephold.store.sqlite import SqliteStore
 
 OLD = 10 * 86_400
@@ -151,9 +151,9 @@ def test_forget_lets_go_of_what_was_said_and_of_nothing_else(place: Place) -> No
     asyncio.run(
         say(
             place.directory / "work.db",
-            Said("one", "t", time.time(), lines),
+            TranscriptAppended("one", "t", time.time(), lines),
             Described("one", time.time(), {"title": "A plan"}),
-            Said("talk", "t", time.time(), lines),
+            TranscriptAppended("talk", "t", time.time(), lines),
         )
     )
     assert [row[:4] for row in place.keephold("conversations").rows] == [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.mcp_servers import Server, names, serving, until, using
 
-from keephold import AskQuestion, Runtime, Said, ToolCall
+from keephold import Answer, AskQuestion, Runtime, ToolCall
 
 WAYS = [("stdio", "modern"), ("stdio", "legacy"), ("http", "modern"), ("http", "legacy")]
 
@@ -75,10 +75,10 @@ async def test_M6_lists_that_change_are_followed(server: Server) -> None:
 async def test_M6_elicitation_of_a_one_shot_call_goes_to_the_person(server: Server) -> None:
     asked: list[str] = []
 
-    async def person(prompt: object) -> Said:
+    async def person(prompt: object) -> Answer:
         assert isinstance(prompt, AskQuestion)
         asked.append(prompt.question.text)
-        return Said("red" if prompt.question.id == "colour" else "Rose")
+        return Answer("red" if prompt.question.id == "colour" else "Rose")
 
     async with Runtime(servers=[server.spec()], prompter=person) as rt:
         await rt.connected()
@@ -124,10 +124,10 @@ async def test_M6_what_two_calls_ask_at_once_reaches_each_where_the_server_says_
     if "legacy" not in server.words:
         return  # such requests are of the old era only
 
-    async def person(prompt: object) -> Said:
+    async def person(prompt: object) -> Answer:
         assert isinstance(prompt, AskQuestion)
         await asyncio.sleep(0.1)  # until both have asked
-        return Said(prompt.question.text == "two")
+        return Answer(prompt.question.text == "two")
 
     async with Runtime(servers=[server.spec()], prompter=person) as rt:
         await rt.connected()

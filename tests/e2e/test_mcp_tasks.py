@@ -10,7 +10,7 @@ import pytest
 from tests.durable.lives import power_cut, stored_in
 from tests.e2e.mcp_servers import Server, serving, until, using
 
-from keephold import AskQuestion, Error, Ok, Runtime, Said, ToolCall
+from keephold import Answer, AskQuestion, Failure, Ok, Runtime, ToolCall
 
 
 @pytest.fixture(params=["stdio", "http"])
@@ -95,8 +95,8 @@ async def test_M6_what_a_task_asks_is_asked_and_answered(remote: Server, tmp_pat
 async def test_R1_without_a_journal_a_task_is_followed_all_the_same(server: Server, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
 
-    async def person(prompt: object) -> Said:
-        return Said(True)
+    async def person(prompt: object) -> Answer:
+        return Answer(True)
 
     spec = server.spec()
     spec = replace(spec, like=replace(spec.like, on_crash="fail"))
@@ -124,18 +124,18 @@ async def test_E_after_a_crash_the_same_task_is_followed_and_nobody_is_asked_twi
     store, asked = stored_in(tmp_path), list[str]()
     second_asked = asyncio.Event()
 
-    async def first_life(prompt: object) -> Said:
+    async def first_life(prompt: object) -> Answer:
         assert isinstance(prompt, AskQuestion)
         asked.append(prompt.question.text)
         if prompt.question.text == "Second?":
             second_asked.set()
             await asyncio.Event().wait()
-        return Said(True)
+        return Answer(True)
 
-    async def second_life(prompt: object) -> Said:
+    async def second_life(prompt: object) -> Answer:
         assert isinstance(prompt, AskQuestion)
         asked.append(prompt.question.text)
-        return Said(False)
+        return Answer(False)
 
     async with Runtime(servers=[remote.spec()], store=store, prompter=first_life) as rt:
         await rt.connected()
@@ -177,5 +177,5 @@ async def test_R1_a_call_without_a_task_is_not_repeated_after_a_crash(remote: Se
         after = power_cut(store)
         async with Runtime(servers=[remote.spec()], store=after) as next_rt:
             outcome = await outcome_of(next_rt, "s")
-            assert isinstance(outcome, Error) and outcome.code == "crashed" and outcome.transient
+            assert isinstance(outcome, Failure) and outcome.code == "crashed" and outcome.transient
     assert remote.noted().count("slow began") == 1

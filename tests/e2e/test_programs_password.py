@@ -12,7 +12,7 @@ from tests.e2e.terminals import Assistant, at_work, patient, python, shell
 from tests.turn.people import Person
 
 from keephold import Tool, terminal
-from keephold.turn.prompts import AskQuestion, Cancelled, Said
+from keephold.turn.prompts import Answer, AskQuestion, Dismissed
 
 SECRET = "correct-horse-7731"
 TYPED = "read -s -p 'Vault password: ' word; echo; "
@@ -74,7 +74,7 @@ async def test_Q4_a_password_is_a_question_that_only_a_person_answers() -> None:
         assert (prompt.tool, prompt.id) == ("shell", "shell")
         assert (prompt.question.text, prompt.question.secret) == ("Vault password:", True)
 
-        await person.says(Said(SECRET))
+        await person.says(Answer(SECRET))
         assert (await session.reads("********\n$ ")).endswith("it has 18 characters: ********\n$ ")
         assert len(person.seen) == 1, "the guess was not typed either"
 
@@ -97,7 +97,7 @@ async def test_K5_what_a_person_typed_is_nowhere(tmp_path: Path, caplog: pytest.
     caplog.set_level(logging.DEBUG)
     store = f"sqlite:///{tmp_path}/work.db"
     repeats = 'for i in $(seq 60000); do echo "line $i: $word"; done\n'  # more than is kept in memory
-    person = Person(Said(SECRET))
+    person = Person(Answer(SECRET))
     async with at_work(patient(shell(), settle_ms=2000), store=store, prompter=person) as assistant:
         session = await assistant.spawn("shell")
         await session.reads("$ ")
@@ -132,12 +132,12 @@ async def test_Q4_a_password_that_nobody_has_noticed_is_not_typed_by_a_model(tmp
         await session.reads("Vault password: ")
         refused = await assistant.refused("shell", action="apply", id="shell", input="a guess\n")
         assert refused.code == "question_exclusive"
-        await person.says(Said(SECRET))
+        await person.says(Answer(SECRET))
         assert (await session.reads("********\n$ ")).endswith("it has 18 characters: ********\n$ ")
 
 
 async def test_Q4_a_program_that_asks_at_its_terminal_is_answered_there() -> None:
-    person = Person(Said("wrong-battery-1"), Said(SECRET))
+    person = Person(Answer("wrong-battery-1"), Answer(SECRET))
     async with at_work(sudo(), prompter=person) as assistant:
         session = await assistant.spawn("sudo")
         await session.stops()
@@ -149,7 +149,7 @@ async def test_Q4_a_program_that_asks_at_its_terminal_is_answered_there() -> Non
 
 
 async def test_C8_a_one_shot_call_asks_the_person_as_well() -> None:
-    person = Person(Said(SECRET))
+    person = Person(Answer(SECRET))
     async with at_work(sudo(), prompter=person) as assistant:
         (response,) = await assistant.batch(("sudo", {}))
         assert (response.is_error, response.result) == (False, "[sudo] password for me: \nwelcome\n")
@@ -168,7 +168,7 @@ async def test_Q2_without_a_person_it_is_an_error_that_says_so() -> None:
 
 
 async def test_Q7_a_person_who_does_not_want_to_ends_the_program() -> None:
-    async with at_work(sudo(), prompter=Person(Cancelled())) as assistant:
+    async with at_work(sudo(), prompter=Person(Dismissed())) as assistant:
         session = await assistant.spawn("sudo")
         await session.stops()
         assert session.said["is_error"] is True
@@ -184,7 +184,7 @@ async def test_A6_an_await_waits_for_the_person() -> None:
         await person.sees()
         waited = await assistant.call("await", all=["sudo"], timeout_secs=1)
         assert waited == {"completed": [], "pending": [{"id": "sudo", "state": "waiting"}], "timed_out": True}
-        await person.says(Said(SECRET))
+        await person.says(Answer(SECRET))
         (completed,) = (await assistant.call("await", all=["sudo"]))["completed"]
         assert completed["result"].endswith("welcome\n")
 

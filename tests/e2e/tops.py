@@ -8,7 +8,7 @@ from tests.e2e.driver import PATIENCE
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from keephold.cli.top_actions import Asked
+from keephold.cli.top_actions import AskScreen
 from keephold.cli.top_app import Top
 
 
@@ -64,11 +64,11 @@ class Watched:
         except TimeoutError:
             pytest.fail(f"it did not come true; {self.status}\n{self.rows}\n{self.app.screen}")
 
-    async def asked(self) -> Asked:
+    async def asked(self) -> AskScreen:
         """The box that asks something."""
-        await self.until(lambda: isinstance(self.app.screen, Asked) and self.app.screen.query("#asked"))
-        assert isinstance(self.app.screen, Asked)
+        await self.until(lambda: isinstance(self.app.screen, AskScreen) and self.app.screen.query("#asked"))
+        assert isinstance(self.app.screen, AskScreen)
         return self.app.screen
 
     async def answered(self) -> None:
-        await self.until(lambda: not isinstance(self.app.screen, Asked))
+        await self.until(lambda: not isinstance(self.app.screen, AskScreen))

@@ -94,7 +94,7 @@ async def test_E5_error_timeout_and_cancellation_become_errors_of_the_call(tmp_p
             await until(lambda n=n: len(desk.published) == n + 1)  # type: ignore[misc]
             await rt.resolve(desk.published[n][1], resolution)
             outcome = (await stopped(rt, f"ask-{n}")).outcome
-            assert isinstance(outcome, keephold.Error) and outcome.code == code
+            assert isinstance(outcome, keephold.Failure) and outcome.code == code
 
 
 async def test_E1_requirements(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import keephold
 from keephold import QuestionPolicy
 from keephold.testing import VirtualClock
 from keephold.tools.base import Action
-from keephold.turn.prompts import Approved, AskQuestion, Prompt, RunTool, Said
+from keephold.turn.prompts import Answer, Approved, AskQuestion, Prompt, RunTool
 
 ACTIONS: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
 
@@ -81,7 +81,7 @@ async def test_Q5_a_question_while_two_others_run_and_a_third_waits_for_permissi
         waiting = asyncio.create_task(batch(turn, call("await", {"all": ["m", "b2"]})))
         await clock.advance(30)
         assert not waiting.done()
-        await person.says(Said(False))
+        await person.says(Answer(False))
         (waited,) = await waiting
         assert [(each["id"], each["result"]) for each in waited["completed"]] == [("m", "users kept"), ("b2", "built")]
         assert person.at_once == 1 and person.withdrawn == []
@@ -93,11 +93,11 @@ async def test_Q5_the_answers_go_to_those_who_asked(clock: VirtualClock) -> None
     async with attended(clock, [migrate], person=person) as (_, turn):
         spawns = [call("migrate", {"action": "spawn", "id": table, "table": table}) for table in tables]
         assert [each["state"] for each in await batch(turn, *spawns)] == ["waiting"] * 3
-        await person.says(Said(True))
+        await person.says(Answer(True))
         # The assistant answers the last one itself, before the person comes to it.
         applied = await one(turn, "migrate", {"action": "apply", "id": "logs", "input": True})
         assert applied["result"] == "logs dropped"
-        assert words(await person.says(Said(False))) == "Drop orders?"
+        assert words(await person.says(Answer(False))) == "Drop orders?"
         waited = await one(turn, "await", {"all": tables})
         assert [each["result"] for each in waited["completed"]] == ["users dropped", "orders kept", "logs dropped"]
         assert [words(prompt) for prompt in person.seen] == ["Drop users?", "Drop orders?"]
@@ -113,7 +113,7 @@ async def test_Q4_what_only_a_person_may_answer_stays_open(clock: VirtualClock) 
         waited = await one(turn, "await", {"all": ["l"], "timeout_secs": 60})
         assert waited == {"completed": [], "pending": [{"id": "l", "state": "waiting"}], "timed_out": True}
         assert model.seen == []  # nor is a model asked behind the person's back
-        await person.says(Said("424242"))
+        await person.says(Answer("424242"))
         assert (await one(turn, "await", {"all": ["l"]}))["completed"][0]["result"] == "in with 424242"
 
 

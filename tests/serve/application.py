@@ -13,11 +13,11 @@ from tests.mcp.serving import _end_watcher, until
 
 from keephold import Runtime
 from keephold.control.control import Control
-from keephold.control.open_requests import Needs
+from keephold.control.open_requests import OpenRequests
 from keephold.mcp.server import Server
 from keephold.serve.app import App
 from keephold.serve.metrics import Prometheus
-from keephold.serve.server import Patient
+from keephold.serve.server import SlowClientProtocol
 from keephold.tools.base import Tool
 
 TOKEN = "token-of-the-owner-0123456789abcdef"
@@ -29,7 +29,7 @@ class Application:
 
     runtime: Runtime
     control: Control
-    needs: Needs
+    needs: OpenRequests
     app: App
     metrics: Prometheus
     port: int
@@ -52,7 +52,7 @@ async def application(
     **options: Any,
 ) -> AsyncIterator[Application]:
     """Serve these tools, as `keephold serve` does."""
-    needs, metrics = Needs(), Prometheus()
+    needs, metrics = OpenRequests(), Prometheus()
     async with Runtime(tools, store=store, prompter=needs, metrics=metrics) as runtime:
         runtime.people.beside = needs.beside
         server = Server(runtime)
@@ -64,7 +64,9 @@ async def application(
             port = listening.getsockname()[1]
             asgi = app.asgi(TOKEN, principals, options.pop("hosts", ()), port=port, **options)
             web = uvicorn.Server(
-                uvicorn.Config(asgi, http=Patient, log_level="critical", ws="none", timeout_graceful_shutdown=2)
+                uvicorn.Config(
+                    asgi, http=SlowClientProtocol, log_level="critical", ws="none", timeout_graceful_shutdown=2
+                )
             )
             serving = asyncio.create_task(web.serve(sockets=[listening]))
             await until(lambda: web.started)

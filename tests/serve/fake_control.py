@@ -266,9 +266,9 @@ class FakeControl:
         news = {"number": 9, "kind": "tool.failed", "level": "error", "message": "`tests` failed: 3 tests failed"}
         queued = news | {"conversation": "main", "at": now - 40, "uid": UID, "carriers": ["response"]}
         told = [
-            ("news.queued", news, now - 40),
+            ("notification.queued", news, now - 40),
             (
-                "news.delivered",
+                "notification.delivered",
                 news
                 | {
                     "number": 8,
@@ -280,7 +280,7 @@ class FakeControl:
                 now - 70,
             ),
             (
-                "news.removed",
+                "notification.removed",
                 news
                 | {"number": 7, "kind": "tool.waiting", "level": "warning", "message": "`migrate` asks", "by": "shown"},
                 now - 90,

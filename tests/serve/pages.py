@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 from keephold import Runtime, Tool, Turn
 from keephold.control.control import Control
-from keephold.control.open_requests import Needs
+from keephold.control.open_requests import OpenRequests
 from keephold.serve.dashboard.pages import routes
 from keephold.serve.metrics import Prometheus
 from keephold.serve.screens import Screens
@@ -90,7 +90,7 @@ class Dashboard:
     runtime: Runtime
     turn: Turn
     control: Control
-    needs: Needs
+    needs: OpenRequests
     http: httpx2.AsyncClient
 
     async def page(self, path: str) -> Page:
@@ -114,7 +114,7 @@ class Dashboard:
 
 @asynccontextmanager
 async def dashboard(tools: Sequence[Tool] = ()) -> AsyncIterator[Dashboard]:
-    needs, metrics = Needs(), Prometheus()
+    needs, metrics = OpenRequests(), Prometheus()
     async with Runtime(tools, prompter=needs, metrics=metrics) as runtime:
         control, screens = Control(runtime, needs, snapshot=metrics.snapshot), Screens(runtime)
         async with browser(control, screens) as http, runtime.turn("main") as turn:

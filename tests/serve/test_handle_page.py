@@ -12,7 +12,7 @@ import keephold
 from keephold import Call, Question, ToolError
 from keephold.serve.dashboard.painting import nearest, palette_css, rgb, screen_html
 from keephold.serve.dashboard.rendering import HERE
-from keephold.tools.terminal.emulator import Run, Style, rows_of
+from keephold.tools.terminal.emulator import Style, StyledRun, rows_of
 
 HOSTILE = "<script>alert(1)</script> \x1b[31mred\x1b[0m \x1b]0;t\x07 \u202egnp\u202c \x9b2J \0 </pre></main>"
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -194,7 +194,7 @@ async def test_an_id_leads_to_the_newest_handle_that_has_it() -> None:
 
 
 def test_K4_a_screen_is_text_in_spans_whatever_is_on_it() -> None:
-    rows = ((Run("<b>&\"'", Style(1, (255, 0, 0), frozenset({"bold"}))), Run("\u202eplain", Style())),)
+    rows = ((StyledRun("<b>&\"'", Style(1, (255, 0, 0), frozenset({"bold"}))), StyledRun("\u202eplain", Style())),)
     assert screen_html(rows, None) == '<span class="bold f1 b196">&lt;b&gt;&amp;&quot;&#x27;</span>plain'
 
 
@@ -209,19 +209,19 @@ def test_K4_a_screen_is_text_in_spans_whatever_is_on_it() -> None:
     ],
 )
 def test_the_cursor_is_drawn_where_it_stands(cursor: tuple[int, int] | None, drawn: str) -> None:
-    assert screen_html(((Run("ab", Style()),),), cursor) == drawn
+    assert screen_html(((StyledRun("ab", Style()),),), cursor) == drawn
 
 
 def test_a_character_of_two_columns_takes_two_and_what_follows_keeps_its_place() -> None:
-    drawn = screen_html(((Run("中e\u0301x", Style()),),), (1, 3))
+    drawn = screen_html(((StyledRun("中e\u0301x", Style()),),), (1, 3))
     assert drawn == '<span class="wide">中</span><span class="cursor">e\u0301</span>x'
 
 
 def test_painted_bytes_are_read_as_rows_of_runs() -> None:
     painted = "\x1b[?1h\x1b[0m\x1b[1m\x1b[38;5;208mA\x1b[0m\r\n\x1b[48;2;1;2;3m\x1b[4:3mB\x1b[0m\x7f\x1b[2;1H"
     assert rows_of(painted, 3) == (
-        (Run("A", Style(208, None, frozenset({"bold"}))),),
-        (Run("B", Style(None, (1, 2, 3), frozenset({"underline"}))), Run(" ", Style())),
+        (StyledRun("A", Style(208, None, frozenset({"bold"}))),),
+        (StyledRun("B", Style(None, (1, 2, 3), frozenset({"underline"}))), StyledRun(" ", Style())),
         (),
     )
 

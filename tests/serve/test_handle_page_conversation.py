@@ -9,7 +9,7 @@ from tests.turn.calls import STATEFUL, replies, spawn, wait_all
 import keephold
 from keephold import Call
 from keephold.serve.dashboard.conversation import messages
-from keephold.store.base import Said
+from keephold.store.base import TranscriptAppended
 
 
 @keephold.tool(actions=STATEFUL)
@@ -42,7 +42,7 @@ async def test_what_was_said_is_shown_a_page_at_a_time_from_the_end() -> None:
             ("request", json.dumps({"parts": [{"part_kind": "user-prompt", "content": f"<b>word {n}</b>"}]}).encode())
             for n in range(150)
         )
-        await seen.runtime.registry.write((Said("talk", "t", 1.0, said),))
+        await seen.runtime.registry.write((TranscriptAppended("talk", "t", 1.0, said),))
         page = await seen.page("/conversations/talk")
         texts = page.texts("p", class_="message-text")
         assert texts[-1] == "<b>word 149</b>" and len(texts) == 60
@@ -54,7 +54,9 @@ async def test_the_conversations_of_sub_agents_are_linked_from_their_callers() -
     async with dashboard() as seen:
         below = f"main/reviewer@{'0' * 32}"
         for place in ("main", below, f"{below}/helper@{'1' * 32}", "main-2"):
-            await seen.runtime.registry.write((Said(place, "t", 1.0, (("summary", b'{"upto":0,"text":"x"}'),)),))
+            await seen.runtime.registry.write(
+                (TranscriptAppended(place, "t", 1.0, (("summary", b'{"upto":0,"text":"x"}'),)),)
+            )
         page = await seen.page("/conversations/main")
         agents = page.all("section", aria_labelledby="below-title")
         assert [each.attributes["title"] for each in agents[0].inside if each.tag == "a"] == [below]

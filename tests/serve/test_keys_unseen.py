@@ -22,7 +22,7 @@ import keephold
 from keephold import Call, Pending, Runtime, ToolCall, Turn
 from keephold.control.safe_text import Keyless, Plain
 from keephold.durable.keys import masked_part
-from keephold.store.ops import Described, Inquired, Said
+from keephold.store.ops import Described, Inquired, TranscriptAppended
 
 EXCLUSIVE = keephold.QuestionPolicy(exclusive=True)
 
@@ -91,7 +91,7 @@ async def work(rt: Runtime, turn: Turn, made: Made) -> None:
     made.keys += [hook, done]
     await turn.run([call(6, "complete_wait_handle", handleId=done, result={"again": hook}), call(7, "tell")])
     body = {"parts": [{"part_kind": "tool-return", "tool_name": "create_wait_handle", "content": created.result}]}
-    said = Said("main", "t1", time.time(), (("request", msgspec.json.encode(body)),))
+    said = TranscriptAppended("main", "t1", time.time(), (("request", msgspec.json.encode(body)),))
     asked = Inquired("i1", "main", "t1", None, time.time(), {"what": hook}, {"said": f"<{hook}>"})
     await rt.registry.write((said, asked, Described("main", time.time(), {"title": f"About {hook}"})), keep=False)
 

@@ -116,8 +116,8 @@ async def test_R5_attempts_permission_news_and_models() -> None:
     assert value(found, "keephold_attempts_total") == 1
     assert value(found, "keephold_asked_seconds_count", what="permission") == 1
     assert value(found, "keephold_calls_total", tool="flaky", status="failed") == 1
-    assert value(found, "keephold_news_queued_total", level="warning") == 1
-    assert value(found, "keephold_news_delivered_total", level="warning") == 1
+    assert value(found, "keephold_notifications_queued_total", level="warning") == 1
+    assert value(found, "keephold_notifications_delivered_total", level="warning") == 1
     assert value(found, "keephold_model_requests_total", model="model-1") == 2
     assert value(found, "keephold_model_tokens_total", model="model-1", direction="input") == 101
     assert value(found, "keephold_model_tokens_total", model="model-1", direction="output") == 22

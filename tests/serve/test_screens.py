@@ -18,7 +18,7 @@ from tests.turn.calls import apply, reply, spawn
 import keephold
 from keephold import Runtime, Tool
 from keephold.serve.screens import Screens
-from keephold.serve.watched_terminal import There
+from keephold.serve.watched_terminal import RemoteTerminal
 from keephold.turn.attach_protocol import Size
 
 PATIENCE = 20.0
@@ -264,14 +264,14 @@ async def test_who_has_gone_before_another_process_has_answered_does_not_drive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken, go_on = asyncio.Event(), asyncio.Event()
-    drive = There.drive
+    drive = RemoteTerminal.drive
 
-    async def slowly(self: There, size: Size) -> None:
+    async def slowly(self: RemoteTerminal, size: Size) -> None:
         await drive(self, size)
         taken.set()
         await go_on.wait()
 
-    monkeypatch.setattr(There, "drive", slowly)
+    monkeypatch.setattr(RemoteTerminal, "drive", slowly)
     async with (
         Runtime([shell()], store=stored_in(tmp_path)) as runs,
         Runtime([], store=stored_in(tmp_path)) as rt,

@@ -58,7 +58,7 @@ async def test_C5_what_a_stopped_handle_printed_comes_in_the_frames_of_one_that_
         first, *output, last = frames_of(said.content)
         assert first[0] == frames.STATE and last[0] == frames.END
         assert b"".join(data for kind, data in output if kind == frames.OUTPUT) == printed
-        told = msgspec.json.decode(last[1], type=frames.Told)
+        told = msgspec.json.decode(last[1], type=frames.HandleStatus)
         assert (told.handle.uid, told.handle.state, told.handle.ok) == (uid, "stopped", True)
 
 

@@ -200,7 +200,7 @@ class Calls(Model):
             self.answer(slot, (True, Says("not found")))
         else:
             slot.wait = self._begin_wait(conversation, call.any, call.all, call.timeout)
-            slot.wait.spare = batch.named
+            slot.wait.already_handled = batch.named
             self.wake()
             if call.timeout == 0:
                 self.time_out()
@@ -252,10 +252,10 @@ class Calls(Model):
             if handle.stateful or handle.state != "pending" or not handle.admitted:
                 continue
             batch = self.conversations[handle.conversation].batch
-            spare = batch.named() if batch is not None else ()
+            already_handled = batch.named() if batch is not None else ()
             for other in self.ahead(handle):
                 interactive = other.started is not None and other.stateful and other.kind.apply and not other.ending
-                if interactive or self.blocked(other, spare):
+                if interactive or self.blocked(other, already_handled):
                     self.stop(handle, FAILED, "self")
                     return True
         return False

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from tests.unit.sqlite_stores import NOON
 
-from keephold.handles.state import EndedBy, Error, Ok, Outcome
+from keephold.handles.state import EndedBy, Failure, Ok, Outcome
 from keephold.store.base import CARRIERS, Carrier, EntryKind, Notice, Parking, Resolution, Shown
 from keephold.store.endings import TIMED_OUT
 
@@ -11,8 +11,8 @@ CONVERSATIONS = ("main", "other")
 DEADLINES = (None, NOON + 100, NOON + 200, NOON + 300)
 ENDS: tuple[tuple[Outcome, EndedBy], ...] = (
     (Ok({"done": True}), "self"),
-    (Error("no"), "self"),
-    (Error("aborted by you", "aborted"), "abort"),
+    (Failure("no"), "self"),
+    (Failure("aborted by you", "aborted"), "abort"),
     (TIMED_OUT, "timeout"),
 )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from tests.simulation.news_model import NewsModel
+from tests.simulation.notification_model import NotificationModel
 
 from keephold.errors import KeepholdError
 from keephold.handles.state import Ended, Pending, Running, State, Stopped, Waiting, transition
@@ -19,11 +19,11 @@ from keephold.store.base import (
     Entry,
     Expired,
     InquiryRow,
-    News,
     Notice,
     Opened,
     OpenTurn,
     ProcessEvent,
+    QueuedNotification,
     Record,
     Resolution,
     Resolving,
@@ -68,11 +68,11 @@ class Model:
         self.events: dict[str, list[ProcessEvent]] = {}
         self.turns: dict[str, OpenTurn] = {}
         self.batches: dict[tuple[str, str, int], Opened] = {}
-        self.carried: dict[str, tuple[Carrier, tuple[News, ...]]] = {}
+        self.carried: dict[str, tuple[Carrier, tuple[QueuedNotification, ...]]] = {}
         """News that an open turn was handed last, and by what (N3)."""
         self.answers: dict[tuple[str, str, int], Answers] = {}
         self.inquiries: list[InquiryRow] = []
-        self.news = NewsModel()
+        self.notifications = NotificationModel()
 
     def commit(self, owner: str, ops: Sequence[base.Op]) -> list[Any] | str:
         """The results, or the code it is refused with."""
@@ -115,7 +115,7 @@ class Model:
 
     def changed(self, op: base.Changed) -> None:
         call = self.own(op.uid, op.fence)
-        told = op.news
+        told = op.notice
         if not isinstance(op.state, Stopped):
             call.record.state = op.state
         elif call.parked:
@@ -126,7 +126,7 @@ class Model:
         else:
             self._end(call, op.state)
         if told is not None:
-            self.news.tell(call.record.conversation, told, op.event.at, op.uid)
+            self.notifications.tell(call.record.conversation, told, op.event.at, op.uid)
 
     def rewritten(self, op: base.Rewritten) -> None:
         self.own(op.uid, op.fence).record.arguments = op.arguments
@@ -242,7 +242,7 @@ class Model:
         record = call.record
         assert record.parking is not None
         notice = told or msgspec.structs.replace(end_notice(state), message=words(record.id, record.tool, state))
-        self.news.tell(record.conversation, notice, state.stopped, record.uid)
+        self.notifications.tell(record.conversation, notice, state.stopped, record.uid)
         self._end(call, state)
         if hook and record.parking.hook and record.parking.on_cancel != "ignore" and state.ended_by in CANCELS:
             call.hook_due, record.owner = True, self._owner
@@ -266,7 +266,7 @@ class Model:
             raise KeepholdError("", code="turn_open")
         by, news = self.carried.pop(op.conversation, ("turn", ()))
         for each in () if op.was == op.turn and by == "response" else news:
-            self.news.tell(op.conversation, each, each.at, each.uid)
+            self.notifications.tell(op.conversation, each, each.at, each.uid)
         same = is_open if is_open is not None and op.was == op.turn else OpenTurn(op.turn, None, 0)
         self.turns[op.conversation] = msgspec.structs.replace(same, owner=self._owner)
 
@@ -287,10 +287,10 @@ class Model:
             self.answers.pop((op.conversation, op.turn, op.batch), None)
             self.carried.pop(op.conversation, None)
 
-    def responded(self, op: base.Responded) -> tuple[News, ...]:
+    def responded(self, op: base.Responded) -> tuple[QueuedNotification, ...]:
         batch, is_open = (op.conversation, op.turn, op.batch), self.turns.get(op.conversation)
-        self.news.take_back(op.conversation, op.shown)
-        carried = self.news.deliver(op.conversation, op.carry)
+        self.notifications.take_back(op.conversation, op.shown)
+        carried = self.notifications.deliver(op.conversation, op.carry)
         if batch in self.batches:
             self.answers[batch] = Answers(op.responses, carried)
         if is_open is not None and is_open.batch is not None and is_open.batch == self.batches.get(batch):
@@ -311,13 +311,13 @@ class Model:
         self.inquiries.append(row)
 
     def notified(self, op: base.Notified) -> None:
-        self.news.tell(op.conversation, op, op.at, op.uid)
+        self.notifications.tell(op.conversation, op, op.at, op.uid)
 
     def taken_back(self, op: base.TakenBack) -> None:
-        self.news.take_back(op.conversation, op.shown)
+        self.notifications.take_back(op.conversation, op.shown)
 
-    def delivered(self, op: base.Delivered) -> tuple[News, ...]:
-        news = self.news.deliver(op.conversation, (op.carrier,))
+    def delivered(self, op: base.Delivered) -> tuple[QueuedNotification, ...]:
+        news = self.notifications.deliver(op.conversation, (op.carrier,))
         self.carried.pop(op.conversation, None)
         if news and op.conversation in self.turns:
             self.carried[op.conversation] = (op.carrier, news)

@@ -94,7 +94,7 @@ class Wait:
     any: list[Handle]
     all: list[Handle]
     deadline: float | None
-    spare: Callable[[], Collection[Handle]] = tuple
+    already_handled: Callable[[], Collection[Handle]] = tuple
     """A6: handles that unanswered calls of the same batch name."""
     values: bool = False
     """Python's form: `is_error` in each result."""
@@ -161,9 +161,9 @@ class Model:
 
     # A6
 
-    def blocked(self, handle: Handle, spare: Collection[Handle] = ()) -> bool:
+    def blocked(self, handle: Handle, already_handled: Collection[Handle] = ()) -> bool:
         """Only the caller can make it go on."""
-        if handle in spare:
+        if handle in already_handled:
             return False
         match handle.state:
             case "running":
@@ -171,7 +171,7 @@ class Model:
             case "waiting":
                 return handle.asking
             case "pending":
-                return any(self.blocked(h, spare) for h in self.ahead(handle))
+                return any(self.blocked(h, already_handled) for h in self.ahead(handle))
         return False
 
     def _blocking(self, handle: Handle) -> Iterator[str]:
@@ -276,8 +276,8 @@ class Model:
         wait.reply = Reply(self.now, [self.shown(wait, reason)])
 
     def _all_blocked(self, wait: Wait) -> bool:
-        spare = wait.spare()
-        return all(self.blocked(h, spare) for h in wait.needed())
+        already_handled = wait.already_handled()
+        return all(self.blocked(h, already_handled) for h in wait.needed())
 
     def note_moment(self) -> None:
         """Answers that are under way may be given now as well: they show what is so at that moment."""

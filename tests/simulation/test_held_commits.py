@@ -10,7 +10,7 @@ from tests.simulation.directed import Theatre, rest, theatre
 from tests.simulation.ops import Abort, Apply, Fetch, Once, Spawn
 from tests.simulation.stores import HeldStore
 
-from keephold.handles.state import Error, Ok, Stopped
+from keephold.handles.state import Failure, Ok, Stopped
 from keephold.store.base import Changed, Opened, Registered, Responded
 from keephold.testing import VirtualClock
 
@@ -67,7 +67,7 @@ async def test_S2_a_second_end_is_refused_while_the_first_is_only_decided(clock:
         store.on_hold = True
         here.tell("w1", "ok", "done")
         await rest()
-        assert not here.registry.end(here.handle("w1"), Error("late"), "abort")
+        assert not here.registry.end(here.handle("w1"), Failure("late"), "abort")
         answer = here.run(Abort("w1"))
         await rest()
         assert answer.at is None

@@ -29,7 +29,7 @@ from tests.simulation.journal_draws import (
     stale,
 )
 from tests.simulation.journal_model import Call, Model
-from tests.simulation.news_model import LIMIT
+from tests.simulation.notification_model import LIMIT
 from tests.soak import tries
 from tests.unit.sqlite_stores import NOON, give, record, uid
 
@@ -40,8 +40,8 @@ from keephold.handles.state import (
     Asked,
     Ended,
     EndedBy,
-    Error,
     Event,
+    Failure,
     Outcome,
     Pending,
     Running,
@@ -52,7 +52,7 @@ from keephold.handles.state import (
 )
 from keephold.store.base import (
     CARRIERS,
-    NEWS_LIMIT,
+    NOTIFICATION_LIMIT,
     Attempted,
     Carrier,
     Changed,
@@ -63,13 +63,13 @@ from keephold.store.base import (
     HookCalled,
     Inquired,
     Journaled,
-    News,
     Notice,
     Notified,
     Op,
     Opened,
     Parked,
     Parking,
+    QueuedNotification,
     Registered,
     Released,
     Resolution,
@@ -96,7 +96,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        queues.NEWS_LIMIT = LIMIT  # type: ignore[attr-defined]
+        queues.NOTIFICATION_LIMIT = LIMIT  # type: ignore[attr-defined]
         self._runner = asyncio.Runner()
         self._place = Path(tempfile.mkdtemp(prefix="keephold-journal-", dir=MEMORY if MEMORY.is_dir() else None))
         self._model = Model()
@@ -235,7 +235,7 @@ class JournalMachine(RuleBasedStateMachine):
     @rule(data=st.data(), rest=st.booleans())
     def cancel_what_is_parked(self, data: st.DataObject, rest: bool) -> None:
         of = data.draw(st.sampled_from([call.record for call in self._calls() if call.parked]))
-        event = Ended(self._tick(), Error("aborted by you", "aborted"), "abort")
+        event = Ended(self._tick(), Failure("aborted by you", "aborted"), "abort")
         self._do(data, rest, Changed(of.uid, of.fence, event, transition(of.state, event)))
 
     @precondition(lambda self: any(call.hook_due for call in self._model.calls.values()))
@@ -321,11 +321,11 @@ class JournalMachine(RuleBasedStateMachine):
         at = self._tick()
         self._do(data, rest, *(Notified(where, t.kind, t.level, t.message or "", at, of, t.carriers) for t in told))
 
-    @precondition(lambda self: self._model.news.queued)
+    @precondition(lambda self: self._model.notifications.queued)
     @rule(data=st.data(), shown=shows, carrier=st.sampled_from(CARRIERS), take=st.booleans(), rest=st.booleans())
     def deliver(self, data: st.DataObject, shown: Shown, carrier: Carrier, take: bool, rest: bool) -> None:
         """Or take back: the handle was shown."""
-        news = data.draw(st.sampled_from(self._model.news.queued))
+        news = data.draw(st.sampled_from(self._model.notifications.queued))
         back = TakenBack(news.conversation, ((news.uid or "", shown),))
         self._do(data, rest, back if take else Delivered(news.conversation, carrier))
 
@@ -385,7 +385,7 @@ class JournalMachine(RuleBasedStateMachine):
             self._check_call(each)
         for name in CONVERSATIONS:
             assert await store.turn(name) == model.turns.get(name)
-            assert await store.news(name) == model.news.of(name)
+            assert await store.notifications(name) == model.notifications.of(name)
             assert await store.inquiries(name) == [row for row in model.inquiries if row.conversation == name]
         for batch in model.batches:
             assert await store.answers(*batch) == model.answers.get(batch)
@@ -443,7 +443,7 @@ class JournalMachine(RuleBasedStateMachine):
                 self._write()
                 self.what_can_be_read_is_what_the_model_says()
         finally:
-            queues.NEWS_LIMIT = NEWS_LIMIT  # type: ignore[attr-defined]
+            queues.NOTIFICATION_LIMIT = NOTIFICATION_LIMIT  # type: ignore[attr-defined]
             self._close()
             self._runner.close()
             shutil.rmtree(self._place)
@@ -469,7 +469,7 @@ def _plain(results: Any) -> Any:
 
 
 def _revoked(result: Any) -> bool:
-    return isinstance(result, tuple) and not any(isinstance(each, News) for each in result)
+    return isinstance(result, tuple) and not any(isinstance(each, QueuedNotification) for each in result)
 
 
 JournalMachine.TestCase.settings = settings(

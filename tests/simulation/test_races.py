@@ -10,7 +10,7 @@ from tests.simulation.stores import NextPassStore
 
 import keephold
 from keephold.errors import AlreadyStopped
-from keephold.handles.state import Ended, Error, Ok
+from keephold.handles.state import Ended, Failure, Ok
 from keephold.testing import VirtualClock
 
 
@@ -90,7 +90,7 @@ async def test_S2_whoever_comes_late_is_told_the_first_outcome(clock: VirtualClo
         assert not here.registry.end(handle, Ok("late"))
         with pytest.raises(AlreadyStopped, match=r"already stopped: error .*broken"):
             here.registry.apply_event(handle, Ended(clock.now(), Ok("late")))
-        assert handle.info() == before and before.outcome == Error("broken")
+        assert handle.info() == before and before.outcome == Failure("broken")
 
 
 async def test_A6_a_wait_goes_on_if_somebody_answered_before_it_could_say_that_input_is_needed(
@@ -237,7 +237,7 @@ async def test_B5_a_call_that_is_dealt_with_hides_nobody_else_in_the_line(clock:
         here.tell("v1", "read", conversation=1)
         here.run(Spawn("k2", ("s",)))  # behind k1, which is behind v1
         await rest()
-        answer = here.run(Once("k8", ("s",)), Abort("k2"))  # k2 is spare for k8, k1 is not
+        answer = here.run(Once("k8", ("s",)), Abort("k2"))  # k2 is already_handled for k8, k1 is not
         await rest()
         is_error, text = answer.values[0]
         assert is_error and "`v1`" in text

@@ -8,7 +8,7 @@ from tests.turn.people import Model, Person, attended
 
 import keephold
 from keephold.testing import VirtualClock
-from keephold.turn.prompts import AskQuestion, Said
+from keephold.turn.prompts import Answer, AskQuestion
 
 
 @keephold.tool
@@ -32,7 +32,7 @@ SELECT = {"Select": {"options": ["a", "b"]}}
 async def test_Q8_ask_user_asks_the_person(
     clock: VirtualClock, arguments: dict[str, Any], answer_type: Any, default: Any, said: Any, result: str
 ) -> None:
-    person = Person(Said(said))
+    person = Person(Answer(said))
     async with attended(clock, [idle], person=person, model=Model()) as (rt, turn):
         assert "ask_user" in [tool["name"] for tool in rt.tools()]
         (response,) = await turn.run([call("ask_user", question="Who?", context="Because.", **arguments)])
@@ -78,7 +78,7 @@ async def test_Q8_without_a_person_there_is_no_ask_user(clock: VirtualClock) -> 
 
 
 async def test_Q8_every_question_of_ask_user_is_another_one(clock: VirtualClock) -> None:
-    person = Person(Said(True), Said(False))
+    person = Person(Answer(True), Answer(False))
     async with attended(clock, [idle], person=person) as (_, turn):
         ask = {"answer_type": "boolean"}
         assert await texts(turn, call("ask_user", question="Red?", **ask)) == ["true"]
@@ -86,7 +86,7 @@ async def test_Q8_every_question_of_ask_user_is_another_one(clock: VirtualClock)
 
 
 async def test_Q8_nothing_is_remembered_of_ask_user_whatever_the_prompter_says(clock: VirtualClock) -> None:
-    person = Person(Said(True, remember=True), Said(False))
+    person = Person(Answer(True, remember=True), Answer(False))
     async with attended(clock, [idle], person=person) as (_, turn):
         ask = {"answer_type": "boolean"}
         assert await texts(turn, call("ask_user", question="Delete a?", **ask)) == ["true"]

@@ -11,7 +11,7 @@ from tests.turn.calls import abort, apply, call, fetch, reply, settings, spawn, 
 from tests.turn.people import Model, Person, attended
 
 import keephold
-from keephold.turn.prompts import Approved, AskQuestion, Cancelled, DeliverResult, Denied, Edited, RunTool, Said
+from keephold.turn.prompts import Answer, Approved, AskQuestion, DeliverResult, Denied, Dismissed, Edited, RunTool
 
 ONE_SHOT = """
 import json, os, sys
@@ -67,7 +67,7 @@ def config(directory: Path, **more: str) -> Path:
 
 
 async def test_C8_a_one_shot_command_is_run_again_with_what_the_person_said(tmp_path: Path) -> None:
-    person = Person(Said(True), Said("Ann"))
+    person = Person(Answer(True), Answer("Ann"))
     async with attended(None, [], person=person, config=config(tmp_path)) as (_, turn):
         (response,) = await turn.run([call("one_shot")])
         assert json.loads(response.result) == {"name": "Ann", "sure": True}
@@ -79,7 +79,7 @@ async def test_C8_a_one_shot_command_is_run_again_with_what_the_person_said(tmp_
 
 
 async def test_C8_Q5_what_was_remembered_is_not_asked_in_the_next_call(tmp_path: Path) -> None:
-    person = Person(Said(True, remember=True), Said("Ann"), Said("Bob"))
+    person = Person(Answer(True, remember=True), Answer("Ann"), Answer("Bob"))
     async with attended(None, [], person=person, config=config(tmp_path)) as (_, turn):
         for name in ("Ann", "Bob"):
             (response,) = await turn.run([call("one_shot")])
@@ -88,7 +88,7 @@ async def test_C8_Q5_what_was_remembered_is_not_asked_in_the_next_call(tmp_path:
 
 
 async def test_C8_the_answers_come_from_whoever_each_question_is_for(tmp_path: Path) -> None:
-    person, model = Person(Said("Ann")), Model(True)
+    person, model = Person(Answer("Ann")), Model(True)
     path = config(tmp_path, one_shot='questions.sure.target = "assistant"')
     async with attended(None, [], person=person, model=model, config=path) as (_, turn):
         (response,) = await turn.run([call("one_shot")])
@@ -96,7 +96,7 @@ async def test_C8_the_answers_come_from_whoever_each_question_is_for(tmp_path: P
 
 
 async def test_Q7_a_one_shot_command_ends_when_its_prompt_is_cancelled(tmp_path: Path) -> None:
-    person = Person(Said(True), Cancelled())
+    person = Person(Answer(True), Dismissed())
     async with attended(None, [], person=person, config=config(tmp_path)) as (rt, turn):
         (response,) = await turn.run([call("one_shot")])
         assert response.code == "input_cancelled" and "`name`" in response.result
@@ -122,7 +122,7 @@ async def test_S7_the_persons_answer_reaches_the_live_process(tmp_path: Path) ->
     person = Person()
     async with attended(None, [], person=person, config=config(tmp_path)) as (_, turn):
         assert (await reply(turn, spawn("live", "l")))["state"] == "waiting"
-        assert (await person.says(Said(True))).id == "l"
+        assert (await person.says(Answer(True))).id == "l"
         waited = await reply(turn, wait_all("l"))
         line = json.loads(waited["completed"][0]["result"])
         assert line == {"type": "answer", "id": "sure", "answer": True}
@@ -133,7 +133,7 @@ async def test_Q5_several_questions_of_one_process_one_after_the_other(tmp_path:
     async with attended(None, [], person=person, config=config(tmp_path)) as (_, turn):
         await reply(turn, spawn("live", "l", ids="a,b,c"))
         for answer in (True, False, True):
-            await person.says(Said(answer))
+            await person.says(Answer(answer))
         waited = await reply(turn, wait_all("l"))
         lines = [json.loads(line) for line in waited["completed"][0]["result"].splitlines()]
         assert [(line["id"], line["answer"]) for line in lines] == [("a", True), ("b", False), ("c", True)]
@@ -142,14 +142,14 @@ async def test_Q5_several_questions_of_one_process_one_after_the_other(tmp_path:
 
 @pytest.mark.parametrize("who", ["person", "model"])
 async def test_Q7_C7_without_an_answer_a_live_process_is_aborted(tmp_path: Path, who: str) -> None:
-    person, model = Person(Cancelled()), Model("x", "y")
+    person, model = Person(Dismissed()), Model("x", "y")
     path = config(tmp_path, live='questions.sure.target = "assistant"' if who == "model" else "")
     async with attended(
         None, [], person=person if who == "person" else None, model=model if who == "model" else None, config=path
     ) as (rt, turn):
         await turn.run([spawn("live", "l"), wait_all("l")])
         info = await rt.handle("l", conversation="main")
-        assert isinstance(info.outcome, keephold.Error)
+        assert isinstance(info.outcome, keephold.Failure)
         assert info.outcome.code == ("input_cancelled" if who == "person" else "inquiry_failed")
         assert "`sure`" in info.outcome.message and info.ended_by == "self"
         assert (tmp_path / "ended").read_text() == "by SIGTERM"
@@ -190,7 +190,7 @@ async def test_Q4_an_exclusive_question_of_a_process(tmp_path: Path) -> None:
         (refused,) = await turn.run([apply("live", "l", True)])
         assert refused.code == "question_exclusive"
         assert (await reply(turn, fetch("live", "l")))["state"] == "waiting"
-        await person.says(Said(False))
+        await person.says(Answer(False))
         assert '"answer":false' in (await reply(turn, wait_all("l")))["completed"][0]["result"]
 
 
@@ -237,7 +237,7 @@ spawn.stateful = true
         (Approved(), None),
         (Edited("public"), "public"),
         (Denied(), "Result delivery skipped by user."),
-        (Cancelled(), "Result delivery cancelled."),
+        (Dismissed(), "Result delivery cancelled."),
     ],
 )
 async def test_P1_what_a_command_printed_is_withheld(tmp_path: Path, code: int, said: Any, shown: str | None) -> None:

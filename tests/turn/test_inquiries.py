@@ -17,7 +17,7 @@ from keephold.store.base import InquiryRow
 from keephold.store.memory import MemoryStore
 from keephold.testing import VirtualClock
 from keephold.turn.inquiry import Inquiry
-from keephold.turn.prompts import Said
+from keephold.turn.prompts import Answer
 
 CHOICES = {"Select": {"options": ["red", "green"]}}
 SETTINGS = {"model": "small", "temperature": 0}
@@ -246,7 +246,7 @@ async def test_Q7_the_failure_ends_a_spawned_handle_and_its_function(clock: Virt
         waited = await reply(turn, wait_all("s"))
         assert waited["completed"][0]["is_error"]
         info = await rt.handle("s", conversation="main")
-        assert isinstance(info.outcome, keephold.Error)
+        assert isinstance(info.outcome, keephold.Failure)
         assert (info.outcome.code, info.ended_by) == ("inquiry_failed", "self")
         assert noticed == ["CancelledError"]
 
@@ -421,7 +421,7 @@ async def test_Q5_inquiries_do_not_wait_for_each_other_nor_for_prompts(clock: Vi
         assert len(model.open) == 2
         await model.says(True)
         await model.says(False)
-        await person.says(Said(True))
+        await person.says(Answer(True))
         assert sorted(await batch) == ["False", "True", "True"]
 
 

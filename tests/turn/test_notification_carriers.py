@@ -69,7 +69,7 @@ async def test_N4_the_start_of_a_turn_comes_once_and_then_there_are_messages(
     async with ended_before(puppets, store_url(store, tmp_path), "turn") as rt:
         async with rt.turn("main") as turn:
             assert await message(turn) == [DONE]
-        assert await rt.registry.store.news("main") == []
+        assert await rt.registry.store.notifications("main") == []
 
 
 @both

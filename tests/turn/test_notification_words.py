@@ -44,7 +44,7 @@ async def test_S3_an_end_by_somebody_else_is_no_failure(puppets: Puppets) -> Non
     async with Runtime([work, nothing]) as rt, rt.turn("main") as turn:
         await heard(turn, start("a"))
         handle = rt.registry.find("a", "main")
-        rt.admission.end(handle, keephold.Error("Aborted by a person.", "aborted"), "abort")
+        rt.admission.end(handle, keephold.Failure("Aborted by a person.", "aborted"), "abort")
         await over(rt, "a")
         (response,) = await turn.run([call("nothing")])
         assert response.notifications == (

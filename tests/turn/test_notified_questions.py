@@ -7,7 +7,7 @@ import pytest
 from tests.turn.calls import TALKING, call, fetch, wait_all, wait_any
 from tests.turn.puppets import STORES, Puppets, heard, hold, in_state, nothing, over, start, store_url, told
 
-from keephold import Error, Question, QuestionPolicy, Runtime
+from keephold import Failure, Question, QuestionPolicy, Runtime
 from keephold.turn.notifications import Notification
 
 both = pytest.mark.parametrize("store", STORES)
@@ -133,6 +133,6 @@ async def test_N3_the_end_of_one_whose_question_was_never_answered_is_the_news(
         await heard(turn, start("a"))
         puppets.asks("a")
         await in_state(rt, "a", "waiting")
-        rt.admission.end(rt.registry.find("a", "main"), Error("Aborted by a person.", "aborted"), "abort")
+        rt.admission.end(rt.registry.find("a", "main"), Failure("Aborted by a person.", "aborted"), "abort")
         await over(rt, "a")
         assert await heard(turn) == [("tool.stopped", "`a` (work) stopped: Aborted by a person.")]

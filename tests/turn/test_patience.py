@@ -13,8 +13,8 @@ from keephold import Call, Question, QuestionPolicy, Tool, ToolError
 from keephold.handles.state import Ok, Outcome
 from keephold.testing import VirtualClock
 from keephold.tools.base import Invocation, Sink
-from keephold.tools.pausable_timeout import Patience
-from keephold.turn.prompts import Said
+from keephold.tools.pausable_timeout import PausableTimeout
+from keephold.turn.prompts import Answer
 
 SURE = Question(id="sure", text="Sure?", answer_type="Boolean")
 HOUR = 3600.0
@@ -35,7 +35,7 @@ async def test_P4_waiting_for_a_person_does_not_count(clock: VirtualClock) -> No
         batch = asyncio.create_task(texts(turn, call("works")))
         await person.sees()
         await clock.advance(HOUR)
-        await person.says(Said(True))
+        await person.says(Answer(True))
         assert await batch == ["in time"]
 
 
@@ -46,7 +46,7 @@ async def test_P4_all_other_time_does(clock: VirtualClock) -> None:
         batch = asyncio.create_task(turn.run([call("works", after=7)]))
         await person.sees()
         await clock.advance(HOUR)
-        await person.says(Said(True))
+        await person.says(Answer(True))
         (response,) = await batch
         assert response.code == "timeout" and "10 s" in response.result
         assert clock.now() - begun == pytest.approx(HOUR + 10)
@@ -60,7 +60,7 @@ async def test_P4_however_often_it_asks(clock: VirtualClock) -> None:
         for _ in range(3):
             await person.sees()
             await clock.advance(HOUR)
-            await person.says(Said(True))
+            await person.says(Answer(True))
         (response,) = await batch  # it would ask a fourth time at 12 s
         assert response.code == "timeout" and clock.now() - begun == pytest.approx(3 * HOUR + 10)
 
@@ -71,9 +71,9 @@ async def test_P4_nor_does_waiting_for_ones_turn_at_the_prompt(clock: VirtualClo
         batch = asyncio.create_task(texts(turn, call("other", before=0), call("works")))
         await person.sees()
         await clock.advance(HOUR)
-        await person.says(Said(True))
+        await person.says(Answer(True))
         await clock.advance(HOUR)
-        await person.says(Said(True))
+        await person.says(Answer(True))
         assert await batch == ["in time", "in time"]
 
 
@@ -140,7 +140,7 @@ async def test_S4_P4_the_deadline_is_none_while_a_person_is_waited_for_and_later
         await clock.advance(HOUR)
         assert await deadline() is None
         waited_since = begun + 4
-        await person.says(Said(True))
+        await person.says(Answer(True))
         await clock.advance(1)
         waited = clock.now() - 1 - waited_since
         assert await deadline() == pytest.approx(begun + 10 + waited)
@@ -210,7 +210,7 @@ async def test_P4_a_tool_that_asks_while_it_is_started(clock: VirtualClock) -> N
         await person.sees()
         await clock.advance(HOUR)
         assert person.open
-        await person.says(Said(True))
+        await person.says(Answer(True))
         assert await batch == ["in time"]
 
 
@@ -241,7 +241,7 @@ async def test_P4_R5_a_person_who_drives_is_waited_for_in_the_next_attempt_too(c
 
 async def test_P4_patience_with_several_who_are_waited_for(clock: VirtualClock) -> None:
     over: list[float] = []
-    patience = Patience(10, lambda: over.append(clock.now()))
+    patience = PausableTimeout(10, lambda: over.append(clock.now()))
     begun = clock.now()
     await clock.advance(4)
     patience.pause()
@@ -262,7 +262,7 @@ async def test_P4_patience_with_several_who_are_waited_for(clock: VirtualClock) 
 @pytest.mark.parametrize("paused", [False, True])
 async def test_P4_patience_that_is_cancelled_is_never_over(clock: VirtualClock, paused: bool) -> None:
     over: list[float] = []
-    patience = Patience(10, lambda: over.append(clock.now()))
+    patience = PausableTimeout(10, lambda: over.append(clock.now()))
     if paused:
         patience.pause()
     patience.cancel()

@@ -11,7 +11,7 @@ import keephold
 from keephold import Call, Question, QuestionPolicy, Tool, ToolError
 from keephold.testing import VirtualClock
 from keephold.tools.base import SpawnPolicy
-from keephold.turn.prompts import Approved, Denied, Said
+from keephold.turn.prompts import Answer, Approved, Denied
 
 SURE = Question(id="sure", text="Sure?", answer_type="Boolean")
 
@@ -37,7 +37,7 @@ async def test_A6_an_await_returns_only_when_all_it_needs_wait_for_the_caller(cl
         await person.sees()
         await clock.advance(3600)
         assert not batch.done()
-        await person.says(Said(True))
+        await person.says(Answer(True))
         waited = (await batch)[2]
         assert [each["id"] for each in waited["completed"]] == ["p"]
         assert waited["needs_input"] and [each["id"] for each in waited["pending"]] == ["c"]
@@ -51,8 +51,8 @@ async def test_A6_B4_what_queues_behind_one_that_waits_for_a_person_is_not_block
         await person.sees()
         await clock.advance(60)
         assert not batch.done()
-        await person.says(Said(True))
-        await person.says(Said(False))
+        await person.says(Answer(True))
+        await person.says(Answer(False))
         assert (await batch)[1]["completed"][0]["result"] == "answer False"
 
 
@@ -99,7 +99,7 @@ async def test_B5_a_call_behind_one_that_waits_for_a_person_queues(clock: Virtua
         batch = asyncio.create_task(turn.run([call("other")]))
         await clock.advance(60)
         assert not batch.done()
-        await person.says(Said(False))
+        await person.says(Answer(False))
         assert (await batch)[0].result == "answer True"
 
 
@@ -114,7 +114,7 @@ async def test_T3_a_handle_that_waits_for_a_person_is_awaited(clock: VirtualCloc
         ending = asyncio.create_task(turn.end())
         await clock.advance(120)
         assert not ending.done() and not person.withdrawn
-        await person.says(Said(True))
+        await person.says(Answer(True))
         assert (await ending).results[0]["result"] == "answer True"
 
 
@@ -136,7 +136,7 @@ async def test_T2_the_assistant_may_wait_for_the_person(clock: VirtualClock) -> 
         await reply(turn, spawn("asks", "a"))
         ending = asyncio.create_task(turn.end())
         await clock.advance(60)
-        await person.says(Said(True))
+        await person.says(Answer(True))
         ended = await ending
         assert ended.results[0]["result"] == "answer True" and ended.again
         assert [inquiry.purpose for inquiry in model.seen] == ["turn_end"]
@@ -169,7 +169,7 @@ async def test_T4_a_kept_handle_keeps_its_prompt(clock: VirtualClock) -> None:
         await person.sees()
         await turn.end()
         assert not person.withdrawn
-        await person.says(Said(True))
+        await person.says(Answer(True))
         async with rt.turn("main") as next_turn:
             assert (await reply(next_turn, fetch("asks", "a")))["result"] == "answer True"
 

@@ -26,7 +26,7 @@ import keephold
 from keephold import Call, Runtime
 from keephold.handles.handle import Handle
 from keephold.testing import VirtualClock
-from keephold.turn.prompts import Approved, Cancelled, Denied, Edited, RunTool, Said
+from keephold.turn.prompts import Answer, Approved, Denied, Dismissed, Edited, RunTool
 
 ran: list[Any] = []
 
@@ -151,8 +151,8 @@ WRONG = "which is no decision here; this prompt takes Approved, Denied, Edited, 
         (Denied(), SKIPPED, None),
         (Denied(""), SKIPPED, None),
         (Denied("wrong file"), "Tool skipped by user: wrong file", None),
-        (Cancelled(), SKIPPED, None),
-        (Cancelled("no terminal"), "Permission prompt failed: no terminal", "permission_denied"),
+        (Dismissed(), SKIPPED, None),
+        (Dismissed("no terminal"), "Permission prompt failed: no terminal", "permission_denied"),
         (RuntimeError("gone"), "Permission prompt failed: RuntimeError: gone", "permission_denied"),
         ("yes", f"Permission prompt failed: the prompter returned a str, {WRONG}", "permission_denied"),
         (True, f"Permission prompt failed: the prompter returned a bool, {WRONG}", "permission_denied"),
@@ -174,9 +174,9 @@ async def test_P3_what_is_not_approved_never_runs(
 
 
 async def test_P3_a_decision_that_is_none_of_permission_is_no_skip_by_the_user(clock: VirtualClock) -> None:
-    async with attended(clock, [work], person=Person(Said(True))) as (_, turn):
+    async with attended(clock, [work], person=Person(Answer(True))) as (_, turn):
         (response,) = await turn.run([call("work")])
-        assert response.code == "permission_denied" and "Said" in response.result
+        assert response.code == "permission_denied" and "Answer" in response.result
         assert ran == []
 
 
@@ -305,7 +305,7 @@ async def test_P5_a_null_that_is_edited_in_means_left_out(clock: VirtualClock) -
 
 @pytest.mark.parametrize(
     ("said", "then"),
-    [(Denied("enough"), "Tool skipped by user: enough"), (Cancelled(), SKIPPED), (Edited({}), "did a")],
+    [(Denied("enough"), "Tool skipped by user: enough"), (Dismissed(), SKIPPED), (Edited({}), "did a")],
 )
 async def test_P5_after_a_mistake_the_person_may_say_anything(clock: VirtualClock, said: Any, then: str) -> None:
     person = Person(Edited({"path": 5}), said)

@@ -22,7 +22,7 @@ from keephold.handles.state import Stopped, Waiting
 from keephold.store.base import Store
 from keephold.store.memory import MemoryStore
 from keephold.testing import VirtualClock
-from keephold.turn.prompts import Approved, AskQuestion, Cancelled, Denied, Edited, Prompt, RunTool, Said
+from keephold.turn.prompts import Answer, Approved, AskQuestion, Denied, Dismissed, Edited, Prompt, RunTool
 from keephold.turn.slot import Slot
 
 Step = tuple[str, int]
@@ -150,8 +150,17 @@ class Scene:
         decisions: list[Any]
         if isinstance(prompt, AskQuestion):
             me = prompt.question.text.split()[0]
-            good = Said(f"person:{me} {prompt.question.id}")
-            decisions = [good, good, good, Said(7), Cancelled(), RuntimeError("no terminal"), Approved(), Said(None)]
+            good = Answer(f"person:{me} {prompt.question.id}")
+            decisions = [
+                good,
+                good,
+                good,
+                Answer(7),
+                Dismissed(),
+                RuntimeError("no terminal"),
+                Approved(),
+                Answer(None),
+            ]
         else:
             edited = Edited(dict(prompt.arguments)) if isinstance(prompt, RunTool) else Edited("text")
             decisions = [
@@ -161,7 +170,7 @@ class Scene:
                 edited,
                 Edited(5),
                 Denied("no"),
-                Cancelled(),
+                Dismissed(),
                 ValueError("x"),
             ]
         await self.person.says(decisions[number % len(decisions)])
@@ -298,7 +307,7 @@ async def test_S2_a_question_whose_handle_is_ended_before_it_is_written_is_never
         await turn.run([spawn("asks", "a", me="a")])
         await scene.person.sees()
         store.on_hold = True
-        await scene.person.says(Said("person:a p"))
+        await scene.person.says(Answer("person:a p"))
         await few()
         store.release()  # the answer is written; it asks again, which is not
         await clock.advance(1)
@@ -317,7 +326,7 @@ async def test_Q3_of_two_answers_in_one_instant_the_first_counts(clock: VirtualC
         await turn.run([spawn("exclusive", "a", me="a")])
         await scene.person.sees()
         store.on_hold = True
-        await scene.person.says(Said("person:a p"))
+        await scene.person.says(Answer("person:a p"))
         await few()
         late = asyncio.create_task(rt.send("a", "sent:a", conversation="main"))
         await few()

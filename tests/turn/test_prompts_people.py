@@ -12,7 +12,7 @@ from tests.turn.people import Model, Person, attended, few
 import keephold
 from keephold import Call, Question, QuestionPolicy
 from keephold.testing import VirtualClock
-from keephold.turn.prompts import Approved, AskQuestion, Cancelled, Denied, Edited, RunTool, Said
+from keephold.turn.prompts import Answer, Approved, AskQuestion, Denied, Dismissed, Edited, RunTool
 
 
 @keephold.tool(actions=TALKING)
@@ -58,7 +58,7 @@ async def test_Q5_prompts_are_asked_one_at_a_time_in_the_order_they_came(clock: 
         assert person.seen == [first]
         await person.says(Approved())
         for answer in (True, False, True):
-            await person.says(Said(answer))
+            await person.says(Answer(answer))
         assert [response.result for response in await batch] == ["a=True", "ran", "b=False", "c=True"]
         assert [question(prompt) for prompt in person.seen[1:]] == ["a", "b", "c"]
         assert person.at_once == 1
@@ -71,7 +71,7 @@ async def test_Q5_everything_else_keeps_running(clock: VirtualClock) -> None:
         await person.sees()
         assert await texts(turn, call("work")) == ["done"]
         assert person.open and not person.withdrawn
-        await person.says(Said(True))
+        await person.says(Answer(True))
         assert (await reply(turn, wait_all("a")))["completed"][0]["result"] == "q=True"
 
 
@@ -81,7 +81,7 @@ async def test_Q5_two_conversations_share_the_person(clock: VirtualClock) -> Non
         await reply(turn, spawn("asks", "a"))
         await reply(second, spawn("asks", "a"))
         for conversation in ("main", "other"):
-            assert (await person.says(Said(True))).conversation == conversation
+            assert (await person.says(Answer(True))).conversation == conversation
         assert person.at_once == 1
         assert (await reply(second, wait_all("a")))["completed"][0]["result"] == "q=True"
 
@@ -94,8 +94,8 @@ async def test_Q5_a_prompt_withdrawn_while_it_waits_is_never_shown(clock: Virtua
         await person.sees()
         await reply(turn, abort("asks", "b"))
         assert person.withdrawn == []
-        await person.says(Said(True))
-        await person.says(Said(True))
+        await person.says(Answer(True))
+        await person.says(Answer(True))
         await reply(turn, wait_all("a", "c"))
         assert [question(prompt) for prompt in person.seen] == ["a", "c"]
 
@@ -107,7 +107,7 @@ async def test_Q5_a_prompt_withdrawn_while_it_is_shown_makes_room_for_the_next(c
             await reply(turn, spawn("asks", name, q=name))
         await person.sees()
         assert (await reply(turn, apply("asks", "a", True)))["result"] == "a=True"
-        assert question(await person.says(Said(False))) == "b"
+        assert question(await person.says(Answer(False))) == "b"
         assert [question(prompt) for prompt in person.withdrawn] == ["a"]
         assert (await reply(turn, wait_all("b")))["completed"][0]["result"] == "b=False"
 
@@ -116,14 +116,14 @@ async def test_Q5_the_next_prompt_waits_until_the_terminal_is_free_again(clock: 
     """A prompter that tidies up when its prompt is withdrawn: two are never shown at once, and what it says is late."""
     shown: list[str] = []
 
-    async def prompter(prompt: Any) -> Said:
+    async def prompter(prompt: Any) -> Answer:
         shown.append(f"{prompt.question.id} begins")
         try:
             await asyncio.sleep(3600 if prompt.question.id == "a" else 1)
         except asyncio.CancelledError:
             await asyncio.sleep(1)
         shown.append(f"{prompt.question.id} ends")
-        return Said(True)
+        return Answer(True)
 
     async with keephold.Runtime([asks], clock=clock, prompter=prompter) as rt, rt.turn("main") as turn:
         for name in "ab":
@@ -138,7 +138,7 @@ async def test_Q5_a_prompt_is_withdrawn_before_the_prompter_has_seen_it(clock: V
     person = Person()
     async with attended(clock, [asks, work], person=person) as (_, turn):
         batch = asyncio.create_task(turn.run([spawn("asks", "a"), apply("asks", "a", True), spawn("asks", "b")]))
-        await person.says(Said(False))
+        await person.says(Answer(False))
         await batch
         assert person.at_once == 1
         assert (await reply(turn, wait_all("a", "b")))["completed"][0]["result"] == "q=True"
@@ -158,7 +158,7 @@ async def test_Q5_a_prompt_is_withdrawn_before_the_prompter_has_seen_it(clock: V
 async def test_Q5_an_answer_outside_the_type_is_asked_again_before_anything_else(
     clock: VirtualClock, kind: str, bad: list[Any], good: Any, problem: str
 ) -> None:
-    person = Person(*(Said(answer) for answer in bad), Said(good), Said(True))
+    person = Person(*(Answer(answer) for answer in bad), Answer(good), Answer(True))
     async with attended(clock, [asks], person=person) as (_, turn):
         first, second = await texts(turn, call("asks", q="a", kind=kind), call("asks", q="b"))
         assert (first, second) == (f"a={good}", "b=True")
@@ -171,7 +171,7 @@ async def test_Q5_the_caller_may_answer_between_two_bad_answers_of_the_person(cl
     person = Person()
     async with attended(clock, [asks], person=person) as (_, turn):
         await reply(turn, spawn("asks", "a"))
-        await person.says(Said("maybe"))
+        await person.says(Answer("maybe"))
         assert (await person.sees()).problem is not None
         assert (await reply(turn, apply("asks", "a", True)))["result"] == "q=True"
         await person.sees_nothing()
@@ -190,13 +190,13 @@ async def test_Q7_a_prompt_that_the_person_cancels_ends_the_handle(clock: Virtua
             noticed.append("cancelled")
             return "its own result"  # too late: the reason stands
 
-    async with attended(clock, [watched], person=Person(Cancelled())) as (rt, turn):
+    async with attended(clock, [watched], person=Person(Dismissed())) as (rt, turn):
         if spawned:
             await reply(turn, spawn("watched", "w"))
             waited = await reply(turn, wait_all("w"))
             assert waited["completed"][0]["is_error"]
             info = await rt.handle("w", conversation="main")
-            assert isinstance(info.outcome, keephold.Error)
+            assert isinstance(info.outcome, keephold.Failure)
             result, code, ended_by = info.outcome.message, info.outcome.code, info.ended_by
             assert ended_by == "self"
         else:
@@ -211,7 +211,7 @@ async def test_Q7_a_prompt_that_the_person_cancels_ends_the_handle(clock: Virtua
     ("said", "why"),
     [
         (RuntimeError("no terminal"), "RuntimeError: no terminal"),
-        (Cancelled("the window is gone"), "the window is gone"),
+        (Dismissed("the window is gone"), "the window is gone"),
         (True, "returned a bool"),
         (None, "returned a NoneType"),
         ("y", "returned a str"),
@@ -221,7 +221,7 @@ async def test_Q7_a_prompt_that_the_person_cancels_ends_the_handle(clock: Virtua
 async def test_Q7_a_prompter_that_fails_ends_the_handle_and_says_why(
     clock: VirtualClock, caplog: pytest.LogCaptureFixture, said: Any, why: str
 ) -> None:
-    person = Person(said, Said(True))
+    person = Person(said, Answer(True))
     with caplog.at_level(logging.CRITICAL):
         async with attended(clock, [asks], person=person) as (_, turn):
             first, second = await turn.run([call("asks", q="a"), call("asks", q="b")])
@@ -239,14 +239,14 @@ async def test_Q7_a_decision_that_is_no_answer_is_not_called_what_it_was_not(clo
 
 
 async def test_Q7_a_prompter_that_is_no_coroutine_function_is_a_failure_like_others(clock: VirtualClock) -> None:
-    wrong: Any = lambda prompt: Said(True)  # noqa: E731
+    wrong: Any = lambda prompt: Answer(True)  # noqa: E731
     async with keephold.Runtime([asks], clock=clock, prompter=wrong) as rt, rt.turn("main") as turn:
         (response,) = await turn.run([call("asks")])
         assert response.code == "input_cancelled" and "TypeError" in response.result
 
 
 async def test_Q7_a_prompter_that_is_cancelled_from_elsewhere_counts_as_cancelled(clock: VirtualClock) -> None:
-    async def prompter(prompt: Any) -> Said:
+    async def prompter(prompt: Any) -> Answer:
         raise asyncio.CancelledError
 
     async with keephold.Runtime([asks], clock=clock, prompter=prompter) as rt, rt.turn("main") as turn:
@@ -259,25 +259,25 @@ async def test_Q7_a_prompter_that_is_cancelled_from_elsewhere_counts_as_cancelle
 
 @pytest.mark.parametrize("answer", [True, False])
 async def test_Q5_what_is_remembered_is_given_until_the_turn_ends(clock: VirtualClock, answer: bool) -> None:
-    person = Person(Said(answer, remember=True))
+    person = Person(Answer(answer, remember=True))
     async with attended(clock, [asks, other], person=person) as (rt, turn):
         assert await texts(turn, call("asks")) == [f"q={answer}"]
         spawned = await reply(turn, spawn("asks", "a"))
         assert spawned["result"] == f"q={answer}"  # on every path
         assert await texts(turn, call("asks")) == [f"q={answer}"]
         assert len(person.seen) == 1
-        person.ready.extend([Said(not answer), Said(not answer)])
+        person.ready.extend([Answer(not answer), Answer(not answer)])
         assert await texts(turn, call("other")) == [f"q={not answer}"]  # for each tool
         assert await texts(turn, call("asks", q="r")) == [f"r={not answer}"]  # and question
         await turn.end()
         async with rt.turn("main") as next_turn:
-            person.ready.append(Said(not answer))
+            person.ready.append(Answer(not answer))
             assert await texts(next_turn, call("asks")) == [f"q={not answer}"]
         assert len(person.seen) == 4
 
 
 async def test_Q5_what_is_remembered_is_remembered_in_its_conversation(clock: VirtualClock) -> None:
-    person = Person(Said(True, remember=True), Said(False))
+    person = Person(Answer(True, remember=True), Answer(False))
     async with attended(clock, [asks], person=person) as (rt, turn), rt.turn("other") as second:
         assert await texts(turn, call("asks")) == ["q=True"]
         assert await texts(second, call("asks")) == ["q=False"]
@@ -286,7 +286,7 @@ async def test_Q5_what_is_remembered_is_remembered_in_its_conversation(clock: Vi
 async def test_Q5_a_remembered_answer_that_does_not_fit_another_question_of_that_id_is_asked(
     clock: VirtualClock,
 ) -> None:
-    person = Person(Said(True, remember=True), Said("words"))
+    person = Person(Answer(True, remember=True), Answer("words"))
     async with attended(clock, [asks], person=person) as (_, turn):
         await turn.run([call("asks")])
         assert await texts(turn, call("asks", kind="Text")) == ["q=words"]
@@ -297,7 +297,7 @@ async def test_Q5_Q2_a_remembered_answer_is_given_to_those_who_wait_for_their_pr
     person = Person()
     async with attended(clock, [asks], person=person) as (_, turn):
         batch = asyncio.create_task(turn.run([call("asks"), call("asks"), call("asks")]))
-        await person.says(Said(True, remember=True))
+        await person.says(Answer(True, remember=True))
         await clock.advance(1)
         assert len(person.seen) == 1 and batch.done()
         assert [response.result for response in await batch] == ["q=True"] * 3
@@ -305,7 +305,7 @@ async def test_Q5_Q2_a_remembered_answer_is_given_to_those_who_wait_for_their_pr
 
 async def test_Q5_only_a_boolean_is_remembered(clock: VirtualClock) -> None:
     """A prompter that remembers what it was told not to: `may_remember` was false."""
-    person = Person(Said("first", remember=True), Said("second"))
+    person = Person(Answer("first", remember=True), Answer("second"))
     async with attended(clock, [asks], person=person) as (_, turn):
         assert await texts(turn, call("asks", kind="Text")) == ["q=first"]
         assert isinstance(person.seen[0], AskQuestion) and not person.seen[0].may_remember
@@ -320,10 +320,10 @@ async def test_Q5_what_is_said_after_the_turn_is_not_remembered_for_the_next(clo
         await reply(turn, spawn("asks", "a"))
         await person.sees()
         await turn.end()
-        await person.says(Said(True, remember=True))
+        await person.says(Answer(True, remember=True))
         await clock.advance(1)
         async with rt.turn("main") as next_turn:
-            person.ready.append(Said(False))
+            person.ready.append(Answer(False))
             assert await texts(next_turn, call("asks")) == ["q=False"]
 
 
@@ -331,7 +331,7 @@ async def test_Q5_what_is_said_after_the_turn_is_not_remembered_for_the_next(clo
 
 
 async def test_Q4_a_secret_is_asked_of_a_person_only_and_every_time(clock: VirtualClock) -> None:
-    person, model = Person(Said("hush", remember=True)), Model()
+    person, model = Person(Answer("hush", remember=True)), Model()
     policy = QuestionPolicy(target="assistant", answered=True, answer="fixed")
     tool = replace(asks, questions={"q": policy})
     async with attended(clock, [tool], person=person, model=model) as (_, turn):
@@ -339,7 +339,7 @@ async def test_Q4_a_secret_is_asked_of_a_person_only_and_every_time(clock: Virtu
         await reply(turn, spawn("asks", "a", kind="Text", secret=True))
         (refused,) = await turn.run([apply("asks", "a", "hush")])
         assert refused.code == "question_exclusive"
-        await person.says(Said("hush2"))
+        await person.says(Answer("hush2"))
         assert (await reply(turn, wait_all("a")))["completed"][0]["result"] == "q=hush2"
         assert model.seen == []
         assert all(isinstance(prompt, AskQuestion) and not prompt.may_remember for prompt in person.seen)
@@ -354,9 +354,9 @@ async def test_K6_64_open_questions_to_a_person(clock: VirtualClock) -> None:
         batch = asyncio.create_task(turn.run([call("asks", q=f"q{number}") for number in range(66)]))
         await person.sees()
         for _ in range(64):
-            await person.says(Said(True))
+            await person.says(Answer(True))
         responses = await batch
         assert [response.result for response in responses[:64]] == [f"q{number}=True" for number in range(64)]
         assert all(response.is_error and "[limits] open_questions" in response.result for response in responses[64:])
-        person.ready.append(Said(True))  # answered ones have made room
+        person.ready.append(Answer(True))  # answered ones have made room
         assert await texts(turn, call("asks")) == ["q=True"]

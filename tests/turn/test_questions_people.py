@@ -13,7 +13,7 @@ from tests.turn.people import Model, Person, attended, few
 import keephold
 from keephold import Call, Question, QuestionPolicy, Tool, ToolError
 from keephold.testing import VirtualClock
-from keephold.turn.prompts import AskQuestion, Cancelled, Said
+from keephold.turn.prompts import Answer, AskQuestion, Dismissed
 
 SURE = Question(id="sure", text="Are you sure?", answer_type="Boolean", default=False)
 
@@ -41,7 +41,7 @@ async def test_Q2_a_person_who_is_there_is_asked(clock: VirtualClock) -> None:
     person = Person()
     async with attended(clock, [asks], person=person) as (_, turn):
         batch = asyncio.create_task(turn.run([call("asks")]))
-        prompt = await person.says(Said(True))
+        prompt = await person.says(Answer(True))
         assert prompt == AskQuestion(
             uid=prompt.uid, tool="asks", id=None, question=SURE, conversation="main", may_remember=True, problem=None
         )
@@ -74,7 +74,7 @@ PATHS: Mapping[str, tuple[dict[str, Any], bool, bool, str, str]] = {
 @pytest.mark.parametrize("path", PATHS)
 async def test_Q2_the_order_of_those_who_answer_a_one_shot_call(clock: VirtualClock, tmp_path: Path, path: str) -> None:
     policy, person_there, model_there, policy_detached, who = PATHS[path]
-    person, model = Person(Said(True)), Model(True)
+    person, model = Person(Answer(True)), Model(True)
     async with attended(
         clock,
         [with_policy(asks, **policy)],
@@ -105,7 +105,7 @@ async def test_Q3_a_question_is_open_to_the_person_and_the_caller(clock: Virtual
     async with attended(clock, [asks], person=person) as (_, turn):
         waiting = await reply(turn, spawn("asks", "a"))
         assert waiting["state"] == "waiting" and waiting["question"]["id"] == "sure"
-        assert (await person.says(Said(True))).id == "a"
+        assert (await person.says(Answer(True))).id == "a"
         assert await reply(turn, wait_all("a")) == {
             "completed": [{"id": "a", "state": "stopped", "result": "answer True"}],
             "pending": [],
@@ -154,7 +154,7 @@ async def test_C6_a_bad_answer_of_the_caller_leaves_prompt_and_question_open(clo
         (refused,) = await turn.run([apply("asks", "a", "yes")])
         assert refused.code == "bad_answer" and not person.withdrawn
         assert (await rt.handle("a", conversation="main")).state == "waiting"
-        await person.says(Said(False))
+        await person.says(Answer(False))
         assert (await reply(turn, wait_all("a")))["completed"][0]["result"] == "answer False"
 
 
@@ -163,7 +163,7 @@ async def test_A6_an_await_goes_on_while_a_person_can_answer(clock: VirtualClock
     async with attended(clock, [asks], person=person) as (_, turn):
         _, waited = await replies(turn, spawn("asks", "a"), wait_all("a", timeout_secs=3600))
         assert waited == {"completed": [], "pending": [{"id": "a", "state": "waiting"}], "timed_out": True}
-        await person.says(Said(True))
+        await person.says(Answer(True))
         assert (await reply(turn, wait_all("a")))["completed"][0]["result"] == "answer True"
 
 
@@ -242,7 +242,7 @@ NO_APPLY: Mapping[str, tuple[dict[str, Any], bool, bool, str, str]] = {
 @pytest.mark.parametrize("path", NO_APPLY)
 async def test_Q3_without_apply_who_answers_a_spawned_handle(clock: VirtualClock, tmp_path: Path, path: str) -> None:
     policy, person_there, model_there, policy_detached, who = NO_APPLY[path]
-    person, model = Person(Said(True)), Model(True)
+    person, model = Person(Answer(True)), Model(True)
     async with attended(
         clock,
         [replace(with_policy(asks, **policy), actions=STATEFUL)],
@@ -283,7 +283,7 @@ async def test_Q4_a_models_apply_is_refused_and_the_question_stays_open(clock: V
         assert person.open == [prompt] and not model.seen
         waited = await reply(turn, wait_all("a", timeout_secs=30))
         assert waited["timed_out"] and not model.seen  # not even an await makes it a model's
-        await person.says(Said(True))
+        await person.says(Answer(True))
         assert (await reply(turn, wait_all("a")))["completed"][0]["result"] == "answer True"
 
 
@@ -300,7 +300,7 @@ async def test_Q4_a_person_answers_an_exclusive_question_also_by_send(clock: Vir
 async def test_Q4_an_exclusive_question_that_the_person_cancels_ends_the_handle(clock: VirtualClock) -> None:
     model = Model()
     tool = with_policy(asks, exclusive=True)
-    async with attended(clock, [tool], person=Person(Cancelled()), model=model) as (_, turn):
+    async with attended(clock, [tool], person=Person(Dismissed()), model=model) as (_, turn):
         (response,) = await turn.run([call("asks")])
         assert response.code == "input_cancelled" and "`sure`" in response.result
         assert model.seen == []

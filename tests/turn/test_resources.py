@@ -22,7 +22,7 @@ from tests.turn.calls import (
 
 import keephold
 from keephold import Call, Question, Runtime, Tool
-from keephold.handles.gate import Line, Ticket
+from keephold.handles.gate import GateQueue, Ticket
 from keephold.testing import VirtualClock
 
 PATHS = ["{{ tool.arguments.a }}", "{{ tool.arguments.b }}"]
@@ -323,7 +323,7 @@ async def test_A7_a_long_line_costs_no_more_for_each_that_joins_or_leaves_it(
     looks = 0
     lines = Ticket.lines
 
-    def counted(self: Ticket) -> list[Line]:
+    def counted(self: Ticket) -> list[GateQueue]:
         nonlocal looks
         looks += 1
         return lines(self)

@@ -43,7 +43,7 @@ async def test_P5_the_end_is_not_visible_until_the_person_has_said(clock: Virtua
         await person.sees()
         assert (await reply(turn, wait_all("w", timeout_secs=3600)))["pending"] == [{"id": "w", "state": "running"}]
         assert (await rt.handle("w", conversation="main")).outcome is None
-        assert [news.kind for news in await rt.registry.store.news("main")] == []
+        assert [news.kind for news in await rt.registry.store.notifications("main")] == []
         record = await rt.registry.store.handle((await rt.handle("w", conversation="main")).uid)
         assert "a secret" not in str(record)
         await person.says(Approved())

@@ -20,10 +20,10 @@ from tests.turn.calls import (
 from tests.turn.people import Person, attended, few
 
 import keephold
-from keephold import Call, Error, Ok, Runtime, ToolError
+from keephold import Call, Failure, Ok, Runtime, ToolError
 from keephold.testing import VirtualClock
 from keephold.turn.budget import Projector
-from keephold.turn.prompts import Approved, Cancelled, DeliverResult, Denied, Edited, Said
+from keephold.turn.prompts import Answer, Approved, DeliverResult, Denied, Dismissed, Edited
 
 BY_USER = "Result delivery skipped by user."
 
@@ -74,7 +74,7 @@ async def test_P1_the_person_sees_the_result_before_the_assistant(
         (Denied(), BY_USER),
         (Denied(""), BY_USER),
         (Denied("too long"), "Result delivery skipped by user: too long"),
-        (Cancelled(), "Result delivery cancelled."),
+        (Dismissed(), "Result delivery cancelled."),
     ],
 )
 @pytest.mark.parametrize("fail", [False, True])
@@ -86,7 +86,7 @@ async def test_P1_what_is_not_delivered_is_nowhere(clock: VirtualClock, said: An
         assert (one_shot.result, one_shot.is_error) == (shown, fail)
         assert json.loads(waited.result)["completed"][0]["result"] == shown
         info = await rt.handle("w", conversation="main")
-        assert info.outcome == (Error(shown, "mine") if fail else Ok(shown)) and info.output_bytes == 0
+        assert info.outcome == (Failure(shown, "mine") if fail else Ok(shown)) and info.output_bytes == 0
         later = await turn.run([fetch("work", "w"), call("read_output", id="w")])
         record = await rt.registry.store.handle(info.uid)
         assert "secret" not in str(record) and all("secret" not in response.result for response in later)
@@ -96,7 +96,7 @@ async def test_P1_what_is_not_delivered_is_nowhere(clock: VirtualClock, said: An
     ("said", "why"),
     [
         (RuntimeError("gone"), "RuntimeError: gone"),
-        (Cancelled("no terminal"), "no terminal"),
+        (Dismissed("no terminal"), "no terminal"),
         ("yes", "returned a str"),
         (None, "returned a NoneType"),
     ],
@@ -112,7 +112,7 @@ async def test_P1_a_prompt_that_fails_withholds_the_result(
 
 
 async def test_P1_a_decision_that_is_none_of_delivery_withholds_it(clock: VirtualClock) -> None:
-    async with attended(clock, [work], person=Person(Said(True))) as (_, turn):
+    async with attended(clock, [work], person=Person(Answer(True))) as (_, turn):
         (response,) = await turn.run([call("work")])
         assert "secret" not in response.result
 

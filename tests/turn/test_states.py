@@ -7,7 +7,7 @@ from tests.turn.calls import STATEFUL, TALKING, abort, apply, fetch, opened, rep
 
 import keephold
 from keephold import Call, Question, ToolError
-from keephold.handles.state import Error, Ok
+from keephold.handles.state import Failure, Ok
 from keephold.testing import VirtualClock
 
 
@@ -88,7 +88,7 @@ async def test_S3_an_abort_is_an_error_that_says_who_did_it_and_is_not_shown_as_
             "ended_by": "abort",
         }
         info = await rt.handle("w", conversation="main")
-        assert info.outcome == Error("Aborted by the assistant.", "aborted") and not info.ok
+        assert info.outcome == Failure("Aborted by the assistant.", "aborted") and not info.ok
         assert info.output_bytes == len("half of it\n")  # output kept
         kept = await reply(turn, keephold.ToolCall(id="1", name="read_output", arguments={"id": "w"}))
         assert kept["content"] == "half of it\n"

@@ -8,7 +8,7 @@ from tests.turn.assistant import Assistant, saying, silent, work
 from tests.turn.calls import spawn
 from tests.turn.puppets import heard, nothing
 
-from keephold import Runtime, View
+from keephold import OutputView, Runtime
 from keephold.testing import VirtualClock
 from keephold.turn.budget import Projector
 from keephold.turn.inquiry import Inquiry
@@ -116,7 +116,7 @@ async def test_T2_a_projector_that_cannot_show_the_output_does_not_keep_the_turn
     clock: VirtualClock,
 ) -> None:
     class Broken(Projector):
-        def text(self, text: Any, view: View, hint: str) -> str:
+        def text(self, text: Any, view: OutputView, hint: str) -> str:
             raise ValueError("no view")
 
     async with Runtime([work], clock=clock, inquiry=Assistant("abort"), projector=Broken()) as rt:

@@ -9,13 +9,13 @@ import pytest
 from tests.turn.calls import STATEFUL, TALKING, apply, call, fetch, opened, replies, reply, spawn, texts, wait_all
 
 import keephold
-from keephold import Call, OutputPolicy, Runtime, ToolCall, ToolError, View
+from keephold import Call, OutputPolicy, OutputView, Runtime, ToolCall, ToolError
 from keephold.handles.output import Span
 from keephold.testing import VirtualClock
 
 
 def output(limit: int) -> OutputPolicy:
-    return OutputPolicy(dispatch=View(limit=limit), model=View(limit=limit))
+    return OutputPolicy(dispatch=OutputView(limit=limit), model=OutputView(limit=limit))
 
 
 def cut(text: str) -> int:
@@ -38,7 +38,7 @@ async def test_O1_equal_passes_and_over_either_cap_is_cut(clock: VirtualClock) -
 
 
 async def test_O2_dispatch_and_model_are_cut_from_the_kept_output_and_not_from_each_other(clock: VirtualClock) -> None:
-    views = OutputPolicy(dispatch=View(limit=30), model=View(limit=10, window="tail"))
+    views = OutputPolicy(dispatch=OutputView(limit=30), model=OutputView(limit=10, window="tail"))
 
     @keephold.tool(actions=STATEFUL, output=views)
     async def text() -> str:
@@ -66,10 +66,10 @@ async def test_O2_where_the_views_are_the_same_so_is_the_text(clock: VirtualCloc
 
 async def test_O2_the_projector_is_replaceable(clock: VirtualClock) -> None:
     class Shout:
-        def text(self, source: str | Span, view: View, hint: str) -> str:
+        def text(self, source: str | Span, view: OutputView, hint: str) -> str:
             return source.upper() if isinstance(source, str) else "SPAN"
 
-        def value(self, value: Any, view: View, hint: str) -> str:
+        def value(self, value: Any, view: OutputView, hint: str) -> str:
             return str(value).upper()
 
     @keephold.tool(actions=STATEFUL)
@@ -86,7 +86,7 @@ async def test_O2_the_projector_is_replaceable(clock: VirtualClock) -> None:
 
 async def test_O2_a_projector_that_breaks_leaves_no_call_without_an_answer(clock: VirtualClock) -> None:
     class Broken:
-        def text(self, source: str | Span, view: View, hint: str) -> str:
+        def text(self, source: str | Span, view: OutputView, hint: str) -> str:
             raise LookupError("broken")
 
         value = text
@@ -162,7 +162,7 @@ async def test_O3_the_marker_says_how_to_read_the_rest_and_that_works(clock: Vir
             assert read == "emitted " + "".join(f"{number:04}" for number in range(50))
 
 
-async def sizes(clock: VirtualClock, *wanted: int, view: View) -> list[int]:
+async def sizes(clock: VirtualClock, *wanted: int, view: OutputView) -> list[int]:
     """How much of results of these sizes one await shows of each."""
 
     @keephold.tool(actions=STATEFUL, output=OutputPolicy(dispatch=view, model=view))
@@ -178,20 +178,20 @@ async def sizes(clock: VirtualClock, *wanted: int, view: View) -> list[int]:
 
 
 async def test_O3_up_to_four_results_have_a_limit_each(clock: VirtualClock) -> None:
-    assert await sizes(clock, 500, 500, 500, 500, view=View(limit=100)) == [100] * 4
+    assert await sizes(clock, 500, 500, 500, 500, view=OutputView(limit=100)) == [100] * 4
 
 
 async def test_O3_more_results_share_four_limits_and_unused_shares_pass_on(clock: VirtualClock) -> None:
-    assert await sizes(clock, *[500] * 8, view=View(limit=100)) == [50] * 8
-    assert await sizes(clock, 10, 10, 10, 10, 500, 500, 500, 500, view=View(limit=100)) == [10] * 4 + [90] * 4
+    assert await sizes(clock, *[500] * 8, view=OutputView(limit=100)) == [50] * 8
+    assert await sizes(clock, 10, 10, 10, 10, 500, 500, 500, 500, view=OutputView(limit=100)) == [10] * 4 + [90] * 4
     assert (
-        await sizes(clock, 0, 0, 0, 0, 0, 500, 500, view=View(limit=100)) == [0] * 5 + [100] * 2
+        await sizes(clock, 0, 0, 0, 0, 0, 500, 500, view=OutputView(limit=100)) == [0] * 5 + [100] * 2
     )  # never over its own
 
 
 async def test_O3_shares_are_counted_in_the_unit_of_the_limit(clock: VirtualClock) -> None:
     # 400 tokens for all: nine results take 25 each, which leaves the last one its whole limit of 100.
-    shown = await sizes(clock, *[100] * 9, 400, view=View(limit=100, mode="tokens"))
+    shown = await sizes(clock, *[100] * 9, 400, view=OutputView(limit=100, mode="tokens"))
     assert shown == [100] * 9 + [400]
 
 

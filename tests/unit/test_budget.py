@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from keephold.handles.output import Output
 from keephold.handles.spool import Spool
 from keephold.handles.text import strip_controls
-from keephold.tools.base import View
+from keephold.tools.base import OutputView
 from keephold.turn.budget import Projector, shares, size_of
 
 HINT = "<how to read the rest>"
@@ -23,7 +23,7 @@ projector = Projector()
 
 texts = st.text("ab\né漢😀", max_size=200)
 views = st.builds(
-    View,
+    OutputView,
     limit=st.integers(0, 120),
     mode=st.sampled_from(["bytes", "tokens"]),
     max_lines=st.integers(0, 30),
@@ -54,7 +54,7 @@ def parts(shown: str) -> tuple[str, int, str, str]:
     return left[:-2], int(marker[1]), marker[2], right[2:]
 
 
-def cap_of(view: View) -> int:
+def cap_of(view: OutputView) -> int:
     return view.limit * (4 if view.mode == "tokens" else 1)
 
 
@@ -66,7 +66,7 @@ def tokens(size: int) -> int:
     return (size + 3) // 4
 
 
-def check(text: str, view: View, shown: str) -> None:
+def check(text: str, view: OutputView, shown: str) -> None:
     """`shown` is the view of `text`, exactly."""
     cap, size = cap_of(view), len(text.encode())
     if size <= cap and lines(text) <= view.max_lines:
@@ -89,7 +89,7 @@ def check(text: str, view: View, shown: str) -> None:
     check_is_full(text, view, head, tail)
 
 
-def check_is_full(text: str, view: View, head: str, tail: str) -> None:
+def check_is_full(text: str, view: OutputView, head: str, tail: str) -> None:
     """Neither half could show one character more."""
     for window, half, room, room_lines in (
         ("head", head, -(-cap_of(view) // 2), -(-view.max_lines // 2)),
@@ -106,24 +106,24 @@ def check_is_full(text: str, view: View, head: str, tail: str) -> None:
 
 
 @given(texts, views)
-def test_O3_the_number_is_exact_and_no_cap_exceeded(text: str, view: View) -> None:
+def test_O3_the_number_is_exact_and_no_cap_exceeded(text: str, view: OutputView) -> None:
     check(text, view, projector.text(text, view, HINT))
 
 
 @given(texts, views)
-def test_O3_output_is_cut_like_text(text: str, view: View) -> None:
+def test_O3_output_is_cut_like_text(text: str, view: OutputView) -> None:
     output = printed(text.encode())
     check(text, view, projector.text(output.span(), view, HINT))
 
 
 @given(texts, texts, views)
-def test_C5_a_view_of_what_is_new_does_not_look_at_what_is_not(old: str, new: str, view: View) -> None:
+def test_C5_a_view_of_what_is_new_does_not_look_at_what_is_not(old: str, new: str, view: OutputView) -> None:
     output = printed((old + new).encode())
     check(new, view, projector.text(output.span(len(old.encode())), view, HINT))
 
 
 @given(st.text("aé😀", max_size=10), texts.filter(bool), views, st.floats(0, 0.99))
-def test_O5_what_is_gone_counts_as_cut(old: str, new: str, view: View, kept: float) -> None:
+def test_O5_what_is_gone_counts_as_cut(old: str, new: str, view: OutputView, kept: float) -> None:
     data, start = (old + new).encode(), len(old.encode())
     output = printed(data, int(len(data) * kept))
     gap = output.gap
@@ -140,7 +140,7 @@ def test_O5_what_is_gone_counts_as_cut(old: str, new: str, view: View, kept: flo
 
 
 @given(st.lists(st.sampled_from([b"a", b"\n", b"\xff", b"\x80", b"\xe6\xbc", "é".encode(), "漢".encode()])), views)
-def test_O3_bytes_that_are_not_text_are_counted_and_keep_the_caps(pieces: list[bytes], view: View) -> None:
+def test_O3_bytes_that_are_not_text_are_counted_and_keep_the_caps(pieces: list[bytes], view: OutputView) -> None:
     assume(view.mode == "bytes")
     data = b"".join(pieces)
     output = printed(data)
@@ -159,7 +159,7 @@ def test_O3_bytes_that_are_not_text_are_counted_and_keep_the_caps(pieces: list[b
 
 
 def test_O1_equal_passes_and_one_more_is_cut() -> None:
-    view = View(limit=10, max_lines=3)
+    view = OutputView(limit=10, max_lines=3)
     assert projector.text("0123456789", view, HINT) == "0123456789"
     assert projector.text("01234567é", view, HINT) == "01234567é"
     assert projector.text("a\nb\nc\n", view, HINT) == "a\nb\nc\n"
@@ -169,55 +169,55 @@ def test_O1_equal_passes_and_one_more_is_cut() -> None:
 
 
 def test_O1_tokens_are_bytes_by_four_rounded_up() -> None:
-    view = View(limit=2, mode="tokens")
+    view = OutputView(limit=2, mode="tokens")
     assert projector.text("12345678", view, HINT) == "12345678"
     assert projector.text("123456789", view, HINT) == f"12345678\n\n...1 tokens truncated...\n\n{HINT}"
     assert size_of("123456789", "tokens") == 3
 
 
 def test_O1_defaults_are_16384_bytes_and_400_lines() -> None:
-    assert projector.text("x" * 16384, View(), HINT) == "x" * 16384
-    assert "...1 bytes truncated..." in projector.text("x" * 16385, View(), HINT)
-    assert projector.text("\n" * 400, View(), HINT) == "\n" * 400
-    assert "...1 lines truncated..." in projector.text("x\n" * 401, View(), HINT)
+    assert projector.text("x" * 16384, OutputView(), HINT) == "x" * 16384
+    assert "...1 bytes truncated..." in projector.text("x" * 16385, OutputView(), HINT)
+    assert projector.text("\n" * 400, OutputView(), HINT) == "\n" * 400
+    assert "...1 lines truncated..." in projector.text("x\n" * 401, OutputView(), HINT)
 
 
 def test_O3_windows() -> None:
     text = "one\ntwo\nthree\nfour\n"
-    assert projector.text(text, View(limit=9, window="tail"), HINT) == (
+    assert projector.text(text, OutputView(limit=9, window="tail"), HINT) == (
         f"...10 bytes truncated...\n\n{HINT}\n\nree\nfour\n"
     )
-    assert projector.text(text, View(limit=9, window="head_tail"), HINT) == (
+    assert projector.text(text, OutputView(limit=9, window="head_tail"), HINT) == (
         f"one\nt\n\n...10 bytes truncated...\n\n{HINT}\n\nour\n"
     )
-    assert projector.text(text, View(max_lines=2, window="head_tail"), HINT) == (
+    assert projector.text(text, OutputView(max_lines=2, window="head_tail"), HINT) == (
         f"one\n\n...2 lines truncated...\n\n{HINT}\n\nfour\n"
     )
 
 
 def test_O3_the_size_unit_when_both_caps_are_exceeded() -> None:
-    assert projector.text("a\nb\nc\nd\n", View(limit=6, max_lines=1), HINT) == (
+    assert projector.text("a\nb\nc\nd\n", OutputView(limit=6, max_lines=1), HINT) == (
         f"a\n\n...7 bytes truncated...\n\n{HINT}"
     )
 
 
 def test_O3_a_line_longer_than_the_limit_is_cut_not_dropped() -> None:
-    shown = projector.text("漢" * 100, View(limit=10), HINT)
+    shown = projector.text("漢" * 100, OutputView(limit=10), HINT)
     assert shown == f"漢漢漢\n\n...291 bytes truncated...\n\n{HINT}"
 
 
 def test_O3_a_character_that_begins_before_the_tail_is_not_in_it() -> None:
     for limit in range(4, 8):
-        assert projector.text("😀😀", View(limit=limit, window="tail"), "") == "...4 bytes truncated...\n\n😀"
+        assert projector.text("😀😀", OutputView(limit=limit, window="tail"), "") == "...4 bytes truncated...\n\n😀"
 
 
 def test_O3_no_hint_leaves_no_trace() -> None:
-    assert projector.text("abcd", View(limit=2), "") == "ab\n\n...2 bytes truncated..."
+    assert projector.text("abcd", OutputView(limit=2), "") == "ab\n\n...2 bytes truncated..."
 
 
 def test_O3_text_that_cannot_be_encoded_is_made_whole() -> None:
-    assert projector.text("a\udcffb", View(), HINT) == "a\ufffdb"
-    assert projector.value(["a\udcffb", 1], View(), HINT) == '["a\ufffdb",1]'
+    assert projector.text("a\udcffb", OutputView(), HINT) == "a\ufffdb"
+    assert projector.value(["a\udcffb", 1], OutputView(), HINT) == '["a\ufffdb",1]'
 
 
 def test_O5_a_view_of_much_output_reads_little(spool: Spool) -> None:
@@ -226,7 +226,7 @@ def test_O5_a_view_of_much_output_reads_little(spool: Spool) -> None:
         output.append(b"some line\n" * 40_000)
     tracemalloc.start()
     try:
-        shown = projector.text(output.span(), View(max_lines=10_000, window="head_tail"), HINT)
+        shown = projector.text(output.span(), OutputView(max_lines=10_000, window="head_tail"), HINT)
         assert tracemalloc.get_traced_memory()[1] < 1 << 19
     finally:
         tracemalloc.stop()
@@ -243,7 +243,7 @@ values = st.recursive(
 )
 
 
-def same_but_for_cuts(value: Any, shown: Any, view: View, cut: list[str]) -> None:
+def same_but_for_cuts(value: Any, shown: Any, view: OutputView, cut: list[str]) -> None:
     if isinstance(value, str):
         if shown != value:
             cut.append(shown)
@@ -260,7 +260,7 @@ def same_but_for_cuts(value: Any, shown: Any, view: View, cut: list[str]) -> Non
         assert value == shown
 
 
-def check_leaf(value: str, shown: str, view: View) -> None:
+def check_leaf(value: str, shown: str, view: OutputView) -> None:
     left, right = re.split(rf"{MARKER.pattern.replace('(', '(?:')}(?:\n\n{HINT})?", shown)
     marker = MARKER.search(shown)
     assert marker is not None
@@ -276,9 +276,9 @@ def check_leaf(value: str, shown: str, view: View) -> None:
 
 
 @given(values, views, st.integers(0, 600))
-def test_O3_json_stays_json(value: Any, view: View, limit: int) -> None:
+def test_O3_json_stays_json(value: Any, view: OutputView, limit: int) -> None:
     assume(not isinstance(value, str))
-    view = View(limit=limit, mode=view.mode, max_lines=view.max_lines, window=view.window)
+    view = OutputView(limit=limit, mode=view.mode, max_lines=view.max_lines, window=view.window)
     whole = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     shown = projector.value(value, view, HINT)
     try:
@@ -297,7 +297,7 @@ def test_O3_json_stays_json(value: Any, view: View, limit: int) -> None:
 
 
 def test_O3_strings_of_a_value_share_what_the_structure_leaves() -> None:
-    view = View(limit=400)
+    view = OutputView(limit=400)
     shown = json.loads(projector.value({"small": "abc", "big": "x" * 1000, "n": 7, "big2": "y" * 1000}, view, HINT))
     assert shown["small"] == "abc"
     assert shown["n"] == 7
@@ -308,7 +308,7 @@ def test_O3_strings_of_a_value_share_what_the_structure_leaves() -> None:
 
 
 def test_O3_lines_are_cut_in_the_string_that_has_them() -> None:
-    view = View(max_lines=2)
+    view = OutputView(max_lines=2)
     shown = json.loads(projector.value(["a\nb", "a\nb\nc", "d"], view, HINT))
     assert shown == ["a\nb", f"a\nb\n\n...1 lines truncated...\n\n{HINT}", "d"]
     many = ["one line"] * 500
@@ -316,14 +316,14 @@ def test_O3_lines_are_cut_in_the_string_that_has_them() -> None:
 
 
 def test_O3_a_structure_that_does_not_fit_is_cut_as_text() -> None:
-    shown = projector.value(list(range(100)), View(limit=20), HINT)
+    shown = projector.value(list(range(100)), OutputView(limit=20), HINT)
     assert shown == f"[0,1,2,3,4,5,6,7,8,9\n\n...271 bytes truncated...\n\n{HINT}"
 
 
 def test_S3_a_string_is_shown_as_it_is_and_any_other_value_as_compact_json() -> None:
-    assert projector.value("a b", View(), HINT) == "a b"
-    assert projector.value({"a": [1, None, "é"]}, View(), HINT) == '{"a":[1,null,"é"]}'
-    assert projector.value(None, View(), HINT) == "null"
+    assert projector.value("a b", OutputView(), HINT) == "a b"
+    assert projector.value({"a": [1, None, "é"]}, OutputView(), HINT) == '{"a":[1,null,"é"]}'
+    assert projector.value(None, OutputView(), HINT) == "null"
 
 
 # --- shares
@@ -400,7 +400,7 @@ def test_K4_a_sequence_split_by_the_cut_is_not_shown(window: Any) -> None:
     text = "a\x1b[1;31mb\x1b[0mc\x1b]0;title\x07d\x1b]8;;http://x\x1b\\e\x1b]8;;\x1b\\f\x1bPq1\x1b\\g\x9b31mh"
     output = printed(text.encode())
     for limit in range(output.total):
-        shown = projector.text(output.span(), View(limit=limit, window=window), HINT)
+        shown = projector.text(output.span(), OutputView(limit=limit, window=window), HINT)
         head, number, _, tail = parts(shown)
         assert "abcdefgh".startswith(head)
         assert "abcdefgh".endswith(tail)
@@ -411,13 +411,13 @@ def test_K4_a_sequence_split_between_two_fetches_is_not_shown() -> None:
     text = "a\x1b[1;31mb\x1b]0;title\x07c"
     output = printed(text.encode())
     for cursor in range(output.total + 1):
-        first = projector.text(output.span(0, cursor), View(), HINT)
-        assert first + projector.text(output.span(cursor), View(), HINT) == "abc"
+        first = projector.text(output.span(0, cursor), OutputView(), HINT)
+        assert first + projector.text(output.span(cursor), OutputView(), HINT) == "abc"
 
 
 def test_K4_a_carriage_return_counts_as_the_end_of_a_line() -> None:
     output = printed(b"1%\r2%\r3%\r\n4%")
-    assert projector.text(output.span(), View(max_lines=4), HINT) == "1%\n2%\n3%\n4%"
-    assert projector.text(output.span(), View(max_lines=2, window="tail"), HINT) == (
+    assert projector.text(output.span(), OutputView(max_lines=4), HINT) == "1%\n2%\n3%\n4%"
+    assert projector.text(output.span(), OutputView(max_lines=2, window="tail"), HINT) == (
         f"...2 lines truncated...\n\n{HINT}\n\n3%\n4%"
     )

@@ -15,11 +15,11 @@ from keephold.agent.events import (
     Compacted,
     Event,
     Interjected,
+    NotificationsDelivered,
     Restarted,
     Retrying,
     Text,
     Thought,
-    Told,
     TurnFinished,
     TurnStarted,
     Usage,
@@ -27,8 +27,8 @@ from keephold.agent.events import (
 )
 from keephold.cli.chat_lines import (
     END,
-    Line,
     Piece,
+    StyledLine,
     Teller,
     answered_line,
     call_words,
@@ -81,9 +81,9 @@ def test_K4_control_sequences_in_any_pieces_are_left_out(size: int) -> None:
         (Retrying(2, 3.2, "HTTP 529:\x1b[2J overloaded"), ["HTTP 529: overloaded; attempt 2 in 3 s"]),
         (Restarted(), ["What was said last is void: the model is asked again."]),
         (Compacted("…"), ["The conversation had grown long: a summary stands for its beginning now."]),
-        (Told("Results:\x1b[2J\n{}"), ["· the assistant is told: Results: {}"]),
-        (Told("…", (Notification("deploy.done", "warning", "It is\x1b[2J up"),)), ["· It is up"]),
-        (Told("…", (Notification("tool.content", "info", "it prints"),)), []),
+        (NotificationsDelivered("Results:\x1b[2J\n{}"), ["· the assistant is told: Results: {}"]),
+        (NotificationsDelivered("…", (Notification("deploy.done", "warning", "It is\x1b[2J up"),)), ["· It is up"]),
+        (NotificationsDelivered("…", (Notification("tool.content", "info", "it prints"),)), []),
         (finished("error", "no\x1b[2J money"), ["Error: no money"]),
         (finished("cancelled"), ["Cancelled."]),
         (finished("end_turn"), []),
@@ -147,7 +147,7 @@ FETCH, AWAIT = ("shell", {"action": "fetch", "id": "sh"}), ("await", {"all": ["a
     ],
 )
 def test_what_a_call_was_answered(call: tuple[str, Any], response: str, line: str | None) -> None:
-    assert answered_line(ToolCall("1", *call), Response("1", response)) == (line and Line(line, "dim"))
+    assert answered_line(ToolCall("1", *call), Response("1", response)) == (line and StyledLine(line, "dim"))
 
 
 def test_C9_an_error_of_a_call_is_told_once() -> None:
@@ -196,7 +196,7 @@ async def test_G1_a_handle_from_its_first_line_to_its_last() -> None:
     ended = [piece for piece in pieces if piece.text.startswith("■ w (work)")]
     assert [piece.style for piece in ended] == ["yellow"]
     assert ended[0].text.endswith("Aborted by the assistant.")
-    news = Told("…", (Notification("tool.failed", "error", "`w` (work) stopped: Aborted"),))
+    news = NotificationsDelivered("…", (Notification("tool.failed", "error", "`w` (work) stopped: Aborted"),))
     assert [piece for piece in teller.hear(news) if piece.kind == "line"] == []
 
 
@@ -244,13 +244,13 @@ def test_B9_a_handle_that_crashed_before_is_shown_as_that() -> None:
     crashed = '{"id":"b","state":"stopped","result":"The process ended.","is_error":true}'
     spawn, wait = ToolCall("1", "build", {"action": "spawn", "id": "b"}), ToolCall("2", "await", {"all": ["b"]})
     waited = Response("2", f'{{"completed":[{crashed}],"pending":[]}}')
-    assert answered_line(spawn, Response("1", crashed)) == Line("✗ build spawn b  The process ended.", "red")
-    assert answered_line(wait, waited) == Line("✗ await b  The process ended.", "red")
+    assert answered_line(spawn, Response("1", crashed)) == StyledLine("✗ build spawn b  The process ended.", "red")
+    assert answered_line(wait, waited) == StyledLine("✗ await b  The process ended.", "red")
     assert answered_line(wait, waited, {"b"}) is None
 
 
 async def test_G1_an_await_is_told_by_what_it_waits_for() -> None:
-    ends: list[Line | None] = []
+    ends: list[StyledLine | None] = []
     async with Runtime([work], store="memory:") as rt:
         rt.registry.followers["main"] = [lambda each: None if each.active else ends.append(ended_line(each, None))]
         async with rt.turn("main") as turn:

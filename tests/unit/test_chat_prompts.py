@@ -7,10 +7,10 @@ from contextlib import suppress
 
 import pytest
 
-from keephold.cli.keyboard import Line, Tty
+from keephold.cli.keyboard import LineEditor, Tty
 from keephold.cli.prompter import TerminalPrompter, Typing
 from keephold.handles.question import Question
-from keephold.turn.prompts import Approved, AskQuestion, Cancelled, Decision, Prompt, RunTool, Said
+from keephold.turn.prompts import Answer, Approved, AskQuestion, Decision, Dismissed, Prompt, RunTool
 
 PATIENCE = 20.0
 NOTICE = "Waiting for you to stop typing"
@@ -25,7 +25,7 @@ class Person:
         os.set_blocking(slave, False)
         os.set_blocking(self._master, False)
         self.prompter = TerminalPrompter(Tty(slave))
-        self.line = Line()
+        self.line = LineEditor()
         self.sent = ""
 
     def asked(self, prompt: Prompt, *, typing: bool) -> "asyncio.Task[Decision]":
@@ -84,7 +84,7 @@ async def test_Q5_what_is_being_typed_answers_no_question(person: Person) -> Non
     await person.until(lambda: person.line.text == "hello")
     await person.sees("\x1b[A\x1b[K")  # the notice is gone
     person.press("green\r")
-    assert await asked == Said("green")
+    assert await asked == Answer("green")
     assert person.line.text == "hello"
 
 
@@ -92,7 +92,7 @@ async def test_Q5_ctrl_c_cancels_the_prompt_also_before_it_listens(person: Perso
     asked = person.asked(RUN, typing=True)
     await person.sees(NOTICE)
     person.press("\x03")
-    assert await asked == Cancelled()
+    assert await asked == Dismissed()
 
 
 async def test_P1_where_nobody_types_a_key_answers_at_once(person: Person) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keephold.cli.chat_lines import END, Line, Piece
+from keephold.cli.chat_lines import END, Piece, StyledLine
 from keephold.cli.chat_screen import Screen
 from keephold.cli.keyboard import Tty
 from keephold.tools.terminal.emulator import open_emulator
@@ -28,7 +28,7 @@ class Watched:
         os.set_blocking(slave, False)
         os.set_blocking(self._master, False)
         self.columns = columns
-        self.live: list[Line] = []
+        self.live: list[StyledLine] = []
         self.tty = Tty(slave)
         self.screen = Screen(self.tty, lambda: self.live)
         self.sent = b""
@@ -100,7 +100,7 @@ class Paper:
 
 _FLOWS = st.text(_LETTERS + "\n", min_size=1, max_size=30).map(lambda text: Piece("answer", text))
 _LINES = st.text("xyz", min_size=1, max_size=5).map(lambda text: Piece("line", f"✓ {text}", "green"))
-_ROWS = st.lists(st.text("uvw漢", max_size=60).map(lambda text: Line(f"● {text}", "dim")), max_size=4)
+_ROWS = st.lists(st.text("uvw漢", max_size=60).map(lambda text: StyledLine(f"● {text}", "dim")), max_size=4)
 _TYPED = st.text("typed ", max_size=50).map(lambda text: ("typed", text))
 
 
@@ -133,7 +133,7 @@ def test_G1_what_is_said_stands_there_once_and_in_order(columns: int, steps: lis
 async def test_what_runs_stands_below_and_the_line_that_is_typed_last() -> None:
     with watched() as somebody:
         with somebody.screen as screen:
-            somebody.live = [Line("● build  1s"), Line("x" * 100)]
+            somebody.live = [StyledLine("● build  1s"), StyledLine("x" * 100)]
             screen.typed.text, screen.typed.at = "hello", 5
             screen.show(Piece("answer", "Half a "))
             screen.paint()
@@ -151,7 +151,7 @@ async def test_what_runs_stands_below_and_the_line_that_is_typed_last() -> None:
 
 async def test_nothing_is_written_while_nothing_changes() -> None:
     with watched() as somebody, somebody.screen as screen:
-        somebody.live = [Line("● build  1s")]
+        somebody.live = [StyledLine("● build  1s")]
         screen.paint()
         somebody.look()
         before = len(somebody.sent)
@@ -163,7 +163,7 @@ async def test_nothing_is_written_while_nothing_changes() -> None:
 
 async def test_a_terminal_that_is_lent_is_left_alone_and_what_is_said_comes_after() -> None:
     with watched() as somebody, somebody.screen as screen:
-        somebody.live = [Line("● build  1s")]
+        somebody.live = [StyledLine("● build  1s")]
         screen.show(Piece("answer", "Said before"))
         screen.paint()
         async with screen.lent():

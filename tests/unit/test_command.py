@@ -15,7 +15,7 @@ import pytest
 from keephold.durable.deferred import Pending
 from keephold.errors import ToolError
 from keephold.handles.question import Question
-from keephold.handles.state import Error, Ok, Outcome, Printed
+from keephold.handles.state import Failure, Ok, Outcome, PrintedOutput
 from keephold.tools.base import Invocation, SpawnPolicy, Tool
 from keephold.tools.command import OPEN_QUESTIONS, Command, CommandLine, Tail
 from keephold.tools.guard import Guard
@@ -131,7 +131,7 @@ def say(*forms: dict[str, Any] | str) -> str:
 
 
 def message(outcome: Outcome) -> str:
-    assert isinstance(outcome, Error)
+    assert isinstance(outcome, Failure)
     assert outcome.code == "command_failed"
     return outcome.message
 
@@ -142,7 +142,7 @@ def message(outcome: Outcome) -> str:
 async def test_F1_the_whole_call_is_in_the_environment(start: Start) -> None:
     arguments = {"x": "ä\n$(id)", "n": None}
     _, recorder = start(["printenv", "KEEPHOLD_CALL"], arguments, options={"level": 3})
-    assert await recorder.end() == (Printed(), 0, None)
+    assert await recorder.end() == (PrintedOutput(), 0, None)
     tool = {"name": "t", "arguments": arguments, "answers": {}, "options": {"level": 3}}
     context = {"action": "run", "root": "/root", "conversation_id": "main", "turn_id": "turn-1", "call_id": "call-1"}
     assert json.loads(recorder.printed) == {"tool": tool, "context": context}
@@ -185,7 +185,7 @@ async def test_K3_a_hostile_argument_is_echoed_and_not_run(start: Start, tmp_pat
     x = "$(touch pwned); \"; rm -rf /; '"
     line = {"program": "sh", "args": ["-c", "echo {{ tool.arguments.x }}"]}
     _, recorder = start(line, {"x": x})
-    assert await recorder.end() == (Printed(), 0, None)
+    assert await recorder.end() == (PrintedOutput(), 0, None)
     assert recorder.printed.decode() == x + "\n"
     assert list(tmp_path.iterdir()) == []
 
@@ -206,13 +206,13 @@ async def test_C9_what_cannot_start_raises_and_the_sink_hears_nothing(start: Sta
 
 async def test_F3_stdout_is_the_output_of_a_one_shot_command(start: Start) -> None:
     _, recorder = start(sh("echo out; echo err >&2"))
-    assert await recorder.end() == (Printed(), 0, None)
+    assert await recorder.end() == (PrintedOutput(), 0, None)
     assert recorder.printed == b"out\n"
 
 
 async def test_F3_stderr_is_interleaved_for_a_stateful_command(start: Start) -> None:
     _, recorder = start(sh("echo 1; echo 2 >&2; echo 3"), stateful=True)
-    assert await recorder.end() == (Printed(), 0, None)
+    assert await recorder.end() == (PrintedOutput(), 0, None)
     assert recorder.printed == b"1\n2\n3\n"
 
 
@@ -281,8 +281,8 @@ async def test_C7_ending_ends_it_and_the_end_comes_through_the_sink(start: Start
     [
         ({"type": "success", "content": "done"}, 0, Ok("done")),
         ({"type": "stopped", "result": {"Ok": "done"}}, 0, Ok("done")),
-        ({"type": "error", "message": "no", "transient": True}, 0, Error("no", transient=True)),
-        ({"type": "error", "message": "no", "trace": ["a"]}, 4, Error("no", trace=("a",))),
+        ({"type": "error", "message": "no", "transient": True}, 0, Failure("no", transient=True)),
+        ({"type": "error", "message": "no", "trace": ["a"]}, 4, Failure("no", trace=("a",))),
     ],
 )
 async def test_S7_a_wire_form_beats_the_exit_code(start: Start, form: Any, exit_code: int, outcome: Outcome) -> None:
@@ -301,14 +301,14 @@ async def test_S7_success_with_a_non_zero_exit_is_an_error(start: Start) -> None
 
 async def test_S7_a_process_that_said_running_and_exited_is_ok(start: Start) -> None:
     _, recorder = start(sh(say({"type": "running", "content": "half"})))
-    assert await recorder.end() == (Printed(), 0, None)
+    assert await recorder.end() == (PrintedOutput(), 0, None)
     assert recorder.printed == b"half"
 
 
 async def test_S7_with_wire_a_one_shot_command_may_print_forms_on_any_line(start: Start) -> None:
     forms = ({"type": "running", "content": "half\n"}, {"type": "error", "message": "no"})
     _, recorder = start(sh(f"echo text; {say(*forms)}"), wire=True)
-    assert await recorder.end() == (Error("no"), 0, None)
+    assert await recorder.end() == (Failure("no"), 0, None)
     assert recorder.printed == b"text\nhalf\n"
 
 
@@ -329,25 +329,25 @@ async def test_C8_an_answer_runs_a_one_shot_command_again_with_all_answers(start
         question, then = await recorder.question(number)
         assert (question.id, recorder.stops) == (id, [])
         then(Ok(id.upper()))
-    assert await recorder.end() == (Printed(), 0, None)
+    assert await recorder.end() == (PrintedOutput(), 0, None)
     assert recorder.printed == b"answered A B\n"
 
 
 async def test_C8_fixed_answers_come_at_once(start: Start) -> None:
     _, recorder = start(ASKS_TWICE, answer=lambda question: Ok(question.id))
-    assert (await recorder.end())[0] == Printed()
+    assert (await recorder.end())[0] == PrintedOutput()
     assert recorder.printed == b"answered a b\n"
 
 
 async def test_C8_more_than_eight_rounds_are_an_error(start: Start) -> None:
     _, recorder = start(sh(say(WAITING)), answer=lambda _: Ok(True))
     outcome = (await recorder.end())[0]
-    assert isinstance(outcome, Error)
+    assert isinstance(outcome, Failure)
     assert (outcome.code, len(recorder.asked)) == ("wire_rounds", 8)
 
 
 async def test_C8_no_answer_ends_a_one_shot_command(start: Start) -> None:
-    refused = Error("nobody there", "question_unanswered")
+    refused = Failure("nobody there", "question_unanswered")
     _, recorder = start(sh(say(WAITING)), answer=lambda _: refused)
     assert await recorder.end() == (refused, None, None)
 
@@ -358,7 +358,7 @@ async def test_C7_a_one_shot_command_can_be_ended_while_its_question_is_open(sta
     live.end(1)
     recorder.asked[0][1](Ok(True))
     outcome = (await recorder.end())[0]
-    assert isinstance(outcome, Error)
+    assert isinstance(outcome, Failure)
     assert outcome.code == "cancelled"
 
 
@@ -366,7 +366,7 @@ async def test_C8_a_second_run_that_cannot_start_is_the_end(start: Start) -> Non
     line = ["{% if tool.answers.sure is defined %}no-such-program{% else %}sh{% endif %}", "-c", say(WAITING)]
     _, recorder = start(line, answer=lambda _: Ok(True))
     outcome = (await recorder.end())[0]
-    assert isinstance(outcome, Error)
+    assert isinstance(outcome, Failure)
     assert outcome.code == "command_not_started"
 
 
@@ -392,7 +392,7 @@ def echo_lines(times: int = 1) -> str:
 async def test_C6_text_is_written_as_text_the_rest_as_json(start: Start, mode: str, data: Any, seen: str) -> None:
     live, recorder = start(python(echo_lines()), stateful=True, stdin=True, input=mode)
     live.write(data)
-    assert await recorder.end() == (Printed(), 0, None)
+    assert await recorder.end() == (PrintedOutput(), 0, None)
     assert recorder.printed.decode() == f"'{seen}'\n"
 
 
@@ -400,7 +400,7 @@ async def test_C6_null_closes_stdin_and_raw_text_gets_no_line_end(start: Start) 
     live, recorder = start(["cat"], stateful=True, stdin=True, input="raw")
     live.write("a")
     live.write(None)
-    assert (await recorder.end())[0] == Printed()
+    assert (await recorder.end())[0] == PrintedOutput()
     assert recorder.printed == b"a"
     with pytest.raises(ToolError, match="has ended"):
         live.write("b")
@@ -411,7 +411,7 @@ async def test_C6_a_command_without_stdin_says_what_would_give_it_one(start: Sta
     with pytest.raises(ToolError, match=r"takes no input; `stdin = true` in .*t\.spawn") as raised:
         live.write("a")
     assert raised.value.code == "not_running"
-    assert (await recorder.end())[0] == Printed()
+    assert (await recorder.end())[0] == PrintedOutput()
 
 
 async def test_C4_the_probe_tells_whether_it_reads(start: Start) -> None:
@@ -427,7 +427,7 @@ async def test_C4_the_probe_tells_whether_it_reads(start: Start) -> None:
 
 async def test_S7_without_wire_a_shown_file_asks_nobody(start: Start) -> None:
     _, recorder = start(sh(say(WAITING)), stateful=True)
-    assert await recorder.end() == (Printed(), 0, None)
+    assert await recorder.end() == (PrintedOutput(), 0, None)
     assert (recorder.printed.decode(), recorder.asked) == (WAITING + "\n", [])
 
 
@@ -441,27 +441,27 @@ async def test_S7_a_live_question_is_answered_on_stdin(start: Start) -> None:
         question, then = await recorder.question(number)
         assert (question.id, len(recorder.asked)) == (id, number)
         then(Ok(True))
-    assert await recorder.end() == (Printed(), 0, None)
+    assert await recorder.end() == (PrintedOutput(), 0, None)
     answers = [f"""'{{"type":"answer","id":"{id}","answer":true}}\\n'\n""" for id in ("sure", "really")]
     assert sorted(recorder.printed.decode().splitlines(True)) == sorted([*answers, "diff\n", FAILED + "\n"])
 
 
 async def test_Q7_a_live_command_nobody_answers_is_ended(start: Start) -> None:
-    refused = Error("nobody there", "question_unanswered")
+    refused = Failure("nobody there", "question_unanswered")
     _, recorder = start(sh(f"{say(WAITING)}; sleep 60"), stateful=True, wire=True, answer=lambda _: refused)
     assert await recorder.end() == (refused, None, None)
 
 
 async def test_S7_a_live_command_that_exits_with_an_open_question_has_failed(start: Start) -> None:
     _, recorder = start(sh(say(WAITING)), stateful=True, wire=True)
-    assert await recorder.end() == (Error("The command ended before its question `sure` was answered."), 0, None)
+    assert await recorder.end() == (Failure("The command ended before its question `sure` was answered."), 0, None)
 
 
 async def test_S7_an_answer_that_cannot_be_delivered_ends_the_command(start: Start) -> None:
     script = f"exec <&-; {say(WAITING)}; sleep 60"
     _, recorder = start(sh(script), stateful=True, wire=True, answer=lambda _: Ok(True))
     outcome = (await recorder.end())[0]
-    assert isinstance(outcome, Error)
+    assert isinstance(outcome, Failure)
     assert "input is closed" in outcome.message
 
 
@@ -469,13 +469,13 @@ async def test_K6_a_command_may_not_ask_without_end(start: Start) -> None:
     forms = [{"type": "waiting", "question": {**SURE, "id": str(n)}} for n in range(OPEN_QUESTIONS + 1)]
     _, recorder = start(sh(f"{say(*forms)}; sleep 60"), stateful=True, wire=True)
     outcome = (await recorder.end())[0]
-    assert isinstance(outcome, Error)
+    assert isinstance(outcome, Failure)
     assert (outcome.code, len(recorder.asked)) == ("limit_exceeded", 1)
 
 
 @pytest.mark.parametrize(
     ("form", "outcome"),
-    [({"type": "stopped", "result": {"Ok": "done"}}, Ok("done")), ({"type": "error", "message": "no"}, Error("no"))],
+    [({"type": "stopped", "result": {"Ok": "done"}}, Ok("done")), ({"type": "error", "message": "no"}, Failure("no"))],
 )
 @pytest.mark.parametrize("then", ["sleep 60", "trap 'exit 7' TERM; sleep 60 & wait"])
 async def test_S7_a_live_command_that_says_stopped_is_ended(
@@ -496,5 +496,5 @@ async def test_S7_a_command_that_says_stopped_and_exits_has_its_exit_code(start:
 
 async def test_S7_a_form_without_line_end_counts_when_it_exits(start: Start) -> None:
     _, recorder = start(sh('printf \'text\\n{"type":"error","message":"no"}\''), stateful=True, wire=True)
-    assert await recorder.end() == (Error("no"), 0, None)
+    assert await recorder.end() == (Failure("no"), 0, None)
     assert recorder.printed == b"text\n"

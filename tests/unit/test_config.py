@@ -7,7 +7,7 @@ import pytest
 from keephold.config import Config, build_tools, configure_builtin, find_config, load_config
 from keephold.errors import ConfigError
 from keephold.limits import Limits
-from keephold.tools.base import OutputPolicy, QuestionPolicy, RetryPolicy, SpawnPolicy, Tool, View
+from keephold.tools.base import OutputPolicy, OutputView, QuestionPolicy, RetryPolicy, SpawnPolicy, Tool
 from keephold.tools.guard import Guard
 
 FROM_THE_SPEC = """
@@ -102,7 +102,7 @@ def build(text: str) -> Tool:
 
 def test_F_the_example_of_the_specification_becomes_a_tool() -> None:
     tool = build(FROM_THE_SPEC)
-    view = View(limit=16384, mode="bytes", max_lines=400, window="tail")
+    view = OutputView(limit=16384, mode="bytes", max_lines=400, window="tail")
     expected = {
         "name": "cargo_check",
         "parameters": {
@@ -142,7 +142,7 @@ def test_F_what_is_left_out_has_the_defaults_of_the_specification() -> None:
     )
     assert tool.spawn == SpawnPolicy()
     assert tool.parameters == {"type": "object", "properties": {}}
-    assert tool.output.model == View(limit=16384, mode="bytes", max_lines=400, window="tail")
+    assert tool.output.model == OutputView(limit=16384, mode="bytes", max_lines=400, window="tail")
     config = load(LOCAL)
     assert (config.conversation.detached, config.store.url, config.store.retention_secs) == ("deny", None, None)
     assert config.runtime.max_running is None
@@ -438,5 +438,5 @@ def test_P1_a_builtin_takes_only_what_the_file_writes() -> None:
     assert configure_builtin(builtin, Config()) is builtin
     config = load('[conversation.tools.await]\nsource = "builtin"\noutput.limit = 9\n')
     changed = configure_builtin(builtin, config)
-    assert (changed.run, changed.output.model) == ("unattended", View(limit=9))
+    assert (changed.run, changed.output.model) == ("unattended", OutputView(limit=9))
     assert build_tools(config, Guard()) == []

@@ -13,8 +13,8 @@ from keephold.config import build_tools, load_config
 from keephold.durable.deferred import Pending
 from keephold.errors import ConfigError
 from keephold.handles.question import Question
-from keephold.handles.state import Outcome, Printed
-from keephold.tools.base import Invocation, NotificationPolicy, OutputPolicy, SpawnPolicy, Tool, View
+from keephold.handles.state import Outcome, PrintedOutput
+from keephold.tools.base import Invocation, NotificationPolicy, OutputPolicy, OutputView, SpawnPolicy, Tool
 from keephold.tools.guard import Guard
 
 MODULE = '''
@@ -93,7 +93,7 @@ def test_F_what_the_file_says_goes_over_the_code(build: Build) -> None:
     )
     tool = build(python("seaside:deploy", more))
     assert (tool.run, tool.description, tool.scheduling) == ("unattended", "Ship it.", "parallel")
-    assert tool.output.dispatch == View(limit=5)
+    assert tool.output.dispatch == OutputView(limit=5)
     assert tool.questions["sure"].answered
     assert tool.spawn == SpawnPolicy(settle_ms=1, priority=7, on_turn_end="abort")
 
@@ -201,7 +201,7 @@ async def test_F1_a_command_runs_where_and_with_what_the_file_says(build: Build,
     tool.runtime.start(Invocation(tool=tool, arguments={"x": "a  b"}, **names), sink)
     await sink.over.wait()
     directory, colour, argument, call = sink.printed.decode().splitlines()
-    assert sink.outcome == Printed()
+    assert sink.outcome == PrintedOutput()
     assert (directory, colour, argument) == (str(tmp_path / "sub"), "grey", "a  b")
     assert json.loads(call)["tool"]["options"] == {"deep": [1]}
     assert json.loads(call)["context"]["root"] == str(tmp_path)

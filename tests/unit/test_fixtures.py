@@ -14,7 +14,7 @@ from tests.durable.lives import HandClock, ok, stopped, until
 from tests.fixtures.make import HERE, LINES, OPEN_BATCH, Tools
 from tests.turn.calls import abort, call, reply
 
-from keephold import Error, KeepholdError, Ok, Runtime
+from keephold import Failure, KeepholdError, Ok, Runtime
 from keephold.store.base import Expired, Store
 
 VERSIONS = sorted(facts.parent.name for facts in HERE.glob("*/facts.json"))
@@ -83,9 +83,9 @@ async def test_D7_what_has_stopped_is_as_it_was(left: Left) -> None:
         outcomes = {each.id: each.outcome for each in await rt.handles(state="stopped")}
         assert (outcomes["short"], outcomes["long"], outcomes["told"]) == (Ok(3), Ok(len(LINES)), Ok("yes"))
         revoked = outcomes["revoked"]
-        assert isinstance(revoked, Error) and revoked.code == "await_event_unknown_or_revoked"
+        assert isinstance(revoked, Failure) and revoked.code == "await_event_unknown_or_revoked"
         for name, kind in (("news", "tool.stopped"), ("revoked", "tool.failed")):
-            assert [news.kind for news in await rt.registry.store.news(name)] == [kind]
+            assert [news.kind for news in await rt.registry.store.notifications(name)] == [kind]
     async with left.runtime() as rt, rt.turn("main", resume=True) as turn:
         await rt.resolve(left.facts["keys"]["fetched"], ok(None))
         await turn.resume()

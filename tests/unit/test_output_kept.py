@@ -19,7 +19,7 @@ from tests.unit.test_output import descriptors, disk_that_breaks, file_size_limi
 from keephold.handles import output as output_module
 from keephold.handles.output import Output, Piece
 from keephold.handles.spool import Spool
-from keephold.store.base import Kept
+from keephold.store.base import KeptOutput
 
 MiB = 1 << 20
 
@@ -39,10 +39,10 @@ def small(memory: int, gather: int, durable: bool) -> Iterator[Spool]:
             spool.close()
 
 
-def restored(spool: Spool, told: Kept) -> Output:
+def restored(spool: Spool, told: KeptOutput) -> Output:
     """What another process makes of it, or the same one."""
     if spool.durable:
-        told = msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=Kept)
+        told = msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=KeptOutput)
     return Output.restored(spool, told, "uid")
 
 
@@ -229,7 +229,7 @@ def test_O5_a_durable_spool_makes_sweeps_and_removes_nothing(directory: Path, mo
 def test_O5_a_little_is_kept_inline(directory: Path) -> None:
     output = Output(Spool(directory), 100 * MiB, "uid")
     output.append(b"hello")
-    assert output.keep(1 << 16) == Kept(total=5, head=50 * MiB, ring=50 * MiB, data=b"hello")
+    assert output.keep(1 << 16) == KeptOutput(total=5, head=50 * MiB, ring=50 * MiB, data=b"hello")
     assert list(directory.iterdir()) == []
 
 
@@ -253,7 +253,7 @@ def test_O5_more_is_kept_in_a_file_that_another_process_reads(directory: Path) -
     for number in range(40):
         output.append(bytes([number]) * (MiB // 16))
     told = output.keep(1 << 16)
-    assert told == Kept(total=40 * (MiB // 16), head=MiB // 2, ring=MiB // 2, in_file=MiB, file="uid")
+    assert told == KeptOutput(total=40 * (MiB // 16), head=MiB // 2, ring=MiB // 2, in_file=MiB, file="uid")
     assert [(path.name, path.stat().st_mode & 0o777) for path in directory.iterdir()] == [("uid", 0o600)]
     output.close()
     reader = (
@@ -410,7 +410,7 @@ def test_O5_a_directory_that_takes_nothing_is_no_error(directory: Path) -> None:
         told = output.keep(100)
         output.append(b"b" * (2 * MiB))
         output.discard()
-    assert told == Kept(total=1000, head=50, ring=50, kept_from=950, data=b"a" * 100)
+    assert told == KeptOutput(total=1000, head=50, ring=50, kept_from=950, data=b"a" * 100)
 
 
 def test_E10_the_ring_of_a_kept_output_is_not_shown_once_it_was_overwritten(directory: Path) -> None:

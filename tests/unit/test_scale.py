@@ -22,10 +22,10 @@ async def test_A7_a_stop_costs_no_look_at_those_that_stay(clock: VirtualClock, m
     looks = 0
     blocked_on_caller = Handle.blocked_on_caller
 
-    def counted(handle: Handle, *spare: Any) -> bool:
+    def counted(handle: Handle, *already_handled: Any) -> bool:
         nonlocal looks
         looks += 1
-        return blocked_on_caller(handle, *spare)
+        return blocked_on_caller(handle, *already_handled)
 
     @keephold.tool(actions=("spawn", "apply"))
     async def reads(call: keephold.Call) -> str:

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.sqlite_stores import NOON, commit, end, give, line, opened, record, registered, uid
 
 from keephold.errors import KeepholdError
-from keephold.store.base import Attempted, Collected, Emitted, Journaled, Kept, Registered
+from keephold.store.base import Attempted, Collected, Emitted, Journaled, KeptOutput, Registered
 
 pytestmark = pytest.mark.usefixtures("by")
 
@@ -102,9 +102,9 @@ async def test_an_output_file_is_gone_after_its_handle_even_if_that_was_cut_shor
         file.write_bytes(b"x" * 10)
         done = end(1)
         await commit(store, registered(1), registered(2))
-        await commit(store, type(done)(done.uid, 1, done.event, done.state, Kept(10, 10, 0, 0, 10, b"", "o1")))
+        await commit(store, type(done)(done.uid, 1, done.event, done.state, KeptOutput(10, 10, 0, 0, 10, b"", "o1")))
         found = await store.handle(uid(1))
-        assert found is not None and found.output == Kept(10, 10, 0, 0, 10, b"", "o1")
+        assert found is not None and found.output == KeptOutput(10, 10, 0, 0, 10, b"", "o1")
         assert await commit(store, Collected(NOON + 60, NOON + 60)) == [1]
         assert not file.exists()
         file.write_bytes(b"back")  # as if we had died before it was removed
@@ -118,7 +118,7 @@ async def test_a_refused_commit_removes_no_output_file(tmp_path: Path) -> None:
         (store.directory / "o1").write_bytes(b"x" * 10)
         done = end(1)
         await commit(store, registered(1), registered(2))
-        await commit(store, type(done)(done.uid, 1, done.event, done.state, Kept(10, 10, 0, 0, 10, b"", "o1")))
+        await commit(store, type(done)(done.uid, 1, done.event, done.state, KeptOutput(10, 10, 0, 0, 10, b"", "o1")))
         with pytest.raises(KeepholdError):
             await commit(store, Collected(NOON + 60, NOON + 60), registered(2))
         assert (store.directory / "o1").exists()

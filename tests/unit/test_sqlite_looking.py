@@ -11,7 +11,7 @@ from tests.unit.test_sqlite_listing import fourth_version
 
 from keephold import KeepholdError
 from keephold.store.base import SecretAdded
-from keephold.store.sqlite.read_only import LookedAt
+from keephold.store.sqlite.read_only import ReadOnlyStore
 
 
 def files(path: Path) -> dict[str, int]:
@@ -24,7 +24,7 @@ async def test_L3_it_is_seen_as_it_is_and_left_as_it_is(tmp_path: Path) -> None:
     async with opened(path) as store:
         await commit(store, registered(1), registered(2))
         before = files(path)
-        looking = LookedAt(path)
+        looking = ReadOnlyStore(path)
         await looking.open(lambda _: None)
         assert [record.uid for record in await looking.handles()] == [uid(1), uid(2)]
         assert [record.uid for record in await looking.handles(search="h2")] == [uid(2)], "by its own thread"
@@ -48,7 +48,7 @@ async def test_R4_a_full_disk_can_be_looked_at(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     async with opened(path) as store:
         await commit(store, registered(1))
-        looking = LookedAt(path)
+        looking = ReadOnlyStore(path)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # no file may grow
         try:
             await looking.open(lambda _: None)
@@ -61,7 +61,7 @@ async def test_R4_a_full_disk_can_be_looked_at(tmp_path: Path) -> None:
 async def test_D7_one_of_an_earlier_version_is_brought_up_to_date_first(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     fourth_version(path, 24)
-    looking = LookedAt(path)
+    looking = ReadOnlyStore(path)
     await looking.open(lambda _: None)
     assert len(await looking.handles()) == 12
     await looking.close()
@@ -81,7 +81,7 @@ async def test_D7_what_is_no_store_of_ours_is_refused(tmp_path: Path, what: str)
     else:
         path.write_bytes(b"something else" * 100 if what == "foreign" else path.read_bytes()[:5000])
     with pytest.raises(KeepholdError) as caught:
-        looking = LookedAt(path)
+        looking = ReadOnlyStore(path)
         await looking.open(lambda _: None)
         try:
             await looking.handles()

@@ -9,7 +9,18 @@ import msgspec
 import pytest
 from tests.unit.sqlite_stores import NOON, commit, end, opened, registered, uid
 
-from keephold.handles.state import Error, Ok, Outcome, Pending, Printed, Progress, Reply, Running, State, Stopped
+from keephold.handles.state import (
+    Failure,
+    Ok,
+    Outcome,
+    Pending,
+    PrintedOutput,
+    Progress,
+    Reply,
+    Running,
+    State,
+    Stopped,
+)
 from keephold.store.base import Annotated, Status, status_of
 from keephold.store.endings import CANCELLED, TIMED_OUT
 from keephold.store.sqlite.sql import APPLICATION_ID, migrations
@@ -18,13 +29,13 @@ OUTCOMES: list[Outcome] = [
     Ok(None),
     Ok({"type": "error", "code": "timeout"}),
     Ok("\u0000 ' \U0001f600"),
-    Printed(),
+    PrintedOutput(),
     Reply("r", "m", True, "timeout"),
-    Error("broke"),
-    Error("broke", "command_failed", ("line",), True),
-    Error('"ended_by":"timeout"', "crashed"),
+    Failure("broke"),
+    Failure("broke", "command_failed", ("line",), True),
+    Failure('"ended_by":"timeout"', "crashed"),
     CANCELLED,
-    Error("late", "timeout"),
+    Failure("late", "timeout"),
     TIMED_OUT,
 ]
 STATES: list[State] = [

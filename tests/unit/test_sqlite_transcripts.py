@@ -12,13 +12,13 @@ from tests.fixtures.make import HERE
 from tests.unit.sqlite_stores import NOON, commit, opened, registered, uid
 
 from keephold.handles.state import Running
-from keephold.store.base import ConversationRow, Described, Forgotten, Line, Said
+from keephold.store.base import ConversationRow, Described, Forgotten, TranscriptAppended, TranscriptLine
 from keephold.store.sqlite.opening import reader
 from keephold.store.sqlite.sql import APPLICATION_ID, SQL, migrations
 from keephold.store.sqlite.turns import newest
 
-SAID = Said("main", "t1", NOON, (("request", b"{}"), ("response", b"[]")))
-LINES = [Line(1, "t1", "request", b"{}", NOON), Line(2, "t1", "response", b"[]", NOON)]
+SAID = TranscriptAppended("main", "t1", NOON, (("request", b"{}"), ("response", b"[]")))
+LINES = [TranscriptLine(1, "t1", "request", b"{}", NOON), TranscriptLine(2, "t1", "response", b"[]", NOON)]
 
 
 def third_version(path: Path) -> None:
@@ -85,7 +85,7 @@ def _plan(connection: apsw.Connection, query: str, bound: tuple[Any, ...]) -> li
 async def test_G1_a_forgotten_conversation_leaves_no_rows(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     async with opened(path) as store:
-        await commit(store, SAID, Said("other", "t1", NOON, (("request", b"1"),)))
+        await commit(store, SAID, TranscriptAppended("other", "t1", NOON, (("request", b"1"),)))
         await commit(store, Forgotten("main"))
     connection = apsw.Connection(str(path))
     try:

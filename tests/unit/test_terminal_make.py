@@ -8,7 +8,7 @@ import pytest
 import keephold
 from keephold.errors import ConfigError
 from keephold.schema.canonical import canonical
-from keephold.tools.base import ACTIONS, OutputPolicy, RetryPolicy, SpawnPolicy, Tool, View
+from keephold.tools.base import ACTIONS, OutputPolicy, OutputView, RetryPolicy, SpawnPolicy, Tool
 from keephold.tools.terminal.terminal import Terminal
 
 PATH = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -60,7 +60,7 @@ def test_Y_what_is_said_of_the_terminal_reaches_it(tmp_path: Path, monkeypatch: 
 
 
 def test_Y_policies_are_those_of_a_function_tool() -> None:
-    shown = OutputPolicy(model=View(limit=5))
+    shown = OutputPolicy(model=OutputView(limit=5))
     news = keephold.NotificationPolicy(on_content=True, deliver=("turn",))
     policies: dict[str, Any] = {
         "summary": "A shell.",

@@ -8,7 +8,7 @@ from keephold.handles.clock import SystemClock
 from keephold.handles.handle import Handle, OnStop
 from keephold.handles.registry import Registry
 from keephold.handles.spool import Spool
-from keephold.handles.state import Error, Ok, Outcome
+from keephold.handles.state import Failure, Ok, Outcome
 from keephold.handles.waits import Group, Wait, all_of, any_of, first_success
 from keephold.store.base import Record
 from keephold.store.memory import MemoryStore
@@ -21,7 +21,7 @@ class NeverStarted:
 
 
 TOOL = Tool(name="t", runtime=NeverStarted())
-OK, FAILED = Ok("fine"), Error("broken")
+OK, FAILED = Ok("fine"), Failure("broken")
 
 
 def record_of(handle: Handle) -> Record:

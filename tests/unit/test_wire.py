@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keephold.handles.question import Question
-from keephold.handles.state import Error, Ok
+from keephold.handles.state import Failure, Ok
 from keephold.tools.wire import (
     LINE_LIMIT,
     WHOLE_LIMIT,
     Asks,
     Ends,
     Lines,
-    Said,
     Whole,
     Wire,
+    WireState,
     answer_line,
     parse_line,
     parse_whole,
@@ -27,13 +27,13 @@ from keephold.tools.wire import (
 SURE = Question(id="sure", text="Sure?", answer_type="Boolean")
 ASKED = {"id": "sure", "text": "Sure?", "answer_type": "Boolean"}
 FAILED = {"message": "no", "trace": ["a", "b"], "transient": True}
-ERROR = Error("no", trace=("a", "b"), transient=True)
+ERROR = Failure("no", trace=("a", "b"), transient=True)
 
 FORMS: list[tuple[dict[str, Any], Wire]] = [
-    ({"type": "running", "content": "half"}, Said("half")),
-    ({"type": "running", "content": None}, Said()),
-    ({"type": "running"}, Said()),
-    ({"type": "spawned", "content": "half"}, Said("half")),
+    ({"type": "running", "content": "half"}, WireState("half")),
+    ({"type": "running", "content": None}, WireState()),
+    ({"type": "running"}, WireState()),
+    ({"type": "spawned", "content": "half"}, WireState("half")),
     ({"type": "waiting", "content": "diff", "question": ASKED}, Asks(SURE, "diff")),
     ({"type": "waiting", "content": None, "question": ASKED}, Asks(SURE)),
     ({"type": "waiting", "question": ASKED}, Asks(SURE)),
@@ -53,7 +53,7 @@ FORMS: list[tuple[dict[str, Any], Wire]] = [
     ({"type": "stopped", "result": {"ok": "done"}}, Ends(Ok("done"))),
     ({"type": "stopped", "result": {"Err": FAILED}}, Ends(ERROR)),
     ({"type": "stopped", "result": {"err": FAILED}}, Ends(ERROR)),
-    ({"type": "stopped", "result": {"Err": {"message": "no"}}}, Ends(Error("no"))),
+    ({"type": "stopped", "result": {"Err": {"message": "no"}}}, Ends(Failure("no"))),
     ({"type": "stopped", "content": "done", "error": None}, Ends(Ok("done"))),
     ({"type": "stopped", "content": "done"}, Ends(Ok("done"))),
     ({"type": "stopped", "content": "", "error": FAILED}, Ends(ERROR)),
@@ -62,7 +62,7 @@ FORMS: list[tuple[dict[str, Any], Wire]] = [
     ({"type": "success", "content": "done"}, Ends(Ok("done"))),
     ({"type": "success"}, Ends(Ok(""))),
     ({"type": "error", **FAILED}, Ends(ERROR)),
-    ({"type": "error", "message": "no"}, Ends(Error("no"))),
+    ({"type": "error", "message": "no"}, Ends(Failure("no"))),
 ]
 
 NEAR_MISSES: list[Any] = [
@@ -139,7 +139,7 @@ def test_S7_what_is_not_one_object_is_text(text: bytes) -> None:
 def test_S7_too_long_is_text() -> None:
     room = len(RUNNING) - 1
     for parse, limit in ((parse_whole, WHOLE_LIMIT), (parse_line, LINE_LIMIT)):
-        assert parse(RUNNING.replace(b"x", b"x" * (limit - room))) == Said("x" * (limit - room))
+        assert parse(RUNNING.replace(b"x", b"x" * (limit - room))) == WireState("x" * (limit - room))
         assert parse(RUNNING.replace(b"x", b"x" * (limit - room + 1))) is None
 
 
@@ -160,7 +160,7 @@ def whole(*chunks: bytes) -> tuple[list[bytes], Wire | None]:
 
 
 def test_S7_a_whole_form_is_not_output() -> None:
-    assert whole(b" \n", RUNNING[:10], RUNNING[10:], b"\n") == ([], Said("x"))
+    assert whole(b" \n", RUNNING[:10], RUNNING[10:], b"\n") == ([], WireState("x"))
 
 
 def test_S7_text_of_a_one_shot_goes_through_at_once() -> None:
@@ -212,11 +212,11 @@ def refuse(form: Wire) -> None:
 def test_S7_lines_that_are_forms_are_taken_out_of_the_text() -> None:
     assert lines(b"a\n" + RUNNING + b"\nb\n  " + RUNNING + b"\r\n\n" + RUNNING) == [
         b"a\n",
-        Said("x"),
+        WireState("x"),
         b"b\n",
-        Said("x"),
+        WireState("x"),
         b"\n",
-        Said("x"),
+        WireState("x"),
     ]
 
 

@@ -70,11 +70,11 @@ __all__ = [
     "PARSE_ERROR",
     "REQUEST_CANCELLED",
     "RESOURCE_NOT_FOUND",
-    "Call",
     "ConnectionLost",
     "Id",
     "Params",
     "Peer",
+    "RpcCall",
     "RpcError",
     "unknown_method",
 ]
@@ -85,10 +85,10 @@ BACKLOG_BYTES = 64 * 1024 * 1024
 _log = logging.getLogger(__name__)
 
 
-class Call(asyncio.Future[Any]):
+class RpcCall(asyncio.Future[Any]):
     """A request that was sent. Awaiting gives its result or raises `RpcError` or `ConnectionLost`."""
 
-    def __init__(self, peer: "Peer", id: int, answered: Callable[["Call"], object] | None) -> None:
+    def __init__(self, peer: "Peer", id: int, answered: Callable[["RpcCall"], object] | None) -> None:
         super().__init__()
         self.id = id
         self._peer = peer
@@ -136,7 +136,7 @@ class Peer:
         self._limit = limit
         self._tap = tap
         self._on_end = on_end
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, RpcCall] = {}
         self._last_id = 0
         self._answers: dict[Id, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -156,11 +156,11 @@ class Peer:
         self._send({"jsonrpc": "2.0", "method": method, "params": params})
 
     def request(
-        self, method: str, params: Mapping[str, Any], *, answered: Callable[[Call], object] | None = None
-    ) -> Call:
+        self, method: str, params: Mapping[str, Any], *, answered: Callable[[RpcCall], object] | None = None
+    ) -> RpcCall:
         """Send a request. `answered` is called when its answer is read, or when none can come any more."""
         self._last_id += 1
-        call = Call(self, self._last_id, answered)
+        call = RpcCall(self, self._last_id, answered)
         if self._end.done() or not self._writer.open:
             why = self._end.result() if self._end.done() else "the other side reads no more"
             call._settle(error=ConnectionLost(f"{method} was not sent: {why}"))
@@ -217,7 +217,7 @@ class Peer:
             self._tap("out", line)
         self._writer.write(line + b"\n")
 
-    def _given_up(self, call: Call) -> None:
+    def _given_up(self, call: RpcCall) -> None:
         if self._calls.pop(call.id, None) is not None:
             self.notify("$/cancel_request", {"requestId": call.id})
 

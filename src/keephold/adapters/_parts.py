@@ -19,6 +19,6 @@ def tool_call(id: Any, name: Any, arguments: Any) -> ToolCall:
     return ToolCall(str(id or ""), str(name or ""), arguments)
 
 
-def news_text(responses: Sequence[Response]) -> str:
+def notification_text(responses: Sequence[Response]) -> str:
     """The news that rides on the responses of a batch, as one text; empty without any."""
     return notification_block([news for response in responses for news in response.notifications])

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from keephold.adapters._parts import news_text, part, tool_call
+from keephold.adapters._parts import notification_text, part, tool_call
 from keephold.runtime import Runtime
 from keephold.turn.slot import ToolCall
 from keephold.turn.turn import Response
@@ -61,7 +61,7 @@ def results(responses: Sequence[Response]) -> list[Any]:
     """What to append to the messages: one message of the user with a result for each call in order, then the news, if
     any. Nothing without responses, as a message must not be empty."""
     blocks: list[dict[str, Any]] = [_result(response) for response in responses]
-    news = news_text(responses)
+    news = notification_text(responses)
     if news:
         blocks.append({"type": "text", "text": news})  # behind the results, never before
     return [{"role": "user", "content": blocks}] if blocks else []

@@ -11,7 +11,7 @@ raises: `calls` takes what there is, and the response to a call says what was wr
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from keephold.adapters._parts import news_text, part, tool_call
+from keephold.adapters._parts import notification_text, part, tool_call
 from keephold.runtime import Runtime
 from keephold.turn.slot import ToolCall
 from keephold.turn.turn import Response
@@ -81,7 +81,7 @@ def results(responses: Sequence[Response], api: Api = "chat") -> list[Any]:
         given = [{"role": "tool", "tool_call_id": each.id, "content": each.model} for each in responses]
     else:
         given = [{"type": "function_call_output", "call_id": each.id, "output": each.model} for each in responses]
-    news = news_text(responses)
+    news = notification_text(responses)
     return [*given, {"role": "user", "content": news}] if news else given
 
 

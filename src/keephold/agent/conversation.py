@@ -17,7 +17,7 @@ from keephold.agent.spending import Allowance, Spending, total
 from keephold.agent.transcript import Transcript, response_text
 from keephold.errors import KeepholdError
 from keephold.schema.dialects import tool_list
-from keephold.store.base import ConversationRow, Described, Line
+from keephold.store.base import ConversationRow, Described, TranscriptLine
 from keephold.tools.toolbox import Selection
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Conversation:
         if self._loop is not None:
             self._loop.leave()
 
-    async def lines(self) -> list[Line]:
+    async def lines(self) -> list[TranscriptLine]:
         """What was said, as it is stored."""
         await self.runtime.open()
         return await self.transcript.read()

@@ -72,7 +72,7 @@ class Answered(msgspec.Struct, frozen=True, tag=True):
     responses: tuple[Response, ...]
 
 
-class Told(msgspec.Struct, frozen=True, tag=True):
+class NotificationsDelivered(msgspec.Struct, frozen=True, tag=True):
     """The assistant is told something that no person wrote: news, or results at the end of a turn (N4, T2)."""
 
     text: str
@@ -116,7 +116,7 @@ class TurnFinished(msgspec.Struct, frozen=True, tag=True):
 
 
 Event = (
-    TurnStarted | Text | Thought | Called | Answered | Told | Interjected | Retrying | Restarted | Used | Compacted
-    | TurnFinished
+    TurnStarted | Text | Thought | Called | Answered | NotificationsDelivered | Interjected | Retrying | Restarted
+    | Used | Compacted | TurnFinished
 )  # fmt: skip
 Listener = Callable[[Event], None]

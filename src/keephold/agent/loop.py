@@ -31,16 +31,16 @@ from keephold.agent.events import (
     Event,
     Interjected,
     Listener,
+    NotificationsDelivered,
     Retrying,
     StopReason,
-    Told,
     TurnFinished,
     TurnStarted,
     Used,
 )
 from keephold.agent.requests import ModelCall, RequestFailed, well_formed
 from keephold.agent.spending import Spending
-from keephold.agent.transcript import Ended, interrupted, request, response_text
+from keephold.agent.transcript import TurnEnded, interrupted, request, response_text
 from keephold.errors import KeepholdError
 from keephold.turn.notifications import Notification, notification_block
 from keephold.turn.slot import ToolCall
@@ -137,7 +137,7 @@ class TurnLoop:
             if stop in ("error", "cancelled"):
                 turn.cancel()  # nobody is asked and nothing is waited for (T5)
             if stop != "end_turn":
-                await self._transcript.note(turn.id, "ended", Ended(stop, error))
+                await self._transcript.note(turn.id, "ended", TurnEnded(stop, error))
         answer = Answer(text=self._text, stop_reason=stop, turn=turn.id, usage=self.spending.usage, error=error)
         self._tell(TurnFinished(answer))
         return answer
@@ -176,7 +176,7 @@ class TurnLoop:
         if not ending.again:
             return "end_turn", None
         await self._transcript.add(turn.id, ModelRequest([UserPromptPart(ending.message)]))
-        self._tell(Told(ending.message))
+        self._tell(NotificationsDelivered(ending.message))
         return None
 
     def _take(self) -> list[Content]:
@@ -201,7 +201,7 @@ class TurnLoop:
         block = notification_block(news)
         if not block:
             return []
-        self._tell(Told(block, tuple(news)))
+        self._tell(NotificationsDelivered(block, tuple(news)))
         return [UserPromptPart(block)]
 
     # A batch

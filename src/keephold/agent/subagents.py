@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from keephold.config.model import AgentSettings, Config
 from keephold.errors import ToolError
-from keephold.handles.state import Error
+from keephold.handles.state import Failure
 from keephold.handles.text import to_json
 from keephold.tools.base import ACTIONS, OnCrash, QuestionPolicy, SpawnPolicy, Tool
 from keephold.tools.call import Call
@@ -158,7 +158,7 @@ class SubAgent:
         from keephold.turn.ending import end_conversation
 
         runtime = self._runtime
-        why = Error(f"Aborted: agent `{self.id}`, which started it, has ended.", "aborted")
+        why = Failure(f"Aborted: agent `{self.id}`, which started it, has ended.", "aborted")
         await end_conversation(runtime.registry, runtime.admission, conversation, why)
 
 

@@ -23,7 +23,7 @@ from pydantic_ai.messages import (
 )
 
 from keephold.handles.registry import Registry
-from keephold.store.base import Line, Said
+from keephold.store.base import TranscriptAppended, TranscriptLine
 
 _MESSAGE: TypeAdapter[ModelMessage] = TypeAdapter(ModelMessage)
 _PAGE = 10_000
@@ -39,7 +39,7 @@ class Summary(msgspec.Struct, frozen=True):
     text: str
 
 
-class Ended(msgspec.Struct, frozen=True):
+class TurnEnded(msgspec.Struct, frozen=True):
     """How a turn ended that did not end as turns should."""
 
     stop_reason: str
@@ -64,7 +64,7 @@ class Transcript:
         """The number of the newest batch of that turn whose results are in it."""
         self.spent: list[ModelResponse] = []
         """The responses of that turn."""
-        self.ended: Ended | None = None
+        self.ended: TurnEnded | None = None
         """How that turn ended, if not as turns should."""
         self._known = 0
         """The number of the newest line that has been looked at."""
@@ -81,7 +81,7 @@ class Transcript:
         else:
             self._add(new, 0)
 
-    def _take(self, lines: Sequence[Line]) -> None:
+    def _take(self, lines: Sequence[TranscriptLine]) -> None:
         summaries = [msgspec.json.decode(line.body, type=Summary) for line in lines if line.kind == "summary"]
         self.messages, self._numbers, upto = [], [], 0
         self.turn, self.batch, self.spent, self.ended, self.taken = None, 0, [], None, 0
@@ -90,21 +90,21 @@ class Transcript:
             self._append(ModelRequest([UserPromptPart(summaries[-1].text)]), upto)
         self._add(lines, upto)
 
-    def _add(self, lines: Sequence[Line], upto: int) -> None:
+    def _add(self, lines: Sequence[TranscriptLine], upto: int) -> None:
         """Count lines in; those up to that number are in the summary."""
         for line in lines:
             self._known = line.number
             if line.kind == "ended":
-                self.ended = msgspec.json.decode(line.body, type=Ended)
+                self.ended = msgspec.json.decode(line.body, type=TurnEnded)
             if line.kind in ("request", "response"):
                 message = _MESSAGE.validate_json(line.body)
                 self._count(message, line.turn)
                 if line.number > upto:
                     self._append(message, line.number)
 
-    async def read(self, after: int = 0) -> list[Line]:
+    async def read(self, after: int = 0) -> list[TranscriptLine]:
         """The lines after that number, as they are stored."""
-        store, lines = self._registry.store, list[Line]()
+        store, lines = self._registry.store, list[TranscriptLine]()
         while page := await store.transcript(self._conversation, lines[-1].number if lines else after, _PAGE):
             lines += page
             if len(page) < _PAGE:
@@ -119,7 +119,9 @@ class Transcript:
     async def add(self, turn: str, *messages: ModelMessage) -> None:
         """Write messages as one, then count them in."""
         lines = tuple((message.kind, _MESSAGE.dump_json(message, exclude_none=True)) for message in messages)
-        (last,) = await self._registry.write((Said(self._conversation, turn, self._registry.clock.now(), lines),))
+        (last,) = await self._registry.write(
+            (TranscriptAppended(self._conversation, turn, self._registry.clock.now(), lines),)
+        )
         for at, message in enumerate(messages):
             self._count(message, turn)
             self._append(message, last - len(messages) + 1 + at)
@@ -128,7 +130,7 @@ class Transcript:
     async def note(self, turn: str, kind: str, body: Any) -> None:
         """Write a line that is not for the model."""
         line = (kind, msgspec.json.encode(body))
-        await self._registry.write((Said(self._conversation, turn, self._registry.clock.now(), (line,)),))
+        await self._registry.write((TranscriptAppended(self._conversation, turn, self._registry.clock.now(), (line,)),))
 
     async def summarise(self, turn: str, kept: int, text: str) -> None:
         """Let `text` stand for all but the last `kept` messages."""

@@ -16,7 +16,7 @@ from keephold.cli.raw_terminal import Key, RawTerminal, over, redraw
 from keephold.cli.store import Where, opened, run, where_options
 from keephold.control.base import Talk
 from keephold.handles.handle import HandleInfo
-from keephold.handles.state import Error
+from keephold.handles.state import Failure
 from keephold.tools.base import Screen
 from keephold.turn import attach_protocol as frames
 
@@ -45,7 +45,7 @@ def attach(
     terminal = RawTerminal()
     name, ended, stopped_by = run(_attach(terminal, where, id, conversation, detach_key, read_only=read_only))
     if ended is not None:
-        failed = isinstance(ended.outcome, Error)
+        failed = isinstance(ended.outcome, Failure)
         click.echo(_how(ended), err=True)
         context.exit(int(failed))
     click.echo(f"detached from {one_line(name)}, which goes on", err=True)
@@ -112,7 +112,7 @@ class _Session:
                 self._terminal.write(payload)
                 self._say_later()
             elif kind == frames.END:
-                return msgspec.json.decode(payload, type=frames.Told).handle
+                return msgspec.json.decode(payload, type=frames.HandleStatus).handle
             received = await self._talk.receive()
 
     def _say_how(self, screen: Screen) -> None:
@@ -151,6 +151,6 @@ class _Session:
 
 def _how(ended: HandleInfo) -> str:
     said = f"{one_line(ended.id)}: "
-    if isinstance(ended.outcome, Error):
+    if isinstance(ended.outcome, Failure):
         return said + one_line(ended.outcome.message)
     return f"{said}ok" if ended.exit_code is None else f"{said}ended with exit code {ended.exit_code}"

@@ -26,12 +26,12 @@ from keephold.cli.prompter import TerminalPrompter, open_prompter
 from keephold.cli.store import run, store_of, store_option
 from keephold.config import Config, find_config, load_config
 from keephold.runtime import Runtime
-from keephold.turn.prompts import Cancelled, Decision, Prompt, Prompter
+from keephold.turn.prompts import Decision, Dismissed, Prompt, Prompter
 
 if TYPE_CHECKING:
     from keephold.agent.conversation import Conversation
     from keephold.cli.chat_screen import Screen
-    from keephold.cli.chat_session import Session
+    from keephold.cli.chat_session import ChatSession
 
 CONNECT_SECS = 10.0
 """How long to wait for the tools of MCP servers before the first turn; they may come later."""
@@ -127,10 +127,10 @@ def _screen_tty() -> Tty | None:
 
 
 async def _terminal(wanted: _Wanted, tty: Tty) -> _Left:
-    from keephold.cli.chat_session import Session
+    from keephold.cli.chat_session import ChatSession
 
     prompter = None if wanted.detached else open_prompter()
-    session = Session(tty, abandon=lambda: _abandon(130, tty, prompter))
+    session = ChatSession(tty, abandon=lambda: _abandon(130, tty, prompter))
     ask = None if prompter is None else _while_there(_on(session, prompter), session.hang_up)
     stop = _Signals(lambda number: _abandon(128 + number, tty, prompter))
     try:
@@ -158,7 +158,7 @@ async def _terminal(wanted: _Wanted, tty: Tty) -> _Left:
             prompter.close()
 
 
-def _on(session: "Session", prompter: TerminalPrompter) -> Prompter:
+def _on(session: "ChatSession", prompter: TerminalPrompter) -> Prompter:
     """The prompter, with the terminal lent to it by the screen, and the line that is being typed there."""
 
     async def ask(prompt: Prompt) -> Decision:
@@ -173,7 +173,7 @@ def _while_there(prompter: Prompter, leave: Callable[[], None]) -> Prompter:
 
     async def ask(prompt: Prompt) -> Decision:
         said = await prompter(prompt)
-        if isinstance(said, Cancelled) and said.reason is not None:
+        if isinstance(said, Dismissed) and said.reason is not None:
             leave()
             await asyncio.Event().wait()  # withdrawn when the runtime closes
         return said

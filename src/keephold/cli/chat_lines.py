@@ -20,11 +20,11 @@ from keephold.agent.events import (
     Compacted,
     Event,
     Interjected,
+    NotificationsDelivered,
     Restarted,
     Retrying,
     Text,
     Thought,
-    Told,
     TurnFinished,
     Usage,
 )
@@ -33,7 +33,7 @@ from keephold.control.safe_text import Plain
 from keephold.handles.handle import Handle
 from keephold.handles.output import Output
 from keephold.handles.rendering import render_piece
-from keephold.handles.state import Error, Ok, Pending, Progress, Reply, Running, Stopped, Waiting
+from keephold.handles.state import Failure, Ok, Pending, Progress, Reply, Running, Stopped, Waiting
 from keephold.handles.text import strip_controls, to_utf8
 from keephold.turn.notifications import Notification
 from keephold.turn.permission import SKIPPED
@@ -50,7 +50,7 @@ _SETTLED = "await"
 """A call that is over when others are: they have lines of their own."""
 
 
-class Line(NamedTuple):
+class StyledLine(NamedTuple):
     """One line, not cut yet."""
 
     text: str
@@ -99,18 +99,18 @@ def _value(value: Any) -> str:
 # While it runs
 
 
-def running_line(handle: Handle, call: ToolCall | None, now: float) -> Line:
+def running_line(handle: Handle, call: ToolCall | None, now: float) -> StyledLine:
     """A handle that has not stopped: its state, how long it has been so, and its last word."""
     name = handle_name(handle, call)
     match handle.state:
         case Pending(created=created):
-            return Line(f"○ {name}  pending {duration(now - created)}", "dim")
+            return StyledLine(f"○ {name}  pending {duration(now - created)}", "dim")
         case Waiting(question=question, started=started):
-            return Line(f"? {name}  {duration(now - started)}  asks: {one_line(question.text, _WORDS)}", "yellow")
+            return StyledLine(f"? {name}  {duration(now - started)}  asks: {one_line(question.text, _WORDS)}", "yellow")
         case Running(started=started):
             parts = (duration(now - started), _progress(handle.progress), last_line(handle.output))
-            return Line("  ".join(("● " + name, *filter(None, parts))))
-    return Line(f"● {name}  stopped, and a part of it runs on", "dim")
+            return StyledLine("  ".join(("● " + name, *filter(None, parts))))
+    return StyledLine(f"● {name}  stopped, and a part of it runs on", "dim")
 
 
 def last_line(output: Output | None) -> str:
@@ -135,7 +135,7 @@ def _progress(progress: Progress | None) -> str:
 # When it is over
 
 
-def ended_line(handle: Handle, call: ToolCall | None) -> Line | None:
+def ended_line(handle: Handle, call: ToolCall | None) -> StyledLine | None:
     """The end of a handle; None where it says nothing that other lines do not."""
     state = handle.state
     assert isinstance(state, Stopped)
@@ -143,7 +143,7 @@ def ended_line(handle: Handle, call: ToolCall | None) -> Line | None:
     if handle.tool.name == _SETTLED and not handle.stateful and not _failed(outcome):
         return None
     took = _seconds(state.stopped - (state.created if state.started is None else state.started))
-    if isinstance(outcome, Error):
+    if isinstance(outcome, Failure):
         glyph, style = ("■", "yellow") if state.deliberate else ("✗", "red")
         said = _first_and_last(outcome.message)
     elif isinstance(outcome, Reply):
@@ -152,11 +152,11 @@ def ended_line(handle: Handle, call: ToolCall | None) -> Line | None:
     else:
         glyph, style = ("■", "yellow") if _skipped(state) else ("✓", "green")
         said = _end_of(outcome.value) if isinstance(outcome, Ok) else last_line(handle.output)
-    return Line("  ".join((f"{glyph} {handle_name(handle, call)}", took, *([said] if said else []))), style)  # type: ignore[arg-type]
+    return StyledLine("  ".join((f"{glyph} {handle_name(handle, call)}", took, *([said] if said else []))), style)  # type: ignore[arg-type]
 
 
 def _failed(outcome: Any) -> bool:
-    return isinstance(outcome, Error) or (isinstance(outcome, Reply) and outcome.is_error)
+    return isinstance(outcome, Failure) or (isinstance(outcome, Reply) and outcome.is_error)
 
 
 def _crashed(entry: Any) -> bool:
@@ -194,28 +194,28 @@ def _seconds(seconds: float) -> str:
 # What was answered
 
 
-def answered_line(call: ToolCall, response: Response, told: Set[str] = frozenset()) -> Line | None:
+def answered_line(call: ToolCall, response: Response, told: Set[str] = frozenset()) -> StyledLine | None:
     """What a call was answered that made no handle, or whose handle goes on, or had ended before. None: nothing worth
     a line. `told`: handles whose end has a line already."""
     words = call_words(call)
     if response.is_error:
-        return Line(f"✗ {words}  {_first_and_last(response.result)}", "red")
+        return StyledLine(f"✗ {words}  {_first_and_last(response.result)}", "red")
     try:
         reply = msgspec.json.decode(response.result)
     except (msgspec.DecodeError, RecursionError):
         reply = None
     if not isinstance(reply, dict):
         glyph, style = ("■", "yellow") if _says_skipped(response.result) else ("·", "dim")
-        return Line(f"{glyph} {words}  {_end_of(response.result)}".rstrip(), style)  # type: ignore[arg-type]
+        return StyledLine(f"{glyph} {words}  {_end_of(response.result)}".rstrip(), style)  # type: ignore[arg-type]
     entries = reply.get("completed") if call.name == _SETTLED else (reply,)
     failed = [each for each in entries or () if _crashed(each) and each.get("id") not in told]
     if failed:
-        return Line(f"✗ {words}  {_first_and_last(str(failed[0].get('result') or 'failed'))}", "red")
+        return StyledLine(f"✗ {words}  {_first_and_last(str(failed[0].get('result') or 'failed'))}", "red")
     if call.name == _SETTLED:
         why = "timed out" if reply.get("timed_out") else "input is needed" if reply.get("needs_input") else None
-        return None if why is None else Line(f"· {words}  {why}", "dim")
+        return None if why is None else StyledLine(f"· {words}  {why}", "dim")
     state = reply.get("state")
-    return Line(f"· {words}  {one_line(state, _WORDS) if isinstance(state, str) else ''}".rstrip(), "dim")
+    return StyledLine(f"· {words}  {one_line(state, _WORDS) if isinstance(state, str) else ''}".rstrip(), "dim")
 
 
 _WHY = {
@@ -265,7 +265,7 @@ class Teller:
                 self.calls, self._over = {call.id: call for call in calls}, set()
             case Answered():
                 yield from self._answered(event)
-            case Told(text, notifications):
+            case NotificationsDelivered(text, notifications):
                 yield from self._ended()
                 yield from self._told(text, notifications)
             case Interjected(text):

@@ -15,7 +15,7 @@ from typing import Self
 from rich.cells import cell_len, get_character_cell_size, set_cell_size
 
 from keephold.cli import keyboard
-from keephold.cli.chat_lines import Line, Piece, Style
+from keephold.cli.chat_lines import Piece, Style, StyledLine
 
 SOON_SECS = 0.03
 """Until what has come is shown: what comes meanwhile is shown with it."""
@@ -30,9 +30,9 @@ _TOGETHER, _SHOWN = "\x1b[?2026h", "\x1b[?2026l"  # a terminal that knows these 
 class Screen:
     """A terminal with a person at it, taken from `with` to its end. `live` gives the lines of what runs."""
 
-    def __init__(self, tty: keyboard.Tty, live: Callable[[], Sequence[Line]]) -> None:
+    def __init__(self, tty: keyboard.Tty, live: Callable[[], Sequence[StyledLine]]) -> None:
         self.tty = tty
-        self.typed = keyboard.Line()
+        self.typed = keyboard.LineEditor()
         self._live = live
         self._coloured = not os.environ.get("NO_COLOR")
         self._taken = ExitStack()
@@ -187,7 +187,7 @@ class Screen:
         lines = self._live()
         room = max(self._height() - 4, 1)
         if len(lines) > room:
-            lines = [*lines[: room - 1], Line(f"  … and {len(lines) - room + 1} more", "dim")]
+            lines = [*lines[: room - 1], StyledLine(f"  … and {len(lines) - room + 1} more", "dim")]
         return [self._styled(self._cut(line.text), line.style) for line in lines]
 
     def _height(self) -> int:

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from keephold.agent.events import Event, Interjected
-from keephold.cli.chat_lines import Line, Piece, Style, Teller, running_line, usage_words, user_line
+from keephold.cli.chat_lines import Piece, Style, StyledLine, Teller, running_line, usage_words, user_line
 from keephold.cli.chat_screen import Screen
-from keephold.cli.keyboard import Gone, Key, Tty
+from keephold.cli.keyboard import Gone, KeyPress, Tty
 from keephold.cli.printing import duration, one_line, printable, standing, table
 from keephold.cli.prompter import PAUSE_SECS, Typing
 from keephold.control.handle_json import facts
@@ -32,8 +32,7 @@ from keephold.control.resolve_handle import find
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Reply, Stopped
-from keephold.store.base import Line as TranscriptLine
-from keephold.store.base import Record
+from keephold.store.base import Record, TranscriptLine
 from keephold.turn.notifications import AUTOMATIC
 from keephold.turn.slot import slot_of
 
@@ -187,7 +186,7 @@ _QUIET = ("await", "wait_for", "wait_for_multiple")
 """What waits for others that have lines of their own."""
 
 
-class Session:
+class ChatSession:
     """From the first line to the last. `abandon` is for a person who does not want to wait for the end."""
 
     def __init__(self, tty: Tty, *, abandon: Callable[[], None]) -> None:
@@ -326,16 +325,16 @@ class Session:
 
     # What runs
 
-    def _live(self) -> list[Line]:
+    def _live(self) -> list[StyledLine]:
         lines = self._handles()
-        lines += [Line(f"> {one_line(text)}  (with the next request)", "dim") for text in self._queued]
+        lines += [StyledLine(f"> {one_line(text)}  (with the next request)", "dim") for text in self._queued]
         if self._turn is not None:
             since = duration(time.monotonic() - self._began)
             how = "cancelling; Ctrl-C again leaves" if self._cancelling else "Ctrl-C cancels"
-            lines.append(Line(f"  working {since}; {how}", "dim"))
+            lines.append(StyledLine(f"  working {since}; {how}", "dim"))
         return lines
 
-    def _handles(self) -> list[Line]:
+    def _handles(self) -> list[StyledLine]:
         if self._runtime is None or self._conversation is None:
             return []
         lines, now = [], self._runtime.registry.clock.now()
@@ -346,7 +345,7 @@ class Session:
                 lines.append(running_line(handle, self._teller.calls.get(handle.call_id), now))
             elif self._runtime.root(handle.conversation) == self._conversation.id:
                 text, style = running_line(handle, None, now)
-                lines.append(Line(f"  {text}", style))
+                lines.append(StyledLine(f"  {text}", style))
         return lines
 
     # Keys
@@ -368,7 +367,7 @@ class Session:
         lately = time.monotonic() - self._last_key < PAUSE_SECS
         return Typing(self.screen.typed, self._pressed) if self.screen.typed.text or lately else None
 
-    def _pressed(self, key: Key) -> None:
+    def _pressed(self, key: KeyPress) -> None:
         typed, self._last_key = self.screen.typed, time.monotonic()
         self._warned = self._warned and key.name == "C-c"
         match key.name:

@@ -62,7 +62,7 @@ class Gone(Exception):
     """The terminal went away: it hung up, or is not this process' any more."""
 
 
-class Key(NamedTuple):
+class KeyPress(NamedTuple):
     """A key: `text` for what is typed and `paste` for what is pasted, with the text; otherwise its name."""
 
     name: str
@@ -81,7 +81,7 @@ class KeyDecoder:
         """Whether the last thing that came is an escape that may be a key, or the beginning of one's sequence."""
         return self._rest == "\x1b"
 
-    def feed(self, data: bytes) -> Iterator[Key]:
+    def feed(self, data: bytes) -> Iterator[KeyPress]:
         """The keys that are complete with these bytes."""
         text, at = self._rest + self._decode(data), 0
         while at < len(text):
@@ -89,22 +89,22 @@ class KeyDecoder:
                 end = text.find(_PASTE_END, at)
                 if end < 0:
                     break
-                yield Key("paste", strip_controls(text[at + len(_PASTE) : end]).rstrip("\n"))
+                yield KeyPress("paste", strip_controls(text[at + len(_PASTE) : end]).rstrip("\n"))
                 at = end + len(_PASTE_END)
             elif found := _ONE_KEY.match(text, at):
                 at = found.end()
                 if (name := _NAMES.get(found[0])) is not None:
-                    yield Key(name)
+                    yield KeyPress(name)
                 elif len(found[0]) == 1 and unicodedata.category(found[0]) != "Cc":
-                    yield Key("text", found[0])
+                    yield KeyPress("text", found[0])
             else:
                 break
         self._rest = text[at:]
 
-    def decide(self) -> Key:
+    def decide(self) -> KeyPress:
         """Nothing came after the escape: it was the key."""
         self._rest = ""
-        return Key("escape")
+        return KeyPress("escape")
 
 
 class Tty:
@@ -117,7 +117,7 @@ class Tty:
         self._dumb = os.environ.get("TERM", "dumb") == "dumb"
         self._modes: list[Any] | None = None  # to be put back; None: not taken
         self._decoder = KeyDecoder()
-        self._keys: deque[Key] = deque()
+        self._keys: deque[KeyPress] = deque()
         self._unsent = bytearray()
         self._gone = False
         self._changed = asyncio.Event()  # a key, everything sent, or gone
@@ -184,13 +184,13 @@ class Tty:
 
     # Keys
 
-    async def key(self) -> Key:
+    async def key(self) -> KeyPress:
         """The next key. Raises `Gone`."""
         while not self._keys:
             await self._change()
         return self._keys.popleft()
 
-    async def key_within(self, secs: float) -> Key | None:
+    async def key_within(self, secs: float) -> KeyPress | None:
         """The next key; None if there is none for so long. Raises `Gone`."""
         try:
             async with asyncio.timeout(secs):
@@ -330,14 +330,14 @@ class Tty:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class Line:
+class LineEditor:
     """A line that is being typed, and where in it the cursor is."""
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
 
-    def press(self, key: Key) -> None:
+    def press(self, key: KeyPress) -> None:
         """Change it as this key says; one that means nothing here is ignored."""
         before, after = self.text[: self.at], self.text[self.at :]
         match key.name:

@@ -65,7 +65,7 @@ class _Printer:
         self._offset: int | None = None
         """Where what comes next was printed."""
 
-    def told(self, told: frames.Told) -> None:
+    def told(self, told: frames.HandleStatus) -> None:
         """How it is. The first time also where the output begins, and whether it comes from a terminal."""
         if self._offset is None:
             self._offset = told.offset
@@ -114,7 +114,7 @@ async def _print(
                 elif kind == frames.GAP:
                     printer.gap(msgspec.json.decode(payload, type=frames.Gap))
                 elif kind == frames.STATE:
-                    printer.told(msgspec.json.decode(payload, type=frames.Told))
+                    printer.told(msgspec.json.decode(payload, type=frames.HandleStatus))
                 elif kind == frames.END:
                     printer.end()
                     return

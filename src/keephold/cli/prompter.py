@@ -15,21 +15,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, NoReturn
 
-from keephold.cli.keyboard import Gone, Key, Line, Row, Tty, open_tty
+from keephold.cli.keyboard import Gone, KeyPress, LineEditor, Row, Tty, open_tty
 from keephold.cli.printing import one_line, printable
 from keephold.handles.question import Question, select_options
 from keephold.handles.text import to_utf8
 from keephold.turn.prompts import (
+    Answer,
     Approved,
     AskQuestion,
-    Cancelled,
     Decision,
     DeliverResult,
     Denied,
+    Dismissed,
     Edited,
     Prompt,
     RunTool,
-    Said,
 )
 
 PAUSE_SECS = 1.0
@@ -71,8 +71,8 @@ class _NotOpened(Exception):
 class Typing(NamedTuple):
     """A line that a person is typing when a prompt appears, and what its keys do."""
 
-    line: Line
-    press: Callable[[Key], None]
+    line: LineEditor
+    press: Callable[[KeyPress], None]
 
 
 class _Part(NamedTuple):
@@ -109,9 +109,9 @@ class TerminalPrompter:
                         return await self._ask_question(prompt)
             except _Left:
                 self._tty.write("\nCancelled.\n")
-                return Cancelled()
+                return Dismissed()
             except Gone:
-                return Cancelled("the terminal went away")
+                return Dismissed("the terminal went away")
             except asyncio.CancelledError:
                 self._tty.write("\nWithdrawn: nobody needs the answer any more.\n")
                 raise
@@ -172,9 +172,9 @@ class TerminalPrompter:
             default = ("y" if question.default else "n") if isinstance(question.default, bool) else None
             choices = _ANSWER if prompt.may_remember else _YES_OR_NO
             key = await self._choose(shown, "Yes or no?", choices, default=default, secret=question.secret)
-            return Said(key in "yY", remember=key in "YN")
+            return Answer(key in "yY", remember=key in "YN")
         options = select_options(question)
-        return Said(await self._answer(shown, question) if options is None else await self._select(shown, question))
+        return Answer(await self._answer(shown, question) if options is None else await self._select(shown, question))
 
     async def _answer(self, shown: str, question: Question) -> str:
         default = question.default if isinstance(question.default, str) else ""
@@ -284,7 +284,7 @@ class TerminalPrompter:
 
     async def _type(self, *, secret: bool = False) -> str:
         """A line. A secret one is not shown, not even its length."""
-        line, row = Line(), Row(self._tty, secret=secret)
+        line, row = LineEditor(), Row(self._tty, secret=secret)
         while True:
             row.draw(line.text, line.at)
             key = await (self._tty.key() if line.text else self._key())
@@ -295,7 +295,7 @@ class TerminalPrompter:
                 raise _Left
             line.press(key)
 
-    async def _key(self) -> Key:
+    async def _key(self) -> KeyPress:
         key = await self._tty.key()
         if key.name in ("escape", "C-c", "C-d"):
             raise _Left
@@ -365,7 +365,7 @@ class _Option(NamedTuple):
     typed: bool = False
     """Whether the number was typed: a further digit may belong to it."""
 
-    def after(self, key: Key, count: int) -> "_Option":
+    def after(self, key: KeyPress, count: int) -> "_Option":
         """The choice of so many after this key."""
         match key.name:
             case "down":

@@ -129,7 +129,7 @@ async def _serve(asked: _Asked, ended: list[int]) -> int:
     """The exit code. Ended by a signal before it serves, it is cancelled, and `ended` has the signal's number."""
     _mind_signals(ended)
     from keephold.control.control import Control
-    from keephold.control.open_requests import Needs
+    from keephold.control.open_requests import OpenRequests
     from keephold.mcp.http import ANY, check_bind, is_loopback
     from keephold.mcp.server import Server
     from keephold.runtime import Runtime
@@ -143,7 +143,7 @@ async def _serve(asked: _Asked, ended: list[int]) -> int:
         raise ConfigError(["`owner` is whoever has the owner's token; give the principal of --tokens another name"])
     check_bind(host, principals if asked.token is None else {**principals, "owner": asked.token})
     store = open_store(asked.store)
-    needs = Needs() if asked.config.serve.person else None
+    needs = OpenRequests() if asked.config.serve.person else None
     metrics = Prometheus()
     runtime = Runtime(store=store, config=asked.config, prompter=needs, metrics=metrics)
     if needs is not None:

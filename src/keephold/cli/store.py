@@ -232,9 +232,9 @@ async def reading(url: str | None) -> "AsyncIterator[Store]":
     store = _existing(url)
     path = getattr(store, "path", None)
     if path is not None:
-        from keephold.store.sqlite.read_only import LookedAt
+        from keephold.store.sqlite.read_only import ReadOnlyStore
 
-        store = LookedAt(path)
+        store = ReadOnlyStore(path)
     await store.open(lambda _: None)
     try:
         yield store

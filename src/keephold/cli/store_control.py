@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from keephold.control.resolve_handle import find, place_of
-from keephold.control.store_view import Reading
+from keephold.control.store_view import StoreView
 from keephold.durable.keys import LONGEST, masked_part
 from keephold.errors import KeepholdError
 from keephold.handles.state import Pending, Stopped
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 4096
 
 
-class Stored(Reading):
+class Stored(StoreView):
     """A store that is open; with a `runtime`, which has no tools, also for acting."""
 
     most = 2**53  # a page is as long as the one who asks for it says

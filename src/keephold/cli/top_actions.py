@@ -27,7 +27,7 @@ _SHOWN = 4000
 """Characters of what a call is given, or a tool gave."""
 
 
-class Asked(ModalScreen[Any]):
+class AskScreen(ModalScreen[Any]):
     """A box over the table, with what is asked on top of it."""
 
     CSS = """
@@ -64,7 +64,7 @@ class Asked(ModalScreen[Any]):
         self.dismiss(None)
 
 
-class Keys(Asked):
+class Keys(AskScreen):
     """Which keys there are, and what they do."""
 
     def __init__(self, keys: Sequence[tuple[str, str]]) -> None:
@@ -74,7 +74,7 @@ class Keys(Asked):
         return "Escape: back"
 
 
-class Sure(Asked):
+class Sure(AskScreen):
     """Yes or no, by a key; a question's own answer is True or False."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -89,7 +89,7 @@ class Sure(Asked):
         self.dismiss(value)
 
 
-class Chosen(Asked):
+class Chosen(AskScreen):
     """One of several: the number of the one that was chosen."""
 
     def __init__(self, asked: str, options: list[str], problem: str = "") -> None:
@@ -106,7 +106,7 @@ class Chosen(Asked):
         self.dismiss(event.option_index)
 
 
-class Typed(Asked):
+class Typed(AskScreen):
     """A line of text; a secret is not shown."""
 
     def __init__(
@@ -128,7 +128,7 @@ class Typed(Asked):
         self.dismiss(event.value)
 
 
-def question_screen(fact: dict[str, Any], problem: str = "") -> Asked:
+def question_screen(fact: dict[str, Any], problem: str = "") -> AskScreen:
     """The screen that fits the type of a handle's question. What it is dismissed with is for `answer_text`."""
     question = fact["question"]
     asked = f"{one_line(fact['tool'])} {one_line(fact['id'])} asks:\n"
@@ -155,7 +155,7 @@ def answer_text(question: dict[str, Any], said: Any) -> str:
     return str(said)
 
 
-def need_screen(need: dict[str, Any], problem: str = "") -> Asked:
+def need_screen(need: dict[str, Any], problem: str = "") -> AskScreen:
     """Whether a call may run, or its result be shown."""
     from keephold.handles.text import to_json
 

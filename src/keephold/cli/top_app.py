@@ -74,7 +74,7 @@ class Top(Acting, App[None]):
         self._glances = Glances(source, self._heard_line)
         self._changed: set[str] | None = set()
         """Handles to be read again; None: all."""
-        self._news = asyncio.Event()
+        self._woken = asyncio.Event()
         self._trouble = ""
         self._keys: list[str] = []
         self._shown: list[Row] = []
@@ -106,7 +106,7 @@ class Top(Acting, App[None]):
                 async for changed in self.source.changes():
                     self._trouble = ""
                     self._changed = None if changed is None or self._changed is None else self._changed | changed
-                    self._news.set()
+                    self._woken.set()
             except KeepholdError as error:
                 self._trouble = error.message
                 self.draw()
@@ -115,8 +115,8 @@ class Top(Acting, App[None]):
     @work
     async def keep_up(self) -> None:
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._woken.wait()
+            self._woken.clear()
             began = time.monotonic()
             changed, self._changed = self._changed, set()
             try:
@@ -134,11 +134,11 @@ class Top(Acting, App[None]):
     def look_again(self) -> None:
         """What is wanted is something else now: read it."""
         self._changed = None
-        self._news.set()
+        self._woken.set()
 
     def _heard_line(self, uid: str, line: str) -> None:
         self.model.lines[uid] = line
-        self._news.set()
+        self._woken.set()
 
     # Drawing
 

@@ -19,7 +19,7 @@ import msgspec
 from keephold.cli.store import Where, opened, without_tools
 from keephold.cli.top_rows import FADES_SECS, SORTS, Fact, Row, matches, need_fact, ordered, rows
 from keephold.control.base import Controls
-from keephold.control.feed import Feed, Told
+from keephold.control.feed import Feed, FeedItem
 from keephold.control.safe_text import Plain, Readable, Rendered
 from keephold.errors import KeepholdError
 from keephold.turn import attach_protocol as frames
@@ -87,7 +87,7 @@ class Source:
                 if kind == frames.OUTPUT:
                     yield readable.feed(payload).decode(errors="replace")
                 elif kind == frames.STATE:
-                    cols = msgspec.json.decode(payload, type=frames.Told).cols
+                    cols = msgspec.json.decode(payload, type=frames.HandleStatus).cols
                     if cols and isinstance(readable, Plain):
                         readable = Rendered(cols)
                 elif kind == frames.END:
@@ -108,7 +108,7 @@ class Source:
             while True:
                 kind, payload = await talk.receive()
                 if kind in (frames.STATE, frames.END):
-                    return msgspec.json.decode(payload, type=frames.Told).handle.output_bytes
+                    return msgspec.json.decode(payload, type=frames.HandleStatus).handle.output_bytes
 
     # Acting
 
@@ -156,7 +156,7 @@ async def _stored_changes(feed: Feed) -> AsyncIterator[set[str] | None]:
         if told is None:
             yield None
         else:
-            yield {each.event.uid for each in told if isinstance(each, Told) and each.event.uid is not None}
+            yield {each.event.uid for each in told if isinstance(each, FeedItem) and each.event.uid is not None}
 
 
 async def _remote_changes(remote: "RemoteControl") -> AsyncIterator[set[str] | None]:

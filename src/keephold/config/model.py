@@ -35,10 +35,10 @@ from keephold.tools.base import (
     Action,
     OnTurnEnd,
     OutputPolicy,
+    OutputView,
     QuestionPolicy,
     RetryPolicy,
     RunMode,
-    View,
     Window,
 )
 from keephold.tools.terminal.make import MAX_COLS, MAX_ROWS
@@ -137,9 +137,9 @@ class ViewCaps(Table):
     max_lines: Annotated[int, Field(ge=1)] | None = None
     window: Window | None = None
 
-    def over(self, view: View) -> View:
+    def over(self, view: OutputView) -> OutputView:
         """The view with these caps in place of its own."""
-        return View(
+        return OutputView(
             limit=view.limit if self.limit is None else self.limit,
             mode=view.mode if self.mode is None else self.mode,
             max_lines=view.max_lines if self.max_lines is None else self.max_lines,
@@ -157,7 +157,7 @@ class OutputSettings(ViewCaps):
 
     def policy(self, window: Window) -> OutputPolicy:
         """What the tool's output is cut by; `window` where none is written."""
-        shared = self.over(View(window=window))
+        shared = self.over(OutputView(window=window))
         return OutputPolicy(
             dispatch=self.dispatch.over(shared),
             model=self.model.over(shared),

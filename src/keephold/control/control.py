@@ -13,7 +13,7 @@ import msgspec
 
 from keephold.control import output
 from keephold.control.open_requests import question_of
-from keephold.control.runtime_view import Looking
+from keephold.control.runtime_view import RuntimeView
 from keephold.control.stored_output import talking
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
@@ -27,7 +27,7 @@ from keephold.turn import send_input
 from keephold.turn.slot import slot_of
 
 
-class Control(Looking):
+class Control(RuntimeView):
     """A runtime, to be looked at and acted upon."""
 
     # Output

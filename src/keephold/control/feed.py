@@ -28,7 +28,7 @@ _PAGE = 250
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class FeedItem:
     """An event, and how it is written to a stream of server-sent events."""
 
     event: StoredEvent
@@ -48,7 +48,7 @@ class Feed:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._store = runtime.registry.store
-        self._ring: deque[Told] = deque(maxlen=_RING)
+        self._ring: deque[FeedItem] = deque(maxlen=_RING)
         self._last = 0
         """The number of the newest event that was read."""
         self._listeners: set[_Listener] = set()
@@ -125,7 +125,7 @@ class Feed:
 
     async def listen(
         self, after: int | None = None, *, conversation: str | None = None, uid: str | None = None
-    ) -> AsyncGenerator[list[Told | Passing] | None, None]:
+    ) -> AsyncGenerator[list[FeedItem | Passing] | None, None]:
         """Groups of events after that number; without one, what comes from now on. None wherever some of what was asked
         for is not kept any more: look at everything anew. Steps of one handle are told as they happen; who comes back
         later finds them in its journal. Ends when the feed is closed."""
@@ -157,7 +157,7 @@ class Feed:
 
     async def _after(
         self, place: int, conversation: str | None, uid: str | None
-    ) -> tuple[list[Told | Passing], int, bool]:
+    ) -> tuple[list[FeedItem | Passing], int, bool]:
         """Some of what follows that place and is wanted, in order; up to where that is; and whether it is all there."""
         if self._ring and self._ring[0].event.seq <= place + 1:
             ring, skipped = self._ring, place + 1 - self._ring[0].event.seq  # numbers in it have no gap
@@ -176,11 +176,11 @@ class Feed:
         return list(map(_told, events)), end, True
 
 
-def _told(event: StoredEvent) -> Told:
+def _told(event: StoredEvent) -> FeedItem:
     data = msgspec.json.encode(event)
     if b"hf1." in data:  # news may say what a tool asks, which may be about a key (K5)
         data = masked(data.decode()).encode()
-    return Told(event, b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.type.encode(), data))
+    return FeedItem(event, b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.type.encode(), data))
 
 
 class _Listener:

@@ -12,7 +12,7 @@ from keephold.durable.keys import masked
 from keephold.handles.handle import Handle
 from keephold.handles.output import Output
 from keephold.handles.question import Question, question_key
-from keephold.handles.state import Error, Outcome, Pending, Running, Stopped, Waiting, name
+from keephold.handles.state import Failure, Outcome, Pending, Running, Stopped, Waiting, name
 from keephold.handles.text import as_text, strip_controls
 from keephold.store.base import Entry, Record, Store, WaitRow
 
@@ -40,7 +40,7 @@ def facts(store: Store, record: Record) -> dict[str, Any]:
     """What one wants to know of a handle at a glance, as its row has it."""
     state = record.state
     stopped = state if isinstance(state, Stopped) else None
-    error = stopped.outcome if stopped is not None and isinstance(stopped.outcome, Error) else None
+    error = stopped.outcome if stopped is not None and isinstance(stopped.outcome, Failure) else None
     parked = is_parked(record)
     return {
         "id": record.id,

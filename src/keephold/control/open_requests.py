@@ -19,7 +19,7 @@ from typing import Any, cast
 import msgspec
 
 from keephold.control.handle_json import question_json
-from keephold.control.store_view import PAGE, Reading
+from keephold.control.store_view import PAGE, StoreView
 from keephold.durable.keys import masked, unmasked
 from keephold.errors import KeepholdError
 from keephold.handles.question import answer_fits, expected
@@ -29,17 +29,17 @@ from keephold.store.base import Record
 from keephold.tools.base import Action
 from keephold.turn.prompt_queue import LeftOpen
 from keephold.turn.prompts import (
+    Answer,
     Approved,
     AskQuestion,
-    Cancelled,
     Decision,
     DeliverResult,
     Denied,
+    Dismissed,
     Edited,
     Prompt,
     Prompter,
     RunTool,
-    Said,
 )
 from keephold.turn.send_input import read_answer
 from keephold.turn.slot import Slot, ToolCall, checked_again
@@ -65,7 +65,7 @@ class _Open:
     """Done when the decision has reached whoever asked."""
 
 
-class Needs:
+class OpenRequests:
     """Every prompt that is open to whoever looks."""
 
     at_once = True
@@ -106,7 +106,7 @@ class Needs:
                 await asyncio.wait((here, there), return_when=asyncio.FIRST_COMPLETED)
                 if there.done() and there.result() is None:  # could not be asked there
                     return await here
-                return here.result() if here.done() else there.result() or Cancelled()
+                return here.result() if here.done() else there.result() or Dismissed()
             finally:
                 here.cancel()
                 there.cancel()
@@ -176,7 +176,7 @@ async def _unless_gone(prompter: Prompter, prompt: Prompt) -> Decision | None:
     except Exception as error:
         _log.error("the prompter failed", exc_info=error)
         return None
-    return None if isinstance(said, Cancelled) and said.reason is not None else said
+    return None if isinstance(said, Dismissed) and said.reason is not None else said
 
 
 def need_json(
@@ -259,9 +259,9 @@ def _decision(prompt: Prompt, said: Mapping[str, Any]) -> Decision:
             return Edited(_edited(prompt, said.get("value")))
         case "answer":
             assert isinstance(prompt, AskQuestion)
-            return Said(_answer(prompt, said.get("value")), remember)
+            return Answer(_answer(prompt, said.get("value")), remember)
         case _:
-            return Cancelled()
+            return Dismissed()
 
 
 def _edited(prompt: Prompt, value: Any) -> Any:
@@ -294,10 +294,10 @@ _ELSEWHERE = "handle-"
 """How the id of a need begins that is the open question of another process's handle."""
 
 
-class Asked(Reading):
+class OpenPrompts(StoreView):
     """What is stored, and what waits for a person."""
 
-    def __init__(self, runtime: Runtime, needs: Needs | None) -> None:
+    def __init__(self, runtime: Runtime, needs: OpenRequests | None) -> None:
         super().__init__(runtime.registry.store)
         self.runtime = runtime
         self.prompts = needs

@@ -91,7 +91,7 @@ class _Printed(Kept):
 class _Elsewhere(_Printed):
     """The same of a handle that another process runs: what is fetched is at hand, everything else is missing."""
 
-    def __init__(self, runtime: Runtime, record: Record, told: frames.Told, spool: Spool) -> None:
+    def __init__(self, runtime: Runtime, record: Record, told: frames.HandleStatus, spool: Spool) -> None:
         super().__init__(None)
         self.total = told.handle.output_bytes
         self._store, self._record, self._spool = runtime.registry.store, record, spool
@@ -163,13 +163,13 @@ async def _source(runtime: Runtime, record: Record) -> AsyncIterator[_Printed]:
                 kept.close()
 
 
-async def _told_by(store: Store, record: Record) -> frames.Told:
+async def _told_by(store: Store, record: Record) -> frames.HandleStatus:
     """How much another process's handle has printed, and whether it is a terminal."""
     async with talking(store, record, frames.Want(uid=record.uid, want="read", since=_NOWHERE)) as talk:
         while True:
             kind, payload = await talk.receive()
             if kind == frames.STATE:
-                return msgspec.json.decode(payload, type=frames.Told)
+                return msgspec.json.decode(payload, type=frames.HandleStatus)
 
 
 async def follow(runtime: Runtime, record: Record, offset: int) -> AsyncGenerator[dict[str, Any], None]:

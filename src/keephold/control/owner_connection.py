@@ -16,20 +16,20 @@ SILENT_SECS = 5.0
 """How long the process may take to say its first word."""
 
 
-class Running(NamedTuple):
+class OwnerAddress(NamedTuple):
     """A handle that a process runs, and where that process listens."""
 
     record: Record
     path: str
 
 
-def running(store: Store, record: Record) -> Running | None:
+def running(store: Store, record: Record) -> OwnerAddress | None:
     """Where a handle is run; None if no process does."""
     where = getattr(store, "stream", None)  # SupportsStreams
     if where is None or record.owner is None or owner_of(store, record) != "alive":
         return None
     path = where(record.owner)
-    return None if path is None else Running(record, path)
+    return None if path is None else OwnerAddress(record, path)
 
 
 class Link:
@@ -61,7 +61,7 @@ class Link:
 
 
 @asynccontextmanager
-async def linked(to: Running, want: frames.Want) -> AsyncIterator[Link]:
+async def linked(to: OwnerAddress, want: frames.Want) -> AsyncIterator[Link]:
     """A connection over which that is asked for."""
     try:
         reader, writer = await asyncio.open_unix_connection(to.path)

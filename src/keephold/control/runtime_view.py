@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from keephold.control.handle_json import live_facts
-from keephold.control.open_requests import Asked, Needs
+from keephold.control.open_requests import OpenPrompts, OpenRequests
 from keephold.control.store_view import PAGE
 from keephold.durable.keys import masked
 from keephold.runtime import Runtime
@@ -24,11 +24,15 @@ _LANES = 500
 """Calls of one turn that a timeline has."""
 
 
-class Looking(Asked):
+class RuntimeView(OpenPrompts):
     """A runtime, and the person's side of it, to be looked at."""
 
     def __init__(
-        self, runtime: Runtime, needs: Needs | None = None, *, snapshot: Callable[[], dict[str, Any]] | None = None
+        self,
+        runtime: Runtime,
+        needs: OpenRequests | None = None,
+        *,
+        snapshot: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         """`needs` is what waits for a person; `snapshot` tells the numbers of this process."""
         super().__init__(runtime, needs)

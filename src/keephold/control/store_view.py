@@ -29,7 +29,7 @@ _EVENTS = 1000
 """Events that are looked through: of one handle for its timeline, of news for the conversations that have any."""
 
 
-class Reading:
+class StoreView:
     """A store, to be looked at."""
 
     most = PAGE
@@ -235,14 +235,14 @@ class Reading:
     ) -> dict[str, Any]:
         """News that is queued, and what has become of news, newest first; `next` is the `before` of what follows."""
         size = self._size(limit)
-        names = [conversation] if conversation else await self._with_news()
+        names = [conversation] if conversation else await self._with_notifications()
         queued = [
             {**msgspec.to_builtins(news), "message": masked(news.message)}
             for name in names
-            for news in await self._store.news(name, _QUEUED)
+            for news in await self._store.notifications(name, _QUEUED)
         ]
         past = await self._store.events(
-            news=True, conversation=conversation, newest=True, before=before, limit=size + 1
+            notifications=True, conversation=conversation, newest=True, before=before, limit=size + 1
         )
         return {
             "queued": queued[:_QUEUED],
@@ -250,9 +250,9 @@ class Reading:
             "next": past[size - 1].seq if len(past) > size else None,
         }
 
-    async def _with_news(self) -> list[str]:
+    async def _with_notifications(self) -> list[str]:
         """Conversations that may have news, those with the newest first: there may be many that never had any."""
-        told = await self._store.events(news=True, newest=True, limit=_EVENTS)
+        told = await self._store.events(notifications=True, newest=True, limit=_EVENTS)
         return list(dict.fromkeys(event.conversation for event in told))
 
 

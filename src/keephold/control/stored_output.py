@@ -34,7 +34,7 @@ async def talking(store: Store, record: Record, want: frames.Want) -> AsyncItera
         return
     output = stored_output(store, record)
     try:
-        yield Kept(store, record, want, output)
+        yield StoredOutput(store, record, want, output)
     finally:
         if output is not None:
             output.close()
@@ -45,7 +45,7 @@ def stored_output(store: Store, record: Record) -> Output | None:
     return None if record.output is None else Output.restored(Spool(store.directory), record.output, record.uid)
 
 
-class Kept:
+class StoredOutput:
     """Says what the process that ran a handle would say at its end."""
 
     def __init__(self, store: Store, record: Record, want: frames.Want, output: Output | None) -> None:
@@ -86,7 +86,7 @@ class Kept:
     def _told(self, offset: int) -> bytes:
         timeline = None if self._output is None else self._output.timeline
         cols = 0 if timeline is None else timeline.started.cols
-        return to_json(frames.Told(_info(self._record), cols, offset))
+        return to_json(frames.HandleStatus(_info(self._record), cols, offset))
 
 
 def _info(record: Record) -> HandleInfo:

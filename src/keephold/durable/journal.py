@@ -17,7 +17,7 @@ from keephold.durable.keys import masked
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.observing import NOTHING
 from keephold.handles.registry import Registry
-from keephold.handles.state import Error, error_of
+from keephold.handles.state import Failure, error_of
 from keephold.handles.text import as_text, has_no_number
 from keephold.store.base import Entry, EntryKind, Journaled, Op, Wrote
 
@@ -175,7 +175,7 @@ def _replayed(step_id: str, entry: Entry, digest: bytes) -> Any:
         )
     if entry.ok:
         return _decode(entry.value)
-    error = msgspec.json.decode(entry.value, type=Error)
+    error = msgspec.json.decode(entry.value, type=Failure)
     raise ToolError(error.message, code=error.code, transient=error.transient, trace=error.trace)
 
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.clock import Clock
-from keephold.handles.gate import Gate, Line
+from keephold.handles.gate import Gate, GateQueue
 from keephold.handles.handle import Handle, HandleInfo
 from keephold.handles.observing import Meter, Traces
 from keephold.handles.output import Output
@@ -37,7 +37,7 @@ _IDLE = 2000
 _EVICT_SECS = 0.05
 
 
-class Conversation:
+class ConversationCache:
     """What is in memory of one conversation."""
 
     __slots__ = ("calls", "expired", "live", "name", "names", "open_questions", "turn")
@@ -102,16 +102,16 @@ class Cache:
         """What the newest uid begins with: its time in milliseconds, and a count."""
         self._evicting = False
         self._by_uid: dict[str, Handle] = {}
-        self._conversations: dict[str, Conversation] = {}
+        self._conversations: dict[str, ConversationCache] = {}
         self._idle: dict[str, Handle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     # Finding
 
-    def conversation(self, name: str) -> Conversation:
+    def conversation(self, name: str) -> ConversationCache:
         found = self._conversations.get(name)
         if found is None:
-            found = self._conversations[name] = Conversation(name)
+            found = self._conversations[name] = ConversationCache(name)
         return found
 
     async def load(self, conversation: str, ids: Iterable[str]) -> None:
@@ -245,7 +245,7 @@ class Cache:
         elif handle.parked and not was_parked:
             self._tell_parked(handle)
         elif handle.state != before:
-            self.touch(handle)
+            self.notify_watchers(handle)
             self._follow(handle)
 
     async def refresh(self, uids: Iterable[str] | None = None) -> None:
@@ -353,10 +353,10 @@ class Cache:
         for watcher in tuple(handle.watchers or ()):
             watcher.parked(handle)
 
-    def touch(self, handle: Handle) -> None:
+    def notify_watchers(self, handle: Handle) -> None:
         """It may have become blocked on the caller: tell its waits, and those of whoever queues behind it."""
         concerned = {handle.uid: handle}
-        told: dict[Line, int] = {}  # each part of a line once: lines may be long
+        told: dict[GateQueue, int] = {}  # each part of a line once: lines may be long
         todo = [handle]
         for each in todo:
             for ticket in (each.lane, each.ticket):
@@ -367,7 +367,7 @@ class Cache:
                     concerned.update((other.uid, other) for other in behind)
         for each in concerned.values():
             for watcher in tuple(each.watchers or ()):
-                watcher.touched(each)
+                watcher.handle_changed(each)
 
     def run_soon(self, work: Any) -> None:
         """Run a coroutine of ours beside everything else; closing waits for it."""
@@ -419,7 +419,7 @@ class Cache:
             del known.names[handle.id]
         self._forget_conversation(known)
 
-    def _forget_conversation(self, known: Conversation) -> None:
+    def _forget_conversation(self, known: ConversationCache) -> None:
         """Let go of one that has nothing in memory."""
         if known.turn is None and not (known.names or known.calls or known.live or known.expired):
             self._conversations.pop(known.name, None)

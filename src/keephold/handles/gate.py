@@ -19,7 +19,7 @@ RESOURCE = "resource:"
 """How the name of a resource begins; any other is a name of slots."""
 
 
-class Line:
+class GateQueue:
     """One name: who holds it, and who queues for it. That of a resource is `strict`: nobody passes the first."""
 
     __slots__ = ("capacity", "holders", "queue", "strict")
@@ -54,7 +54,7 @@ class Ticket:
     def __lt__(self, other: "Ticket") -> bool:
         return self.rank < other.rank
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[GateQueue]:
         return [self.gate.lines[name] for name in self.names]
 
     def in_front(self) -> "list[list[Handle]]":
@@ -71,7 +71,7 @@ class Ticket:
                 groups.append([line.queue[place - 1].handle])
         return groups
 
-    def holds_up(self) -> list[tuple[Line, int]]:
+    def holds_up(self) -> list[tuple[GateQueue, int]]:
         """Lines, and from which place on: by what it holds, or by being before others in the line for a resource."""
         if self.held:
             return [(line, 0) for line in self.lines()]
@@ -82,17 +82,19 @@ class Ticket:
         """Whether it could be served now."""
         return not any(line.full or (line.strict and line.queue[0] is not self) for line in self.lines())
 
-    def stuck_behind(self, spare: Container[str] = ()) -> "Handle | None":
+    def stuck_behind(self, already_handled: Container[str] = ()) -> "Handle | None":
         """A handle that waits for the caller, without which this ticket cannot be served (A6)."""
-        seen, todo, looked = {self}, [self], set[Line]()
+        seen, todo, looked = {self}, [self], set[GateQueue]()
         for ticket in todo:  # a loop, and each ticket and line once: lines may be long
             for line in ticket.lines():
                 if line.full and line not in looked:
                     looked.add(line)
                     holders = [each.handle for each in line.holders]
-                    if all(handle.waits_for_caller(spare) for handle in holders):
+                    if all(handle.waits_for_caller(already_handled) for handle in holders):
                         return holders[0]
-                    queueing = holders[0].queueing if holders[0].uid not in spare else None  # of the serial lane
+                    queueing = (
+                        holders[0].queueing if holders[0].uid not in already_handled else None
+                    )  # of the serial lane
                     if queueing is not None and queueing not in seen:
                         seen.add(queueing)
                         todo.append(queueing)
@@ -102,7 +104,7 @@ class Ticket:
                     if before in seen:
                         break
                     seen.add(before)
-                    if len(before.names) > 1 and before.handle.uid not in spare:
+                    if len(before.names) > 1 and before.handle.uid not in already_handled:
                         todo.append(before)
         return None
 
@@ -111,7 +113,7 @@ class Gate:
     """All lines of one kind."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, GateQueue] = {}
         self._arrivals = 0
         self._freed: deque[str] = deque()
         self._serving = False
@@ -122,7 +124,7 @@ class Gate:
         ticket.rank = (-ticket.priority, self._arrivals)
         grown = False
         for name, capacity in ticket.names.items():
-            line = self.lines.setdefault(name, Line(name, capacity))
+            line = self.lines.setdefault(name, GateQueue(name, capacity))
             grown = grown or capacity > line.capacity
             line.capacity = capacity  # a configuration that was read again may say another one
             insort(line.queue, ticket)
@@ -133,7 +135,7 @@ class Gate:
         """Hold the names at once, beside whoever holds them: a call that had them already and goes on holding them."""
         ticket.held = True
         for name, capacity in ticket.names.items():
-            self.lines.setdefault(name, Line(name, capacity)).holders.append(ticket)
+            self.lines.setdefault(name, GateQueue(name, capacity)).holders.append(ticket)
 
     def rank(self, ticket: Ticket, priority: int) -> None:
         """Give a ticket that queues another priority; among equals it keeps its place by arrival."""

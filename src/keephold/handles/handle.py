@@ -12,7 +12,7 @@ import msgspec
 
 from keephold.handles.output import Output
 from keephold.handles.question import Question
-from keephold.handles.state import Error, Outcome, Pending, Progress, Running, State, Stopped, Waiting, name
+from keephold.handles.state import Failure, Outcome, Pending, Progress, Running, State, Stopped, Waiting, name
 from keephold.store.base import Kind, Parking, Record
 
 __all__ = ["Handle", "HandleInfo", "OnStop", "Progress", "Watcher"]
@@ -20,7 +20,7 @@ __all__ = ["Handle", "HandleInfo", "OnStop", "Progress", "Watcher"]
 if TYPE_CHECKING:
     from keephold.handles.gate import Ticket
     from keephold.tools.base import Tool
-    from keephold.tools.call import Diff
+    from keephold.tools.call import FileDiff
     from keephold.tools.run import Run
 
 
@@ -38,13 +38,13 @@ class Watcher:
     def parked(self, handle: "Handle") -> None:
         """Its tool has returned and it waits for its completion (D9)."""
 
-    def touched(self, handle: "Handle") -> None:
+    def handle_changed(self, handle: "Handle") -> None:
         """It may have become blocked on the caller (A6)."""
 
     def progressed(self, handle: "Handle") -> None:
         """It has said how far it is."""
 
-    def showed(self, handle: "Handle", diff: "Diff") -> None:
+    def showed(self, handle: "Handle", diff: "FileDiff") -> None:
         """It has shown a change of a file."""
 
 
@@ -147,24 +147,26 @@ class Handle:
         if self.watchers is not None and watcher in self.watchers:
             self.watchers.remove(watcher)
 
-    def blocked_on_caller(self, spare: Container[str] = ()) -> bool:
+    def blocked_on_caller(self, already_handled: Container[str] = ()) -> bool:
         """A6: only the caller can make it go on: by an answer, by input, or by doing so for the one it queues behind.
 
-        `spare` holds the uids of handles that the caller is dealing with already: those are not blocked yet.
+        `already_handled` holds the uids of handles that the caller is dealing with already: those are not blocked yet.
         """
-        return self.waits_for_caller(spare) or (self.uid not in spare and self.behind(spare) is not None)
+        return self.waits_for_caller(already_handled) or (
+            self.uid not in already_handled and self.behind(already_handled) is not None
+        )
 
-    def waits_for_caller(self, spare: Container[str] = ()) -> bool:
+    def waits_for_caller(self, already_handled: Container[str] = ()) -> bool:
         """The caller's answer or input is what it waits for itself."""
         state = self.state
-        if self.uid in spare or self.driver is not None:
+        if self.uid in already_handled or self.driver is not None:
             return False
         return self.reading if isinstance(state, Running) else self.asks_caller and isinstance(state, Waiting)
 
-    def behind(self, spare: Container[str] = ()) -> "Handle | None":
+    def behind(self, already_handled: Container[str] = ()) -> "Handle | None":
         """The handle blocked on the caller that this pending one queues behind, if there is one."""
         ticket = self.queueing
-        return ticket.stuck_behind(spare) if ticket is not None else None
+        return ticket.stuck_behind(already_handled) if ticket is not None else None
 
     @property
     def queueing(self) -> "Ticket | None":
@@ -253,4 +255,4 @@ class HandleInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def ok(self) -> bool:
         """Stopped, and not with an error."""
-        return self.outcome is not None and not isinstance(self.outcome, Error)
+        return self.outcome is not None and not isinstance(self.outcome, Failure)

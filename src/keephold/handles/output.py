@@ -23,7 +23,7 @@ from typing import NamedTuple, cast
 
 from keephold.handles.spool import Spool
 from keephold.handles.timeline import Timeline
-from keephold.store.base import Kept
+from keephold.store.base import KeptOutput
 
 _MEMORY = 1 << 20
 _GATHER = 1 << 14
@@ -285,7 +285,7 @@ class Output:
 
     # --- keeping
 
-    def keep(self, inline: int) -> Kept:
+    def keep(self, inline: int) -> KeptOutput:
         """Describe what is kept, for the store, when no more is expected. What comes nevertheless does no harm to it.
 
         Up to `inline` bytes that are not in the file are in the description; otherwise everything is brought into the
@@ -309,14 +309,14 @@ class Output:
         self._stored = True
         return self._described(self._path)
 
-    def _described(self, file: Path | None) -> Kept:
+    def _described(self, file: Path | None) -> KeptOutput:
         in_file, memory = self._in_file, self._memory
         if file is not None and in_file == _ALL:
             try:
                 in_file = file.lstat().st_size  # just so: `_find_file` compares
             except OSError:
                 in_file = self._head + self._ring
-        return Kept(
+        return KeptOutput(
             total=self.total,
             head=self._head,
             ring=self._ring,
@@ -329,7 +329,7 @@ class Output:
         )
 
     @classmethod
-    def restored(cls, spool: Spool, kept: Kept, name: str | None = None) -> "Output":
+    def restored(cls, spool: Spool, kept: KeptOutput, name: str | None = None) -> "Output":
         """The output that was kept. `name` is for its file, should it come to need one. What the file lacks is gone."""
         output = cls(spool, 0, kept.file or name)
         output.total = kept.total
@@ -340,7 +340,7 @@ class Output:
             output.terminal, output.timeline = True, Timeline.load(kept.times)
         return output if kept.file is None else output._find_file(kept, kept.file)
 
-    def _find_file(self, kept: Kept, name: str) -> "Output":
+    def _find_file(self, kept: KeptOutput, name: str) -> "Output":
         self._in_file = kept.in_file if kept.data else _ALL
         try:
             self._path = self._spool.file(name)

@@ -21,8 +21,8 @@ from keephold.handles.output import Output
 from keephold.handles.state import (
     Ended,
     EndedBy,
-    Error,
     Event,
+    Failure,
     Outcome,
     Started,
     State,
@@ -34,14 +34,14 @@ from keephold.handles.text import to_utf8
 from keephold.store.base import (
     Changed,
     Exposed,
-    Kept,
+    KeptOutput,
     Kind,
-    News,
     Notified,
     Op,
     Opened,
     Parked,
     Parking,
+    QueuedNotification,
     Record,
     Registered,
     Responded,
@@ -157,7 +157,7 @@ class Registry(Cache):
     def _registered(self, new: list[Handle], done: Callable[[], None], results: Sequence[Any]) -> None:
         for handle in new:
             self.enlist(handle)
-            if handle.unwritten is not None and not handle.tool.fleeting:
+            if handle.unwritten is not None and not handle.tool.unrecorded:
                 asyncio.get_running_loop().call_later(_LATE_SECS, self.write_down, handle)
         if self.on_created is not None:
             self.on_created(new)
@@ -209,7 +209,7 @@ class Registry(Cache):
         ops: Sequence[Op] = (Changed(handle.uid, handle.fence, event, state, output, news), *also)
         refused = partial(self._refused, handle)
         if handle.unwritten is not None:
-            if handle.tool.fleeting:
+            if handle.tool.unrecorded:
                 self._visible(handle, state, then, ())
                 return
             ops = (Registered(handle.unwritten), *ops)
@@ -229,7 +229,7 @@ class Registry(Cache):
         handle.unwritten = record
         self._refused(handle, error)
 
-    def _kept(self, handle: Handle) -> Kept | None:
+    def _kept(self, handle: Handle) -> KeptOutput | None:
         return handle.output.keep(self.store.inline_output) if handle.output is not None else None
 
     def _visible(self, handle: Handle, state: State, then: Callable[[], None] | None, results: Sequence[Any]) -> None:
@@ -254,9 +254,9 @@ class Registry(Cache):
         if code not in _SOMEBODY_ELSE and handle.active:
             handle.decided = handle.state  # what it came to cannot be stored; that, at least, can
             if handle.run is not None:
-                handle.run.end(Error(str(error), code), "self")
+                handle.run.end(Failure(str(error), code), "self")
             else:
-                self.end(handle, Error(str(error), code))
+                self.end(handle, Failure(str(error), code))
             return
         if code == "lease_lost" and handle.run is not None:
             handle.run.lost()
@@ -308,7 +308,7 @@ class Registry(Cache):
             if parking.deadline is not None and self.on_deadline is not None:
                 self.on_deadline(parking.deadline)
 
-    async def expose(self, handle: Handle, id: str) -> None:
+    async def promote_to_handle(self, handle: Handle, id: str) -> None:
         """A one-shot call becomes a handle of that id (D10). Its end is news, also if it has come already."""
         self.write_down(handle)
         was, over = handle.id, handle.decided
@@ -333,7 +333,7 @@ class Registry(Cache):
         """Call `then` when everything decided so far is visible: commits finish in order."""
         self.commit((), lambda _: then(), lambda _: then())
 
-    async def responded(self, op: Responded) -> tuple[News, ...]:
+    async def responded(self, op: Responded) -> tuple[QueuedNotification, ...]:
         """A batch is answered: record the responses and move the cursors of what they showed (C5).
 
         Returns the news that rides on them (N4).
@@ -346,7 +346,7 @@ class Registry(Cache):
         self.told(news, op.shown)
         return tuple(news)
 
-    def told(self, news: Sequence[News], shown: Sequence[tuple[str, Shown]] = ()) -> None:
+    def told(self, news: Sequence[QueuedNotification], shown: Sequence[tuple[str, Shown]] = ()) -> None:
         """News was delivered, or what it was about shown: what these handles print next is news again (N6)."""
         for each in news:
             handle = self._by_uid.get(each.uid or "") if each.kind == "tool.content" else None

@@ -20,7 +20,7 @@ class Ok(msgspec.Struct, frozen=True, tag="ok"):
     value: Any = None
 
 
-class Error(msgspec.Struct, frozen=True, tag="error", omit_defaults=True):
+class Failure(msgspec.Struct, frozen=True, tag="error", omit_defaults=True):
     """The tool failed, or was ended."""
 
     message: str
@@ -29,7 +29,7 @@ class Error(msgspec.Struct, frozen=True, tag="error", omit_defaults=True):
     transient: bool = False
 
 
-class Printed(msgspec.Struct, frozen=True, tag="printed"):
+class PrintedOutput(msgspec.Struct, frozen=True, tag="printed"):
     """Ok, and the value is what it printed: a command's result may be larger than memory and stays in its output."""
 
 
@@ -47,7 +47,7 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
     """By uid: as what it showed a handle, and of a waiting one the number of its question (N3)."""
 
 
-Outcome = Ok | Printed | Error | Reply
+Outcome = Ok | PrintedOutput | Failure | Reply
 
 
 class Pending(msgspec.Struct, frozen=True, tag="pending"):
@@ -87,7 +87,7 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
     def deliberate(self) -> bool:
         """Whether somebody wanted this end: then it is never shown as a failure of the tool (S3)."""
         outcome = self.outcome
-        return isinstance(outcome, Error) and self.ended_by != "self" and outcome.code in ("aborted", "cancelled")
+        return isinstance(outcome, Failure) and self.ended_by != "self" and outcome.code in ("aborted", "cancelled")
 
 
 State = Pending | Running | Waiting | Stopped
@@ -130,9 +130,9 @@ class IllegalTransition(KeepholdError):
     """A bug in a tool runtime: the event does not exist in the handle's state."""
 
 
-def error_of(error: ToolError) -> Error:
+def error_of(error: ToolError) -> Failure:
     """What a tool, or keephold in its place, raised, as an outcome."""
-    return Error(error.message, error.code, error.trace, error.transient)
+    return Failure(error.message, error.code, error.trace, error.transient)
 
 
 def transition(state: State, event: Event) -> State:
@@ -165,4 +165,4 @@ def name(variant: State | Event) -> str:
 
 def describe(outcome: Outcome) -> str:
     """An outcome in a few words, for messages."""
-    return f"error ({outcome.code}): {outcome.message}" if isinstance(outcome, Error) else "ok"
+    return f"error ({outcome.code}): {outcome.message}" if isinstance(outcome, Failure) else "ok"

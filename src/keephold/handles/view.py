@@ -31,13 +31,13 @@ class Waited(msgspec.Struct, frozen=True):
 
 
 class Handles:
-    """The handles of one conversation. `spare` are those the caller is dealing with in this very batch (A6)."""
+    """The handles of one conversation. `already_handled`: uids that other calls of the same batch name (A6)."""
 
-    __slots__ = ("_registry", "_spare", "conversation")
+    __slots__ = ("_already_handled", "_registry", "conversation")
 
-    def __init__(self, registry: "Registry", conversation: str, spare: Container[str] = ()) -> None:
+    def __init__(self, registry: "Registry", conversation: str, already_handled: Container[str] = ()) -> None:
         self._registry = registry
-        self._spare = spare
+        self._already_handled = already_handled
         self.conversation = conversation
 
     def named(self, id: str) -> Handle:
@@ -135,7 +135,7 @@ class Handles:
                 if woke is not None:
                     woke.append(time.perf_counter())
 
-        wait = Wait(groups, wake, spare=self._spare, told=told)
+        wait = Wait(groups, wake, already_handled=self._already_handled, told=told)
         wait.begin()
         if wait.reason != "satisfied" and (timeout is None or timeout > 0):
             for handle in handles:

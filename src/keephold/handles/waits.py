@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Literal
 
 from keephold.handles.handle import Handle, Watcher
-from keephold.handles.state import Error, Stopped
+from keephold.handles.state import Failure, Stopped
 
 
 class Group:
@@ -52,7 +52,7 @@ def first_success(handles: Iterable[Handle]) -> Group:
 class Wait(Watcher):
     """Watches handles until its groups are satisfied or all are blocked, then calls `done`."""
 
-    __slots__ = ("_done", "_groups", "_line", "_of", "_spare", "_told", "reason", "settled")
+    __slots__ = ("_already_handled", "_done", "_groups", "_line", "_of", "_told", "reason", "settled")
     wants_reading = True
     """It ends when all it needs are blocked on the caller, so it wants to know who reads its input (C4)."""
 
@@ -61,15 +61,15 @@ class Wait(Watcher):
         groups: Sequence[Group],
         done: Callable[["Wait"], None],
         *,
-        spare: Container[str] = (),
+        already_handled: Container[str] = (),
         told: Callable[[Handle], None] | None = None,
     ) -> None:
-        """`spare`: uids of handles that do not count as blocked, as the caller is dealing with them already. `told` is
-        called with each handle that says how far it is."""
+        """`already_handled`: uids of handles that do not count as blocked, because other calls of the batch name them.
+        `told` is called with each handle that reports progress."""
         self._told = told
         self._groups = groups
         self._done = done
-        self._spare = spare
+        self._already_handled = already_handled
         self._of: dict[Handle, list[Group]] = {}
         self.reason: Literal["satisfied", "needs_input"] | None = None
         self.settled: list[Handle] = []
@@ -100,7 +100,7 @@ class Wait(Watcher):
             self._count(handle)
             self._check()
 
-    def touched(self, handle: Handle) -> None:
+    def handle_changed(self, handle: Handle) -> None:
         if handle in self._of:
             self._check()
 
@@ -154,11 +154,11 @@ class Wait(Watcher):
 
     def _keeps_going(self, handle: Handle) -> bool:
         groups = self._of.get(handle, ())
-        return any(not group.satisfied for group in groups) and not handle.blocked_on_caller(self._spare)
+        return any(not group.satisfied for group in groups) and not handle.blocked_on_caller(self._already_handled)
 
 
 def _failed(handle: Handle) -> bool:
-    return isinstance(handle.state, Stopped) and isinstance(handle.state.outcome, Error)
+    return isinstance(handle.state, Stopped) and isinstance(handle.state.outcome, Failure)
 
 
 def _stopped_at(handle: Handle) -> float:

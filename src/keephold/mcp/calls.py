@@ -31,7 +31,7 @@ from keephold.mcp.elicit import Asker, Elicit
 from keephold.mcp.results import result
 from keephold.runtime import Runtime
 from keephold.tools.base import Tool
-from keephold.turn.single_calls import Desk, Visit
+from keephold.turn.single_calls import CallQueue, QueuedCall
 from keephold.turn.slot import ToolCall
 
 Context = ServerRequestContext[Any, Any]
@@ -51,7 +51,7 @@ _CANCELLED_SECS = 0.05
 class Served:
     """A call that is being served."""
 
-    def __init__(self, tool: Tool, visit: Visit, asker: Asker | None, conversation: str) -> None:
+    def __init__(self, tool: Tool, visit: QueuedCall, asker: Asker | None, conversation: str) -> None:
         self.tool = tool
         self.conversation = conversation
         self.visit = visit
@@ -95,7 +95,7 @@ class Calls:
         """The two know each other."""
         self._tasks = tasks
 
-    def desk(self, ctx: Context) -> Desk:
+    def desk(self, ctx: Context) -> CallQueue:
         return self.runtime.desk(self.conversation(ctx))
 
     async def begin(
@@ -286,7 +286,7 @@ class _Progress(Watcher):
     def stopped(self, handle: Handle) -> None:
         self.told.set()
 
-    def touched(self, handle: Handle) -> None:
+    def handle_changed(self, handle: Handle) -> None:
         self.told.set()
 
 

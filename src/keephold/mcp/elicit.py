@@ -14,15 +14,15 @@ from keephold.handles.question import Question, question_key, select_options
 from keephold.handles.state import Waiting
 from keephold.handles.text import to_json
 from keephold.turn.prompts import (
+    Answer,
     Approved,
     AskQuestion,
-    Cancelled,
     Decision,
     DeliverResult,
     Denied,
+    Dismissed,
     Prompt,
     RunTool,
-    Said,
 )
 
 Form = tuple[str, dict[str, Any]]
@@ -59,7 +59,7 @@ class Asker:
 
     async def __call__(self, prompt: Prompt) -> Decision:
         if isinstance(prompt, AskQuestion) and prompt.question.secret:
-            return Cancelled(NO_SECRETS)
+            return Dismissed(NO_SECRETS)
         key = self._key(prompt)
         early = self._early.pop(key, None)
         if early is not None:
@@ -207,13 +207,13 @@ def decision(prompt: Prompt, said: Mapping[str, Any]) -> Decision:
     content = content if isinstance(content, Mapping) else {}
     accepted = said.get("action") == "accept"
     if isinstance(prompt, AskQuestion):
-        return Said(content.get(prompt.question.id)) if accepted else Cancelled(said.get("reason"))
+        return Answer(content.get(prompt.question.id)) if accepted else Dismissed(said.get("reason"))
     if accepted and content.get("approve") is True:
         return Approved()
     if accepted or said.get("action") == "decline":
         reason = content.get("reason")
         return Denied(reason if isinstance(reason, str) and reason else None)
-    return Cancelled(said.get("reason"))
+    return Dismissed(said.get("reason"))
 
 
 def _shown(text: str) -> str:

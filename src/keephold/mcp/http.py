@@ -56,10 +56,10 @@ class AnsweredOnce:
 
 def quiet() -> None:
     """Keep sessions that are gone out of the log."""
-    logging.getLogger("mcp.server.streamable_http").addFilter(_is_news)
+    logging.getLogger("mcp.server.streamable_http").addFilter(_is_notified)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_notified(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], anyio.ClosedResourceError)
 
 

@@ -114,7 +114,7 @@ class Changes(Watcher):
     def parked(self, handle: Handle) -> None:
         self._changed(handle)
 
-    def touched(self, handle: Handle) -> None:
+    def handle_changed(self, handle: Handle) -> None:
         self._changed(handle)
 
     def progressed(self, handle: Handle) -> None:
@@ -294,22 +294,22 @@ class _Stream:
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, Handle | ServerEvent] = {}
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._closed = False
 
     def put(self, key: Hashable, event: Handle | ServerEvent) -> None:
         self._waiting.setdefault(key, event)
-        self._news.set()
+        self._changed.set()
 
     async def get(self) -> Handle | ServerEvent | None:
         """The next event; None when the stream is closed and all is told."""
         while not self._waiting:
             if self._closed:
                 return None
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         return self._waiting.pop(next(iter(self._waiting)))
 
     def close(self) -> None:
         self._closed = True
-        self._news.set()
+        self._changed.set()

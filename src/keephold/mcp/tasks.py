@@ -21,12 +21,12 @@ from pydantic import Field
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle, OnStop
 from keephold.handles.question import question_key
-from keephold.handles.state import Error, Outcome, Reply, Running, State, Stopped, Waiting
+from keephold.handles.state import Failure, Outcome, Reply, Running, State, Stopped, Waiting
 from keephold.mcp.calls import Calls, Context, Served, elicits, plain, unknown
 from keephold.mcp.elicit import Asker, Elicit, elicitation, question_form
 from keephold.mcp.results import may_be_task, result
 from keephold.store.base import Annotated, TakenBack
-from keephold.turn.prompt_queue import People
+from keephold.turn.prompt_queue import PromptQueue
 from keephold.turn.slot import slot_of
 
 TASKS = "io.modelcontextprotocol/tasks"
@@ -138,14 +138,14 @@ class Tasks(Extension):
 
     def _keep(self, handle: Handle, asker: Asker) -> None:
         asker.handle, asker.patient = handle, True
-        asker.changed = lambda: self._calls.runtime.registry.touch(handle)  # who listens to the task is told
+        asker.changed = lambda: self._calls.runtime.registry.notify_watchers(handle)  # who listens to the task is told
         self._askers[handle.uid] = asker
         handle.watch(OnStop(self._forget))
 
     def _forget(self, handle: Handle) -> None:
         self._askers.pop(handle.uid, None)
 
-    def _found(self, handle: Handle) -> People | None:
+    def _found(self, handle: Handle) -> PromptQueue | None:
         """Who is there for a task that is run again after a crash: its client, whenever it comes back."""
         mark = (handle.metadata or {}).get(MARK)
         if not isinstance(mark, Mapping) or not mark.get("elicits"):
@@ -255,7 +255,7 @@ class Tasks(Extension):
     def status(self, handle: Handle) -> str:
         """One of the five statuses."""
         match handle.state:
-            case Stopped(outcome=Error(code=code)) if code in PROTOCOL_ERRORS:
+            case Stopped(outcome=Failure(code=code)) if code in PROTOCOL_ERRORS:
                 return "failed"
             case Stopped() as state:
                 return "cancelled" if state.deliberate else "completed"
@@ -310,7 +310,7 @@ def declares(ctx: Context) -> bool:
 
 def protocol_error(outcome: Outcome) -> dict[str, Any]:
     """An error that is not the tool's own answer, as JSON-RPC has it."""
-    message = outcome.message if isinstance(outcome, Error) else "the call has failed"
+    message = outcome.message if isinstance(outcome, Failure) else "the call has failed"
     return {"code": INTERNAL_ERROR, "message": message}
 
 
@@ -335,7 +335,7 @@ def _message(handle: Handle) -> str | None:
     progress = handle.progress
     if isinstance(handle.state, Waiting):
         return handle.state.question.text
-    if isinstance(handle.state, Stopped) and isinstance(handle.state.outcome, Error):
+    if isinstance(handle.state, Stopped) and isinstance(handle.state.outcome, Failure):
         return handle.state.outcome.message
     if progress is None or not handle.active:
         return None

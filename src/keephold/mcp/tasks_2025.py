@@ -13,7 +13,7 @@ from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND, CallToolRequestParams
 from pydantic import BaseModel, ValidationError
 
 from keephold.handles.handle import Handle, OnStop
-from keephold.handles.state import Error, Stopped
+from keephold.handles.state import Failure, Stopped
 from keephold.mcp.calls import Calls, Context, by_request, elicits
 from keephold.mcp.listen import Listeners
 from keephold.mcp.results import may_be_task
@@ -103,7 +103,7 @@ class Tasks2025:
             raise MCPError(error["code"], error["message"])
         shown = await self._tasks.outcome(handle)
         del shown["resultType"]
-        if state.deliberate and isinstance(state.outcome, Error):
+        if state.deliberate and isinstance(state.outcome, Failure):
             shown["isError"] = True  # a cancelled call has no result of its own
         return {**shown, "_meta": related}
 

@@ -82,8 +82,8 @@ class Written:
     def _changed(self, op: Changed, result: Any) -> None:
         if type(op.event) is Started and isinstance(op.state, Running):
             self._queue.observe(op.state.started - op.state.created)
-        if op.news is not None:
-            self._child("keephold_news_queued_total", op.news.level).inc()
+        if op.notice is not None:
+            self._child("keephold_notifications_queued_total", op.notice.level).inc()
 
     def _attempted(self, op: Attempted, result: Any) -> None:
         if op.next_at is not None:
@@ -104,8 +104,8 @@ class Written:
         self._child("keephold_steps_total", op.kind).inc()
 
     def _notified(self, op: Notified, result: Any) -> None:
-        self._child("keephold_news_queued_total", op.level).inc()
+        self._child("keephold_notifications_queued_total", op.level).inc()
 
     def _delivered(self, op: Delivered | Responded, result: Any) -> None:
         for news in result or ():
-            self._child("keephold_news_delivered_total", news.level).inc()
+            self._child("keephold_notifications_delivered_total", news.level).inc()

@@ -24,7 +24,7 @@ from keephold.errors import KeepholdError, ToolError
 from keephold.serve.dashboard.painting import screen_html
 from keephold.serve.operations import read_body, refusal
 from keephold.serve.sse import EventStream, event
-from keephold.serve.watched_terminal import Here, Shown, There, Watched
+from keephold.serve.watched_terminal import LocalTerminal, RemoteTerminal, Shown, Watched
 from keephold.tools.terminal.keys import as_bytes
 from keephold.turn.attach_protocol import Size
 
@@ -158,7 +158,9 @@ class Screens:
         """What the terminal of a handle shows now, for a page; None if this process does not run it."""
         try:
             handle = self._runtime.registry.loaded(uid)
-            return None if handle is None else as_json(Here(handle, self._runtime.streams).shown(), handle.driver)
+            return (
+                None if handle is None else as_json(LocalTerminal(handle, self._runtime.streams).shown(), handle.driver)
+            )
         except KeepholdError:
             return None
 
@@ -166,14 +168,14 @@ class Screens:
         registry = self._runtime.registry
         handle = registry.loaded(uid)
         if handle is not None and handle.run is not None:
-            return Here(handle, self._runtime.streams)
+            return LocalTerminal(handle, self._runtime.streams)
         record = await registry.store.handle(uid)
         if record is None:
             raise ToolError(f"there is no handle `{uid}`", code="handle_not_found")
         to = running(registry.store, record)
         if to is None:
             raise ToolError(f"handle `{record.id}` does not run", code="not_running")
-        return There(to)
+        return RemoteTerminal(to)
 
     async def _view(self, uid: str) -> _View:
         view = self._views.get(uid)

@@ -33,7 +33,7 @@ _RESERVE = 200
 """Descriptors for everything that is not a connection: the store, tools, terminals."""
 
 
-class Patient(H11Protocol):
+class SlowClientProtocol(H11Protocol):
     """uvicorn's protocol, with limits to its patience."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -147,7 +147,7 @@ async def serve(
         app,
         access_log=False,
         backlog=_BACKLOG,
-        http=Patient if patient else "auto",
+        http=SlowClientProtocol if patient else "auto",
         log_level="error",
         proxy_headers=False,  # nothing depends on them, and anybody may send them
         server_header=False,

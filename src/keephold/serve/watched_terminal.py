@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 
-from keephold.control.owner_connection import Link, Running, linked
+from keephold.control.owner_connection import Link, OwnerAddress, linked
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.tools.base import Screen, SupportsScreen
@@ -107,7 +107,7 @@ class _Frames:
             self._taken.set()
 
 
-class Here:
+class LocalTerminal:
     """A terminal of this process."""
 
     def __init__(self, handle: Handle, streams: Streams) -> None:
@@ -203,10 +203,10 @@ class Here:
     def close(self) -> None: ...
 
 
-class There:
+class RemoteTerminal:
     """A terminal that another process runs."""
 
-    def __init__(self, to: Running) -> None:
+    def __init__(self, to: OwnerAddress) -> None:
         self._to = to
         self._emulator = open_emulator(_FIRST.rows, _FIRST.cols, self.type)
         self._driving: contextlib.AsyncExitStack | None = None
@@ -227,7 +227,7 @@ class There:
                 if kind == frames.END:
                     return
                 if kind == frames.STATE:
-                    told = msgspec.json.decode(payload, type=frames.Told)
+                    told = msgspec.json.decode(payload, type=frames.HandleStatus)
                     self.driver = told.handle.driver
                     await self._recolour(told.offset)
                 elif kind == frames.OUTPUT:

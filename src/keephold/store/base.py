@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from keephold.handles.state import EndedBy
-from keephold.store.events import EVENTS_LIMIT, NEWS_TYPES, StoredEvent
+from keephold.store.events import EVENTS_LIMIT, NOTIFICATION_TYPES, StoredEvent
 from keephold.store.ops import (
     Annotated,
     Attempted,
@@ -41,9 +41,9 @@ from keephold.store.ops import (
     Responded,
     Revoked,
     Rewritten,
-    Said,
     SecretAdded,
     TakenBack,
+    TranscriptAppended,
     TurnBegan,
     TurnEnded,
     WaitOpened,
@@ -52,7 +52,7 @@ from keephold.store.ops import (
 from keephold.store.rows import (
     CARRIERS,
     LIVE,
-    NEWS_LIMIT,
+    NOTIFICATION_LIMIT,
     TOMBSTONE_SECS,
     TOMBSTONES,
     WAIT_KINDS,
@@ -65,17 +65,16 @@ from keephold.store.rows import (
     Expired,
     Given,
     InquiryRow,
-    Kept,
+    KeptOutput,
     Kind,
     Level,
-    Line,
-    News,
     Notice,
     Opened,
     OpenTurn,
     Parking,
     Place,
     ProcessEvent,
+    QueuedNotification,
     Record,
     Request,
     Resolution,
@@ -83,6 +82,7 @@ from keephold.store.rows import (
     Shown,
     Sort,
     Status,
+    TranscriptLine,
     TurnRow,
     WaitRow,
     made_at,
@@ -93,8 +93,8 @@ __all__ = [
     "CARRIERS",
     "EVENTS_LIMIT",
     "LIVE",
-    "NEWS_LIMIT",
-    "NEWS_TYPES",
+    "NOTIFICATION_LIMIT",
+    "NOTIFICATION_TYPES",
     "TOMBSTONES",
     "TOMBSTONE_SECS",
     "WAIT_KINDS",
@@ -124,11 +124,9 @@ __all__ = [
     "Inquired",
     "InquiryRow",
     "Journaled",
-    "Kept",
+    "KeptOutput",
     "Kind",
     "Level",
-    "Line",
-    "News",
     "Notice",
     "Notified",
     "Op",
@@ -138,6 +136,7 @@ __all__ = [
     "Parking",
     "Place",
     "ProcessEvent",
+    "QueuedNotification",
     "Record",
     "Registered",
     "Released",
@@ -151,7 +150,6 @@ __all__ = [
     "Responded",
     "Revoked",
     "Rewritten",
-    "Said",
     "SecretAdded",
     "Shown",
     "Sort",
@@ -159,6 +157,8 @@ __all__ = [
     "Store",
     "StoredEvent",
     "TakenBack",
+    "TranscriptAppended",
+    "TranscriptLine",
     "TurnBegan",
     "TurnEnded",
     "TurnRow",
@@ -332,7 +332,7 @@ class Store(Protocol):
         *,
         uid: str | None = None,
         conversation: str | None = None,
-        news: bool = False,
+        notifications: bool = False,
         newest: bool = False,
         before: int | None = None,
     ) -> list[StoredEvent]:
@@ -343,7 +343,7 @@ class Store(Protocol):
         """The numbers of the first and of the last event that is kept, as the newest always is; (1, 0): there never was
         one."""
 
-    async def news(self, conversation: str, limit: int = NEWS_LIMIT + 1) -> list[News]:
+    async def notifications(self, conversation: str, limit: int = NOTIFICATION_LIMIT + 1) -> list[QueuedNotification]:
         """What is queued, oldest first, after the line that says how much was dropped."""
 
     async def inquiries(
@@ -352,7 +352,7 @@ class Store(Protocol):
         """What was asked and answered, of one turn or all, oldest or newest first. It goes when its turn's batches go
         (Q6)."""
 
-    async def transcript(self, conversation: str, after: int = 0, limit: int = 10_000) -> list[Line]:
+    async def transcript(self, conversation: str, after: int = 0, limit: int = 10_000) -> list[TranscriptLine]:
         """What was said in a conversation, oldest first, after the line of that number."""
 
     async def conversation(self, id: str) -> ConversationRow | None: ...

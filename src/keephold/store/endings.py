@@ -1,19 +1,19 @@
 """Outcomes and resolutions: the two ways to say how something ended, and how one becomes the other (D1, D2, D4)."""
 
-from keephold.handles.state import Ended, EndedBy, Error, Ok, Outcome, State, Stopped, Waiting
+from keephold.handles.state import Ended, EndedBy, Failure, Ok, Outcome, State, Stopped, Waiting
 from keephold.handles.text import strip_controls, to_utf8
 from keephold.store.rows import CARRIERS, Carrier, Notice, Parking, Resolution
 
-CANCELLED = Error("pending tool completion cancelled", "cancelled")
-TIMED_OUT = Error("pending tool completion timed out", "tool_completion_timeout")
-REVOKED = Error("the completion key of this call was revoked", "await_event_unknown_or_revoked")
+CANCELLED = Failure("pending tool completion cancelled", "cancelled")
+TIMED_OUT = Failure("pending tool completion timed out", "tool_completion_timeout")
+REVOKED = Failure("the completion key of this call was revoked", "await_event_unknown_or_revoked")
 
 
 CANCELS: tuple[EndedBy, ...] = ("abort", "cancel", "turn_end", "shutdown")
 """Ends of a parked call that cancel it."""
 
 
-NEWS_CHARACTERS = 4000
+NOTIFICATION_CHARACTERS = 4000
 """How long the message of a notification may be."""
 
 
@@ -24,7 +24,7 @@ def hook_is_due(parking: Parking, ended_by: EndedBy) -> bool:
 
 def resolution_of(outcome: Outcome) -> Resolution:
     """How a call ended, as the resolution of the key it had taken."""
-    if not isinstance(outcome, Error):
+    if not isinstance(outcome, Failure):
         return Resolution("ok", outcome.value if isinstance(outcome, Ok) else None)
     if outcome.code in ("aborted", "cancelled"):
         return Resolution("cancelled")
@@ -33,15 +33,15 @@ def resolution_of(outcome: Outcome) -> Resolution:
     return Resolution("err", {"code": outcome.code, "message": outcome.message})
 
 
-def timed_out(parking: Parking | None) -> Error:
+def timed_out(parking: Parking | None) -> Failure:
     """What is said of a parked call whose deadline has passed."""
     said = None if parking is None else parking.timed_out
-    return TIMED_OUT if said is None else Error(said, TIMED_OUT.code)
+    return TIMED_OUT if said is None else Failure(said, TIMED_OUT.code)
 
 
 def end_notice(state: Stopped, carriers: tuple[Carrier, ...] = CARRIERS) -> Notice:
     """The news that a handle has stopped. A deliberate end is no failure of it (S3)."""
-    if isinstance(state.outcome, Error) and not state.deliberate:
+    if isinstance(state.outcome, Failure) and not state.deliberate:
         return Notice("tool.failed", "error", None, carriers)
     return Notice("tool.stopped", "info", None, carriers)
 
@@ -49,7 +49,7 @@ def end_notice(state: Stopped, carriers: tuple[Carrier, ...] = CARRIERS) -> Noti
 def words(id: str, tool: str, state: State) -> str:
     """The message of the news that a handle is in this state now."""
     match state:
-        case Stopped(outcome=Error(message)):
+        case Stopped(outcome=Failure(message)):
             how = f"stopped: {message}" if state.deliberate else f"failed: {message}"
         case Stopped():
             how = "stopped."
@@ -63,8 +63,8 @@ def words(id: str, tool: str, state: State) -> str:
 def clip(message: str) -> str:
     """A message as news may have it: no longer than that (O2), and nothing but text (K4)."""
     message = to_utf8(strip_controls(message)).decode()
-    over = len(message) - NEWS_CHARACTERS
-    return message if over <= 0 else f"{message[:NEWS_CHARACTERS]} ...{over} characters truncated..."
+    over = len(message) - NOTIFICATION_CHARACTERS
+    return message if over <= 0 else f"{message[:NOTIFICATION_CHARACTERS]} ...{over} characters truncated..."
 
 
 def ended(resolution: Resolution, at: float) -> Ended:
@@ -75,7 +75,7 @@ def ended(resolution: Resolution, at: float) -> Ended:
         case "ok":
             outcome = Ok(resolution.payload)
         case "err":
-            outcome = Error(str(resolution.payload["message"]), str(resolution.payload["code"]))
+            outcome = Failure(str(resolution.payload["message"]), str(resolution.payload["code"]))
         case "timeout":
             outcome, ended_by = TIMED_OUT, "timeout"
         case "cancelled":

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from keephold.handles.state import Error, Reply, Running, State, Stopped, Waiting, name
+from keephold.handles.state import Failure, Reply, Running, State, Stopped, Waiting, name
 from keephold.store import ops
-from keephold.store.rows import Carrier, Level, News, Parking
+from keephold.store.rows import Carrier, Level, Parking, QueuedNotification
 
 EVENTS_LIMIT = 1_000_000
 """How many events are kept, whatever their age."""
-NEWS_TYPES = ("news.queued", "news.delivered", "news.removed")
+NOTIFICATION_TYPES = ("notification.queued", "notification.delivered", "notification.removed")
 
 Draft = tuple[str, str | None, str | None, dict[str, Any]]
 """An event that has no number yet: its type, its conversation (None: that of its handle), the uid of its handle, if it
@@ -48,8 +48,8 @@ def events_of(op: ops.Op, result: Any) -> Sequence[Draft]:
 def stopped(uid: str, conversation: str | None, state: Stopped) -> Draft:
     """A handle has stopped."""
     outcome = state.outcome
-    failed = isinstance(outcome, Error) or (isinstance(outcome, Reply) and outcome.is_error)
-    code = outcome.code if isinstance(outcome, Error | Reply) else None
+    failed = isinstance(outcome, Failure) or (isinstance(outcome, Reply) and outcome.is_error)
+    code = outcome.code if isinstance(outcome, Failure | Reply) else None
     return "handle.stopped", conversation, uid, {"ok": not failed, "ended_by": state.ended_by, "code": code}
 
 
@@ -70,20 +70,25 @@ def revoked(uid: str, conversation: str | None, key_id: str) -> Draft:
 
 def queued(number: int, conversation: str, uid: str | None, kind: str, level: Level, message: str) -> Draft:
     """News waits. The same number again: it says something else now."""
-    return "news.queued", conversation, uid, {"number": number, "kind": kind, "level": level, "message": message}
+    return (
+        "notification.queued",
+        conversation,
+        uid,
+        {"number": number, "kind": kind, "level": level, "message": message},
+    )
 
 
-def delivered(news: News, carrier: Carrier) -> Draft:
+def delivered(news: QueuedNotification, carrier: Carrier) -> Draft:
     """News was handed out."""
-    return "news.delivered", news.conversation, news.uid, {**_news(news), "carrier": carrier}
+    return "notification.delivered", news.conversation, news.uid, {**_news(news), "carrier": carrier}
 
 
-def removed(news: News, by: Literal["shown", "dropped", "expired"]) -> Draft:
+def removed(news: QueuedNotification, by: Literal["shown", "dropped", "expired"]) -> Draft:
     """News is none any more: what it tells of was shown, too much waited, or its handle is gone."""
-    return "news.removed", news.conversation, news.uid, {**_news(news), "by": by}
+    return "notification.removed", news.conversation, news.uid, {**_news(news), "by": by}
 
 
-def _news(news: News) -> dict[str, Any]:
+def _news(news: QueuedNotification) -> dict[str, Any]:
     return {"number": news.number, "kind": news.kind, "level": news.level, "message": news.message}
 
 
@@ -151,7 +156,7 @@ def _emitted(op: ops.Emitted, result: int) -> Sequence[Draft]:
     return (("process.event", None, op.process, {"type": op.type, "sequence": result}),)
 
 
-def _said(op: ops.Said, result: int) -> Sequence[Draft]:
+def _said(op: ops.TranscriptAppended, result: int) -> Sequence[Draft]:
     first = result - len(op.lines) + 1
     return [
         ("conversation.said", op.conversation, None, {"line": number, "kind": kind})
@@ -180,7 +185,7 @@ _TELLS: dict[type, Callable[[Any, Any], Sequence[Draft]]] = {
     ops.Emitted: _emitted,
     ops.Responded: lambda _, result: [delivered(news, "response") for news in result],
     ops.Delivered: lambda op, result: [delivered(news, op.carrier) for news in result],
-    ops.HandedOut: lambda op, _: [delivered(news, "message") for news in op.news],
-    ops.Said: _said,
+    ops.HandedOut: lambda op, _: [delivered(news, "message") for news in op.notifications],
+    ops.TranscriptAppended: _said,
     ops.Forgotten: _forgotten,
 }

@@ -14,13 +14,13 @@ from keephold.store.rows import (
     Carrier,
     EntryKind,
     Given,
-    Kept,
+    KeptOutput,
     Kind,
     Level,
-    News,
     Notice,
     Opened,
     Parking,
+    QueuedNotification,
     Record,
     Resolution,
     Shown,
@@ -75,8 +75,8 @@ class Changed(msgspec.Struct, frozen=True, gc=False):
     event: Event
     state: State
     """The state after the event."""
-    output: Kept | None = None
-    news: Notice | None = None
+    output: KeptOutput | None = None
+    notice: Notice | None = None
     """Queued for the handle's conversation as news of the handle (N3)."""
 
 
@@ -155,7 +155,7 @@ class Wrote(msgspec.Struct, frozen=True):
 
     uid: str
     fence: int
-    output: Kept
+    output: KeptOutput
 
 
 class WaitOpened(msgspec.Struct, frozen=True):
@@ -181,7 +181,7 @@ class Parked(msgspec.Struct, frozen=True):
     fence: int
     parking: Parking
     at: float
-    output: Kept | None = None
+    output: KeptOutput | None = None
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -244,8 +244,8 @@ class Notified(msgspec.Struct, frozen=True):
     """News for a conversation (N1).
 
     Of kind `tool.content` one is queued for a handle: the next takes its place, with its own message and time (N6).
-    At most `NEWS_LIMIT` wait in a conversation. Beyond it the oldest `info` go, if there is none the oldest `warning`,
-    then `error`; `critical` never. One line of kind `keephold.dropped` says how many went.
+    At most `NOTIFICATION_LIMIT` wait in a conversation. Beyond it the oldest `info` is dropped, then the oldest
+    `warning`, then `error`; `critical` never. One line of kind `keephold.dropped` says how many were dropped.
     """
 
     conversation: str
@@ -280,7 +280,7 @@ class HandedOut(msgspec.Struct, frozen=True):
     that it arrived, it is queued (N3)."""
 
     conversation: str
-    news: tuple[News, ...]
+    notifications: tuple[QueuedNotification, ...]
 
 
 class Inquired(msgspec.Struct, frozen=True):
@@ -296,7 +296,7 @@ class Inquired(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-class Said(msgspec.Struct, frozen=True):
+class TranscriptAppended(msgspec.Struct, frozen=True):
     """Lines are added to a conversation's transcript, in order; the conversation is made if there is none. The result
     is the number of its last line, 0 if it has none."""
 
@@ -384,6 +384,6 @@ class Collected(msgspec.Struct, frozen=True):
 Op = (
     TurnBegan | TurnEnded | Opened | Registered | Changed | Rewritten | Annotated | Claimed | Released | Attempted
     | Journaled | Wrote | WaitOpened | Parked | Resolved | Revoked | Emitted | Exposed | Responded | HookCalled
-    | Notified | TakenBack | Delivered | HandedOut | Inquired | Said | Described | Forgotten | Requested | Replied
-    | RequestClosed | SecretAdded | Collected
+    | Notified | TakenBack | Delivered | HandedOut | Inquired | TranscriptAppended | Described | Forgotten
+    | Requested | Replied | RequestClosed | SecretAdded | Collected
 )  # fmt: skip

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from keephold.handles.state import Error, Progress, State, Stopped
+from keephold.handles.state import Failure, Progress, State, Stopped
 
 Kind = Literal["tool", "agent", "workflow", "timer", "hook", "custom"]
 WAIT_KINDS: tuple[Kind, ...] = ("agent", "workflow", "timer", "hook", "custom")
@@ -45,7 +45,7 @@ class Parking(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is said when its deadline passes; None: the usual words."""
 
 
-class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+class KeptOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a handle's output is, once no more will come: inline, or in a file of the store's directory."""
 
     total: int
@@ -86,7 +86,7 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     next_attempt_at: float | None = None
     parking: Parking | None = None
     cursor: int = 0
-    output: Kept | None = None
+    output: KeptOutput | None = None
 
 
 def made_at(uid: str) -> float:
@@ -102,7 +102,7 @@ def status_of(state: State) -> Status:
     if not isinstance(state, Stopped):
         return "pending"
     outcome = state.outcome
-    if not isinstance(outcome, Error):
+    if not isinstance(outcome, Failure):
         return "completed"
     return "timeout" if state.ended_by == "timeout" or outcome.code in _TIMEOUTS else "failed"
 
@@ -172,7 +172,7 @@ class Opened(msgspec.Struct, frozen=True):
     """Of each call its id, its tool's name, its arguments as given, and the uid of the handle it makes, if any."""
 
 
-class News(msgspec.Struct, frozen=True, gc=False):
+class QueuedNotification(msgspec.Struct, frozen=True, gc=False):
     """A queued notification. The line that says how many were dropped has number 0, so that it comes first (N6)."""
 
     number: int
@@ -244,7 +244,7 @@ class ProcessEvent(msgspec.Struct, frozen=True):
     at: float
 
 
-NEWS_LIMIT = 1000
+NOTIFICATION_LIMIT = 1000
 """How much news waits in a conversation (N6)."""
 
 
@@ -262,7 +262,7 @@ class Answers(msgspec.Struct, frozen=True):
     """What a batch was answered, and the news that rode on it (N4)."""
 
     responses: tuple[Given, ...]
-    news: tuple[News, ...] = ()
+    notifications: tuple[QueuedNotification, ...] = ()
 
 
 class InquiryRow(msgspec.Struct, frozen=True):
@@ -278,7 +278,7 @@ class InquiryRow(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-class Line(msgspec.Struct, frozen=True, gc=False):
+class TranscriptLine(msgspec.Struct, frozen=True, gc=False):
     """One line of a conversation's transcript. `number` counts from 1 in its conversation."""
 
     number: int

@@ -12,7 +12,7 @@ from dataclasses import replace
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry
-from keephold.handles.state import EndedBy, Error, Stopped
+from keephold.handles.state import EndedBy, Failure, Stopped
 from keephold.store.base import Attempted
 from keephold.tools.base import Invocation, Live, RetryPolicy
 from keephold.tools.probing import Probing
@@ -41,7 +41,7 @@ class Attempts:
         self._next: asyncio.TimerHandle | None = None
         """Until the next attempt."""
         self._settled: Callable[[], Awaitable[None]] | None = None
-        self._ending: tuple[Error, EndedBy] | None = None
+        self._ending: tuple[Failure, EndedBy] | None = None
         self._force: asyncio.TimerHandle | None = None
         self._probing: Probing | None = None
 

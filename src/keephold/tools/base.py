@@ -40,7 +40,7 @@ ViewName = Literal["dispatch", "model", "history"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class OutputView:
     """How much of an output is shown (O1): a cap of size and one of lines."""
 
     limit: int = 16_384
@@ -53,9 +53,9 @@ class View:
 class OutputPolicy:
     """The three views of O2, and how much is kept behind them (O5)."""
 
-    dispatch: View = View()
-    model: View = View()
-    history: View = View()
+    dispatch: OutputView = OutputView()
+    model: OutputView = OutputView()
+    history: OutputView = OutputView()
     max_output: int = 100 * 1024 * 1024
 
 
@@ -198,7 +198,7 @@ class Tool:
     """Of a tool without actions whose calls are spawns all the same."""
     returns: Mapping[str, Any] | None = None
     """JSON Schema of what a one-shot call returns, if that is an object of one form."""
-    fleeting: bool = False
+    unrecorded: bool = False
     """Nothing of a call of it needs to be kept: it only looks or waits, or writes itself what it does."""
     errors: Literal["text", "object"] = "text"
     """How a call is answered that was wrong itself: with a text, or with W7's object."""

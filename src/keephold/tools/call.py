@@ -16,7 +16,7 @@ from keephold.durable.keys import Key
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.question import Question
-from keephold.handles.state import Error, Ok, Outcome
+from keephold.handles.state import Failure, Ok, Outcome
 from keephold.handles.view import Handles
 from keephold.tools.base import Invocation, Sink
 
@@ -24,7 +24,7 @@ _UNREAD_LIMIT = 64 * 1024
 _THREAD_OUTPUT_LIMIT = 1024 * 1024
 
 
-class Diff(msgspec.Struct, frozen=True):
+class FileDiff(msgspec.Struct, frozen=True):
     """What a call changes in a file, for the person who looks on: `old` is None where there was no file."""
 
     path: str
@@ -137,7 +137,7 @@ class Call:
         else:
             self._loop.call_soon_threadsafe(self._sink.progress, done, total, message)
 
-    def show(self, diff: Diff) -> None:
+    def show(self, diff: FileDiff) -> None:
         """Show a change of a file to whoever looks on, an editor say. The model is not told of it."""
         show = getattr(self._sink, "show", None)  # a runtime that is tried by itself has nobody who looks on
         if show is not None and self._loop is None:
@@ -240,7 +240,7 @@ class Call:
         match outcome:
             case Ok(value):
                 return value
-            case Error(message, code):
+            case Failure(message, code):
                 raise ToolError(message, code=code)
             case _:
                 raise AssertionError("a question is answered by a value")

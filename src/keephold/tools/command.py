@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from keephold.errors import ToolError
 from keephold.handles.question import Question
-from keephold.handles.state import Error, Ok, Outcome, Printed, error_of
+from keephold.handles.state import Failure, Ok, Outcome, PrintedOutput, error_of
 from keephold.handles.text import strip_controls
 from keephold.tools.base import Invocation, Sink
 from keephold.tools.child import as_json, as_text, ending, environment, remove
@@ -24,7 +24,7 @@ from keephold.tools.guard import Guard
 from keephold.tools.marks import call_mark
 from keephold.tools.process import Exit, Process
 from keephold.tools.template import CommandLine, values_of
-from keephold.tools.wire import Asks, Ends, Lines, Said, Whole, Wire, answer_line
+from keephold.tools.wire import Asks, Ends, Lines, Whole, Wire, WireState, answer_line
 
 __all__ = ["Command", "CommandLine"]
 
@@ -139,7 +139,7 @@ class _Call:
         """What an ended process comes to, by what it said last and how it exited."""
         one_shot = not self._invocation.stateful
         match form:
-            case Ends(outcome=Error() as error, content=content):
+            case Ends(outcome=Failure() as error, content=content):
                 self._show(content)
                 return error
             case Ends(outcome=Ok() as ok) if how.code == 0 or self._ended_by_us:
@@ -147,26 +147,26 @@ class _Call:
             case Ends(outcome=Ok(value=content)):
                 self._show(content)
                 return self._failed(how, "said that it succeeded, but ")
-            case Said(content=content) if form is not self._said:
+            case WireState(content=content) if form is not self._said:
                 self._show(content)  # nothing else was printed: the result is this content
             case Asks(question=question) if one_shot and how.signal is None:
                 return self._unanswered(question) if self._told_to_end else question
         if how.code != 0:
             return self._failed(how)
-        return self._unanswered(self._questions[0]) if self._questions else Printed()
+        return self._unanswered(self._questions[0]) if self._questions else PrintedOutput()
 
     def _show(self, content: str) -> None:
         if content:
             self._sink.output(content.encode())
 
-    def _unanswered(self, question: Question) -> Error:
+    def _unanswered(self, question: Question) -> Failure:
         code = "cancelled" if self._told_to_end else "tool_error"
-        return Error(f"The command ended before its question `{question.id}` was answered.", code)
+        return Failure(f"The command ended before its question `{question.id}` was answered.", code)
 
-    def _failed(self, how: Exit, said: str = "") -> Error:
+    def _failed(self, how: Exit, said: str = "") -> Failure:
         """The end in words, and the tail of a stderr that was kept apart. What is in the output is shown from there."""
         message, stderr = f"The command {said}{ending(how)}.", self._stderr.text()
-        return Error(f"{message}\n{stderr}" if stderr else message, "command_failed")
+        return Failure(f"{message}\n{stderr}" if stderr else message, "command_failed")
 
     def _stop(self, outcome: Outcome, how: Exit = _UNTOLD) -> None:
         self._over = True
@@ -180,7 +180,7 @@ class _Call:
             return
         self._said = form
         match form:
-            case Said(content=content):
+            case WireState(content=content):
                 self._show(content)
             case Asks(question=question, content=content) if self._invocation.stateful:
                 self._show(content)
@@ -193,7 +193,7 @@ class _Call:
             self._ended_by_us = True
             self._process.end(self._invocation.tool.spawn.abort_grace_ms / 1000)
 
-    def _fail(self, error: Error) -> None:
+    def _fail(self, error: Failure) -> None:
         """The call has failed while its process lives: this is the outcome, and the process is ended."""
         self._said = Ends(error)
         self._end_process()
@@ -202,7 +202,7 @@ class _Call:
         if any(question.id == asked.id for asked in self._questions):
             return
         if len(self._questions) == OPEN_QUESTIONS:
-            self._fail(Error(f"The command asked more than {OPEN_QUESTIONS} questions at once.", "limit_exceeded"))
+            self._fail(Failure(f"The command asked more than {OPEN_QUESTIONS} questions at once.", "limit_exceeded"))
             return
         self._questions.append(question)
         if len(self._questions) == 1:
@@ -212,7 +212,7 @@ class _Call:
         if self._process is None or isinstance(self._said, Ends):
             return
         if not isinstance(outcome, Ok):
-            self._fail(outcome if isinstance(outcome, Error) else self._unanswered(self._questions[0]))
+            self._fail(outcome if isinstance(outcome, Failure) else self._unanswered(self._questions[0]))
             return
         try:
             self._process.write(answer_line(self._questions.popleft(), outcome.value))
@@ -229,7 +229,7 @@ class _Call:
                 f"The command asked more than {ROUNDS} times, the last time `{question.id}`. It gets the answers so "
                 "far as `tool.answers` in KEEPHOLD_CALL and must use them."
             )
-            self._stop(Error(message, "wire_rounds"))
+            self._stop(Failure(message, "wire_rounds"))
         else:
             self._sink.ask(question, partial(self._run_again, question))
 
@@ -266,7 +266,7 @@ class _Call:
         if self._process is not None:
             self._process.end(grace)
         elif not self._over:
-            self._stop(Error("The command was ended while its question was open.", "cancelled"))
+            self._stop(Failure("The command was ended while its question was open.", "cancelled"))
 
     def probe(self) -> bool | None:
         reading = False if self._process is None else self._process.probe()

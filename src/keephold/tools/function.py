@@ -17,7 +17,7 @@ from keephold.durable.deferred import Pending
 from keephold.durable.keys import Key
 from keephold.errors import ConfigError, KeepholdError, ToolError
 from keephold.handles.question import Question
-from keephold.handles.state import Error, Ok, Outcome, Reply, error_of
+from keephold.handles.state import Failure, Ok, Outcome, Reply, error_of
 from keephold.handles.text import plain, to_json
 from keephold.tools.base import (
     Action,
@@ -43,7 +43,7 @@ _log = logging.getLogger("keephold.tools")
 _THREADS = 64
 
 
-NO_KEY = Error(
+NO_KEY = Failure(
     "The tool returned Pending without first obtaining a completion key: `key = await call.completion_key()`.",
     "pending_tool_missing_completion_key",
 )
@@ -180,7 +180,7 @@ class _Task:
             value = await function(**kwargs)
             outcome = value if isinstance(value, Pending) else ok_outcome(value)
         except asyncio.CancelledError:
-            outcome = Error("Tool execution cancelled.", "cancelled")
+            outcome = Failure("Tool execution cancelled.", "cancelled")
         except (KeyboardInterrupt, GeneratorExit):  # somebody ends the program, or the loop
             raise
         except BaseException as error:  # a tool that calls sys.exit() ends itself, not the runtime
@@ -229,7 +229,7 @@ class _Task:
             task.add_done_callback(lambda _: self._never_started())
 
     def _never_started(self) -> None:
-        self._sink.stop(Error("Tool execution cancelled.", "cancelled"))
+        self._sink.stop(Failure("Tool execution cancelled.", "cancelled"))
         self._sink.released()
 
 
@@ -287,17 +287,17 @@ def ok_outcome(value: Any) -> Outcome:
         to_json(builtins)  # what cannot be written cannot be shown: better said now than to everyone who looks
         return Ok(builtins)
     except RecursionError:
-        return Error("The tool returned a value that is nested too deeply.")
+        return Failure("The tool returned a value that is nested too deeply.")
     except Exception as error:
-        return Error(f"The tool returned a {type(value).__name__}, which is not JSON: {error}")
+        return Failure(f"The tool returned a {type(value).__name__}, which is not JSON: {error}")
 
 
-def error_outcome(error: BaseException, call: Call) -> Error:
+def error_outcome(error: BaseException, call: Call) -> Failure:
     """The outcome of a function that raised: the message for the model, the trace for the log."""
     if isinstance(error, ToolError):
         return error_of(error)
     if isinstance(error, KeepholdError):
-        return Error(error.message, error.code)
+        return Failure(error.message, error.code)
     _log.error("tool `%s` raised (call %s)", call._invocation.tool.name, call.uid, exc_info=error)
     text = str(error)
-    return Error(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    return Failure(f"{type(error).__name__}: {text}" if text else type(error).__name__)

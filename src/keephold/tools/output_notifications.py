@@ -9,7 +9,7 @@ from keephold.store.base import Notified
 _AGAIN_SECS = 1.0
 
 
-class ContentNews:
+class OutputNotifications:
     """Tells of one handle's output.
 
     The store keeps one line for each handle. After a second more output is told again, as another process may have

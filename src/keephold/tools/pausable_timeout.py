@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Patience:
+class PausableTimeout:
     """Calls `over` when `secs` seconds have passed, those less in which it was paused. One for each attempt."""
 
     __slots__ = ("_left", "_over", "_paused_at", "_pauses", "_timer", "waited")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from keephold.tools import marks
 from keephold.tools.child import UNREAD_LIMIT, input_closed, input_not_read, not_started
-from keephold.tools.session import FEW, LAST_OUTPUT, Exit, Session, tree
+from keephold.tools.session import FEW, LAST_OUTPUT, Exit, ProcessSession, tree
 
 __all__ = ["UNREAD_LIMIT", "Exit", "Process"]
 
@@ -54,7 +54,9 @@ class Process:
         self._last_output: asyncio.TimerHandle | None = None
         try:
             popen = self._start(argv, env, cwd, stdin, on_output, subprocess.STDOUT if merge_stderr else on_stderr)
-            self._session = Session(popen.pid, popen.wait, mark=mark, grace=grace, on_leader_end=self._leader_ended)
+            self._session = ProcessSession(
+                popen.pid, popen.wait, mark=mark, grace=grace, on_leader_end=self._leader_ended
+            )
         except (OSError, ValueError, IndexError) as error:
             self._close_stdin_now()
             for fd in self._readers:

@@ -16,17 +16,17 @@ from keephold.handles.handle import Handle, Progress
 from keephold.handles.observing import answered
 from keephold.handles.question import Open, Question
 from keephold.handles.registry import Registry
-from keephold.handles.state import Answered, Asked, EndedBy, Error, Ok, Outcome, Running, Stopped, error_of
+from keephold.handles.state import Answered, Asked, EndedBy, Failure, Ok, Outcome, Running, Stopped, error_of
 from keephold.handles.timeline import Timeline
 from keephold.store.base import Op, Parking, Wrote
 from keephold.tools.attempts import Attempts
 from keephold.tools.base import Invocation
-from keephold.tools.output_notifications import ContentNews
-from keephold.tools.pausable_timeout import Patience
+from keephold.tools.output_notifications import OutputNotifications
+from keephold.tools.pausable_timeout import PausableTimeout
 from keephold.tools.probing import Probing
 
 if TYPE_CHECKING:
-    from keephold.tools.call import Diff
+    from keephold.tools.call import FileDiff
 
 _log = logging.getLogger("keephold.tools")
 
@@ -34,7 +34,7 @@ FORCE_SECS = 3.0
 """How long after its grace a call may still take to end before it is left to linger."""
 
 
-class Surroundings(Protocol):
+class RunHost(Protocol):
     """What a call meets outside its tool. One object for all runs: there may be a hundred thousand of them."""
 
     def route(self, handle: Handle, question: Question) -> Outcome | Open:
@@ -55,7 +55,7 @@ class Surroundings(Protocol):
     def leave(self, handle: Handle) -> None:
         """Nothing of the call runs any more."""
 
-    def end(self, handle: Handle, error: Error, ended_by: EndedBy) -> None:
+    def end(self, handle: Handle, error: Failure, ended_by: EndedBy) -> None:
         """End a call that was told to end while its parking was being written."""
 
 
@@ -67,7 +67,7 @@ class Run(Attempts):
         "_released", "content", "delivering", "listeners", "questions",
     )  # fmt: skip
 
-    def __init__(self, registry: Registry, handle: Handle, around: Surroundings) -> None:
+    def __init__(self, registry: Registry, handle: Handle, around: RunHost) -> None:
         super().__init__(registry, handle)
         self._around = around
         self._gone: asyncio.Event | None = None
@@ -83,11 +83,11 @@ class Run(Attempts):
         """The tool has ended; whether its result may be seen is being asked (P1)."""
         self._released = False
         """Nothing of the tool runs any more, and that is told when its result is delivered."""
-        self._patience: Patience | None = None
+        self._patience: PausableTimeout | None = None
         """The timeout of this attempt."""
         self._began = 0.0
         wanted = handle.stateful and handle.tool.spawn.notifications.on_content
-        self.content = ContentNews(registry, handle) if wanted else None
+        self.content = OutputNotifications(registry, handle) if wanted else None
         """Tells that it has printed more, if its tool's settings want that."""
         self.listeners: list[Callable[[], None]] = []
         """Called after each piece of output."""
@@ -120,7 +120,7 @@ class Run(Attempts):
         self.questions = max(self.questions, recorded)
         if tool.timeout_secs is not None:
             self._began = self.registry.clock.now()
-            self._patience = Patience(tool.timeout_secs, self._timed_out)
+            self._patience = PausableTimeout(tool.timeout_secs, self._timed_out)
             if handle.driver is not None:
                 self._patience.pause()
         try:
@@ -144,7 +144,7 @@ class Run(Attempts):
             outcome = error_of(error)
         else:
             _log.error("tool `%s` could not be started", self.handle.tool.name, exc_info=error)
-            outcome = Error(f"The tool could not be started: {type(error).__name__}: {error}")
+            outcome = Failure(f"The tool could not be started: {type(error).__name__}: {error}")
         self.stop(outcome)
         self.released()
 
@@ -170,7 +170,7 @@ class Run(Attempts):
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         self.registry.progressed(self.handle, Progress(done, total, message))
 
-    def show(self, diff: "Diff") -> None:
+    def show(self, diff: "FileDiff") -> None:
         for watcher in tuple(self.handle.watchers or ()):
             watcher.showed(self.handle, diff)
 
@@ -188,7 +188,7 @@ class Run(Attempts):
         if handle.reading != yes and not isinstance(handle.decided, Stopped) and not (yes and self.ending):
             handle.reading = yes
             if yes:
-                self.registry.touch(handle)
+                self.registry.notify_watchers(handle)
 
     def ask(
         self, question: Question, then: Callable[[Outcome], None], record: Callable[[Any, bytes], Op] | None = None
@@ -219,7 +219,7 @@ class Run(Attempts):
         """The question is visible; it may have been closed meanwhile."""
         if self._answer_to is then:
             self._around.opened(self.handle)
-        self.registry.touch(self.handle)
+        self.registry.notify_watchers(self.handle)
 
     def withdraw(self) -> None:
         if self._answer_to is not None:
@@ -233,7 +233,7 @@ class Run(Attempts):
         ended_by: EndedBy = "self"
         if self._ending is not None:
             error, ended_by = self._ending
-            own = not isinstance(outcome, Error) or outcome.code not in ("cancelled", "command_failed")
+            own = not isinstance(outcome, Failure) or outcome.code not in ("cancelled", "command_failed")
             if ended_by == "cancel" and own and handle.tool.result == "unattended":
                 ended_by = "self"  # B7: a tool that is cancelled may still return its own result
             else:
@@ -243,7 +243,7 @@ class Run(Attempts):
         self._cancel_timers()
         if self.letting_go or (self.registry.closing and _is_closing(outcome)):
             return  # what it says when it is let go is not its end; if it was, a replay says it again (R6)
-        if isinstance(outcome, Error) and outcome.transient and self._again():
+        if isinstance(outcome, Failure) and outcome.transient and self._again():
             return
         if handle.tool.result == "unattended":
             self.registry.end(handle, outcome, ended_by, exit_code, signal)
@@ -319,7 +319,7 @@ class Run(Attempts):
         self._close_question()
         self.registry.apply_event(self.handle, Answered(self.registry.clock.now()), lambda: then(Ok(value)), also)
 
-    def end(self, error: Error, ended_by: EndedBy) -> None:
+    def end(self, error: Failure, ended_by: EndedBy) -> None:
         """End it for this reason. The first reason counts; the handle stops when the tool has ended."""
         if self._ending is not None or isinstance(self.handle.decided, Stopped):
             return
@@ -336,14 +336,14 @@ class Run(Attempts):
         self.handle.reading = False  # from now on nobody waits for the caller (A6)
         if self.live is None:  # its start is being written, or it is between two attempts
             self._between = False
-            self.stop(Error("Tool execution cancelled.", "cancelled"))
+            self.stop(Failure("Tool execution cancelled.", "cancelled"))
             self.released()
             return
         grace = self.handle.tool.spawn.abort_grace_ms / 1000
         self._force = asyncio.get_running_loop().call_later(grace + FORCE_SECS, self.abandon)
         self.live.end(grace)
 
-    def _undelivered(self, error: Error, ended_by: EndedBy) -> None:
+    def _undelivered(self, error: Failure, ended_by: EndedBy) -> None:
         self.delivering = False
         self.registry.withhold(self.handle)
         self.registry.end(self.handle, error, ended_by)
@@ -381,7 +381,7 @@ class Run(Attempts):
         if isinstance(self.handle.decided, Stopped):
             return
         self.handle.lingering = True
-        self.stop(Error("The tool did not end when it was told to.", "cancelled"))
+        self.stop(Failure("The tool did not end when it was told to.", "cancelled"))
 
     @property
     def open_to_caller(self) -> bool:
@@ -416,7 +416,7 @@ class Run(Attempts):
 
     def _timed_out(self) -> None:
         secs = self.handle.tool.timeout_secs
-        self.end(Error(f"Tool timed out after {secs:g} s.", "timeout", transient=True), "timeout")
+        self.end(Failure(f"Tool timed out after {secs:g} s.", "timeout", transient=True), "timeout")
 
     def probe(self) -> None:
         """Ask now whether it reads its input; that it does is told to whoever watches the handle."""
@@ -460,7 +460,7 @@ class Run(Attempts):
             (self._patience.pause if by_person else self._patience.go_on)()
         if handle.watchers and self._probing is not None:
             self._probing.when_quiet()
-        self.registry.touch(handle)
+        self.registry.notify_watchers(handle)
 
     @property
     def deadline(self) -> float | None:
@@ -480,4 +480,4 @@ class Run(Attempts):
 
 def _is_closing(outcome: Outcome) -> bool:
     """Whether a call failed because its effects refuse further steps (R6)."""
-    return isinstance(outcome, Error) and outcome.code == "runtime_closing"
+    return isinstance(outcome, Failure) and outcome.code == "runtime_closing"

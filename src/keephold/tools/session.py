@@ -36,7 +36,7 @@ class Exit:
     signal: int | None
 
 
-class Session:
+class ProcessSession:
     """A leader that was just started, and all that comes of it. Of the loop's thread."""
 
     __slots__ = (

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from keephold.handles.question import Question
-from keephold.handles.state import Error, Ok
+from keephold.handles.state import Failure, Ok
 
 WHOLE_LIMIT = 1024 * 1024
 """Bytes of output that may still be one form; more is text."""
@@ -23,7 +23,7 @@ LINE_LIMIT = 64 * 1024
 _FIRST = re.compile(rb"\S")
 
 
-class Said(msgspec.Struct, frozen=True):
+class WireState(msgspec.Struct, frozen=True):
     """It runs, and here is some output."""
 
     content: str = ""
@@ -39,11 +39,11 @@ class Asks(msgspec.Struct, frozen=True):
 class Ends(msgspec.Struct, frozen=True):
     """It is done. `content` is output that comes with an error."""
 
-    outcome: Ok | Error
+    outcome: Ok | Failure
     content: str = ""
 
 
-Wire = Said | Asks | Ends
+Wire = WireState | Asks | Ends
 
 
 class _Form(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
@@ -81,8 +81,8 @@ class _Err(msgspec.Struct, forbid_unknown_fields=True):
     trace: tuple[str, ...] = ()
     transient: bool = False
 
-    def outcome(self) -> Error:
-        return Error(self.message, trace=self.trace, transient=self.transient)
+    def outcome(self) -> Failure:
+        return Failure(self.message, trace=self.trace, transient=self.transient)
 
 
 class _Failed(_Form, tag="error"):
@@ -102,7 +102,7 @@ class _Result(msgspec.Struct, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         self.outcome()
 
-    def outcome(self) -> Ok | Error:
+    def outcome(self) -> Ok | Failure:
         given = [value for value in (self.upper_ok, self.ok, self.upper_err, self.err) if value is not msgspec.UNSET]
         match given:
             case [str(text)]:
@@ -146,7 +146,7 @@ def parse_line(line: bytes) -> Wire | None:
 def _meaning(form: Any) -> Wire:
     match form:
         case _Running(content=content) | _Spawned(content=content):
-            return Said(content or "")
+            return WireState(content or "")
         case _Waiting(question=question, content=content):
             return Asks(question.plain(), content or "")
         case _NeedsInput(question=question):
@@ -154,7 +154,7 @@ def _meaning(form: Any) -> Wire:
         case _Success(content=content):
             return Ends(Ok(content or ""))
         case _Failed():
-            return Ends(Error(form.message, trace=form.trace, transient=form.transient))
+            return Ends(Failure(form.message, trace=form.trace, transient=form.transient))
         case _Stopped(result=_Result() as result):
             return Ends(result.outcome())
         case _Stopped(error=_Err() as error):

@@ -13,7 +13,7 @@ from keephold.handles.handle import Handle, OnStop, Watcher
 from keephold.handles.observing import answered
 from keephold.handles.question import answer_fits, expected, question_key
 from keephold.handles.registry import Registry
-from keephold.handles.state import Error, Outcome, Pending, Reply, Running, State, Stopped, Waiting, name
+from keephold.handles.state import Failure, Outcome, Pending, Reply, Running, State, Stopped, Waiting, name
 from keephold.handles.view import Handles
 from keephold.limits import Limits
 from keephold.schema.arguments import decode_input
@@ -55,14 +55,14 @@ class Actions:
         self._replies = replies
 
     def start(
-        self, slot: Slot, handles: Handles, spare: Container[str], answer: Answer, parked: Callable[[], None]
+        self, slot: Slot, handles: Handles, already_handled: Container[str], answer: Answer, parked: Callable[[], None]
     ) -> None:
         """Begin the call of a slot. Raises `ToolError` if the call itself is wrong (C9).
 
         `parked` is called when a one-shot call waits for its completion from outside (D10).
         """
         if slot.action is None or slot.action == "spawn":
-            self._start_handle(slot, handles, spare, answer, parked)
+            self._start_handle(slot, handles, already_handled, answer, parked)
             return
         handle = self._named_handle(slot, handles)
         if self._relay.elsewhere(handle):
@@ -158,14 +158,14 @@ class Actions:
         return handle
 
     def _start_handle(
-        self, slot: Slot, handles: Handles, spare: Container[str], answer: Answer, parked: Callable[[], None]
+        self, slot: Slot, handles: Handles, already_handled: Container[str], answer: Answer, parked: Callable[[], None]
     ) -> None:
         handle = slot.handle
         assert handle is not None and slot.tool is not None
         verdict = self.verdict(slot, handle.conversation)
         if verdict != ASK or isinstance(handle.decided, Stopped):
             verdict = None if verdict == ASK else verdict
-            self._start_allowed(slot, handle, verdict, handles, spare, answer, parked)
+            self._start_allowed(slot, handle, verdict, handles, already_handled, answer, parked)
             return
         given = slot.arguments
         ended = OnStop(lambda _: self._ended_unstarted(slot, handle, answer))
@@ -174,7 +174,7 @@ class Actions:
             handle.unwatch(ended)
             if verdict is None and slot.arguments is not given:
                 self._rewrite(slot, handle)
-            self._start_allowed(slot, handle, verdict, handles, spare, answer, parked)
+            self._start_allowed(slot, handle, verdict, handles, already_handled, answer, parked)
 
         self._ask(slot, slot.tool, handle.conversation, said)
         handle.watch(ended)
@@ -203,7 +203,7 @@ class Actions:
         handle: Handle,
         refusal: Outcome | None,
         handles: Handles,
-        spare: Container[str],
+        already_handled: Container[str],
         answer: Answer,
         parked: Callable[[], None],
     ) -> None:
@@ -215,14 +215,14 @@ class Actions:
             return
         invocation = self._invocation(slot, handle, handles)
         if not handle.stateful:
-            handle.watch(_OneShot(self, spare, answer, parked))
+            handle.watch(_OneShot(self, already_handled, answer, parked))
         self._admission.admit(handle, invocation)
         if handle.stateful and handle.decided is handle.state:
             self._spawned(handle, answer)
         elif handle.stateful:
             self._registry.when_visible(lambda: self._spawned(handle, answer))
         else:
-            self.give_up_if_hopeless(handle, spare)
+            self.give_up_if_hopeless(handle, already_handled)
 
     def _invocation(self, slot: Slot, handle: Handle, handles: Handles | None) -> Invocation:
         assert slot.tool is not None
@@ -244,7 +244,7 @@ class Actions:
         """Whether a call may run at all."""
         assert slot.tool is not None
         if slot.tool.requires_durable and not self._registry.store.durable:
-            return Error(
+            return Failure(
                 f"Tool `{slot.tool.name}` needs a store that outlives the process, and this one is `memory:`. "
                 'Open the runtime with store="sqlite:///work.db", or set [store] url.',
                 "requires_durable",
@@ -260,14 +260,14 @@ class Actions:
         """The names of the resources the call needs (B5)."""
         return self._admission.resources(self._invocation(slot, handle, None))
 
-    def follow(self, slot: Slot, spare: Container[str], answer: Answer, parked: Callable[[], None]) -> None:
+    def follow(self, slot: Slot, already_handled: Container[str], answer: Answer, parked: Callable[[], None]) -> None:
         """Answer a call that was begun before this batch was taken up again (B9)."""
         handle = slot.handle
         assert handle is not None
         if handle.stateful:
             self._spawned(handle, answer)
         else:
-            handle.watch(_OneShot(self, spare, answer, parked))
+            handle.watch(_OneShot(self, already_handled, answer, parked))
             if handle.parked:
                 parked()
 
@@ -281,7 +281,7 @@ class Actions:
     def _shown(self, handle: Handle) -> Reply:
         """The end of a call that never ran."""
         outcome = handle.state.outcome if isinstance(handle.state, Stopped) else None
-        if handle.tool.launching is not None and isinstance(outcome, Error):
+        if handle.tool.launching is not None and isinstance(outcome, Failure):
             return error_reply(ToolError(outcome.message, code=outcome.code), handle.tool)
         return self._replies.handle(handle) if handle.stateful else self._replies.outcome(handle)
 
@@ -314,11 +314,11 @@ class Actions:
     def one_shot_stopped(self, handle: Handle, answer: Answer) -> None:
         answer(self._replies.outcome(handle))
 
-    def give_up_if_hopeless(self, handle: Handle, spare: Container[str]) -> None:
+    def give_up_if_hopeless(self, handle: Handle, already_handled: Container[str]) -> None:
         """B5: a one-shot call must not wait for what only its own caller can free."""
-        holder = self._admission.hopeless(handle, spare) if isinstance(handle.state, Pending) else None
+        holder = self._admission.hopeless(handle, already_handled) if isinstance(handle.state, Pending) else None
         if holder is not None:
-            error = Error(
+            error = Failure(
                 f"Handle `{holder.id}` (tool `{holder.tool.name}`) holds what this call needs and will not free it "
                 "by itself; finish or abort it first",
                 "resource_held",
@@ -387,7 +387,7 @@ class Actions:
 
     def cancel(self, handles: Sequence[Handle]) -> None:
         """B7: the turn is cancelled; tell one-shot calls."""
-        self._admission.end_all(handles, Error(CANCELLED, "cancelled"), "cancel")
+        self._admission.end_all(handles, Failure(CANCELLED, "cancelled"), "cancel")
 
 
 def _check_takes_input(handle: Handle) -> None:
@@ -432,11 +432,13 @@ class _OnPark(OnStop):
 class _OneShot(Watcher):
     """Watches the handle of a one-shot call."""
 
-    __slots__ = ("_actions", "_answer", "_parked", "_spare")
+    __slots__ = ("_actions", "_already_handled", "_answer", "_parked")
 
-    def __init__(self, actions: Actions, spare: Container[str], answer: Answer, parked: Callable[[], None]) -> None:
+    def __init__(
+        self, actions: Actions, already_handled: Container[str], answer: Answer, parked: Callable[[], None]
+    ) -> None:
         self._actions = actions
-        self._spare = spare
+        self._already_handled = already_handled
         self._answer = answer
         self._parked = parked
 
@@ -446,5 +448,5 @@ class _OneShot(Watcher):
     def parked(self, handle: Handle) -> None:
         self._parked()
 
-    def touched(self, handle: Handle) -> None:
-        self._actions.give_up_if_hopeless(handle, self._spare)
+    def handle_changed(self, handle: Handle) -> None:
+        self._actions.give_up_if_hopeless(handle, self._already_handled)

@@ -12,7 +12,7 @@ from keephold.handles.handle import Handle, OnStop
 from keephold.handles.observing import answered
 from keephold.handles.question import Open, Question
 from keephold.handles.registry import Registry
-from keephold.handles.state import EndedBy, Error, Outcome, Pending, Stopped, error_of
+from keephold.handles.state import EndedBy, Failure, Outcome, Pending, Stopped, error_of
 from keephold.store.endings import CANCELLED
 from keephold.tools.base import Invocation, Tool
 from keephold.tools.run import Run
@@ -66,7 +66,7 @@ class Admission:
         else:
             self._queue(handle, invocation, names)
         if isinstance(handle.state, Pending):
-            self._registry.touch(handle)
+            self._registry.notify_watchers(handle)
 
     def _queue(self, handle: Handle, invocation: Invocation, names: Mapping[str, int]) -> None:
         if isinstance(handle.decided, Stopped):  # one of several that are being ended, see `end_all`
@@ -78,7 +78,9 @@ class Admission:
         ticket = handle.ticket = Ticket(self._registry.gate, handle, names, start, priority=handle.priority)
         self._registry.gate.enter(ticket)
         if handle.lane is not None and not ticket.held:
-            self._registry.touch(handle)  # it has left one queue and stands in another: behind someone blocked? (A6)
+            self._registry.notify_watchers(
+                handle
+            )  # it has left one queue and stands in another: behind someone blocked? (A6)
 
     def _start(self, handle: Handle, invocation: Invocation) -> None:
         if isinstance(handle.decided, Stopped) or self._registry.closing:
@@ -91,7 +93,7 @@ class Admission:
         """Whoever holds something and stays: one-shot calls that queue for it are hopeless (B5)."""
         lines = handle.ticket.lines() if handle.ticket is not None else ()
         for call in [ticket.handle for line in lines for ticket in line.queue if not ticket.handle.stateful]:
-            self._registry.touch(call)
+            self._registry.notify_watchers(call)
 
     # What its calls meet outside their tools (Surroundings)
 
@@ -146,7 +148,7 @@ class Admission:
         handle.watch(OnStop(self.leave))
         self._tell_queue(handle)
 
-    def end(self, handle: Handle, error: Error, ended_by: EndedBy) -> None:
+    def end(self, handle: Handle, error: Failure, ended_by: EndedBy) -> None:
         """End it, for a reason. What has not started never will; what runs is told to end and stops when it has."""
         if handle.run is not None:
             handle.run.end(error, ended_by)
@@ -156,7 +158,7 @@ class Admission:
             self._registry.end(handle, error, ended_by)
             self.leave(handle)
 
-    def end_all(self, handles: Sequence[Handle], error: Error, ended_by: EndedBy) -> None:
+    def end_all(self, handles: Sequence[Handle], error: Failure, ended_by: EndedBy) -> None:
         """End several. None of those that queue starts because another one leaves (S3)."""
         queued = [handle for handle in handles if handle.run is None and not isinstance(handle.decided, Stopped)]
         for handle in queued:
@@ -166,16 +168,16 @@ class Admission:
         for handle in handles:
             self.end(handle, error, ended_by)
 
-    def hopeless(self, handle: Handle, spare: Container[str]) -> Handle | None:
+    def hopeless(self, handle: Handle, already_handled: Container[str]) -> Handle | None:
         """B5: whoever holds up a one-shot call and will not go by itself, if there is such a handle."""
-        stuck = handle.behind(spare)
+        stuck = handle.behind(already_handled)
         if stuck is not None:
             return stuck
         for ticket in (handle.lane, handle.ticket):
             if ticket is None:
                 continue
             for group in ticket.in_front():
-                if all(_stays(other, spare) for other in group):
+                if all(_stays(other, already_handled) for other in group):
                     return group[0]
         return None
 
@@ -185,8 +187,8 @@ def resources(names: Mapping[str, int]) -> dict[str, int]:
     return {name: capacity for name, capacity in names.items() if name.startswith(RESOURCE)}
 
 
-def _stays(holder: Handle, spare: Container[str]) -> bool:
-    return holder.parked or _interactive(holder) or holder.blocked_on_caller(spare)
+def _stays(holder: Handle, already_handled: Container[str]) -> bool:
+    return holder.parked or _interactive(holder) or holder.blocked_on_caller(already_handled)
 
 
 def _interactive(holder: Handle) -> bool:

@@ -72,7 +72,7 @@ class Gap(msgspec.Struct, frozen=True):
     offset: int
 
 
-class Told(msgspec.Struct, frozen=True):
+class HandleStatus(msgspec.Struct, frozen=True):
     """How the handle is: at the beginning, when its state has changed (`STATE`), and at last (`END`)."""
 
     handle: HandleInfo

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry, call_id
-from keephold.handles.state import Error, Reply, Running, Stopped, error_of
+from keephold.handles.state import Failure, Reply, Running, Stopped, error_of
 from keephold.handles.text import to_utf8
 from keephold.handles.view import Handles
 from keephold.limits import Limits
@@ -74,7 +74,7 @@ class Batch:
         self._renaming: asyncio.Task[None] | None = None
         self.opened = False
         """Whether the store has it."""
-        self.failed: Error | None = None
+        self.failed: Failure | None = None
         """A parked call timed out that takes the turn with it (D11)."""
 
     async def run(self) -> list[Reply]:
@@ -336,9 +336,9 @@ class Batch:
     def _stop_waiting(self, slot: Slot) -> None:
         over = self._answered.done() or self._registry.closing
         if not over and self._replies[slot.position] is None and slot.handle is not None and slot.handle.parked:
-            self._registry.run_soon(self.expose(slot))
+            self._registry.run_soon(self.promote_to_handle(slot))
 
-    async def expose(self, slot: Slot, *, left: bool = False) -> None:
+    async def promote_to_handle(self, slot: Slot, *, left: bool = False) -> None:
         """Give a one-shot call a name and answer with that: it is parked (D10), or nobody waits for it any more, though
         it may have ended by now (`left`)."""
         handle = slot.handle
@@ -358,10 +358,10 @@ class Batch:
             number += 1
         if left or (self._replies[slot.position] is None and handle.active):
             try:
-                await self._registry.expose(handle, id)
+                await self._registry.promote_to_handle(handle, id)
             except KeepholdError as error:
                 if error.code == "batch_rejected":  # another process was quicker with the id
-                    await self.expose(slot, left=left)
+                    await self.promote_to_handle(slot, left=left)
                 return
             self._answer(slot, self._actions.show(handle))
 
@@ -372,7 +372,7 @@ class Batch:
         self._named[handle.uid] -= 1
         if not self._named[handle.uid]:
             del self._named[handle.uid]
-            self._registry.touch(handle)  # it may count as blocked from now on
+            self._registry.notify_watchers(handle)  # it may count as blocked from now on
 
     def cancel(self) -> None:
         """B7: tell every call; those that have no result of their own soon are answered without one."""
@@ -418,9 +418,9 @@ def _numbered(slot: Slot) -> bool:
     return slot.launch is not None and slot.tool is not None and getattr(slot.tool.launching, "numbered", False)
 
 
-def _fails_turn(handle: Handle) -> Error | None:
+def _fails_turn(handle: Handle) -> Failure | None:
     """The error of a one-shot call whose deadline passed and that takes the turn with it (D11)."""
     state, parking = handle.state, handle.parking
     if handle.stateful or parking is None or parking.on_timeout != "fail_turn" or not isinstance(state, Stopped):
         return None
-    return state.outcome if isinstance(state.outcome, Error) and state.ended_by == "timeout" else None
+    return state.outcome if isinstance(state.outcome, Failure) and state.ended_by == "timeout" else None

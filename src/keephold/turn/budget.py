@@ -24,23 +24,23 @@ import msgspec
 from keephold.handles.output import Span, unfinished
 from keephold.handles.rendering import render_piece
 from keephold.handles.text import SEQUENCE, SEQUENCE_SIZE, has_controls, strip_controls, to_json, to_utf8
-from keephold.tools.base import View, Window
+from keephold.tools.base import OutputView, Window
 
 
 class ProjectorProtocol(Protocol):
     """What `Runtime(projector=…)` takes. `hint` is a sentence that says how to read what is not shown."""
 
-    def text(self, source: str | Span, view: View, hint: str) -> str:
+    def text(self, source: str | Span, view: OutputView, hint: str) -> str:
         """A text, or a range of an output, within the caps of the view."""
 
-    def value(self, value: Any, view: View, hint: str) -> str:
+    def value(self, value: Any, view: OutputView, hint: str) -> str:
         """A result: a string as `text` shows it, any other value as compact JSON."""
 
 
 class Projector:
     """The projector a runtime has unless it is given another."""
 
-    def text(self, source: str | Span, view: View, hint: str) -> str:
+    def text(self, source: str | Span, view: OutputView, hint: str) -> str:
         cap = _cap(view)
         if isinstance(source, Span):
             return _project(_Printed(source), cap, view, hint)
@@ -51,7 +51,7 @@ class Projector:
             return data.decode() if len(data) <= cap else _project(_Plain(data), cap, view, hint)
         return _project(_Plain(to_utf8(source)), cap, view, hint)
 
-    def value(self, value: Any, view: View, hint: str) -> str:
+    def value(self, value: Any, view: OutputView, hint: str) -> str:
         if isinstance(value, str):
             return self.text(value, view, hint)
         cap = _cap(view)
@@ -84,7 +84,7 @@ def size_of(source: Any, mode: Literal["bytes", "tokens"] = "bytes") -> int:
     return size if mode == "bytes" else _tokens(size)
 
 
-def _cap(view: View) -> int:
+def _cap(view: OutputView) -> int:
     return view.limit if view.mode == "bytes" else view.limit * 4
 
 
@@ -150,7 +150,7 @@ class _Printed:
         return strip_controls(text)
 
 
-def _project(source: _Plain | _Printed, cap: int, view: View, hint: str) -> str:
+def _project(source: _Plain | _Printed, cap: int, view: OutputView, hint: str) -> str:
     """All of the source if it is within `cap` bytes and the view's lines, else a window and a marker."""
     size = source.stop - source.start
     over = size > cap
@@ -251,7 +251,7 @@ def _narrow(data: bytes, room: int, *, from_end: bool) -> bytes:
 # --- JSON
 
 
-def _cut_strings(encoded: bytes, cap: int, view: View, hint: str) -> str | None:
+def _cut_strings(encoded: bytes, cap: int, view: OutputView, hint: str) -> str | None:
     """JSON whose strings are cut so that the whole is within `cap`; None if its structure leaves no room for that."""
     value = msgspec.json.decode(encoded)
     strings = list(_strings(value))
@@ -282,7 +282,7 @@ def _cut_strings(encoded: bytes, cap: int, view: View, hint: str) -> str | None:
     return to_json(_replaced(value, iter(shown))).decode()
 
 
-def _fit(text: _Plain, room: int, view: View, hint: str) -> str | None:
+def _fit(text: _Plain, room: int, view: OutputView, hint: str) -> str | None:
     """The longest window on a string that takes no more than `room` bytes of JSON, marker and hint included."""
     best = None
     low, high = 0, text.stop - 1

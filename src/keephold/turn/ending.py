@@ -21,7 +21,7 @@ import msgspec
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle, Watcher
 from keephold.handles.registry import Registry
-from keephold.handles.state import EndedBy, Error, Pending, name
+from keephold.handles.state import EndedBy, Failure, Pending, name
 from keephold.handles.waits import Wait, all_of
 from keephold.tools.run import FORCE_SECS
 from keephold.turn.admission import Admission
@@ -248,7 +248,7 @@ class Ender:
             secs = handle.tool.spawn.turn_end_timeout_secs
             blocked = handle.blocked_on_caller()
             why = "it waited for you" if blocked else f"it was waited for for {secs:g} s"
-            self._admission.end(handle, Error(f"Aborted at the end of the turn: {why}.", "aborted"), "turn_end")
+            self._admission.end(handle, Failure(f"Aborted at the end of the turn: {why}.", "aborted"), "turn_end")
             await _over(handle)
 
     async def _cancel_parked(self, conversation: str, turn: str) -> None:
@@ -271,7 +271,7 @@ class Ender:
 
     def _end(self, handles: Sequence[Handle], ended_by: EndedBy) -> None:
         why = "Aborted: the turn was cancelled." if ended_by == "cancel" else "Aborted at the end of the turn."
-        self._admission.end_all(handles, Error(why, "aborted"), ended_by)
+        self._admission.end_all(handles, Failure(why, "aborted"), ended_by)
 
 
 _SCHEMA: dict[str, Any] = {
@@ -344,7 +344,7 @@ async def _over(handle: Handle, *, or_blocked: bool = False) -> None:
     """Until it has stopped or parked, or, if that is asked for, waits for a caller who has stopped talking (A6)."""
     watcher = _Over(or_blocked)
     handle.watch(watcher)
-    watcher.touched(handle)
+    watcher.handle_changed(handle)
     if handle.parked:
         watcher.parked(handle)
     try:
@@ -368,7 +368,7 @@ class _Over(Watcher):
     def parked(self, handle: Handle) -> None:
         self.event.set()
 
-    def touched(self, handle: Handle) -> None:
+    def handle_changed(self, handle: Handle) -> None:
         if self._or_blocked and handle.blocked_on_caller():
             self.event.set()
 
@@ -377,7 +377,7 @@ async def all_stopped(handles: Sequence[Handle]) -> None:
     """Until all of them have stopped. They have been told to, so nothing can block them."""
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     everyone = {handle.uid for handle in handles}
-    wait = Wait([all_of(handles)], lambda _: None if over.done() else over.set_result(None), spare=everyone)
+    wait = Wait([all_of(handles)], lambda _: None if over.done() else over.set_result(None), already_handled=everyone)
     wait.begin()
     try:
         await over
@@ -397,7 +397,7 @@ async def end_calls(registry: Registry, admission: Admission, recovery: Recovery
     )
     ended = [handle for handle in live if handle not in kept]
     grace = max((handle.tool.spawn.abort_grace_ms for handle in ended), default=0) / 1000
-    admission.end_all(ended, Error("Ended: the runtime was closed.", "aborted"), "shutdown")
+    admission.end_all(ended, Failure("Ended: the runtime was closed.", "aborted"), "shutdown")
     let_go = [handle.run for handle in kept if handle.run is not None]
     for run in let_go:
         run.let_go()
@@ -415,7 +415,7 @@ async def end_calls(registry: Registry, admission: Admission, recovery: Recovery
         await _recorded(batches)
 
 
-async def end_conversation(registry: Registry, admission: Admission, conversation: str, why: Error) -> None:
+async def end_conversation(registry: Registry, admission: Admission, conversation: str, why: Failure) -> None:
     """End every call of a conversation that goes on or is parked, whatever its policy: nobody is there any more."""
     live = [handle for handle in registry.live(conversation) if handle.active]
     parked: list[Handle] = []

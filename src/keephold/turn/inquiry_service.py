@@ -15,7 +15,7 @@ from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
 from keephold.handles.question import Question, answer_fits, expected, select_options
 from keephold.handles.registry import Registry
-from keephold.handles.state import Error, Ok, Outcome
+from keephold.handles.state import Failure, Ok, Outcome
 from keephold.handles.text import plain
 from keephold.store.base import Inquired
 from keephold.turn.inquiry import Inquire, Inquiry
@@ -189,8 +189,8 @@ def _text(handle: Handle, question: Question) -> str:
     return f"{question.pre_amble}\n\n{asks}" if question.pre_amble else asks
 
 
-def _failed(handle: Handle, question: Question, why: str) -> Error:
-    return Error(
+def _failed(handle: Handle, question: Question, why: str) -> Failure:
+    return Failure(
         f'Tool `{handle.tool.name}` asked "{question.text}" (`{question.id}`). The question went to an assistant, and '
         f"that failed: {why}. Call the tool again, or go on without it.",
         "inquiry_failed",

@@ -15,7 +15,7 @@ from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry
 from keephold.handles.state import Reply
-from keephold.store.base import Carrier, Delivered, News, Notified, Shown
+from keephold.store.base import Carrier, Delivered, Notified, QueuedNotification, Shown
 from keephold.store.endings import clip
 from keephold.store.rows import Level
 
@@ -32,7 +32,7 @@ class Notification(msgspec.Struct, frozen=True):
     message: str
 
 
-def notifications(news: Iterable[News]) -> tuple[Notification, ...]:
+def notifications(news: Iterable[QueuedNotification]) -> tuple[Notification, ...]:
     """News as it is delivered."""
     return tuple(Notification(each.kind, each.level, each.message) for each in news)
 
@@ -91,12 +91,14 @@ class Notifications:
         self.delivered(conversation)
         return notifications(news)
 
-    async def _deliver(self, conversation: str, carrier: Carrier) -> tuple[News, ...]:
+    async def _deliver(self, conversation: str, carrier: Carrier) -> tuple[QueuedNotification, ...]:
         (news,) = await self._registry.write((Delivered(conversation, carrier),))
         self._registry.told(news)
         return tuple(news)
 
-    async def carried(self, delivering: Coroutine[Any, Any, tuple[News, ...]]) -> tuple[News, ...]:
+    async def carried(
+        self, delivering: Coroutine[Any, Any, tuple[QueuedNotification, ...]]
+    ) -> tuple[QueuedNotification, ...]:
         """The news that a commit delivers. If whoever wants it is cancelled meanwhile, it is queued again (N3)."""
         writing = asyncio.ensure_future(delivering)
         try:
@@ -105,11 +107,11 @@ class Notifications:
             writing.add_done_callback(self._queue_again)
             raise
 
-    def _queue_again(self, writing: "asyncio.Future[tuple[News, ...]]") -> None:
+    def _queue_again(self, writing: "asyncio.Future[tuple[QueuedNotification, ...]]") -> None:
         if not writing.cancelled() and writing.exception() is None:
             self.queue_again(writing.result())
 
-    def queue_again(self, news: Iterable[News]) -> None:
+    def queue_again(self, news: Iterable[QueuedNotification]) -> None:
         """Nobody has taken it."""
         again = [
             Notified(each.conversation, each.kind, each.level, each.message, each.at, each.uid, each.carriers)
@@ -132,7 +134,7 @@ class Notifications:
                 self._registry.run_soon(self._look(conversation))
 
     async def _look(self, conversation: str) -> None:
-        if any(news.level == "critical" for news in await self._registry.store.news(conversation)):
+        if any(news.level == "critical" for news in await self._registry.store.notifications(conversation)):
             self._call(conversation)
 
     def _call(self, conversation: str) -> None:

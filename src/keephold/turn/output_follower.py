@@ -29,10 +29,10 @@ _LOOK_SECS = 0.1
 """Nothing tells when a queued call starts. While somebody follows one, it is looked at so often."""
 
 
-def told(handle: Handle, offset: int) -> frames.Told:
+def told(handle: Handle, offset: int) -> frames.HandleStatus:
     """How the handle is."""
     timeline = None if handle.output is None else handle.output.timeline
-    return frames.Told(handle.info(), 0 if timeline is None else timeline.started.cols, offset)
+    return frames.HandleStatus(handle.info(), 0 if timeline is None else timeline.started.cols, offset)
 
 
 class Following(Watcher):
@@ -103,7 +103,7 @@ class Following(Watcher):
     def parked(self, handle: Handle) -> None:
         self._news.set()
 
-    def touched(self, handle: Handle) -> None:
+    def handle_changed(self, handle: Handle) -> None:
         self._news.set()
 
     def _listen(self) -> None:

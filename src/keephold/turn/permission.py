@@ -13,11 +13,11 @@ import msgspec
 
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
-from keephold.handles.state import Error, Ok, Outcome
+from keephold.handles.state import Failure, Ok, Outcome
 from keephold.handles.text import plain, to_json
 from keephold.tools.base import Action, RunMode, Tool
-from keephold.turn.prompt_queue import Asking, People
-from keephold.turn.prompts import Approved, Cancelled, Decision, DeliverResult, Denied, Edited, Remembered, RunTool
+from keephold.turn.prompt_queue import Asking, PromptQueue
+from keephold.turn.prompts import Approved, Decision, DeliverResult, Denied, Dismissed, Edited, RunTool, TurnDecisions
 
 Detached = Literal["deny", "defaults", "auto"]
 
@@ -37,18 +37,20 @@ Check = Callable[[Any], dict[str, Any]]
 class Permission:
     """Decides by the tools' modes, the person who is there, and the conversation's `detached`."""
 
-    def __init__(self, detached: Detached, people: People, remembered: Remembered) -> None:
+    def __init__(self, detached: Detached, people: PromptQueue, remembered: TurnDecisions) -> None:
         self.detached = detached
         self._people = people
         self._remembered = remembered
-        self.people_of: Callable[[str], People | None] = lambda _: None
+        self.people_of: Callable[[str], PromptQueue | None] = lambda _: None
         """Who is there for a conversation, if not those of the runtime."""
         self.unattended: Callable[[str], bool] = lambda _: False
         """Whether what a person would be asked about in a conversation is done without asking."""
 
     # To run
 
-    def to_run(self, tool: Tool, action: Action | None, conversation: str, people: People | None = None) -> Verdict:
+    def to_run(
+        self, tool: Tool, action: Action | None, conversation: str, people: PromptQueue | None = None
+    ) -> Verdict:
         """Whether a call of the tool may run; `people` are those who are there for it, if not those of the runtime."""
         mode = _mode(tool, action)
         if mode == "unattended":
@@ -76,7 +78,7 @@ class Permission:
         conversation: str,
         check: Check,
         then: Callable[[Outcome | dict[str, Any]], None],
-        people: People | None = None,
+        people: PromptQueue | None = None,
         uid: str | None = None,
     ) -> Asking:
         """Ask the person. `then` gets the arguments to run with, or how the call ends without running."""
@@ -116,7 +118,7 @@ class Permission:
                 tool=handle.tool.name,
                 id=handle.id if handle.stateful else None,
                 result=text(),
-                is_error=isinstance(outcome, Error),
+                is_error=isinstance(outcome, Failure),
                 conversation=handle.conversation,
                 edit=mode == "edit",
                 uid=handle.uid,
@@ -130,8 +132,8 @@ class _ToRun:
 
     def __init__(
         self,
-        people: People,
-        remembered: Remembered,
+        people: PromptQueue,
+        remembered: TurnDecisions,
         prompt: RunTool,
         check: Check,
         then: Callable[[Outcome | dict[str, Any]], None],
@@ -157,8 +159,8 @@ class _ToRun:
             case Denied(reason, remember):
                 self._remember(remember, False)
                 self._then(Ok(f"Tool skipped by user: {reason}" if reason else SKIPPED))
-            case Cancelled(reason) if reason is not None:
-                self._then(Error(f"Permission prompt failed: {reason}", "permission_denied"))
+            case Dismissed(reason) if reason is not None:
+                self._then(Failure(f"Permission prompt failed: {reason}", "permission_denied"))
             case _:
                 self._then(Ok(SKIPPED))
 
@@ -207,7 +209,7 @@ def digest(tool: str, action: str | None, id: str | None, arguments: Mapping[str
 
 def require(verdict: Outcome | None) -> str | None:
     """For fetch, apply and abort: None to go on, the text of a skip, or the refusal as an error."""
-    if isinstance(verdict, Error):
+    if isinstance(verdict, Failure):
         raise ToolError(verdict.message, code=verdict.code)
     return str(verdict.value) if isinstance(verdict, Ok) else None
 
@@ -224,25 +226,25 @@ def _delivered(outcome: Outcome, said: Decision) -> Outcome:
             return outcome
         case Edited(value):
             text = value if isinstance(value, str) else to_json(value).decode()
-            return Error(text, outcome.code) if isinstance(outcome, Error) else Ok(text)
+            return Failure(text, outcome.code) if isinstance(outcome, Failure) else Ok(text)
         case Denied(reason) if reason:
             return _withheld(outcome, f"{NOT_DELIVERED_BY_USER.rstrip('.')}: {reason}")
-        case Cancelled(reason) if reason is not None:
-            return Error(f"Result prompt failed: {reason}", "permission_denied")
-        case Cancelled():
+        case Dismissed(reason) if reason is not None:
+            return Failure(f"Result prompt failed: {reason}", "permission_denied")
+        case Dismissed():
             return _withheld(outcome, "Result delivery cancelled.")
     return _withheld(outcome, NOT_DELIVERED_BY_USER)
 
 
 def _withheld(outcome: Outcome, why: str) -> Outcome:
-    return Error(why, outcome.code) if isinstance(outcome, Error) else Ok(why)
+    return Failure(why, outcome.code) if isinstance(outcome, Failure) else Ok(why)
 
 
-def _denied(tool: Tool, what: str, setting: str) -> Error:
+def _denied(tool: Tool, what: str, setting: str) -> Failure:
     table = f"conversation.tools.{tool.name}"
     if tool.kind == "agent":
         table = f"agents.{'<id>' if tool.launching is not None else tool.name}"
-    return Error(
+    return Failure(
         f"Tool `{tool.name}` needs permission to {what} and nobody is there to give it. "
         f'To allow it, set `{setting} = "unattended"` in [{table}], '
         'or `detached = "auto"` in [conversation].',

@@ -15,17 +15,17 @@ from weakref import WeakSet
 
 from keephold.handles.handle import Handle, OnStop
 from keephold.turn.prompts import (
+    Answer,
     Approved,
     AskQuestion,
-    Cancelled,
     Decision,
     DeliverResult,
     Denied,
+    Dismissed,
     Edited,
     Prompt,
     Prompter,
     RunTool,
-    Said,
 )
 
 _log = logging.getLogger("keephold.turn")
@@ -33,9 +33,9 @@ _log = logging.getLogger("keephold.turn")
 _CLOSE_SECS = 1.0
 """How long closing waits for a prompt that tidies up."""
 _DECISIONS: dict[type[Prompt], tuple[type[Decision], ...]] = {
-    RunTool: (Approved, Denied, Edited, Cancelled),
-    DeliverResult: (Approved, Denied, Edited, Cancelled),
-    AskQuestion: (Said, Cancelled),
+    RunTool: (Approved, Denied, Edited, Dismissed),
+    DeliverResult: (Approved, Denied, Edited, Dismissed),
+    AskQuestion: (Answer, Dismissed),
 }
 """What may be said to each kind of prompt."""
 
@@ -50,7 +50,7 @@ class Asking:
     __slots__ = ("_people", "asked", "prompt", "settled", "task", "then")
 
     def __init__(
-        self, people: "People", prompt: Prompt, then: Callable[[Decision], None], settled: Callable[[], bool]
+        self, people: "PromptQueue", prompt: Prompt, then: Callable[[Decision], None], settled: Callable[[], bool]
     ) -> None:
         self._people = people
         self.prompt = prompt
@@ -67,7 +67,7 @@ class Asking:
             self._people.withdrawn(self)
 
 
-class People:
+class PromptQueue:
     """Asks by a prompter: the runtime's, or that of whoever handed in a call."""
 
     def __init__(self, prompter: Prompter | None) -> None:
@@ -75,15 +75,15 @@ class People:
         self._at_once: bool = getattr(prompter, "at_once", False)
         self.beside: Callable[[Prompter], Prompter] | None = None
         """Has somebody else asked as well who is asked by that prompter: whoever answers first."""
-        self._others: dict[str, People] = {}
-        self.found: Callable[[Handle], People | None] | None = None
+        self._others: dict[str, PromptQueue] = {}
+        self.found: Callable[[Handle], PromptQueue | None] | None = None
         """Tells who is there for a call of which nobody has told yet, as after a restart."""
         self._waiting: deque[Asking] = deque()
         self._shown: list[Asking] = []
         self._left: list[Asking] = []
         """What could not be asked, in the order it came."""
         self._closed = False
-        self._joined: WeakSet[People] = WeakSet()
+        self._joined: WeakSet[PromptQueue] = WeakSet()
         """Those for whom somebody here is asked as well."""
         self.passed_on: Callable[[Prompt], None] = lambda prompt: None
         """Called when what was said to a prompt has reached whoever asked, or it was withdrawn."""
@@ -95,7 +95,7 @@ class People:
         """Whether there is somebody to ask. While the runtime closes, too: then nothing is asked or decided."""
         return self._prompter is not None
 
-    def of(self, handle: Handle) -> "People":
+    def of(self, handle: Handle) -> "PromptQueue":
         """Those who are asked about a handle."""
         other = self._others.get(handle.uid)
         if other is None and self.found is not None and handle.active:
@@ -104,16 +104,16 @@ class People:
                 self.assign(handle, other)
         return self if other is None else other
 
-    def joined(self, prompter: Prompter) -> "People":
+    def joined(self, prompter: Prompter) -> "PromptQueue":
         """Those who are asked by that prompter, and whoever is there besides."""
         if self.beside is None:
-            return People(prompter)
-        people = People(self.beside(prompter))
+            return PromptQueue(prompter)
+        people = PromptQueue(self.beside(prompter))
         people._at_once, people._settles = True, self._settle_shown
         self._joined.add(people)
         return people
 
-    def assign(self, handle: Handle, people: "People") -> None:
+    def assign(self, handle: Handle, people: "PromptQueue") -> None:
         """From now on, and until it stops, these are asked about the handle."""
         self._others[handle.uid] = people
         handle.watch(OnStop(self._forget))
@@ -173,18 +173,18 @@ class People:
             return None
         except Exception as error:
             _log.error("the prompter failed", exc_info=error)
-            return Cancelled(f"{type(error).__name__}: {error}")
+            return Dismissed(f"{type(error).__name__}: {error}")
         for kind in _DECISIONS[type(prompt)]:
             if isinstance(said, kind):
                 return said
         right = ", ".join(kind.__name__ for kind in _DECISIONS[type(prompt)])
         why = f"the prompter returned a {type(said).__name__}, which is no decision here; this prompt takes {right}"
         _log.error("%s", why)
-        return Cancelled(why)
+        return Dismissed(why)
 
     def _said(self, asking: Asking, task: "asyncio.Task[Decision | None]") -> None:
         self._shown.remove(asking)
-        said = Cancelled() if task.cancelled() else task.result()
+        said = Dismissed() if task.cancelled() else task.result()
         prompt = asking.prompt
         try:
             if asking.then is not None and said is None:

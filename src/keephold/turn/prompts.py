@@ -84,20 +84,20 @@ class Edited(msgspec.Struct, frozen=True, tag="edited"):
     value: Any
 
 
-class Said(msgspec.Struct, frozen=True, tag="said"):
+class Answer(msgspec.Struct, frozen=True, tag="said"):
     """The answer to a question. `remember`: the same from now on until the turn ends."""
 
     value: Any
     remember: bool = False
 
 
-class Cancelled(msgspec.Struct, frozen=True, tag="cancelled"):
+class Dismissed(msgspec.Struct, frozen=True, tag="cancelled"):
     """The person does not want to be asked this; or, with a `reason`, the prompt could not be shown."""
 
     reason: str | None = None
 
 
-Decision = Approved | Denied | Edited | Said | Cancelled
+Decision = Approved | Denied | Edited | Answer | Dismissed
 Prompter = Callable[[Prompt], Awaitable[Decision]]
 """Shows a prompt to a person and returns what they said. Cancelled when the prompt is withdrawn."""
 
@@ -105,7 +105,7 @@ Prompter = Callable[[Prompt], Awaitable[Decision]]
 _NOTHING = object()
 
 
-class Remembered:
+class TurnDecisions:
     """By conversation, as a conversation has one turn at a time."""
 
     def __init__(self) -> None:

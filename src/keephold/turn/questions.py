@@ -13,14 +13,14 @@ import msgspec
 from keephold.handles.handle import Handle
 from keephold.handles.question import Open, Question, answer_fits, expected
 from keephold.handles.registry import Registry
-from keephold.handles.state import Error, Ok, Outcome, Waiting
+from keephold.handles.state import Failure, Ok, Outcome, Waiting
 from keephold.handles.waits import Wait
 from keephold.limits import Limits
 from keephold.tools.base import QuestionPolicy
 from keephold.turn.inquiry_service import Inquiries
 from keephold.turn.permission import Detached
-from keephold.turn.prompt_queue import Asking, People
-from keephold.turn.prompts import AskQuestion, Cancelled, Decision, Remembered, Said
+from keephold.turn.prompt_queue import Asking, PromptQueue
+from keephold.turn.prompts import Answer, AskQuestion, Decision, Dismissed, TurnDecisions
 
 _NO_POLICY = QuestionPolicy()
 
@@ -44,9 +44,9 @@ class Questions:
         registry: Registry,
         limits: Limits,
         detached: Detached,
-        people: People,
+        people: PromptQueue,
         inquiries: Inquiries,
-        remembered: Remembered,
+        remembered: TurnDecisions,
     ) -> None:
         self._registry = registry
         self._limits = limits
@@ -72,7 +72,7 @@ class Questions:
             return self._unanswered(handle, question, policy)
         open_now = self._registry.conversation(handle.conversation).open_questions
         if open_now >= self._limits.open_questions:
-            return Error(
+            return Failure(
                 f"{open_now} questions are open already ([limits] open_questions); answer some of them first",
                 "limit_exceeded",
             )
@@ -145,14 +145,14 @@ class Questions:
         question, prompt = asked.question, asked.prompt
         assert prompt is not None and isinstance(prompt.prompt, AskQuestion)
         match said:
-            case Said(value) if not answer_fits(question, value):
+            case Answer(value) if not answer_fits(question, value):
                 problem = f"the answer must be {expected(question)}"
                 self._people.of(handle).ask_again(prompt, msgspec.structs.replace(prompt.prompt, problem=problem))
-            case Said(value, remember):
+            case Answer(value, remember):
                 if remember and prompt.prompt.may_remember:
                     self._remembered.answered(handle.conversation, handle.tool.name, question.id, value)
                 self._answer(handle, value)
-            case Cancelled(reason):
+            case Dismissed(reason):
                 self._end(handle, not_answered(question.id, reason))
 
     # The assistant
@@ -171,37 +171,37 @@ class Questions:
         if isinstance(outcome, Ok):
             self._answer(handle, outcome.value)
         else:
-            assert isinstance(outcome, Error)
+            assert isinstance(outcome, Failure)
             self._end(handle, outcome)
 
     def _answer(self, handle: Handle, value: object) -> None:
         if handle.run is not None:
             handle.run.answer(value, b"")
 
-    def _end(self, handle: Handle, error: Error) -> None:
+    def _end(self, handle: Handle, error: Failure) -> None:
         """Q7: without its answer the handle ends, and its process as by an abort (C7)."""
         if handle.run is not None:
             handle.run.end(error, "self")
 
-    def _unanswered(self, handle: Handle, question: Question, policy: QuestionPolicy) -> Error:
+    def _unanswered(self, handle: Handle, question: Question, policy: QuestionPolicy) -> Failure:
         setting = f"[conversation.tools.{handle.tool.name}.questions.{question.id}]"
         if handle.tool.source == "python":
             setting = f"`@keephold.tool(questions=…)` or {setting}"
         asked = f'The tool asked "{question.text}" (`{question.id}`), but'
         if question.secret:
             why = f"{asked} only a person may type a secret and none is there. Do without, or run this with a person."
-            return Error(why, "question_unanswered")
+            return Failure(why, "question_unanswered")
         who = "only a person may answer it and none is there" if policy.exclusive else "nobody is there to answer it"
         spawn = ""
         if "apply" in handle.tool.actions and not policy.exclusive:
             spawn = ", or spawn the tool and answer with `apply`"
-        return Error(f"{asked} {who}. Set a fixed `answer` in {setting}{spawn}.", "question_unanswered")
+        return Failure(f"{asked} {who}. Set a fixed `answer` in {setting}{spawn}.", "question_unanswered")
 
 
-def not_answered(question: str, reason: str | None) -> Error:
+def not_answered(question: str, reason: str | None) -> Failure:
     """The end of a call whose question the person did not want to answer, or could not be shown (Q7)."""
     why = f"the prompt failed: {reason}" if reason else "the person cancelled the prompt"
-    return Error(f"Question `{question}` was not answered: {why}.", "input_cancelled")
+    return Failure(f"Question `{question}` was not answered: {why}.", "input_cancelled")
 
 
 def _is_awaited(handle: Handle) -> bool:
@@ -211,4 +211,4 @@ def _is_awaited(handle: Handle) -> bool:
 def _checked(question: Question, answer: object, what: str) -> Outcome:
     if answer_fits(question, answer):
         return Ok(answer)
-    return Error(f"{what} does not fit: it must be {expected(question)}", "bad_answer")
+    return Failure(f"{what} does not fit: it must be {expected(question)}", "bad_answer")

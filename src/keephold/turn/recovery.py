@@ -17,7 +17,7 @@ from keephold.durable.calls import Durability
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle, OnStop
 from keephold.handles.registry import Registry, notice
-from keephold.handles.state import Ended, EndedBy, Error, Outcome, Pending, Stopped, transition
+from keephold.handles.state import Ended, EndedBy, Failure, Outcome, Pending, Stopped, transition
 from keephold.handles.view import Handles
 from keephold.store.base import (
     Attempted,
@@ -41,7 +41,7 @@ _log = logging.getLogger("keephold.recovery")
 
 HOOK_AGAIN_SECS = 5.0
 """When a hook that failed with a transient error is called again."""
-CRASHED = Error("The process that ran this call ended before the call did.", "crashed", transient=True)
+CRASHED = Failure("The process that ran this call ended before the call did.", "crashed", transient=True)
 
 
 def waits_for_resume(record: Record, tool: Tool | None) -> bool:
@@ -151,7 +151,7 @@ class Recovery:
         else:
             await self._end(claimed, record.attempt)
 
-    async def end_left(self, uid: str, owner: str, error: Error) -> None:
+    async def end_left(self, uid: str, owner: str, error: Failure) -> None:
         """What this dead owner has ends, though its tool is not here: somebody does not want it any more (C7)."""
         record = await self._registry.store.handle(uid)
         if record is None or record.owner != owner or isinstance(record.state, Stopped):
@@ -172,7 +172,7 @@ class Recovery:
         """R5: repeating is harmless, so a crash counts as a transient failure."""
         return tool.retry.policy == "idempotent" and record.attempt <= tool.retry.max_attempts
 
-    async def _end(self, record: Record, attempt: int, error: Error = CRASHED, by: EndedBy = "crash") -> None:
+    async def _end(self, record: Record, attempt: int, error: Failure = CRASHED, by: EndedBy = "crash") -> None:
         """It goes with its process, unless its completion is there already: what was accepted counts (R4)."""
         now = self._registry.clock.now()
         resolution = await self._completion(record.uid)
@@ -180,8 +180,8 @@ class Recovery:
         state = transition(record.state, event)
         same = Attempted(record.uid, record.fence, attempt, None)  # the claim began none
         tool = self._toolbox.get(record.tool)
-        news = notice(tool, state) if tool is not None and record.stateful else None
-        await self._registry.write((same, Changed(record.uid, record.fence, event, state, news=news)))
+        told = notice(tool, state) if tool is not None and record.stateful else None
+        await self._registry.write((same, Changed(record.uid, record.fence, event, state, notice=told)))
         self._registry.changed_elsewhere(record.uid, state)
 
     async def take_up(self, record: Record, tool: Tool) -> None:

@@ -13,10 +13,10 @@ from typing import Any, Literal
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.output import Output
-from keephold.handles.state import Error, Ok, Outcome, Pending, Printed, Reply, Stopped, Waiting, name
+from keephold.handles.state import Failure, Ok, Outcome, Pending, PrintedOutput, Reply, Stopped, Waiting, name
 from keephold.handles.text import to_json
 from keephold.handles.view import Waited
-from keephold.tools.base import Screen, SupportsScreen, Tool, View, ViewName
+from keephold.tools.base import OutputView, Screen, SupportsScreen, Tool, ViewName
 from keephold.turn.budget import Projector, ProjectorProtocol, shares, size_of
 from keephold.turn.settle import Because
 
@@ -27,7 +27,7 @@ CANCELLED = "Tool execution cancelled."
 
 def error_reply(error: ToolError, tool: Tool | None = None) -> Reply:
     """C9: the call itself was wrong. What it quotes of the call may be long, and is cut like a result (O3)."""
-    text = Projector().text(error.message, View(), "")
+    text = Projector().text(error.message, OutputView(), "")
     if tool is not None and tool.errors == "object":
         text = encode({"error": text, "isError": True})
     return Reply(text, text, True, error.code)
@@ -41,9 +41,9 @@ def failed_reply(call_id: str, error: Exception, tool: Tool | None = None) -> Re
     return error_reply(ToolError(f"The call failed: {type(error).__name__}: {error}"), tool)
 
 
-def aborted(by: Literal["assistant", "person"]) -> Error:
+def aborted(by: Literal["assistant", "person"]) -> Failure:
     """C7: how a handle ends that somebody did not want any more."""
-    return Error(f"Aborted by {'the assistant' if by == 'assistant' else 'a person'}.", "aborted")
+    return Failure(f"Aborted by {'the assistant' if by == 'assistant' else 'a person'}.", "aborted")
 
 
 def cancelled_reply() -> Reply:
@@ -68,7 +68,7 @@ class Replies:
         if isinstance(state.outcome, Reply):
             return state.outcome
         hint = read_hint("call_id", handle.call_id)
-        error = state.outcome if isinstance(state.outcome, Error) else None
+        error = state.outcome if isinstance(state.outcome, Failure) else None
         return self._both(
             [handle],
             lambda view: self._result(handle, state.outcome, view, hint),
@@ -93,7 +93,7 @@ class Replies:
         `shown` are handles of which it tells how they are, `asked` those of which it has the question alone. `limit`:
         how big it may be, where that is not what one result may.
         """
-        text = self._projector.value(dict(value), View() if limit is None else View(limit=limit), hint)
+        text = self._projector.value(dict(value), OutputView() if limit is None else OutputView(limit=limit), hint)
         return self._both((), lambda _: text, is_error=is_error, code=code, shown=shown, asked=asked)
 
     def printed(self, handle: Handle) -> str:
@@ -139,7 +139,7 @@ class Replies:
             return "\n".join(screen.lines).rstrip("\n")[-size:]
         if handle.output is None or handle.withheld:
             return ""
-        view = View(limit=4 * size, max_lines=size, window="tail")
+        view = OutputView(limit=4 * size, max_lines=size, window="tail")
         try:
             return self._projector.text(handle.output.span(max(0, handle.output.total - 4 * size)), view, "")[-size:]
         except Exception as error:
@@ -210,17 +210,17 @@ class Replies:
         """C3's object for one handle; `limit` is its share where a reply holds several."""
         entry: dict[str, Any] = {"id": handle.id, "state": name(handle.state)}
         try:
-            self._add_news(entry, handle, view, limit)
+            self._add_notification(entry, handle, view, limit)
         except Exception as error:  # one that cannot be shown must not take the others with it
             entry |= {"content" if handle.active else "result": _not_shown(error), "is_error": True}
         return entry
 
-    def _add_news(self, entry: dict[str, Any], handle: Handle, view: ViewName, limit: int | None) -> None:
+    def _add_notification(self, entry: dict[str, Any], handle: Handle, view: ViewName, limit: int | None) -> None:
         state, output = handle.state, handle.output
         hint = read_hint("id", handle.id)
         if isinstance(state, Stopped):
             entry["result"] = self._result(handle, state.outcome, view, hint, limit)
-            if isinstance(state.outcome, Error):
+            if isinstance(state.outcome, Failure):
                 _add_error(entry, state, state.outcome, handle)
         elif not isinstance(state, Pending):
             entry |= _parked(handle)
@@ -235,16 +235,16 @@ class Replies:
     def _result(self, handle: Handle, outcome: Outcome, view: ViewName, hint: str, limit: int | None = None) -> str:
         chosen = _view(handle, view, limit)
         match outcome:
-            case Error(message):
+            case Failure(message):
                 return self._failure(handle, outcome, chosen, hint) or self._projector.text(message, chosen, hint)
-            case Printed():
+            case PrintedOutput():
                 return self._projector.text(handle.output.span(_given(handle)), chosen, hint) if handle.output else ""
             case Ok(value):
                 return self._projector.value(value, chosen, hint)
             case Reply(result):
                 return result
 
-    def _failure(self, handle: Handle, error: Error, view: View, hint: str) -> str | None:
+    def _failure(self, handle: Handle, error: Failure, view: OutputView, hint: str) -> str | None:
         """The reason, and what it printed before it failed: of a failed command that is what one wants to know."""
         span = handle.output.span(_given(handle)) if handle.output is not None else None
         if error.code not in ("command_failed", "timeout") or span is None or span.start == span.stop:
@@ -344,7 +344,7 @@ def _not_shown(error: Exception) -> str:
     return f"The result could not be shown: {type(error).__name__}: {error}"
 
 
-def _add_error(entry: dict[str, Any], state: Stopped, error: Error, handle: Handle) -> None:
+def _add_error(entry: dict[str, Any], state: Stopped, error: Failure, handle: Handle) -> None:
     if state.deliberate:
         entry["ended_by"] = state.ended_by
         return
@@ -355,8 +355,8 @@ def _add_error(entry: dict[str, Any], state: Stopped, error: Error, handle: Hand
         entry["trace"] = error.trace
 
 
-def _view(handle: Handle, view: ViewName, limit: int | None) -> View:
-    chosen: View = getattr(handle.tool.output, view)
+def _view(handle: Handle, view: ViewName, limit: int | None) -> OutputView:
+    chosen: OutputView = getattr(handle.tool.output, view)
     return chosen if limit is None else replace(chosen, limit=limit)
 
 
@@ -370,7 +370,7 @@ def _size(handle: Handle, mode: Literal["bytes", "tokens"]) -> int:
     output = handle.output
     printed = 0 if output is None else size_of(output.span(_given(handle)), mode)
     match handle.state:
-        case Stopped(outcome=Error(message)):
+        case Stopped(outcome=Failure(message)):
             return size_of(message, mode) + printed
         case Stopped(outcome=Ok(value)):
             return size_of(value, mode)

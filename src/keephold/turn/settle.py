@@ -46,7 +46,7 @@ class Settle(Watcher):
     def parked(self, handle: Handle) -> None:
         self._finish("quiet")
 
-    def touched(self, handle: Handle) -> None:
+    def handle_changed(self, handle: Handle) -> None:
         self._check()
 
     def _check(self) -> None:

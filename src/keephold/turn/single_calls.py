@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Reply
-from keephold.store.base import CARRIERS, News, Responded
+from keephold.store.base import CARRIERS, QueuedNotification, Responded
 from keephold.turn.batch import Batch
 from keephold.turn.budget import size_of
 from keephold.turn.notifications import notifications, still_shown
-from keephold.turn.prompt_queue import People
+from keephold.turn.prompt_queue import PromptQueue
 from keephold.turn.replies import error_reply
 from keephold.turn.slot import Slot, ToolCall, read_call
 from keephold.turn.turn import Response
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from keephold.runtime import Runtime
 
 
-class Visit:
+class QueuedCall:
     """One call at the desk, begun."""
 
-    def __init__(self, desk: "Desk", slot: Slot, batch: Batch) -> None:
+    def __init__(self, desk: "CallQueue", slot: Slot, batch: Batch) -> None:
         self._desk = desk
         self._slot = slot
         self._batch = batch
         self._answer: asyncio.Task[Response] | None = None
         self.left = False
         """Nobody takes the answer: nothing of it counts as shown, and no news rides on it."""
-        self.news: tuple[News, ...] = ()
+        self.notifications: tuple[QueuedNotification, ...] = ()
         """What rides on it."""
 
     @property
@@ -76,14 +76,14 @@ class Visit:
         self.detach()
         if handle is None or handle.stateful:
             return
-        looks = handle.tool.fleeting and handle.tool.hints.get("readOnlyHint")
+        looks = handle.tool.unrecorded and handle.tool.hints.get("readOnlyHint")
         if looks or handle.kind == "timer":
             self._batch.cancel()
-        elif not handle.tool.fleeting:
-            self._desk._runtime.registry.run_soon(self._batch.expose(self._slot, left=True))
+        elif not handle.tool.unrecorded:
+            self._desk._runtime.registry.run_soon(self._batch.promote_to_handle(self._slot, left=True))
 
 
-class Desk:
+class CallQueue:
     """Where calls of one conversation are handed in."""
 
     def __init__(self, runtime: "Runtime", conversation: str) -> None:
@@ -97,7 +97,9 @@ class Desk:
         """Run one call to its answer; nothing a tool does raises here."""
         return await (await self.begin(call, park_after=park_after)).response()
 
-    async def begin(self, call: ToolCall, *, park_after: float | None = 30, people: People | None = None) -> Visit:
+    async def begin(
+        self, call: ToolCall, *, park_after: float | None = 30, people: PromptQueue | None = None
+    ) -> QueuedCall:
         """Hand in a call. `people` are asked about it, and about what it asks itself unless it is a spawn."""
         runtime = self._runtime
         async with self._line:
@@ -131,9 +133,9 @@ class Desk:
                 raise
         if people is not None and slot.handle is not None and not slot.handle.stateful:
             runtime.people.assign(slot.handle, people)
-        return Visit(self, slot, batch)
+        return QueuedCall(self, slot, batch)
 
-    async def _answered(self, visit: Visit, call: ToolCall) -> Response:
+    async def _answered(self, visit: QueuedCall, call: ToolCall) -> Response:
         try:
             reply = await visit.reply()
         except KeepholdError as error:  # the runtime is closing
@@ -145,25 +147,27 @@ class Desk:
             meter.shown(size_of(reply.model))
         if not visit.left:
             with contextlib.suppress(KeepholdError):  # the store cannot be read: news waits
-                visit.news = await self._record(reply)
+                visit.notifications = await self._record(reply)
         if visit.left:
             self._give_back(visit)
-        return Response(call.id, reply.result, reply.is_error, reply.model, reply.code, notifications(visit.news))
+        return Response(
+            call.id, reply.result, reply.is_error, reply.model, reply.code, notifications(visit.notifications)
+        )
 
-    def _give_back(self, visit: Visit) -> None:
+    def _give_back(self, visit: QueuedCall) -> None:
         """News that nobody takes is queued again (N3)."""
-        news, visit.news = visit.news, ()
+        news, visit.notifications = visit.notifications, ()
         if news:
             self._runtime.notifications.queue_again(news)
 
-    async def _record(self, reply: Reply) -> tuple[News, ...]:
+    async def _record(self, reply: Reply) -> tuple[QueuedNotification, ...]:
         """That the reply was given; without a turn, whatever waits rides on it."""
         registry = self._runtime.registry
         if registry.closing:
             return ()
         shown = still_shown(registry, (reply,))
         told = {uid for uid, _ in shown}
-        waiting = await registry.store.news(self.conversation, len(told) + 1)
+        waiting = await registry.store.notifications(self.conversation, len(told) + 1)
         op = Responded(self.conversation, self._id, self._visits, (), reply.cursors, shown, CARRIERS)
         if all(news.uid in told for news in waiting):
             if reply.cursors or shown:  # a crash before it is written repeats what was shown, no more (N3)

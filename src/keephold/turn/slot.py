@@ -14,7 +14,7 @@ from keephold.schema.arguments import ArgumentCheck
 from keephold.schema.canonical import json_type
 from keephold.tools.base import Action, Launch, Tool
 from keephold.tools.toolbox import Toolbox
-from keephold.turn.prompt_queue import Asking, People
+from keephold.turn.prompt_queue import Asking, PromptQueue
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ class Slot:
         self.patience: float | None = None
         """Of a spawn: so many seconds after which it answers `pending` if its permission is still asked for; None: it
         waits for that."""
-        self.people: People | None = None
+        self.people: PromptQueue | None = None
         """Who is asked about this call, if not those of the runtime."""
         self.asking: Asking | None = None
         """The prompt that its permission waits for."""

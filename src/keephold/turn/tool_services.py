@@ -10,10 +10,10 @@ import msgspec
 
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle, OnStop
-from keephold.handles.state import EndedBy, Error, Ok, Reply, Stopped
+from keephold.handles.state import EndedBy, Failure, Ok, Reply, Stopped
 from keephold.handles.view import Handles
 from keephold.tools.base import Tool
-from keephold.tools.waiting import Around, wait_tools
+from keephold.tools.waiting import WaitToolHost, wait_tools
 from keephold.tools.waiting.agents import Agents
 from keephold.tools.waiting.measure import Measure
 from keephold.turn.ending import all_stopped
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from keephold.turn.turn import Response
 
 
-class Aside:
+class ToolServices:
     """The runtime, as tools reach it."""
 
     def __init__(self, runtime: "Runtime") -> None:
@@ -35,7 +35,7 @@ class Aside:
         """The wait tools of the runtime."""
         replies = self._runtime.replies
         return wait_tools(
-            Around(
+            WaitToolHost(
                 show=replies.object,
                 text=replies.printed,
                 end=self.end,
@@ -51,7 +51,7 @@ class Aside:
     def _has_tool(self, name: str) -> bool:
         return self._runtime.toolbox.get(name) is not None
 
-    async def end(self, handle: Handle, error: Error, ended_by: EndedBy) -> None:
+    async def end(self, handle: Handle, error: Failure, ended_by: EndedBy) -> None:
         """End a handle; it has stopped when this returns. One of another process ends in that one's words."""
         relay = self._runtime.relay
         if not relay.elsewhere(handle):
@@ -107,7 +107,7 @@ class Aside:
         """Nobody wants the call any more: it is aborted, and by that told from one that was cancelled from outside."""
         if handle is None or not handle.active or handle.stateful:
             return
-        error = Error(CANCELLED, "cancelled")
+        error = Failure(CANCELLED, "cancelled")
         if self._runtime.relay.elsewhere(handle):
             self._runtime.registry.run_soon(self.end(handle, error, "abort"))
         else:
@@ -117,7 +117,7 @@ class Aside:
 def _counts(state: Stopped) -> bool:
     """Whether the call has come to this by itself or from outside, and was not ended for whoever called it. A transient
     error asks to be tried again."""
-    failed = isinstance(state.outcome, Error) and state.outcome.transient
+    failed = isinstance(state.outcome, Failure) and state.outcome.transient
     return state.ended_by in ("self", "timeout", "cancel") and not failed
 
 
@@ -127,7 +127,7 @@ def _value(handle: Handle | None, response: "Response | Reply") -> Any:
     match outcome:
         case Ok(value):
             return value
-        case Error(message, code, trace, transient):
+        case Failure(message, code, trace, transient):
             raise ToolError(message, code=code, transient=transient, trace=trace)
     if response.is_error:
         raise ToolError(response.result, code=response.code or "tool_error")

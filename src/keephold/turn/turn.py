@@ -10,16 +10,16 @@ import msgspec
 
 from keephold.errors import KeepholdError, ToolError, TurnFailed
 from keephold.handles.handle import Handle
-from keephold.handles.state import Error, Reply
+from keephold.handles.state import Failure, Reply
 from keephold.store.base import (
     Answers,
     Carrier,
     HandedOut,
-    News,
     Notified,
     Op,
     Opened,
     OpenTurn,
+    QueuedNotification,
     Responded,
     TakenBack,
     TurnBegan,
@@ -71,7 +71,7 @@ class Turn:
         self.id = id
         self.ending: Ending | None = None
         """How it ended, once it has."""
-        self.failed: Error | None = None
+        self.failed: Failure | None = None
         """Why it failed, if it did: then it can only be ended (D11)."""
         self.unfinished: OpenBatch | None = None
         """Of a resumed turn, the batch that was never answered; `resume` answers it (B9)."""
@@ -366,11 +366,11 @@ class Turn:
         another word or, without one, as news, whatever the settings of notifications say (T3). What was aborted is news
         if those settings say so."""
         now, owed, heard = self._runtime.registry.clock.now(), self._ender.owed, ending.again and taken
-        results = [_result_news(handle, result, now) for handle, result in owed.items()]
+        results = [_result_notification(handle, result, now) for handle, result in owed.items()]
         told = self._ender.over if heard else [*owed, *self._ender.told]
         ops: list[Op] = [TakenBack(self.conversation, tuple((handle.uid, "stopped") for handle in told))]
         if heard:  # by the message; what nobody lives to send is news after all
-            ops.append(HandedOut(self.conversation, tuple(_as_news(each) for each in results)))
+            ops.append(HandedOut(self.conversation, tuple(_as_notification(each) for each in results)))
             self._handed = results
         else:
             ops += results
@@ -381,11 +381,13 @@ class Turn:
         return ops
 
 
-def _as_news(told: Notified) -> News:
-    return News(0, told.conversation, told.kind, told.level, told.message, told.at, told.uid, told.carriers)
+def _as_notification(told: Notified) -> QueuedNotification:
+    return QueuedNotification(
+        0, told.conversation, told.kind, told.level, told.message, told.at, told.uid, told.carriers
+    )
 
 
-def _result_news(handle: Handle, result: dict[str, Any], at: float) -> Notified:
+def _result_notification(handle: Handle, result: dict[str, Any], at: float) -> Notified:
     """What a handle came to at the end of its turn, for an assistant who is not there to be told (T2, T3)."""
     failed = bool(result.get("is_error"))
     kind, level, how = ("tool.failed", "error", "failed") if failed else ("tool.stopped", "info", "stopped")
@@ -404,8 +406,8 @@ def _open_batch(opened: Opened | None) -> OpenBatch | None:
 def _recorded(answers: Answers) -> list[Response]:
     """What a batch was answered, as the store has it."""
     given = [Response(id, result, is_error, model, code) for id, result, model, is_error, code in answers.responses]
-    if given and answers.news:
-        given[0] = msgspec.structs.replace(given[0], notifications=notifications(answers.news))
+    if given and answers.notifications:
+        given[0] = msgspec.structs.replace(given[0], notifications=notifications(answers.notifications))
     return given
 
 

@@ -67,7 +67,7 @@ async def look(path: Path, line: int = 0) -> str:
 @keephold.tool(hints={"kind": "edit"})
 async def change(call: keephold.Call, path: Path, new: str) -> str:
     """Change a file."""
-    call.show(keephold.Diff(str(path), "old", new))
+    call.show(keephold.FileDiff(str(path), "old", new))
     return "changed"
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.terminal.calls import Recorder, Start, guard, python, sh, start, until
 
 from keephold.handles.question import Question
-from keephold.handles.state import Error, Ok, Outcome, Printed
+from keephold.handles.state import Failure, Ok, Outcome, PrintedOutput
 from keephold.tools.terminal.terminal import Veil
 
 __all__ = ["guard", "start"]  # fixtures
@@ -32,7 +32,7 @@ async def test_a_prompt_without_echo_is_a_secret_question_and_its_answer_is_type
     assert sink.printed == b"Password for me: ", "whoever is asked can have seen the prompt"
     assert live.probe() is False
     then(Ok(SECRET))
-    assert await sink.end() == (Printed(), 0, None)
+    assert await sink.end() == (PrintedOutput(), 0, None)
     assert len(sink.asked) == 1
     assert sink.withdrawn == 0
 
@@ -112,13 +112,13 @@ async def test_a_second_prompt_is_a_second_question(start: Start) -> None:
     question, then = await asked(live, sink, 2)
     assert question.text == "try 2:"
     then(Ok(SECRET))
-    assert await sink.end() == (Printed(), 0, None)
+    assert await sink.end() == (PrintedOutput(), 0, None)
 
 
 async def test_Q7_no_answer_ends_the_program_with_that_error(start: Start) -> None:
     live, sink = start(sh("trap '' TERM HUP; " + ASKS))
     _, then = await asked(live, sink)
-    error = Error("The person cancelled question `password`.", "input_cancelled")
+    error = Failure("The person cancelled question `password`.", "input_cancelled")
     then(error)
     assert await sink.end() == (error, None, None)
     then(Ok("late"))
@@ -157,7 +157,7 @@ async def test_output_of_others_does_not_withdraw_a_prompt_that_is_still_there(s
     assert sink.withdrawn == 0
     await until(lambda: live._pty.look() == live._asked)
     then(Ok(SECRET))
-    assert await sink.end() == (Printed(), 0, None)
+    assert await sink.end() == (PrintedOutput(), 0, None)
 
 
 @pytest.mark.parametrize("changed", ["echo", "-icanon"])
@@ -199,7 +199,7 @@ async def test_a_person_who_drives_is_asked_nothing(start: Start) -> None:
     live.driven(True)
     assert sink.withdrawn == 1
     live.type(b"by hand\r")
-    assert await sink.end() == (Printed(), 0, None)
+    assert await sink.end() == (PrintedOutput(), 0, None)
 
 
 async def test_a_call_that_is_being_ended_asks_nothing(start: Start) -> None:

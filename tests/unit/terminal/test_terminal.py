@@ -11,7 +11,7 @@ import pytest
 from tests.unit.terminal.calls import Start, guard, python, sh, start, until
 
 from keephold.errors import ToolError
-from keephold.handles.state import Error, Ok, Printed
+from keephold.handles.state import Failure, Ok, PrintedOutput
 from keephold.tools import marks
 from keephold.tools.base import SupportsScreen
 from keephold.tools.child import UNREAD_LIMIT
@@ -39,7 +39,7 @@ async def test_F1_the_call_is_in_the_environment_and_the_size_is_not(
     script += "sorted({'COLUMNS', 'LINES'} & set(os.environ)), os.getcwd()]))"
     line = [*python(script), "{{ tool.arguments.path }}"]
     _, sink = start(line, {"path": "a b"}, env={"OWN": "x", "COLUMNS": "3"}, term="vt100", cols=1000)
-    assert await sink.end() == (Printed(), 0, None)
+    assert await sink.end() == (PrintedOutput(), 0, None)
     call, *rest, cwd = json.loads(sink.printed)
     assert json.loads(call)["tool"]["arguments"] == {"path": "a b"}
     assert rest == ["vt100", "x", []]
@@ -77,9 +77,9 @@ async def test_R2_the_program_bears_the_marks_of_its_runtime_and_call(start: Sta
 @pytest.mark.parametrize(
     ("script", "outcome", "code", "number"),
     [
-        ("echo done", Printed(), 0, None),
-        ("exit 3", Error("The command ended with exit code 3.", "command_failed"), 3, None),
-        ("kill -KILL $$", Error("The command was killed by SIGKILL.", "command_failed"), None, signal.SIGKILL),
+        ("echo done", PrintedOutput(), 0, None),
+        ("exit 3", Failure("The command ended with exit code 3.", "command_failed"), 3, None),
+        ("kill -KILL $$", Failure("The command was killed by SIGKILL.", "command_failed"), None, signal.SIGKILL),
     ],
 )
 async def test_S3_how_it_ended_is_the_outcome(
@@ -94,7 +94,7 @@ async def test_C7_ended_is_ended_and_then_nothing_is_taken_any_more(start: Start
     await until(live.probe)
     live.end(5)
     outcome, code, number = await sink.end()
-    assert isinstance(outcome, Error) and outcome.code == "command_failed"
+    assert isinstance(outcome, Failure) and outcome.code == "command_failed"
     assert code is None and number in (signal.SIGHUP, signal.SIGTERM)
     size = {"size": {"rows": 5, "cols": 5}}
     for late in (partial(live.write, "x"), partial(live.type, b"x"), partial(live.apply, size)):
@@ -150,14 +150,14 @@ async def test_C6_null_ends_the_input_of_a_program_that_reads_lines(start: Start
     live.write("hello\n")
     await sink.said(b"hello\r\nhello\r\n")
     live.write(None)
-    assert await sink.end() == (Printed(), 0, None)
+    assert await sink.end() == (PrintedOutput(), 0, None)
 
 
 async def test_C6_text_comes_before_keys_and_they_are_typed_together_where_lines_are_read(start: Start) -> None:
     live, sink = start(["cat"])
     await until(live.probe)
     live.apply({"input": "hello", "keys": ["BACKSPACE", "ENTER", "C-d"]})
-    assert await sink.end() == (Printed(), 0, None)
+    assert await sink.end() == (PrintedOutput(), 0, None)
     assert sink.printed.endswith(b"hell\r\n")
 
 
@@ -344,14 +344,14 @@ async def test_C4_nobody_waits_for_the_caller_while_a_person_drives(start: Start
 
 async def test_C8_a_one_shot_call_prints_and_ends(start: Start) -> None:
     _, sink = start(sh("test -t 1 && echo terminal"), stateful=False)
-    assert await sink.end() == (Printed(), 0, None)
+    assert await sink.end() == (PrintedOutput(), 0, None)
     assert sink.printed == b"terminal\r\n"
 
 
 async def test_C8_a_one_shot_program_that_reads_is_told_that_the_input_has_ended(start: Start) -> None:
     """As often as it asks, and also when it was long in getting there."""
     _, sink = start(sh("read a || echo no a; sleep 0.4; read b || echo no b; cat; echo over"), stateful=False)
-    assert await sink.end() == (Printed(), 0, None)
+    assert await sink.end() == (PrintedOutput(), 0, None)
     assert sink.printed == b"no a\r\nno b\r\nover\r\n"
 
 
@@ -361,7 +361,7 @@ async def test_C8_a_one_shot_password_is_asked_for(start: Start) -> None:
     question, then = sink.asked[0]
     assert question.text == "Pass:"
     then(Ok("hunter22"))
-    assert await sink.end() == (Printed(), 0, None)
+    assert await sink.end() == (PrintedOutput(), 0, None)
     assert sink.printed == b"Pass: 8\r\n"
 
 

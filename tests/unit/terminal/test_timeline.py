@@ -13,7 +13,7 @@ from keephold.handles import timeline as timeline_module
 from keephold.handles.output import Output
 from keephold.handles.spool import Spool
 from keephold.handles.timeline import MARKS, Resized, Timeline
-from keephold.store.base import Changed, Kept
+from keephold.store.base import Changed, KeptOutput
 from keephold.store.memory.store import MemoryStore
 
 
@@ -149,7 +149,7 @@ def failed(error: Exception) -> None:
     raise error
 
 
-def ending(kept: Kept) -> Changed:
+def ending(kept: KeptOutput) -> Changed:
     done = end(1)
     return Changed(done.uid, 1, done.event, done.state, kept)
 

@@ -15,7 +15,7 @@ import keephold
 from keephold.handles.output import Output
 from keephold.handles.spool import Spool
 from keephold.handles.timeline import Timeline
-from keephold.tools.base import View, Window
+from keephold.tools.base import OutputView, Window
 from keephold.turn.budget import Projector
 
 projector = Projector()
@@ -38,7 +38,7 @@ def printed(spool: Spool, data: bytes, max_output: int = 1 << 20, cols: int | No
 
 
 def view(output: Output, limit: int = 16_384, **settings: Any) -> str:
-    return projector.text(output.span(), View(limit=limit, **settings), "<hint>")
+    return projector.text(output.span(), OutputView(limit=limit, **settings), "<hint>")
 
 
 def test_O1_a_terminal_is_shown_as_a_person_would_read_it(spool: Spool) -> None:
@@ -67,8 +67,8 @@ def test_O1_a_cut_within_a_full_screen_program_shows_nothing_of_it(spool: Spool,
     output = printed(spool, data)
     for start in (len(VIM) // 2, len(data) // 2, len(data) - len(VIM_QUITS)):
         span = output.span(start, len(data) - len(VIM_QUITS))
-        assert "drawn" not in projector.text(span, View(limit=64, window=window), "")
-    assert projector.text(output.span(len(data) // 2), View(limit=1 << 20), "") == ""
+        assert "drawn" not in projector.text(span, OutputView(limit=64, window=window), "")
+    assert projector.text(output.span(len(data) // 2), OutputView(limit=1 << 20), "") == ""
 
 
 def test_O1_the_width_of_the_terminal_says_where_a_carriage_return_goes(spool: Spool) -> None:
@@ -77,14 +77,14 @@ def test_O1_the_width_of_the_terminal_says_where_a_carriage_return_goes(spool: S
     assert output.timeline is not None
     output.timeline.resized(output.total, 1.0, 24, 5)
     output.append(b"56789\rX")
-    assert projector.text(output.span(14), View(), "") == "X6789"
+    assert projector.text(output.span(14), OutputView(), "") == "X6789"
 
 
 @given(data=noise, limit=st.integers(0, 60), window=st.sampled_from(["head", "tail", "head_tail"]))
 def test_O1_a_window_never_exceeds_its_cap(data: bytes, limit: int, window: Window) -> None:
     spool = Spool()
     output = printed(spool, data)
-    shown = projector.text(output.span(), View(limit=limit, window=window), "")
+    shown = projector.text(output.span(), OutputView(limit=limit, window=window), "")
     parts = [part for part in shown.split("\n\n") if not part.startswith("...")] if "truncated..." in shown else [shown]
     assert len("".join(parts).replace("\n", "").encode()) <= limit
     spool.close()

@@ -30,18 +30,18 @@ from keephold.acp.agent.updates import (
     tool_call,
     tool_call_update,
 )
-from keephold.acp.wire import REQUEST_CANCELLED, Call, Peer, RpcError
+from keephold.acp.wire import REQUEST_CANCELLED, Peer, RpcCall, RpcError
 from keephold.handles.handle import Handle, Watcher
 from keephold.handles.state import Running, Stopped, Waiting
 from keephold.store.base import Record, Store
 from keephold.tools.base import Tool
-from keephold.turn.prompts import Approved, AskQuestion, Decision, DeliverResult, Edited, Prompt, RunTool, Said
+from keephold.turn.prompts import Answer, Approved, AskQuestion, Decision, DeliverResult, Edited, Prompt, RunTool
 from keephold.turn.slot import ToolCall
 from keephold.turn.turn import Response
 
 if TYPE_CHECKING:
     from keephold.runtime import Runtime
-    from keephold.tools.call import Diff
+    from keephold.tools.call import FileDiff
 
 
 OUTPUT_BYTES = 1024 * 1024
@@ -75,7 +75,7 @@ class Terminals:
         }
         self._peer.request("terminal/create", params, answered=lambda call: then(self._made(call)))
 
-    def _made(self, call: Call) -> str | None:
+    def _made(self, call: RpcCall) -> str | None:
         if call.cancelled():
             return None
         refused = call.exception()
@@ -221,7 +221,7 @@ class Calls(Watcher):
     def stopped(self, handle: Handle) -> None:
         self.changed(handle)
 
-    def showed(self, handle: Handle, diff: "Diff") -> None:
+    def showed(self, handle: Handle, diff: "FileDiff") -> None:
         with self._logged():
             self._show(handle, diff)
 
@@ -238,7 +238,7 @@ class Calls(Watcher):
         own = handle.conversation == self._session and handle.turn == self._turn
         shown = next((each for each in self._batch if own and has_made(each, handle)), None)
         if shown is None:
-            if handle.tool.fleeting or not handle.active:
+            if handle.tool.unrecorded or not handle.active:
                 return  # of calls that nobody made here, those are shown that last
             shown = self._beside(handle)
         self.adopt(shown, handle)
@@ -275,7 +275,7 @@ class Calls(Watcher):
         self._send(tool_call(shown.id, {"title": title, "kind": shown.kind, "status": "pending"}))
         return shown
 
-    def _show(self, handle: Handle, diff: "Diff") -> None:
+    def _show(self, handle: Handle, diff: "FileDiff") -> None:
         shown = self._by_uid.get(handle.uid)
         if shown is None or shown.over:
             return
@@ -313,7 +313,7 @@ class Calls(Watcher):
         if shown.over:
             return
         if shown.handle is None and shown not in self._batch:  # it was shown for the prompt alone
-            agreed, word = isinstance(said, Approved | Edited | Said), _AGREED[type(prompt)]
+            agreed, word = isinstance(said, Approved | Edited | Answer), _AGREED[type(prompt)]
             self._end(shown, not agreed, f"{word}." if agreed else f"Not {word.lower()}.", None)
         elif shown.renamed:
             shown.renamed = False

@@ -11,15 +11,15 @@ from keephold.acp.agent.updates import options, shown_text
 from keephold.handles.question import Question, select_options
 from keephold.handles.text import to_json
 from keephold.turn.prompts import (
+    Answer,
     Approved,
     AskQuestion,
-    Cancelled,
     Decision,
     DeliverResult,
     Denied,
+    Dismissed,
     Prompt,
     RunTool,
-    Said,
 )
 
 if TYPE_CHECKING:
@@ -85,19 +85,19 @@ def _question(prompt: AskQuestion) -> Request | None:
     fields = {"title": question.text, "content": [shown_text(words)]}
     if question.answer_type == "Boolean":
         choices = [("yes", "Yes", "allow_once"), ("no", "No", "reject_once")]
-        decisions: dict[str, Decision] = {"yes": Said(True), "no": Said(False)}
+        decisions: dict[str, Decision] = {"yes": Answer(True), "no": Answer(False)}
         if prompt.may_remember:
             choices += [
                 ("always", "Yes, for the rest of this turn", "allow_always"),
                 ("never", "No, for the rest of this turn", "reject_always"),
             ]
-            decisions |= {"always": Said(True, remember=True), "never": Said(False, remember=True)}
+            decisions |= {"always": Answer(True, remember=True), "never": Answer(False, remember=True)}
         return Request(fields, options(*choices), decisions)
     given = select_options(question)
     if given is None:
         return None
     choices = [(str(at), option, "allow_once") for at, option in enumerate(given)]
-    return Request(fields, options(*choices), {str(at): Said(option) for at, option in enumerate(given)})
+    return Request(fields, options(*choices), {str(at): Answer(option) for at, option in enumerate(given)})
 
 
 def decided(request: Request, result: Any) -> Decision:
@@ -107,8 +107,8 @@ def decided(request: Request, result: Any) -> Decision:
     if isinstance(outcome, dict) and kind == "selected" and outcome.get("optionId") in request.decisions:
         return request.decisions[outcome["optionId"]]
     if kind == "cancelled":
-        return Cancelled()
-    return Cancelled(f"the client answered with none of the options: {_clipped(repr(result))}")
+        return Dismissed()
+    return Dismissed(f"the client answered with none of the options: {_clipped(repr(result))}")
 
 
 def form(question: Question, problem: str | None) -> dict[str, Any]:
@@ -126,10 +126,10 @@ def filled_in(question: Question, result: Any) -> Decision:
     action = result.get("action") if isinstance(result, dict) else None
     if action == "accept":
         content = result.get("content")
-        return Said(content.get(question.id) if isinstance(content, dict) else None)
+        return Answer(content.get(question.id) if isinstance(content, dict) else None)
     if action in ("decline", "cancel"):
-        return Cancelled()
-    return Cancelled(f"the client's answer to the form is none: {_clipped(repr(result))}")
+        return Dismissed()
+    return Dismissed(f"the client's answer to the form is none: {_clipped(repr(result))}")
 
 
 def elsewhere(question: Question, uid: str, store: str | None) -> str:

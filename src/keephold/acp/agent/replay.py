@@ -26,7 +26,7 @@ from keephold.acp.agent.updates import (
 )
 from keephold.acp.wire import Peer
 from keephold.handles.state import Pending, Stopped
-from keephold.store.base import Line, Record, Store
+from keephold.store.base import Record, Store, TranscriptLine
 from keephold.tools.base import Tool
 from keephold.turn.notifications import AUTOMATIC
 from keephold.turn.slot import ToolCall
@@ -85,7 +85,7 @@ class _Replay:
         """Those of the batch after that which are not answered."""
         self._shown: dict[str, _Told] = {}
 
-    def take(self, line: Line) -> None:
+    def take(self, line: TranscriptLine) -> None:
         if line.turn != self._turn:
             self._break_off()
             self._turn, self._labels, self._batch = line.turn, [], 0
@@ -185,7 +185,7 @@ class _Replay:
 
 
 def replay(
-    lines: Sequence[Line],
+    lines: Sequence[TranscriptLine],
     *,
     tool: Callable[[str], Tool | None],
     handles: Handles,

@@ -33,7 +33,7 @@ from keephold.acp.agent.params import (
     string,
 )
 from keephold.acp.agent.replay import shown_again
-from keephold.acp.agent.session import MODES, Client, Mode, Session, Signal
+from keephold.acp.agent.session import MODES, AgentSession, Client, Mode, Signal
 from keephold.acp.agent.updates import current_mode
 from keephold.acp.rpc import PROTOCOL_VERSION, TURN_COMPLETE, invalid_params
 from keephold.acp.wire import (
@@ -48,15 +48,15 @@ from keephold.acp.wire import (
 )
 from keephold.errors import ConfigError, KeepholdError
 from keephold.handles.handle import Handle
-from keephold.handles.state import Error
+from keephold.handles.state import Failure
 from keephold.store.base import ConversationRow, Forgotten, Store
 from keephold.turn.ending import end_conversation
 from keephold.turn.lineage import root_of
-from keephold.turn.prompt_queue import LeftOpen, People
+from keephold.turn.prompt_queue import LeftOpen, PromptQueue
 from keephold.turn.prompts import Decision, Prompt
 
 if TYPE_CHECKING:
-    from keephold.acp.agent.session import Session
+    from keephold.acp.agent.session import AgentSession
     from keephold.agent.conversation import Conversation
     from keephold.runtime import Runtime
     from keephold.tools.remote.server import McpServer
@@ -66,9 +66,9 @@ class Persons:
     """Everyone who may be asked something: a prompter. What concerns a session that is not open is asked when it is."""
 
     def __init__(self) -> None:
-        self._people: WeakValueDictionary[str, People] = WeakValueDictionary()
+        self._people: WeakValueDictionary[str, PromptQueue] = WeakValueDictionary()
         """As long as a call or a prompt needs them: a conversation has one at a time."""
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, AgentSession] = {}
 
     async def __call__(self, prompt: Prompt) -> Decision:
         session = self._sessions.get(root_of(prompt.conversation))
@@ -76,19 +76,19 @@ class Persons:
             raise LeftOpen
         return await session.ask(prompt)
 
-    def of(self, root: str) -> People:
+    def of(self, root: str) -> PromptQueue:
         """Those who are asked about calls below that conversation, one prompt at a time (Q5)."""
         people = self._people.get(root)
         if people is None:
-            people = self._people[root] = People(self)
+            people = self._people[root] = PromptQueue(self)
         return people
 
-    def came(self, session: "Session") -> None:
+    def came(self, session: "AgentSession") -> None:
         """Its client has opened the session: what was left open is asked."""
         self._sessions[session.id] = session
         self.of(session.id).again()
 
-    def went(self, session: "Session") -> None:
+    def went(self, session: "AgentSession") -> None:
         """It is closed: nobody can be asked until it is opened again."""
         if self._sessions.get(session.id) is session:
             del self._sessions[session.id]
@@ -100,7 +100,7 @@ class Persons:
 
 
 _DELETE_PAGE = 1000
-_ENDED = Error("Aborted: its session was deleted.", "aborted")
+_ENDED = Failure("Aborted: its session was deleted.", "aborted")
 
 
 async def delete(runtime: "Runtime", session: str) -> None:
@@ -146,13 +146,13 @@ class Agent:
         self._model, self._mode, self._signal, self._terminals = model, mode, signal, terminals
         self._client: Client | None = None
         """What the client can do, once it has said so."""
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, AgentSession] = {}
         self._conversations: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
         """Sessions hold them. A runtime has one object for each, also if what a closed session left still holds it."""
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """A session is opened, closed or deleted by one request at a time."""
         self._peer: Peer | None = None
-        self._prompts: dict[Id, Session] = {}
+        self._prompts: dict[Id, AgentSession] = {}
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         check_kinds(runtime.toolbox)
         self._take_part()
@@ -276,7 +276,7 @@ class Agent:
 
     # Sessions
 
-    def _named(self, params: Params) -> Session:
+    def _named(self, params: Params) -> AgentSession:
         session = self._sessions.get(string(params, "sessionId"))
         if session is None or session.closing:
             why = f"session `{params['sessionId']}` is not open; `session/load` or `session/resume` opens it"
@@ -289,9 +289,9 @@ class Agent:
             conversation = self._conversations[id] = self._runtime.conversation(id, model=self._model)
         return conversation
 
-    def _open(self, conversation: "Conversation", cwd: str, before: ConversationRow | None) -> Session:
+    def _open(self, conversation: "Conversation", cwd: str, before: ConversationRow | None) -> AgentSession:
         assert self._peer is not None and self._client is not None
-        session = Session(self._peer, self._client, conversation, cwd, before, self._mode)
+        session = AgentSession(self._peer, self._client, conversation, cwd, before, self._mode)
         self._sessions[session.id] = session
         return session
 
@@ -402,7 +402,7 @@ class Agent:
         self._prompts[id] = session
         self._peer.answer(id, self._turn(session, id, params["prompt"], content))
 
-    async def _turn(self, session: Session, id: Id, blocks: Sequence[Any], content: Any) -> Any:
+    async def _turn(self, session: AgentSession, id: Id, blocks: Sequence[Any], content: Any) -> Any:
         try:
             return await session.run(id, blocks, content)
         finally:

@@ -19,7 +19,7 @@ from keephold.acp.agent.permissions import decided, elsewhere, filled_in, form, 
 from keephold.acp.agent.replay import SHOWN_LINE, TURN_COMPLETE_LINE, Replayed
 from keephold.acp.agent.shown import Shown
 from keephold.acp.rpc import BACKGROUND
-from keephold.acp.wire import INTERNAL_ERROR, Call, ConnectionLost, Id, Peer, RpcError
+from keephold.acp.wire import INTERNAL_ERROR, ConnectionLost, Id, Peer, RpcCall, RpcError
 from keephold.agent.events import (
     Answered,
     Called,
@@ -35,7 +35,7 @@ from keephold.agent.events import (
 from keephold.errors import KeepholdError
 from keephold.store import base as store
 from keephold.turn.prompt_queue import LeftOpen
-from keephold.turn.prompts import AskQuestion, Cancelled, Decision, Prompt, Said
+from keephold.turn.prompts import Answer, AskQuestion, Decision, Dismissed, Prompt
 from keephold.turn.slot import ToolCall
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Client(msgspec.Struct, frozen=True):
     signal: Signal = "extension"
 
 
-class Session:
+class AgentSession:
     """One session that is open."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Session:
         self._named = isinstance(known.get("title"), str)
         self._about: dict[str, Any] = {} if known.get("cwd") == cwd else {"cwd": cwd}
         """What is to be kept of it once something is said: a session that is only opened leaves no trace."""
-        self._requests: set[Call] = set()
+        self._requests: set[RpcCall] = set()
         """What the person is being asked."""
         self.closing = False
         """It takes no more prompts."""
@@ -204,7 +204,9 @@ class Session:
             return
         line = (kind, msgspec.json.encode(body))
         with contextlib.suppress(KeepholdError):  # the store cannot write just now: it is shown all the same
-            await registry.write((store.Said(self.id, self._turn, registry.clock.now(), (line,)),), keep=False)
+            await registry.write(
+                (store.TranscriptAppended(self.id, self._turn, registry.clock.now(), (line,)),), keep=False
+            )
 
     def _heard(self, event: Event) -> None:
         match event:
@@ -267,14 +269,14 @@ class Session:
         call = {"toolCallId": shown.id, "kind": shown.kind, **asked.fields}
         params = {"sessionId": self.id, "toolCall": call, "options": asked.options}
         said = await self._request("session/request_permission", params)
-        return said if isinstance(said, Cancelled) else decided(asked, said)
+        return said if isinstance(said, Dismissed) else decided(asked, said)
 
     async def _ask_text(self, prompt: AskQuestion, shown: Shown) -> Decision:
         question, handle = prompt.question, shown.handle
         if self._client.forms and not question.secret:
             params = {"sessionId": self.id, "toolCallId": shown.id, **form(question, prompt.problem)}
             said = await self._request("elicitation/create", params)
-            return said if isinstance(said, Cancelled) else filled_in(question, said)
+            return said if isinstance(said, Dismissed) else filled_in(question, said)
         runtime = self.conversation.runtime
         path = getattr(runtime.registry.store, "path", None)
         note = elsewhere(question, "" if handle is None else handle.uid, None if path is None else f"sqlite:///{path}")
@@ -282,8 +284,8 @@ class Session:
         if handle is not None and handle.stateful and path is not None:
             raise LeftOpen  # somebody answers it elsewhere; this person can be asked other things meanwhile
         if runtime.permission.detached == "defaults" and question.default is not None and not question.secret:
-            return Said(question.default)
-        return Cancelled(note)
+            return Answer(question.default)
+        return Dismissed(note)
 
     async def _request(self, method: str, params: dict[str, Any]) -> Any:
         """What the client answers; `Cancelled` if it cannot."""
@@ -292,7 +294,7 @@ class Session:
         try:
             return await call
         except RpcError as error:
-            return Cancelled(f"the client could not ask: {error.message}")
+            return Dismissed(f"the client could not ask: {error.message}")
         except ConnectionLost:  # nobody has said anything: it stays open for the next process (R6)
             raise LeftOpen from None
         except asyncio.CancelledError:

@@ -13,7 +13,7 @@ from keephold.acp.agent.describing import Described
 from keephold.acp.agent.updates import fenced
 from keephold.handles.handle import Handle
 from keephold.handles.question import Question, select_options
-from keephold.handles.state import Error, Ok, Printed, Reply, Stopped, Waiting
+from keephold.handles.state import Failure, Ok, PrintedOutput, Reply, Stopped, Waiting
 from keephold.turn.prompts import AskQuestion, DeliverResult, Prompt, RunTool
 from keephold.turn.replies import Replies
 from keephold.turn.slot import ToolCall
@@ -114,15 +114,15 @@ def ended(replies: Replies, handle: Handle, state: Stopped, most: int) -> End:
     never_ran = state.started is None
     if not handle.stateful:
         reply = replies.outcome(handle)
-        failed = reply.is_error or never_ran or isinstance(state.outcome, Error)
+        failed = reply.is_error or never_ran or isinstance(state.outcome, Failure)
         is_output = bool(reply.model) and not never_ran and handle.tool.source in ("local", "terminal")
         return failed, fenced(reply.model) if is_output else reply.model, response_output(reply.model)
     printed = replies.tail(handle, most)
     shown = fenced(printed) if printed else ""
     match state.outcome:
-        case Error(message, code):
+        case Failure(message, code):
             return True, "\n\n".join(part for part in (message, shown) if part), {"error": message, "code": code}
-        case Printed():
+        case PrintedOutput():
             return never_ran, shown, {"exit_code": state.exit_code}
         case Ok(value):
             said = replies.printed(handle)

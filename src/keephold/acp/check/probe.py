@@ -64,7 +64,7 @@ class Probe:
         self.permit: Callable[[Entry], dict[str, Any] | None] = allow
         self._timeout = timeout
         self._last_id = 0
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._died: str | None = None
         self._process = AgentProcess(command, cwd=None, env=None, exited=self._exited)
         self._reader = LineReader(
@@ -126,8 +126,8 @@ class Probe:
                 while (found := look()) is None:
                     if self._died is not None:
                         raise Died(self._died)
-                    self._news.clear()
-                    await self._news.wait()
+                    self._changed.clear()
+                    await self._changed.wait()
                 return found
         except TimeoutError:
             raise Silent(f"the agent did not {what} within {self._timeout:g} s") from None
@@ -153,13 +153,13 @@ class Probe:
     def _note(self, ours: bool, message: Any) -> Entry:
         entry = Entry(len(self.log), ours, message)
         self.log.append(entry)
-        self._news.set()
+        self._changed.set()
         return entry
 
     def _exited(self) -> None:
         self._reader.rest()
         self._died = self._process.epitaph()
-        self._news.set()
+        self._changed.set()
 
 
 CANCELLED = {"outcome": "cancelled"}

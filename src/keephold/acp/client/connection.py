@@ -19,7 +19,7 @@ from keephold.acp.client.process import AgentProcess
 from keephold.acp.client.session import OnPermission, Session, read, reject
 from keephold.acp.client.turns import Handler
 from keephold.acp.rpc import PROTOCOL_VERSION, TURN_COMPLETE, table
-from keephold.acp.wire import Call, Id, Params, Peer, RpcError, unknown_method
+from keephold.acp.wire import Id, Params, Peer, RpcCall, RpcError, unknown_method
 from keephold.errors import KeepholdError
 
 _TERMINAL = frozenset(f"terminal/{verb}" for verb in ("create", "output", "wait_for_exit", "kill", "release"))
@@ -208,7 +208,7 @@ class Connection:
         made: list[Session] = []
         opening = object()
 
-        def answered(call: Call) -> None:  # in its place among the updates: those behind it find the session
+        def answered(call: RpcCall) -> None:  # in its place among the updates: those behind it find the session
             self._opening.discard(opening)
             if call.exception() is None:
                 info = table(call.result())

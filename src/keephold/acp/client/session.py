@@ -22,7 +22,7 @@ import msgspec
 
 from keephold.acp.client.turns import Barrier, Handler, Turn, Update
 from keephold.acp.rpc import ConnectionLost, is_background
-from keephold.acp.wire import INVALID_PARAMS, Call, Params, RpcError
+from keephold.acp.wire import INVALID_PARAMS, Params, RpcCall, RpcError
 from keephold.errors import KeepholdError
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class Session:
         if signal is not None:
             self._queue.put(lambda: None if signal.done() else signal.set_result(reason))
 
-    def _answered(self, turn: Turn, call: Call) -> None:
+    def _answered(self, turn: Turn, call: RpcCall) -> None:
         turn._answered(call)
         error = call.exception()
         if isinstance(error, ConnectionLost):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from keephold.acp.rpc import ConnectionLost
-from keephold.acp.wire import Call
+from keephold.acp.wire import RpcCall
 from keephold.errors import KeepholdError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Turn:
 
     def __init__(self, session: "Session", on_update: Handler | None) -> None:
         self.session = session
-        self.call: Call
+        self.call: RpcCall
         self.signal: asyncio.Future[str]
         """The stop reason that its `turn_complete` gives."""
         self._on_update = on_update
@@ -96,7 +96,7 @@ class Turn:
         self._more.set()
         return None
 
-    def _answered(self, call: Call) -> None:
+    def _answered(self, call: RpcCall) -> None:
         """The answer is there. Whoever does not await it need not hear of an error."""
         error = call.exception()
         if error is not None:

@@ -52,7 +52,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Line:
+class GraphEdge:
     """An arrow: `flow` to the next step, `success` or `error` where one jumps. `taken`: the run went there."""
 
     points: tuple[tuple[float, float], ...]
@@ -80,7 +80,7 @@ class Drawing:
     height: float
     nodes: tuple[Node, ...] = ()
     frames: tuple[Frame, ...] = ()
-    edges: tuple[Line, ...] = ()
+    edges: tuple[GraphEdge, ...] = ()
 
 
 def draw(steps: Sequence[Step]) -> Drawing | None:
@@ -153,7 +153,7 @@ def _step(step: Step, numbers: _Numbers) -> Drawing:
     height = y + tall + _INSIDE
     nodes = [Node(step, number, 0, 0, width)]
     frames = [Frame(0, 0, width, height, state=step["state"], outer=True)]
-    edges: list[Line] = []
+    edges: list[GraphEdge] = []
     for inner, column in zip(step["lists"], columns, strict=True):
         frames.append(Frame(x, y, column.width + 2 * _INSIDE, tall, inner["name"], inner["times"]))
         moved = _moved(column, x + _INSIDE, y + _LABEL)
@@ -164,22 +164,22 @@ def _step(step: Step, numbers: _Numbers) -> Drawing:
     return Drawing(width, height, tuple(nodes), tuple(frames), tuple(edges))
 
 
-def _flow(steps: Sequence[Step], parts: Sequence[Drawing], tops: Sequence[float], core: float) -> list[Line]:
+def _flow(steps: Sequence[Step], parts: Sequence[Drawing], tops: Sequence[float], core: float) -> list[GraphEdge]:
     lines = []
     for at in range(len(steps) - 1):
         if steps[at]["on_success"] and not steps[at]["skip_if"] and not steps[at]["condition"]:
             continue  # it never goes on to the next
         taken = steps[at + 1]["state"] in ("done", "failed", "current") and steps[at]["visits"] > 0
         bottom = tops[at] + parts[at].height
-        lines.append(Line(((core / 2, bottom), (core / 2, tops[at + 1])), "flow", taken))
+        lines.append(GraphEdge(((core / 2, bottom), (core / 2, tops[at + 1])), "flow", taken))
     return lines
 
 
 def _jumps(
     steps: Sequence[Step], parts: Sequence[Drawing], tops: Sequence[float], core: float, height: float
-) -> list[Line]:
+) -> list[GraphEdge]:
     places = {step["id"]: at for at, step in enumerate(steps)}
-    lines: list[Line] = []
+    lines: list[GraphEdge] = []
     for at, step in enumerate(steps):
         for kind, target, state in (("success", step["on_success"], "done"), ("error", step["on_error"], "failed")):
             if not target or (target not in places and target != "$end"):
@@ -193,7 +193,7 @@ def _jumps(
                 to = places[target]
                 end = tops[to] + HEIGHT / 2
                 points = ((right, y), (lane, y), (lane, end), (core / 2 + parts[to].width / 2, end))
-            lines.append(Line(points, kind, step["state"] == state))
+            lines.append(GraphEdge(points, kind, step["state"] == state))
     return lines
 
 

@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from keephold.control.store_view import KINDS, SORTS, STATES, Reading
+from keephold.control.store_view import KINDS, SORTS, STATES, StoreView
 from keephold.serve.dashboard import conversation, forms, handle
 from keephold.serve.dashboard.rendering import HERE, Look, is_turnless, mark, short_name
 from keephold.serve.door import OWNER
@@ -55,7 +55,7 @@ class Today:
     """Those with the most failures, the first of them; none that has not failed."""
 
 
-async def today(control: Reading, now: float) -> Today:
+async def today(control: StoreView, now: float) -> Today:
     """What has stopped since midnight, by the clock of this machine."""
     handles, failures, outcomes = Counter[str](), Counter[str](), Counter[str]()
     for (tool, status, ended_by), count in (await control.ended(_midnight(now))).items():

@@ -9,7 +9,7 @@ import html
 import unicodedata
 from collections.abc import Iterator
 
-from keephold.tools.terminal.emulator import Colour, Rows, Run, Style
+from keephold.tools.terminal.emulator import Colour, Rows, Style, StyledRun
 
 SIXTEEN = (
     "#7d8590", "#ff8a80", "#7ee787", "#e3b341", "#79c0ff", "#d2a8ff", "#56d4dd", "#d0d7de",
@@ -36,7 +36,7 @@ def screen_html(rows: Rows, cursor: tuple[int, int] | None) -> str:
     )
 
 
-def _row(row: tuple[Run, ...], cursor: int | None) -> Iterator[str]:
+def _row(row: tuple[StyledRun, ...], cursor: int | None) -> Iterator[str]:
     column = 0
     for text, style in row:
         for piece, at_cursor in _parted(text.translate(_DROPPED), None if cursor is None else cursor - column):

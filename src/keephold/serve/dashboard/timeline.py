@@ -147,7 +147,7 @@ def _moment(event: Fact, *, asked: bool) -> Moment | None:
             return Moment(at, "keys", "What it waited for came", str(data.get("status") or ""))
         case "key.revoked":
             return Moment(at, "keys", "Its key was revoked")
-        case "news.delivered":
+        case "notification.delivered":
             return Moment(at, "notifications", "The model was told", str(data.get("message") or ""))
     return None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice, repeat, takewhile
 from typing import Any
 
-from keephold.store.base import NEWS_TYPES, Changed, Collected, Op, Record, StoredEvent, TurnRow
+from keephold.store.base import NOTIFICATION_TYPES, Changed, Collected, Op, Record, StoredEvent, TurnRow
 from keephold.store.endings import words
 from keephold.store.events import Draft, events_of, queued
 from keephold.store.memory.notification_queue import Told as News_
@@ -83,7 +83,7 @@ class History:
         limit: int,
         uid: str | None,
         conversation: str | None,
-        news: bool,
+        notifications: bool,
         newest: bool,
         before: int | None,
     ) -> list[StoredEvent]:
@@ -96,7 +96,7 @@ class History:
             if (before is None or event.seq < before)
             and (uid is None or (event.uid == uid and event.type != "handle.stepped"))
             and (conversation is None or event.conversation == conversation)
-            and (not news or event.type in NEWS_TYPES)
+            and (not notifications or event.type in NOTIFICATION_TYPES)
         )
         return list(islice(chosen, limit))
 

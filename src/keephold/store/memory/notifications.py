@@ -2,11 +2,11 @@
 
 from keephold.handles.state import State
 from keephold.store import base
-from keephold.store.base import Carrier, News, Notice, Record, Shown
+from keephold.store.base import Carrier, Notice, QueuedNotification, Record, Shown
 from keephold.store.events import queued, removed
 from keephold.store.memory.notification_queue import Queue, Told, Wordless
 from keephold.store.memory.reads import Reads
-from keephold.store.memory.tables import Conversation
+from keephold.store.memory.tables import ConversationTables
 from keephold.store.notifications import TAKES, in_order
 
 
@@ -15,9 +15,9 @@ class Telling(Reads):
 
     def _tell(self, conversation: str, told: Told, at: float, uid: str | None, kind: str) -> None:
         known = self._conversations.get(conversation) or self._conversation(conversation)
-        queue = known.news
+        queue = known.queue
         if queue is None:
-            queue = known.news = Queue(conversation)
+            queue = known.queue = Queue(conversation)
         self._numbers += 1
         news = queue.tell(self._numbers, told, at, uid, kind, self._undo)
         if news is None:
@@ -35,8 +35,8 @@ class Telling(Reads):
         else:
             self._tell(record.conversation, told, at, record.uid, told.kind)
 
-    def _take_back(self, known: Conversation, shown: tuple[tuple[str, Shown], ...]) -> None:
-        queue = known.news
+    def _take_back(self, known: ConversationTables, shown: tuple[tuple[str, Shown], ...]) -> None:
+        queue = known.queue
         if queue:
             for uid, state in shown:
                 found = queue.of(uid, TAKES[state])
@@ -44,8 +44,8 @@ class Telling(Reads):
                     queue.take(found, self._undo)
                     self._history.noted += tuple(removed(news, "shown") for news in found)
 
-    def _deliver(self, known: Conversation, carriers: tuple[Carrier, ...]) -> tuple[News, ...]:
-        queue = known.news
+    def _deliver(self, known: ConversationTables, carriers: tuple[Carrier, ...]) -> tuple[QueuedNotification, ...]:
+        queue = known.queue
         if not queue or not carriers:
             return ()
         ridden = set(carriers)
@@ -64,9 +64,9 @@ class Telling(Reads):
     def _handed_out(self, op: base.HandedOut) -> None:
         known = self._conversations.get(op.conversation)
         if known is not None:
-            self._set_carried(known, "message", op.news)
+            self._set_carried(known, "message", op.notifications)
 
-    def _delivered(self, op: base.Delivered) -> tuple[News, ...]:
+    def _delivered(self, op: base.Delivered) -> tuple[QueuedNotification, ...]:
         known = self._conversations.get(op.conversation)
         if known is None:
             return ()

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from keephold.handles.state import EndedBy, Pending, Running, State, Stopped, Waiting, name
 from keephold.store.base import (
     LIVE,
-    NEWS_LIMIT,
+    NOTIFICATION_LIMIT,
     Answers,
     BatchRow,
     Collected,
@@ -19,9 +19,9 @@ from keephold.store.base import (
     Expired,
     InquiryRow,
     Kind,
-    News,
     OpenTurn,
     ProcessEvent,
+    QueuedNotification,
     Record,
     Request,
     Sort,
@@ -321,20 +321,20 @@ class Reads(Tables):
         *,
         uid: str | None = None,
         conversation: str | None = None,
-        news: bool = False,
+        notifications: bool = False,
         newest: bool = False,
         before: int | None = None,
     ) -> list[StoredEvent]:
-        return self._history.events(after, limit, uid, conversation, news, newest, before)
+        return self._history.events(after, limit, uid, conversation, notifications, newest, before)
 
     async def events_range(self) -> tuple[int, int]:
         return self._history.range()
 
-    async def news(self, conversation: str, limit: int = NEWS_LIMIT + 1) -> list[News]:
+    async def notifications(self, conversation: str, limit: int = NOTIFICATION_LIMIT + 1) -> list[QueuedNotification]:
         known = self._conversations.get(conversation)
-        if known is None or not known.news:
+        if known is None or not known.queue:
             return []
-        return known.news.all()[:limit]
+        return known.queue.all()[:limit]
 
     async def inquiries(
         self, conversation: str, turn: str | None = None, limit: int = 1000, *, newest: bool = False

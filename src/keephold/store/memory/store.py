@@ -16,7 +16,7 @@ from keephold.store import base, events
 from keephold.store.base import Collected, Entry, Record
 from keephold.store.endings import hook_is_due
 from keephold.store.memory.history import Told
-from keephold.store.memory.tables import Conversation, parked
+from keephold.store.memory.tables import ConversationTables, parked
 from keephold.store.memory.transcripts import Transcripts
 from keephold.store.memory.turns import Turns
 from keephold.store.memory.waits import lost
@@ -63,7 +63,7 @@ class MemoryStore(Turns, Transcripts):
             base.Delivered: (self._delivered, _TELLS),
             base.HandedOut: (self._handed_out, _TELLS),
             base.Inquired: (self._inquired, _BESIDES),
-            base.Said: (self._said, _TELLS),
+            base.TranscriptAppended: (self._said, _TELLS),
             base.Described: (self._described, _BESIDES),
             base.Forgotten: (self._forgotten, _TELLS),
             base.Requested: (self._requested, _BESIDES),
@@ -189,7 +189,7 @@ class MemoryStore(Turns, Transcripts):
         if type(record.state) is Stopped:
             self._end(record, record.state)
 
-    def _check_free(self, known: Conversation, id: str) -> None:
+    def _check_free(self, known: ConversationTables, id: str) -> None:
         holder = known.names.get(id)
         if holder is not None and type(holder.state) is not Stopped:
             raise KeepholdError(
@@ -217,13 +217,13 @@ class MemoryStore(Turns, Transcripts):
             self._save(record)
         if type(state) is not Stopped:
             record.state = state
-            if op.news is not None:
-                self._tell_of(record, state, op.news, op.event.at)
+            if op.notice is not None:
+                self._tell_of(record, state, op.notice, op.event.at)
             return
         parking = record.parking if record.owner is None else None
         if parking is not None and state.ended_by == "timeout" and self._is_resolved(op.uid):
             raise lost(op.uid)  # held: what was accepted is not undone by a late clock
-        self._end(record, state, op.news)
+        self._end(record, state, op.notice)
         if parking is not None and hook_is_due(parking, state.ended_by):
             record.owner = self.owner
             self._put(self._hooks, record.uid, record)

@@ -14,9 +14,9 @@ from keephold.store.base import (
     Entry,
     Expired,
     InquiryRow,
-    News,
     OpenTurn,
     ProcessEvent,
+    QueuedNotification,
     Record,
     Requested,
     WaitRow,
@@ -38,17 +38,17 @@ def parked(record: Record) -> bool:
     return record.owner is None and record.parking is not None and type(record.state) is not Stopped
 
 
-class Conversation:
+class ConversationTables:
     """What one conversation has. Tables that most never need stay None."""
 
-    __slots__ = ("carried", "graves", "kept", "labels", "names", "news", "tombs", "turn")
+    __slots__ = ("carried", "graves", "kept", "labels", "names", "queue", "tombs", "turn")
 
     def __init__(self) -> None:
         self.turn: OpenTurn | None = None
         self.names: dict[str, Record] = {}
         self.labels: dict[str, Record] = {}
-        self.news: Queue | None = None
-        self.carried: tuple[Carrier, tuple[News, ...]] | None = None
+        self.queue: Queue | None = None
+        self.carried: tuple[Carrier, tuple[QueuedNotification, ...]] | None = None
         """News that the open turn was handed last, and by what, with nothing since to show that it arrived (N3)."""
         self.kept: list[Record] | None = None
         """Past their retention, kept because a turn is open."""
@@ -59,7 +59,7 @@ class Conversation:
 
     @property
     def empty(self) -> bool:
-        return not (self.names or self.labels or self.turn or self.news or self.kept or self.tombs)
+        return not (self.names or self.labels or self.turn or self.queue or self.kept or self.tombs)
 
 
 class Tables:
@@ -69,7 +69,7 @@ class Tables:
         self.owner = f"memory-{secrets.token_hex(8)}"
         self._records: dict[str, Record] = {}
         """Oldest first."""
-        self._conversations: dict[str, Conversation] = {}
+        self._conversations: dict[str, ConversationTables] = {}
         self._journals: dict[str, dict[tuple[str, str], Entry]] = {}
         self._waits: dict[str, WaitRow] = {}
         self._keys: dict[str, tuple[str, ...]] = {}
@@ -119,20 +119,20 @@ class Tables:
         if self._undo is not None:
             self._undo.append((_restore, record, [getattr(record, each) for each in _CHANGING]))
 
-    def _set_turn(self, known: Conversation, turn: OpenTurn | None) -> None:
+    def _set_turn(self, known: ConversationTables, turn: OpenTurn | None) -> None:
         if self._undo is not None:
             self._undo.append((setattr, known, "turn", known.turn))
         known.turn = turn
 
-    def _set_carried(self, known: Conversation, by: Carrier, news: tuple[News, ...]) -> None:
+    def _set_carried(self, known: ConversationTables, by: Carrier, news: tuple[QueuedNotification, ...]) -> None:
         if self._undo is not None:
             self._undo.append((setattr, known, "carried", known.carried))
         known.carried = (by, news) if news and known.turn is not None else None
 
-    def _conversation(self, conversation: str) -> Conversation:
+    def _conversation(self, conversation: str) -> ConversationTables:
         known = self._conversations.get(conversation)
         if known is None:
-            known = self._conversations[conversation] = Conversation()
+            known = self._conversations[conversation] = ConversationTables()
         return known
 
     def _note_stop(self, record: Record, at: float) -> None:
@@ -190,13 +190,13 @@ class Tables:
             self._forget_turns(op.before)
         return gone
 
-    def _bury(self, record: Record, known: Conversation, at: float) -> None:
+    def _bury(self, record: Record, known: ConversationTables, at: float) -> None:
         uid = record.uid
         for table in (self._records, self._journals, self._events, self._held, self._holding):
             table.pop(uid, None)
-        if known.news:
-            found = known.news.of(uid)
-            known.news.take(found, None)
+        if known.queue:
+            found = known.queue.of(uid)
+            known.queue.take(found, None)
             self._history.noted += tuple(removed(news, "expired") for news in found)
         if known.labels.get(record.call_id) is record:
             del known.labels[record.call_id]
@@ -235,7 +235,7 @@ class Tables:
             if not turns:
                 del self._history.turns[conversation]
 
-    def _forget_oldest(self, known: Conversation) -> None:
+    def _forget_oldest(self, known: ConversationTables) -> None:
         assert known.tombs is not None
         uid = next(iter(known.tombs))
         id, _ = known.tombs.pop(uid)

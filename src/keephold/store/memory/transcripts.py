@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from keephold.handles.state import Stopped
 from keephold.store import base
-from keephold.store.base import ConversationRow, Line, Place, Record, made_at
+from keephold.store.base import ConversationRow, Place, Record, TranscriptLine, made_at
 from keephold.store.memory.tables import Tables
 from keephold.store.metadata import holds, merged
 
@@ -19,10 +19,10 @@ class Transcripts(Tables):
     def __init__(self) -> None:
         super().__init__()
         self._descriptions: dict[str, ConversationRow] = {}
-        self._lines: dict[str, list[Line]] = {}
+        self._lines: dict[str, list[TranscriptLine]] = {}
         """By conversation, oldest first: the one of number 1 is in place 0."""
 
-    def _said(self, op: base.Said) -> int:
+    def _said(self, op: base.TranscriptAppended) -> int:
         lines = self._lines.get(op.conversation)
         if lines is None:
             lines = []
@@ -30,7 +30,7 @@ class Transcripts(Tables):
         before = len(lines)
         if self._undo is not None:
             self._undo.append((lines.__delitem__, slice(before, None)))
-        lines += [Line(number, op.turn, *line, op.at) for number, line in enumerate(op.lines, before + 1)]
+        lines += [TranscriptLine(number, op.turn, *line, op.at) for number, line in enumerate(op.lines, before + 1)]
         row = self._at(op.conversation, op.at)
         self._put(self._descriptions, op.conversation, replace(row, lines=len(lines)))
         return len(lines)
@@ -51,7 +51,7 @@ class Transcripts(Tables):
         row = self._descriptions.get(id)
         return ConversationRow(id, at, at, {}, 0) if row is None else replace(row, updated=max(row.updated, at))
 
-    async def transcript(self, conversation: str, after: int = 0, limit: int = 10_000) -> list[Line]:
+    async def transcript(self, conversation: str, after: int = 0, limit: int = 10_000) -> list[TranscriptLine]:
         start = max(after, 0)
         return self._lines.get(conversation, [])[start : start + limit]
 

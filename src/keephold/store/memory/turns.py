@@ -4,9 +4,9 @@ from msgspec.structs import replace
 
 from keephold.errors import KeepholdError
 from keephold.store import base
-from keephold.store.base import InquiryRow, News, OpenTurn, TurnRow
+from keephold.store.base import InquiryRow, OpenTurn, QueuedNotification, TurnRow
 from keephold.store.events import events_of
-from keephold.store.memory.tables import Conversation
+from keephold.store.memory.tables import ConversationTables
 from keephold.store.memory.waits import Waits
 
 
@@ -64,7 +64,7 @@ class Turns(Waits):
             self._set_turn(known, OpenTurn(op.turn, turn.owner, max(turn.batches, op.batch), op))
             self._set_carried(known, "turn", ())
 
-    def _responded(self, op: base.Responded) -> tuple[News, ...]:
+    def _responded(self, op: base.Responded) -> tuple[QueuedNotification, ...]:
         for uid, cursor in op.cursors:
             record = self._records.get(uid)
             if record is not None and record.cursor < cursor:
@@ -104,5 +104,5 @@ class Turns(Waits):
             self._put(self._over, (conversation, turn), max(at, self._over.get((conversation, turn), at)))
 
 
-def _is_open(known: Conversation | None, turn: str) -> bool:
+def _is_open(known: ConversationTables | None, turn: str) -> bool:
     return known is not None and known.turn is not None and known.turn.turn == turn

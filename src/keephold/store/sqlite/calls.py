@@ -11,7 +11,7 @@ from keephold.store.metadata import merged
 from keephold.store.sqlite.codec import decode_resolution, encode, record
 from keephold.store.sqlite.notifications import tell_of
 from keephold.store.sqlite.sql import RECORDS, SQL
-from keephold.store.sqlite.transaction import Call, Transaction, lease_lost
+from keephold.store.sqlite.transaction import CallRow, Transaction, lease_lost
 from keephold.store.sqlite.waits import resolve_by_end, stop_parked
 
 _CHANGE, _STOP, _REGISTER, _RECORD_STEP = SQL["change"], SQL["stop"], SQL["register"], SQL["record_step"]
@@ -68,7 +68,7 @@ def _taken(tx: Transaction, uid: str | None, conversation: str, id: str) -> Keep
 
 
 def changed(tx: Transaction, op: base.Changed) -> None:
-    state, told = op.state, op.news
+    state, told = op.state, op.notice
     if type(state) is not Stopped:
         tx.run(_CHANGE, (name(state), encode(state), op.uid, op.fence))
         if not tx.changes():
@@ -184,7 +184,7 @@ def parked(tx: Transaction, op: base.Parked) -> State:
     return _settle(tx, call._replace(parking_json=parking), op.at)
 
 
-def _settle(tx: Transaction, call: Call, at: float | None) -> State:
+def _settle(tx: Transaction, call: CallRow, at: float | None) -> State:
     """What a call that is parked now comes to: its completion may have been there first."""
     state = call.state
     parking = call.parking

@@ -15,10 +15,10 @@ from keephold.store.base import (
     Entry,
     Given,
     InquiryRow,
-    Kept,
-    News,
+    KeptOutput,
     Parking,
     Place,
+    QueuedNotification,
     Record,
     Resolution,
     WaitRow,
@@ -33,13 +33,13 @@ _encoder = msgspec.json.Encoder()
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
 _decode_progress = msgspec.json.Decoder(Progress).decode
-_decode_kept = msgspec.msgpack.Decoder(Kept).decode
+_decode_kept = msgspec.msgpack.Decoder(KeptOutput).decode
 _state = msgspec.json.Decoder(State)
 decode_parking = msgspec.json.Decoder(Parking).decode
 decode_resolution = msgspec.json.Decoder(Resolution).decode
 decode_calls = msgspec.json.Decoder(Calls).decode
 decode_answers = msgspec.json.Decoder(tuple[Given, ...]).decode
-decode_news = msgspec.json.Decoder(tuple[News, ...]).decode
+decode_notification = msgspec.json.Decoder(tuple[QueuedNotification, ...]).decode
 decode = msgspec.json.Decoder().decode
 encode_kept = msgspec.msgpack.Encoder().encode
 
@@ -104,7 +104,7 @@ def record(row: Row) -> Record:
 
 def answers(responses: bytes, news: bytes | None) -> Answers:
     """What a batch was answered, and the news that rode on it."""
-    return Answers(decode_answers(responses), () if news is None else decode_news(news))
+    return Answers(decode_answers(responses), () if news is None else decode_notification(news))
 
 
 def batch_row(row: Row) -> BatchRow:
@@ -133,13 +133,13 @@ def entry_row(row: Row) -> Entry:
     return Entry(kind, name, digest, value, bool(ok), input)
 
 
-def news_row(row: Row) -> News:
+def notification_row(row: Row) -> QueuedNotification:
     """A row of the queries `news` and `deliver`."""
     number, conversation, kind, level, message, at, uid, bits = row
-    return News(number, conversation, kind, level, message, at, uid, _CARRIERS[bits])
+    return QueuedNotification(number, conversation, kind, level, message, at, uid, _CARRIERS[bits])
 
 
-def dropped_row(row: Row) -> News:
+def dropped_row(row: Row) -> QueuedNotification:
     """The row of the query `news` that counts what was dropped."""
     _, conversation, _, _, count, at, *_ = row
     return dropped(conversation, count, at)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from keephold.store.base import EVENTS_LIMIT, NEWS_TYPES, Collected, StoredEvent
+from keephold.store.base import EVENTS_LIMIT, NOTIFICATION_TYPES, Collected, StoredEvent
 from keephold.store.sqlite.codec import Row, encode
 from keephold.store.sqlite.listing import Query
 from keephold.store.sqlite.sql import SQL
@@ -14,7 +14,7 @@ from keephold.store.sqlite.transaction import Transaction
 
 _ADD = {many: f"{SQL['add_event']}{', (?, ?, ?, ?, ?)' * (many - 1)}" for many in (32, 16, 8, 4, 2, 1)}
 """By how many events it writes, a statement."""
-_NEWS = f"type IN ({', '.join(repr(each) for each in NEWS_TYPES)})"
+_NOTIFICATIONS = f"type IN ({', '.join(repr(each) for each in NOTIFICATION_TYPES)})"
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -51,19 +51,25 @@ def remove_events(tx: Transaction, op: Collected) -> None:
 
 
 def between(
-    after: int, limit: int, uid: str | None, conversation: str | None, news: bool, newest: bool, before: int | None
+    after: int,
+    limit: int,
+    uid: str | None,
+    conversation: str | None,
+    notifications: bool,
+    newest: bool,
+    before: int | None,
 ) -> Query:
     """The query for these events."""
     conditions, bound = ["seq > ?"], [after]
     of_handle = "uid = ? AND type <> 'handle.stepped'"
-    place = "conversation = ?" if news else "place = ?"
+    place = "conversation = ?" if notifications else "place = ?"
     wanted: Sequence[tuple[str, Any]] = (("seq < ?", before), (of_handle, uid), (place, conversation))
     for condition, value in wanted:
         if value is not None:
             conditions.append(condition)
             bound.append(value)
-    if news:
-        conditions.append(_NEWS)
+    if notifications:
+        conditions.append(_NOTIFICATIONS)
     order = "DESC" if newest else "ASC"
     return f"{SQL['events']} WHERE {' AND '.join(conditions)} ORDER BY seq {order} LIMIT ?", (*bound, limit)
 

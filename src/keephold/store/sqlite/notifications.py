@@ -7,18 +7,20 @@ from msgspec.structs import replace
 
 from keephold.handles.state import State
 from keephold.store import base
-from keephold.store.base import NEWS_LIMIT, Carrier, News, Notice, Shown
+from keephold.store.base import NOTIFICATION_LIMIT, Carrier, Notice, QueuedNotification, Shown
 from keephold.store.endings import words
 from keephold.store.events import queued, removed
 from keephold.store.notifications import CONTENT, DROPS, TAKES, dropped, in_order
-from keephold.store.sqlite.codec import carrier_bits, decode_news, encode, news_row, text
+from keephold.store.sqlite.codec import carrier_bits, decode_notification, encode, notification_row, text
 from keephold.store.sqlite.sql import SQL
 from keephold.store.sqlite.transaction import Transaction
 
 _NOTIFY, _WAITING = SQL["notify"], SQL["waiting"]
 
 
-def tell(tx: Transaction, conversation: str, told: Notice | base.Notified | News, at: float, uid: str | None) -> None:
+def tell(
+    tx: Transaction, conversation: str, told: Notice | base.Notified | QueuedNotification, at: float, uid: str | None
+) -> None:
     """Queue it. This is in the commit of every stop that is news: it must cost little, however much waits."""
     tx.touched.add(conversation if uid is None else uid)
     message = text(told.message or "")
@@ -31,8 +33,8 @@ def tell(tx: Transaction, conversation: str, told: Notice | base.Notified | News
     tx.events.append(queued(tx.last_row(), conversation, uid, told.kind, told.level, message))
     row = tx.row(_WAITING, (conversation,))
     assert row is not None
-    if row[0] > NEWS_LIMIT:
-        _drop(tx, conversation, row[0] - NEWS_LIMIT, at)
+    if row[0] > NOTIFICATION_LIMIT:
+        _drop(tx, conversation, row[0] - NOTIFICATION_LIMIT, at)
 
 
 Named = tuple[str, str, str]
@@ -70,16 +72,18 @@ def take_back(tx: Transaction, conversation: str, shown: Iterable[tuple[str, Sho
 
 def expire(tx: Transaction, uid: str) -> None:
     """The handle of the news is gone (S5)."""
-    _remove(tx, "expired", "remove_news", uid)
+    _remove(tx, "expired", "remove_notifications", uid)
 
 
-def _remove(tx: Transaction, by: Literal["shown", "dropped", "expired"], query: str, *bindings: Any) -> list[News]:
-    gone = sorted((news_row(row) for row in tx.rows(SQL[query], bindings)), key=lambda news: news.number)
+def _remove(
+    tx: Transaction, by: Literal["shown", "dropped", "expired"], query: str, *bindings: Any
+) -> list[QueuedNotification]:
+    gone = sorted((notification_row(row) for row in tx.rows(SQL[query], bindings)), key=lambda news: news.number)
     tx.events += [removed(news, by) for news in gone]
     return gone
 
 
-def deliver(tx: Transaction, conversation: str, carriers: tuple[Carrier, ...]) -> tuple[News, ...]:
+def deliver(tx: Transaction, conversation: str, carriers: tuple[Carrier, ...]) -> tuple[QueuedNotification, ...]:
     """What may ride on one of them, in order. It is queued no more."""
     queue = tx.row(SQL["queue"], (conversation,)) if carriers else None
     if queue is None:
@@ -89,7 +93,7 @@ def deliver(tx: Transaction, conversation: str, carriers: tuple[Carrier, ...]) -
     if count:
         found.append(dropped(conversation, count, at))
         tx.run(SQL["tell_dropped"], (conversation,))
-    found += [news_row(row) for row in tx.rows(SQL["deliver"], (conversation, carrier_bits(carriers)))]
+    found += [notification_row(row) for row in tx.rows(SQL["deliver"], (conversation, carrier_bits(carriers)))]
     return in_order(found)
 
 
@@ -98,7 +102,7 @@ def queue_again(tx: Transaction, conversation: str, *, resumed: bool) -> None:
     row = tx.row(SQL["carried"], (conversation,))
     if row is None or (resumed and row[1] == "response"):
         return
-    for each in decode_news(row[0]):
+    for each in decode_notification(row[0]):
         tell(tx, conversation, each, each.at, each.uid)
 
 
@@ -111,10 +115,10 @@ def taken_back(tx: Transaction, op: base.TakenBack) -> None:
 
 
 def handed_out(tx: Transaction, op: base.HandedOut) -> None:
-    tx.run(SQL["carry"], (encode(op.news) if op.news else None, "message", op.conversation))
+    tx.run(SQL["carry"], (encode(op.notifications) if op.notifications else None, "message", op.conversation))
 
 
-def delivered(tx: Transaction, op: base.Delivered) -> tuple[News, ...]:
+def delivered(tx: Transaction, op: base.Delivered) -> tuple[QueuedNotification, ...]:
     news = deliver(tx, op.conversation, (op.carrier,))
     tx.run(SQL["carry"], (encode(news) if news else None, op.carrier, op.conversation))
     return news

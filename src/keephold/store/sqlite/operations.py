@@ -40,7 +40,7 @@ _WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
     base.Delivered: notifications.delivered,
     base.HandedOut: notifications.handed_out,
     base.Inquired: turns.inquired,
-    base.Said: turns.said,
+    base.TranscriptAppended: turns.said,
     base.Described: turns.described,
     base.Forgotten: turns.forgotten,
     base.Requested: turns.requested,

@@ -54,7 +54,7 @@ SELECT carried, carried_by FROM turns WHERE conversation = ? AND ended_at IS NUL
 -- name: open_batch
 -- All that is needed to answer a batch later.
 INSERT INTO batches (conversation, turn, batch, calls) VALUES (?, ?, ?, ?)
-ON CONFLICT (conversation, turn, batch) DO UPDATE SET calls = excluded.calls, responses = NULL, news = NULL;
+ON CONFLICT (conversation, turn, batch) DO UPDATE SET calls = excluded.calls, responses = NULL, notifications = NULL;
 
 -- name: count_batch
 -- The turn has had that many batches, and this one is open: what was handed out before has arrived.
@@ -67,11 +67,11 @@ SELECT calls FROM batches WHERE conversation = ? AND turn = ? AND batch = ?;
 
 -- name: answers
 -- What a batch was answered, and the news that rode on it.
-SELECT responses, news FROM batches WHERE conversation = ? AND turn = ? AND batch = ?;
+SELECT responses, notifications FROM batches WHERE conversation = ? AND turn = ? AND batch = ?;
 
 -- name: answer_batch
 -- What a batch was answered, and the news that rode on it.
-UPDATE batches SET responses = ?, news = ? WHERE conversation = ? AND turn = ? AND batch = ?;
+UPDATE batches SET responses = ?, notifications = ? WHERE conversation = ? AND turn = ? AND batch = ?;
 
 -- name: close_batch
 -- The batch is not open any more.
@@ -242,7 +242,7 @@ RETURNING number, conversation, kind, level, message, at, uid, carriers;
 DELETE FROM notifications WHERE uid = ? AND kind = ? AND conversation = ?
 RETURNING number, conversation, kind, level, message, at, uid, carriers;
 
--- name: remove_news
+-- name: remove_notifications
 -- News of a handle whose retention is over.
 DELETE FROM notifications WHERE uid = ? RETURNING number, conversation, kind, level, message, at, uid, carriers;
 

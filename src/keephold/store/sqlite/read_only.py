@@ -20,7 +20,7 @@ from keephold.store.sqlite.store import SqliteStore
 from keephold.store.sqlite.threads import Scanner, in_thread
 
 
-class LookedAt(Reads):
+class ReadOnlyStore(Reads):
     """The store in the file at `path`, which is there. It is told of no change."""
 
     durable = True

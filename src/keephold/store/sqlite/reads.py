@@ -11,7 +11,7 @@ from keephold.errors import KeepholdError
 from keephold.handles.state import EndedBy
 from keephold.store.base import (
     LIVE,
-    NEWS_LIMIT,
+    NOTIFICATION_LIMIT,
     Answers,
     BatchRow,
     Collected,
@@ -20,17 +20,17 @@ from keephold.store.base import (
     Expired,
     InquiryRow,
     Kind,
-    Line,
-    News,
     Opened,
     OpenTurn,
     Place,
     ProcessEvent,
+    QueuedNotification,
     Record,
     Request,
     Sort,
     Status,
     StoredEvent,
+    TranscriptLine,
     TurnRow,
     WaitRow,
 )
@@ -47,7 +47,7 @@ from keephold.store.sqlite.codec import (
     encode,
     entry_row,
     inquiry_row,
-    news_row,
+    notification_row,
     place_row,
     record,
     wait_row,
@@ -290,12 +290,12 @@ class Reads:
         *,
         uid: str | None = None,
         conversation: str | None = None,
-        news: bool = False,
+        notifications: bool = False,
         newest: bool = False,
         before: int | None = None,
     ) -> list[StoredEvent]:
-        query, bound = between(after, limit, uid, conversation, news, newest, before)
-        long = news and conversation is not None
+        query, bound = between(after, limit, uid, conversation, notifications, newest, before)
+        long = notifications and conversation is not None
         rows = await self._scanned(query, bound) if long else self._rows(query, bound)
         return [event_row(row) for row in rows]
 
@@ -303,9 +303,9 @@ class Reads:
         ((first, last),) = self._rows(SQL["kept_events"], ())
         return last + 1 if first is None else first, last
 
-    async def news(self, conversation: str, limit: int = NEWS_LIMIT + 1) -> list[News]:
-        rows = self._rows(SQL["news"], (conversation, limit))
-        return [news_row(row) if row[0] else dropped_row(row) for row in rows]
+    async def notifications(self, conversation: str, limit: int = NOTIFICATION_LIMIT + 1) -> list[QueuedNotification]:
+        rows = self._rows(SQL["notifications"], (conversation, limit))
+        return [notification_row(row) if row[0] else dropped_row(row) for row in rows]
 
     async def inquiries(
         self, conversation: str, turn: str | None = None, limit: int = 1000, *, newest: bool = False
@@ -313,8 +313,8 @@ class Reads:
         query = SQL["newest_inquiries" if newest else "inquiries"]
         return [inquiry_row(row) for row in self._rows(query, (conversation, turn, limit))]
 
-    async def transcript(self, conversation: str, after: int = 0, limit: int = 10_000) -> list[Line]:
-        return [Line(*row) for row in self._rows(SQL["transcript"], (conversation, after, limit))]
+    async def transcript(self, conversation: str, after: int = 0, limit: int = 10_000) -> list[TranscriptLine]:
+        return [TranscriptLine(*row) for row in self._rows(SQL["transcript"], (conversation, after, limit))]
 
     async def conversation(self, id: str) -> ConversationRow | None:
         row = self._row(SQL["described"], id)

@@ -153,7 +153,7 @@ SELECT id, secret FROM secrets ORDER BY number LIMIT 1;
 SELECT process, sequence, type, payload, at FROM process_events WHERE process = ? AND sequence > ?
 ORDER BY sequence LIMIT ?;
 
--- name: news
+-- name: notifications
 -- What is queued for a conversation. Number 0 is the count of what was dropped.
 SELECT 0, conversation, NULL, NULL, dropped, dropped_at, NULL, NULL FROM queues WHERE conversation = ?1 AND dropped
 UNION ALL
@@ -220,7 +220,7 @@ WHERE conversation = ? AND number < coalesce(?, 9223372036854775807) ORDER BY nu
 
 -- name: batches
 -- The batches of a turn, and what they were answered.
-SELECT batch, calls, responses, news FROM batches WHERE conversation = ? AND turn = ? ORDER BY batch;
+SELECT batch, calls, responses, notifications FROM batches WHERE conversation = ? AND turn = ? ORDER BY batch;
 
 -- name: places
 -- Conversations by name: one step in each index for each of them, not for each handle.

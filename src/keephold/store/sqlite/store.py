@@ -18,7 +18,7 @@ from pathlib import Path
 from keephold.errors import KeepholdError
 from keephold.store.base import Done, Failed, Heard, Op
 from keephold.store.sqlite.reads import Reads
-from keephold.store.sqlite.store_files import Place
+from keephold.store.sqlite.store_files import StoreFiles
 from keephold.store.sqlite.threads import Scanner, in_thread
 from keephold.store.sqlite.writer import Commit, Fault, Writer
 
@@ -48,7 +48,7 @@ class SqliteStore(Reads):
         """What was gathered waits for what the thread is at."""
         self._unsettled = 0
         self._watching = False
-        self._place: Place | None = None
+        self._place: StoreFiles | None = None
         self._closed: asyncio.Future[None] | None = None
 
     @property
@@ -59,7 +59,7 @@ class SqliteStore(Reads):
     async def open(self, heard: Heard) -> None:
         assert self.directory is not None
         loop, directory = asyncio.get_running_loop(), self.directory
-        opening = in_thread(loop, lambda: Place(self.path, directory))
+        opening = in_thread(loop, lambda: StoreFiles(self.path, directory))
         try:
             place = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -80,7 +80,7 @@ class SqliteStore(Reads):
             self._closed = asyncio.ensure_future(self._close(self._place))
         await asyncio.shield(self._closed)
 
-    async def _close(self, place: Place) -> None:
+    async def _close(self, place: StoreFiles) -> None:
         self._writer.give(None)
         await asyncio.wait([self._written])
         place.bell.deafen()
@@ -178,7 +178,7 @@ class SqliteStore(Reads):
         self._loop.call_exception_handler({"message": "after a commit to the store", "exception": error})
 
 
-def _let_go(opened: asyncio.Future[Place]) -> None:
+def _let_go(opened: asyncio.Future[StoreFiles]) -> None:
     """Nobody waits for it any more."""
     if not opened.cancelled() and opened.exception() is None:
         opened.result().close()

@@ -12,7 +12,7 @@ from keephold.store.sqlite.sql import SQL
 from keephold.store.sqlite.turnstile import Turnstile
 
 
-class Place:
+class StoreFiles:
     """The files of a store. Making one and closing it may wait for other processes and for the disk."""
 
     def __init__(self, path: Path, output: Path) -> None:

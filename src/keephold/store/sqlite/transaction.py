@@ -7,13 +7,13 @@ import apsw
 
 from keephold.errors import AlreadyStopped, KeepholdError
 from keephold.handles.state import State, Stopped, describe
-from keephold.store.base import Kept, Kind, Parking
+from keephold.store.base import KeptOutput, Kind, Parking
 from keephold.store.events import Draft
 from keephold.store.sqlite.codec import Row, decode_parking, decode_state, encode_kept
 from keephold.store.sqlite.sql import SQL
 
 
-class Call(NamedTuple):
+class CallRow(NamedTuple):
     """What decides about an operation on a call: a row of the query `call`."""
 
     number: int
@@ -92,11 +92,11 @@ class Transaction:
         found = self.rows(query, bindings)
         return found[0] if found else None
 
-    def call(self, uid: str) -> Call | None:
+    def call(self, uid: str) -> CallRow | None:
         row = self.row(SQL["call"], (uid,))
-        return None if row is None else Call._make(row)
+        return None if row is None else CallRow._make(row)
 
-    def own(self, uid: str, fence: int | None) -> Call:
+    def own(self, uid: str, fence: int | None) -> CallRow:
         """The call, if whoever holds this fencing number may change it; None: anybody."""
         call = self.call(uid)
         if call is None or fence not in (None, call.fence):
@@ -107,7 +107,7 @@ class Transaction:
             raise AlreadyStopped(f"already stopped: {describe(state.outcome)}")
         return call
 
-    def keep_output(self, uid: str, kept: Kept) -> None:
+    def keep_output(self, uid: str, kept: KeptOutput) -> None:
         self.run(SQL["keep_output"], (uid, encode_kept(kept), kept.file))
         if kept.file is not None:
             self.files.add(kept.file)

@@ -9,7 +9,7 @@ from typing import Any
 
 from keephold.errors import KeepholdError
 from keephold.store import base
-from keephold.store.base import News
+from keephold.store.base import QueuedNotification
 from keephold.store.metadata import merged
 from keephold.store.sqlite.codec import conversation_row, encode, text
 from keephold.store.sqlite.listing import Query
@@ -46,7 +46,7 @@ def opened(tx: Transaction, op: base.Opened) -> None:
         tx.run(SQL["open_batch"], (op.conversation, op.turn, op.batch, encode(op.calls)))
 
 
-def responded(tx: Transaction, op: base.Responded) -> tuple[News, ...]:
+def responded(tx: Transaction, op: base.Responded) -> tuple[QueuedNotification, ...]:
     take_back(tx, op.conversation, op.shown)
     news = deliver(tx, op.conversation, op.carry)
     carried = encode(news) if news else None
@@ -96,7 +96,7 @@ def secret_added(tx: Transaction, op: base.SecretAdded) -> None:
 _NOTHING = encode({})
 
 
-def said(tx: Transaction, op: base.Said) -> int:
+def said(tx: Transaction, op: base.TranscriptAppended) -> int:
     row = tx.row(SQL["say"], (op.conversation, op.at, len(op.lines), _NOTHING))
     assert row is not None
     conversation, last = row

@@ -10,11 +10,11 @@ from keephold.store.endings import REVOKED, end_notice, ended, hook_is_due, reso
 from keephold.store.sqlite.codec import encode, wait_row
 from keephold.store.sqlite.notifications import tell_of
 from keephold.store.sqlite.sql import SQL
-from keephold.store.sqlite.transaction import Call, Transaction
+from keephold.store.sqlite.transaction import CallRow, Transaction
 
 
 def stop_parked(
-    tx: Transaction, call: Call, state: Stopped, *, hook: bool, told: Notice | None = None, resolved: bool = False
+    tx: Transaction, call: CallRow, state: Stopped, *, hook: bool, told: Notice | None = None, resolved: bool = False
 ) -> None:
     """The end of a parked call settles its key and is always news (D9). `hook`: if it is a cancel, that is due (D2).
     `resolved`: its key brought the end, and is settled."""
@@ -83,7 +83,7 @@ def revoked(tx: Transaction, op: base.Revoked) -> tuple[tuple[tuple[str, State],
     return tuple(stopped), tuple(others)
 
 
-def _stop(tx: Transaction, call: Call, end: Ended, *, resolved: bool = False) -> State:
+def _stop(tx: Transaction, call: CallRow, end: Ended, *, resolved: bool = False) -> State:
     """End a parked call from outside. Its hook is not called: the outside said so itself."""
     state = transition(call.state, end)
     assert isinstance(state, Stopped)

@@ -25,12 +25,12 @@ from typing import Any
 import apsw
 
 from keephold.errors import KeepholdError
-from keephold.store.base import Collected, Done, Failed, Forgotten, Journaled, Op, Registered, Said
+from keephold.store.base import Collected, Done, Failed, Forgotten, Journaled, Op, Registered, TranscriptAppended
 from keephold.store.sqlite import opening
 from keephold.store.sqlite.events import write_events
 from keephold.store.sqlite.operations import write, write_group
 from keephold.store.sqlite.sql import SQL
-from keephold.store.sqlite.store_files import Place
+from keephold.store.sqlite.store_files import StoreFiles
 from keephold.store.sqlite.transaction import Transaction
 from keephold.store.sqlite.write_errors import STORAGE, sentence, unavailable
 
@@ -91,7 +91,7 @@ class NotWritten(Exception):
 class Writer:
     """Everything here is for the writer thread, but for `give`, `is_quick` and `write_now`."""
 
-    def __init__(self, place: Place, directory: Path, deliver: Deliver, fault: Fault | None) -> None:
+    def __init__(self, place: StoreFiles, directory: Path, deliver: Deliver, fault: Fault | None) -> None:
         self.commits = 0
         """Transactions done."""
         self._counted = 0
@@ -424,7 +424,7 @@ def _bytes(op: Op) -> int:
     """About how much an operation brings, of what is known to be long at times without looking through it."""
     if isinstance(op, Journaled):
         return len(op.value) + len(op.input)
-    if isinstance(op, Said):
+    if isinstance(op, TranscriptAppended):
         return sum(len(body) for _, body in op.lines)
     if isinstance(op, Registered):
         return sum(len(value) for value in op.record.arguments.values() if isinstance(value, str))

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from keephold.handles.state import EndedBy, Error, Ok, Outcome, Printed, Reply, Running, Stopped
+from keephold.handles.state import EndedBy, Failure, Ok, Outcome, PrintedOutput, Reply, Running, Stopped
 from keephold.store.base import (
     Changed,
     Claimed,
     Collected,
     HookCalled,
-    Kept,
+    KeptOutput,
     Op,
     Parked,
     Parking,
@@ -28,7 +28,7 @@ from keephold.testing.conformance.suite import DAY, NOON, Suite, record, state_t
 RESOLUTIONS = (
     (Resolution("ok", {"a": [1, None, "ü"]}), Ok({"a": [1, None, "ü"]}), "self"),
     (Resolution("ok", None), Ok(None), "self"),
-    (Resolution("err", {"code": "tool_error", "message": "no"}), Error("no", "tool_error"), "self"),
+    (Resolution("err", {"code": "tool_error", "message": "no"}), Failure("no", "tool_error"), "self"),
     (Resolution("timeout"), TIMED_OUT, "timeout"),
     (Resolution("cancelled"), CANCELLED, "cancel"),
 )
@@ -40,7 +40,7 @@ class Deferred(Suite):
     async def check_S3_a_cancelled_call_is_no_failure_in_the_news(self, store: Store) -> None:
         of, _ = await self.park(store, 1)
         await self.end(store, of, CANCELLED, "abort")
-        (told,) = await store.news("main")
+        (told,) = await store.notifications("main")
         assert (told.kind, told.level) == ("tool.stopped", "info"), told
 
     async def check_D1_a_key_is_taken_once(self, store: Store) -> None:
@@ -65,9 +65,9 @@ class Deferred(Suite):
     async def check_D1_a_plain_result_resolves_the_key(self, store: Store) -> None:
         outcomes: list[Outcome] = [
             Ok({"a": 1}),
-            Printed(),
-            Error("no", "tool_error"),
-            Error("aborted by you", "aborted"),
+            PrintedOutput(),
+            Failure("no", "tool_error"),
+            Failure("aborted by you", "aborted"),
             TIMED_OUT,
             Reply("r", "m"),
         ]
@@ -87,20 +87,20 @@ class Deferred(Suite):
         of = await self.begin(store, 51)
         await self.commit(store, WaitOpened(of, 1, "key-e", "event", "e", "secret-1"))
         await self.end(store, of)
-        assert await store.news("main") == [], "its runtime tells of a call that was not parked"
+        assert await store.notifications("main") == [], "its runtime tells of a call that was not parked"
 
     async def check_D2_a_parked_call_is_nobodys(self, store: Store) -> None:
         parking = Parking(NOON + 60, "fail_turn", "ignore", True, True)
         of = await self.begin(store, 1)
         await self.take_key(store, of)
-        (state,) = await self.commit(store, Parked(of, 1, parking, NOON + 2, Kept(1, 1, 0, data=b"x")))
+        (state,) = await self.commit(store, Parked(of, 1, parking, NOON + 2, KeptOutput(1, 1, 0, data=b"x")))
         found = await self.found(store, of)
         assert state == found.state == Running(NOON, NOON + 1), state
-        assert (found.owner, found.parking, found.output) == (None, parking, Kept(1, 1, 0, data=b"x")), found
+        assert (found.owner, found.parking, found.output) == (None, parking, KeptOutput(1, 1, 0, data=b"x")), found
         assert await store.owned(store.owner) == []
         assert await store.owned(None) == []
         assert uids(await store.handles(parked=True)) == [of]
-        assert await store.news("main") == []
+        assert await store.notifications("main") == []
 
     async def check_D4_every_resolution_ends_a_parked_call(self, store: Store) -> None:
         for number, (resolution, outcome, ended_by) in enumerate(RESOLUTIONS):
@@ -128,7 +128,7 @@ class Deferred(Suite):
         assert [each.status for each in told] == ["accepted", "already_resolved", "already_resolved"], told
         assert told[1].terminal == told[2].terminal == first and told[1].uid is None and told[1].state is None
         assert (await self.stopped(store, of)).outcome == Ok(0)
-        assert len(await store.news("main")) == 1
+        assert len(await store.notifications("main")) == 1
 
     async def check_D5_an_unknown_key(self, store: Store) -> None:
         assert await self.resolve(store, "never issued") == Resolving("unknown_or_revoked")
@@ -142,13 +142,13 @@ class Deferred(Suite):
             assert (result.status, result.uid, result.state) == ("accepted", None, None), result
             found = await self.found(store, of)
             assert (state_tag(found.state), found.owner) == ("running", store.owner), "whoever runs it goes on"
-            (state,) = await self.commit(store, Parked(of, 1, Parking(), NOON + 40, Kept(1, 1, 0, data=b"x")))
+            (state,) = await self.commit(store, Parked(of, 1, Parking(), NOON + 40, KeptOutput(1, 1, 0, data=b"x")))
             stopped = await self.stopped(store, of)
             assert state == stopped and stopped.outcome == outcome and stopped.stopped == NOON + 40, state
             found = await self.found(store, of)
-            assert found.owner is None and found.output == Kept(1, 1, 0, data=b"x")
+            assert found.owner is None and found.output == KeptOutput(1, 1, 0, data=b"x")
         assert await store.handles(parked=True) == []
-        assert len(await store.news("main")) == len(RESOLUTIONS)
+        assert len(await store.notifications("main")) == len(RESOLUTIONS)
 
     async def check_D5_a_resolved_event_stops_nothing(self, store: Store) -> None:
         of, _ = await self.park(store, 1)
@@ -168,13 +168,13 @@ class Deferred(Suite):
         await self.resolve(store, key_id, Resolution("err", {"code": "tool_error", "message": "no way"}))
         late, _ = await self.park(store, 3, id="late")
         await self.end(store, late, TIMED_OUT, "timeout")
-        told = [(news.kind, news.level, news.message, news.at, news.uid) for news in await store.news("main")]
+        told = [(news.kind, news.level, news.message, news.at, news.uid) for news in await store.notifications("main")]
         assert told == [
             ("tool.stopped", "info", "`good` (deploy) stopped.", NOON + 30, good),
             ("tool.failed", "error", "`bad` (deploy) failed: no way", NOON + 30, bad),
             ("tool.failed", "error", f"`late` (deploy) failed: {TIMED_OUT.message}", NOON + 60, late),
         ], told
-        assert await store.news("other") == []
+        assert await store.notifications("other") == []
 
     async def check_D7_deadlines_are_due(self, store: Store) -> None:
         for number, deadline in ((1, NOON + 30), (2, NOON + 10), (3, None), (4, NOON + 20), (5, NOON + 20)):
@@ -240,7 +240,7 @@ class Deferred(Suite):
         assert uids(await store.owned(None, limit=1, after=after)) == [before]
         assert uids(await store.handles(parked=True)) == [after, untouched, before]
         assert await store.due(NOON + 10) == ([], NOON + DAY), "what was resolved in time cannot time out"
-        assert await store.news("main") == []
+        assert await store.notifications("main") == []
         late = await self.ending(store, after, TIMED_OUT, "timeout")
         await self.refused(store, "lease_lost", late)
         await self.commit(store, await self.ending(store, before, CANCELLED, "abort"))
@@ -257,7 +257,7 @@ class Deferred(Suite):
         of = await self.begin(store, 1)
         key_id = await self.take_key(store, of, Parking())
         await self.resolve(store, key_id)
-        await self.end(store, of, Error("too long", "timeout"), "timeout")
+        await self.end(store, of, Failure("too long", "timeout"), "timeout")
         assert (await self.resolve(store, key_id)).terminal == Resolution("ok", 42)
 
     async def check_D5_revoked_keys_are_worth_nothing(self, store: Store) -> None:
@@ -287,7 +287,7 @@ class Deferred(Suite):
             assert await self.resolve(store, key_id) == Resolving("unknown_or_revoked")
         assert (await self.resolve(store, settled_key)).status == "already_resolved"
         assert (await self.resolve(store, elsewhere_key)).uid == elsewhere
-        told = [(news.kind, news.uid) for news in await store.news("main")]
+        told = [(news.kind, news.uid) for news in await store.notifications("main")]
         assert sorted(told) == [("tool.failed", first), ("tool.failed", held), ("tool.stopped", settled)], told
         assert state_tag((await self.found(store, owned)).state) == "running"
         (again,) = await self.commit(store, Revoked("main", NOON + 9))

@@ -4,9 +4,9 @@ import asyncio
 from typing import Any
 
 from keephold.handles.question import Question
-from keephold.handles.state import Answered, Asked, Error, Ok, Running, Stopped, Waiting
+from keephold.handles.state import Answered, Asked, Failure, Ok, Running, Stopped, Waiting
 from keephold.store.base import (
-    NEWS_LIMIT,
+    NOTIFICATION_LIMIT,
     Annotated,
     Attempted,
     Changed,
@@ -18,19 +18,19 @@ from keephold.store.base import (
     Forgotten,
     HandedOut,
     Journaled,
-    News,
     Notice,
     Notified,
     Parking,
+    QueuedNotification,
     Registered,
     Released,
     Responded,
     Revoked,
     Rewritten,
-    Said,
     Store,
     StoredEvent,
     TakenBack,
+    TranscriptAppended,
     TurnBegan,
     TurnEnded,
     WaitOpened,
@@ -83,7 +83,7 @@ class Events(Suite):
         assert await self.since(store, Emitted(uid(1), "built", {"n": 1}, NOON)) == [
             ("process.event", "main", uid(1), {"type": "built", "sequence": 1})
         ]
-        over = await self.since(store, await self.ending(store, uid(1), Error("broke", "crashed"), "timeout"))
+        over = await self.since(store, await self.ending(store, uid(1), Failure("broke", "crashed"), "timeout"))
         assert over == [of(1, "stopped", ok=False, ended_by="timeout", code="crashed")]
         events = await store.events(uid=uid(1))
         assert types(events)[0] == "handle.created" and types(events)[-1] == "handle.stopped"
@@ -120,7 +120,7 @@ class Events(Suite):
         await self.resolve(store, key_id)
         resolved, stopped, news = await store.events(last)
         assert resolved.data == {"key_id": key_id, "status": "ok"} and resolved.uid == of_two
-        assert (stopped.type, news.type, news.data["kind"]) == ("handle.stopped", "news.queued", "tool.stopped")
+        assert (stopped.type, news.type, news.data["kind"]) == ("handle.stopped", "notification.queued", "tool.stopped")
 
     async def check_D5_revoked_keys(self, store: Store) -> None:
         await self.begin(store, 1)
@@ -129,7 +129,7 @@ class Events(Suite):
         revoked = await self.since(store, Revoked("main", NOON))
         assert revoked[0] == ("key.revoked", "main", uid(1), {"key_id": "k1"})
         assert [each[:3:2] for each in revoked[1:]] == [
-            ("key.revoked", parked), ("handle.stopped", parked), ("news.queued", parked),
+            ("key.revoked", parked), ("handle.stopped", parked), ("notification.queued", parked),
         ]  # fmt: skip
         assert revoked[1][3] == {"key_id": key_id}
 
@@ -150,7 +150,7 @@ class Events(Suite):
         assert await self.since(store, TurnEnded("main", "t1", NOON)) == [], "it is not open"
         ended = await self.since(store, TurnEnded("main", "t2", NOON))
         assert ended == [("turn.ended", "main", None, {"turn": "t2"})]
-        lines = await self.since(store, Said("main", "t2", NOON, (("user", b"1"), ("model", b"2"))))
+        lines = await self.since(store, TranscriptAppended("main", "t2", NOON, (("user", b"1"), ("model", b"2"))))
         assert [(type, data) for type, *_, data in lines] == [
             ("conversation.said", {"line": 1, "kind": "user"}), ("conversation.said", {"line": 2, "kind": "model"}),
         ]  # fmt: skip
@@ -159,45 +159,45 @@ class Events(Suite):
 
     async def check_N3_news_comes_and_goes(self, store: Store) -> None:
         await self.begin(store, 1)
-        change = await self.ending(store, uid(1), news=Notice("tool.stopped", "info", None))
+        change = await self.ending(store, uid(1), notice=Notice("tool.stopped", "info", None))
         stopped, queued = await self.since(store, change)
-        (news,) = await store.news("main")
+        (news,) = await store.notifications("main")
         data = {"number": news.number, "kind": "tool.stopped", "level": "info", "message": news.message}
-        assert stopped[0] == "handle.stopped" and queued == ("news.queued", "main", uid(1), data)
+        assert stopped[0] == "handle.stopped" and queued == ("notification.queued", "main", uid(1), data)
         shown = await self.since(store, TakenBack("main", ((uid(1), "stopped"), (uid(2), "running"))))
-        assert shown == [("news.removed", "main", uid(1), {**data, "by": "shown"})]
+        assert shown == [("notification.removed", "main", uid(1), {**data, "by": "shown"})]
 
         content = Notified("main", "tool.content", "info", "first", NOON, uid(2))
         (first,) = await self.since(store, content)
         (renewed,) = await self.since(store, Notified("main", "tool.content", "info", "second", NOON, uid(2)))
         assert renewed[3] == {**first[3], "message": "second"}, "the same news, which says something else now"
         (delivered,) = await self.since(store, Delivered("main", "turn"))
-        assert delivered == ("news.delivered", "main", uid(2), {**renewed[3], "carrier": "turn"})
+        assert delivered == ("notification.delivered", "main", uid(2), {**renewed[3], "carrier": "turn"})
         await self.commit(store, Notified("main", "k.n", "info", "x", NOON))
         carried = await self.since(store, Responded("main", "t", 1, (), (), (), ("response",)))
-        assert [(type, data["carrier"]) for type, *_, data in carried] == [("news.delivered", "response")]
-        handed = News(0, "main", "tool.stopped", "info", "x", NOON, uid(3))
+        assert [(type, data["carrier"]) for type, *_, data in carried] == [("notification.delivered", "response")]
+        handed = QueuedNotification(0, "main", "tool.stopped", "info", "x", NOON, uid(3))
         (given,) = await self.since(store, HandedOut("main", (handed,)))
-        assert given[0] == "news.delivered" and given[3]["carrier"] == "message"
+        assert given[0] == "notification.delivered" and given[3]["carrier"] == "message"
 
     async def check_N6_news_that_is_dropped_or_expires(self, store: Store) -> None:
-        for number in range(NEWS_LIMIT):
+        for number in range(NOTIFICATION_LIMIT):
             await self.commit(store, Notified("main", "k.n", "info", str(number), NOON))
         queued, dropped = await self.since(store, Notified("main", "k.n", "info", "new", NOON))
-        assert (queued[0], queued[3]["message"]) == ("news.queued", "new")
-        assert (dropped[0], dropped[3]["message"], dropped[3]["by"]) == ("news.removed", "0", "dropped")
+        assert (queued[0], queued[3]["message"]) == ("notification.queued", "new")
+        assert (dropped[0], dropped[3]["message"], dropped[3]["by"]) == ("notification.removed", "0", "dropped")
         await self.begin(store, 1, conversation="other")
-        await self.commit(store, await self.ending(store, uid(1), news=Notice("tool.stopped", "info", "x")))
+        await self.commit(store, await self.ending(store, uid(1), notice=Notice("tool.stopped", "info", "x")))
         expired = await self.since(store, Collected(NOON + DAY, NOON + DAY))
         assert [(type, conversation, data["by"]) for type, conversation, _, data in expired] == [
-            ("news.removed", "other", "expired")
+            ("notification.removed", "other", "expired")
         ]
 
     async def check_N3_what_may_not_have_arrived_is_queued_again(self, store: Store) -> None:
         await self.commit(store, TurnBegan("main", "t1", NOON), Notified("main", "k.n", "info", "x", NOON))
         await self.commit(store, Delivered("main", "message"))
         again = await self.since(store, TurnBegan("main", "t2", NOON, was="t1"))
-        assert [each[0] for each in again] == ["turn.ended", "turn.began", "news.queued"]
+        assert [each[0] for each in again] == ["turn.ended", "turn.began", "notification.queued"]
 
     async def check_R4_what_is_refused_leaves_no_event(self, store: Store) -> None:
         await self.begin(store, 1)
@@ -255,12 +255,19 @@ class Events(Suite):
             assert await store.events(uid=of_one, newest=True, limit=1) == wanted[-1:]
         for conversation in ("main", "other", "nowhere"):
             within = [event for event in events if event.conversation == conversation]
-            news = [event for event in within if event.type.startswith("news.")]
+            news = [event for event in within if event.type.startswith("notification.")]
             assert await store.events(conversation=conversation) == within
-            assert await store.events(conversation=conversation, news=True) == news
-            assert await store.events(conversation=conversation, news=True, newest=True, limit=2) == news[:-3:-1]
-        assert await store.events(news=True) == [event for event in events if event.type == "news.queued"]
-        assert await store.events(30, news=True, limit=2) == [e for e in events[30:] if e.type == "news.queued"][:2]
+            assert await store.events(conversation=conversation, notifications=True) == news
+            assert (
+                await store.events(conversation=conversation, notifications=True, newest=True, limit=2) == news[:-3:-1]
+            )
+        assert await store.events(notifications=True) == [
+            event for event in events if event.type == "notification.queued"
+        ]
+        assert (
+            await store.events(30, notifications=True, limit=2)
+            == [e for e in events[30:] if e.type == "notification.queued"][:2]
+        )
 
     async def check_S5_old_events_go_and_numbers_are_not_used_again(self, store: Store) -> None:
         events = await self.lively(store)

@@ -18,7 +18,7 @@ from keephold.store.base import (
     Claimed,
     Entry,
     Journaled,
-    Kept,
+    KeptOutput,
     Op,
     Parked,
     Parking,
@@ -88,7 +88,7 @@ class Fencing(Suite):
         await self.commit(store, Released(plain, 1))
         assert await store.handles(parked=True) == [], "without terms to wait on it is not parked"
         await self.end(store, plain)
-        assert await store.news("main") == []
+        assert await store.notifications("main") == []
 
     async def check_R1_a_released_call_whose_completion_was_there_first_stops(self, store: Store) -> None:
         """Somebody resolved it before it was found that its owner had died; nobody else would end it."""
@@ -98,7 +98,7 @@ class Fencing(Suite):
         await self.commit(store, Released(of, 1))
         stopped = await self.stopped(store, of)
         assert (stopped.outcome, stopped.stopped) == (Ok(42), NOON + 30), stopped
-        assert [news.uid for news in await store.news("main")] == [of]
+        assert [news.uid for news in await store.notifications("main")] == [of]
         held = await self.begin(store, 2)
         key_id = await self.take_key(store, held, Parking(hold=True))
         await self.resolve(store, key_id)
@@ -144,11 +144,11 @@ class Fencing(Suite):
     async def check_E10_what_a_call_has_printed_so_far_is_found_again(self, store: Store) -> None:
         of = await self.begin(store, 1)
         for text in (b"one", b"one, two"):
-            kept = Kept(len(text), 1024, 1024, data=text)
+            kept = KeptOutput(len(text), 1024, 1024, data=text)
             await self.commit(store, Wrote(of, 1, kept))
             found = (await self.found(store, of)).output
             assert found is not None and (found.total, bytes(found.data)) == (len(text), text), found
-        await self.refused(store, "lease_lost", Wrote(of, 2, Kept(0, 0, 0)))
+        await self.refused(store, "lease_lost", Wrote(of, 2, KeptOutput(0, 0, 0)))
         await self.end(store, of)
         assert (await self.found(store, of)).output == kept, "an end that tells of no output takes none away"
 

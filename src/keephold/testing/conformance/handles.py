@@ -10,10 +10,10 @@ from keephold.handles.state import (
     Answered,
     Asked,
     Ended,
-    Error,
+    Failure,
     Ok,
     Outcome,
-    Printed,
+    PrintedOutput,
     Reply,
     Running,
     Started,
@@ -25,7 +25,7 @@ from keephold.store.base import (
     Claimed,
     Collected,
     Exposed,
-    Kept,
+    KeptOutput,
     Op,
     Parking,
     Record,
@@ -49,9 +49,9 @@ OUTCOMES: list[Outcome] = [
     Ok(NESTED),
     Ok([]),
     Ok(0.1),
-    Printed(),
-    Error("it broke"),
-    Error("it broke", "command_failed", ("line 1", "line 2"), True),
+    PrintedOutput(),
+    Failure("it broke"),
+    Failure("it broke", "command_failed", ("line 1", "line 2"), True),
     Reply('{"id":"x"}', "cut", True, "unknown_tool", ((uid(1), 5), (uid(2), 0)), ((uid(1), "waiting", 3),)),
     Reply("", ""),
 ]
@@ -110,7 +110,7 @@ class Handles(Suite):
 
     async def check_S2_a_handle_that_never_ran_stops(self, store: Store) -> None:
         of = await self.begin(store, 1, start=False)
-        await self.end(store, of, Error("refused", "permission_denied"))
+        await self.end(store, of, Failure("refused", "permission_denied"))
         assert (await self.stopped(store, of)).started is None
 
     async def check_S2_stopped_is_final(self, store: Store) -> None:
@@ -173,7 +173,7 @@ class Handles(Suite):
         await self.refused(store, "batch_rejected", Registered(record(1, id="x", stateful=False)))
 
     async def check_B6_a_handle_may_be_stopped_from_the_start(self, store: Store) -> None:
-        stopped = Stopped(NOON, None, NOON, Error("refused", "permission_denied"))
+        stopped = Stopped(NOON, None, NOON, Failure("refused", "permission_denied"))
         await self.commit(store, Registered(record(1, id="x", state=stopped)), Registered(record(2, id="x")))
         found = await self.found(store, uid(1))
         assert (found.state, found.owner) == (stopped, None), found
@@ -222,7 +222,7 @@ class Handles(Suite):
         assert await store.due(NOON) == ([], None)
         assert await store.turn("main") is None
         assert await store.process_events("p") == []
-        assert await store.news("main") == []
+        assert await store.notifications("main") == []
         assert await store.requests() == []
         assert await store.reply("r") is None
         assert await store.holding() == []
@@ -282,13 +282,13 @@ class Handles(Suite):
 
     async def check_O5_kept_output_comes_back(self, store: Store) -> None:
         outputs = [
-            Kept(3, 2, 1, data=b"\xff\x00a"),
-            Kept(1 << 40, 1 << 39, 1 << 39, 5, 77, b"", "output-1"),
-            Kept(1 << 20, 1 << 20, 0, data=bytes(range(256)) * 4096),
+            KeptOutput(3, 2, 1, data=b"\xff\x00a"),
+            KeptOutput(1 << 40, 1 << 39, 1 << 39, 5, 77, b"", "output-1"),
+            KeptOutput(1 << 20, 1 << 20, 0, data=bytes(range(256)) * 4096),
         ]
         for number, output in enumerate(outputs):
             of = await self.begin(store, number)
-            await self.end(store, of, Printed(), output=output)
+            await self.end(store, of, PrintedOutput(), output=output)
             found = (await self.found(store, of)).output
             assert found == output, number
 
@@ -334,7 +334,7 @@ class Created(Suite):
         assert uids(await store.holding()) == [uid(1), parked]
         assert uids(await store.owned(store.owner)) == [uid(3)], "nobody runs it"
         assert await store.owned(None) == [] and await store.owners() == []
-        assert await store.news("main") == []
+        assert await store.notifications("main") == []
 
     async def check_W1_its_key_ends_it_and_that_is_news(self, store: Store) -> None:
         for number, resolution in enumerate((Resolution("ok", {"a": 1}), Resolution("cancelled"))):
@@ -344,7 +344,7 @@ class Created(Suite):
             assert (result.status, result.uid, result.state) == ("accepted", uid(number), stopped), result
             assert (stopped.started, stopped.stopped) == (NOON, NOON + 30)
         assert (await self.stopped(store, uid(0))).outcome == Ok({"a": 1})
-        told = await store.news("main")
+        told = await store.notifications("main")
         assert [(news.uid, news.kind, news.carriers) for news in told] == [
             (uid(0), "tool.stopped", ("turn",)),
             (uid(1), "tool.stopped", ("turn",)),
@@ -362,10 +362,10 @@ class Created(Suite):
         assert (uids(due), following) == ([uid(1)], NOON + 20), (due, following)
         await self.end(store, uid(1), timed_out(due[0].parking), "timeout")
         stopped = await self.stopped(store, uid(1))
-        assert stopped.outcome == Error(LATE, TIMED_OUT.code), stopped
+        assert stopped.outcome == Failure(LATE, TIMED_OUT.code), stopped
         row = await store.wait(f"key-{uid(1)}")
         assert row is not None and row.resolution == Resolution("timeout"), row
-        (told,) = await store.news("main")
+        (told,) = await store.notifications("main")
         assert (told.kind, told.level, LATE in told.message) == ("tool.failed", "error", True), told
         assert (await store.due(NOON + 10))[0] == []
 
@@ -378,7 +378,7 @@ class Created(Suite):
     async def check_W1_a_created_handle_ends_like_any_parked_call(self, store: Store) -> None:
         await self.create(store, 1)
         await self.create(store, 2, Parking(hook=True))
-        cancelled = Error("aborted", "aborted")
+        cancelled = Failure("aborted", "aborted")
         await self.end(store, uid(1), cancelled, "abort")
         await self.end(store, uid(2), cancelled, "abort")
         assert uids(await store.owned(store.owner)) == [uid(2)], "the hook of the one that has one is due"
@@ -408,5 +408,5 @@ class Created(Suite):
         stopped = Stopped(NOON, NOON, NOON + 1, Ok(1))
         await self.commit(store, Registered(record(1, state=stopped, parking=Parking(NOON + 10))))
         assert await store.due(NOON + 20) == ([], None) and await store.handles(parked=True) == []
-        assert await store.news("main") == []
+        assert await store.notifications("main") == []
         assert await self.commit(store, Collected(NOON + DAY, NOON + DAY)) == [1]

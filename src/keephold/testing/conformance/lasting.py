@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from keephold.errors import KeepholdError
-from keephold.handles.state import Ended, Error, Ok, Outcome, Running, Started, transition
+from keephold.handles.state import Ended, Failure, Ok, Outcome, Running, Started, transition
 from keephold.store.base import (
     Changed,
     Claimed,
@@ -19,7 +19,7 @@ from keephold.store.base import (
     HookCalled,
     Inquired,
     Journaled,
-    Kept,
+    KeptOutput,
     Kind,
     Notified,
     Op,
@@ -188,7 +188,7 @@ class Retention(Suite):
 
     async def check_S5_output_files_go_with_their_handle(self, store: Store) -> None:
         of = await self.begin(store, 1)
-        output = Kept(5, 5, 0, 0, 5, b"", "output-1")
+        output = KeptOutput(5, 5, 0, 0, 5, b"", "output-1")
         if store.directory is not None:
             store.directory.mkdir(parents=True, exist_ok=True)
             (store.directory / "output-1").write_bytes(b"12345")
@@ -210,7 +210,7 @@ class Lasting(Suite):
         _, key_id = await self.park(store, 4, Parking(hold=True))
         await self.resolve(store, key_id)
         await self.begin(store, 5)
-        await self.end(store, uid(5), output=Kept(2, 2, 0, data=b"\xff\x00"))
+        await self.end(store, uid(5), output=KeptOutput(2, 2, 0, data=b"\xff\x00"))
         await self.commit(
             store,
             Journaled(uid(1), 1, "step", "a", b"\xff", b"1"),
@@ -376,7 +376,7 @@ class Cleaned(Suite):
     async def some(self, store: Store) -> None:
         """Five that differ in what one can ask for, and one that lives."""
         kinds: tuple[Kind, ...] = ("tool", "hook", "agent")
-        outcomes: tuple[Outcome, ...] = (Ok(1), Error("broke"), TIMED_OUT)
+        outcomes: tuple[Outcome, ...] = (Ok(1), Failure("broke"), TIMED_OUT)
         for number in range(6):
             conversation = "main" if number < 4 else "other"
             await self.stop(store, number, outcomes[number % 3], kind=kinds[number // 2], conversation=conversation)

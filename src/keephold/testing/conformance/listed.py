@@ -8,10 +8,10 @@ from typing import Any
 from keephold.handles.state import (
     Ended,
     EndedBy,
-    Error,
+    Failure,
     Ok,
     Outcome,
-    Printed,
+    PrintedOutput,
     Progress,
     Reply,
     Running,
@@ -36,16 +36,16 @@ from keephold.testing.conformance.suite import DAY, NOON, Suite, copy, record, s
 
 ENDS: list[tuple[Outcome, EndedBy, Status]] = [
     (Ok(None), "self", "completed"),
-    (Printed(), "self", "completed"),
+    (PrintedOutput(), "self", "completed"),
     (Reply("r", "m", True, "unknown_tool"), "self", "completed"),
     (Ok({"outcome": {"type": "error", "code": "timeout"}, "ended_by": "timeout"}), "self", "completed"),
-    (Error("broke"), "self", "failed"),
+    (Failure("broke"), "self", "failed"),
     (CANCELLED, "abort", "failed"),
     (REVOKED, "self", "failed"),
-    (Error("gone", "crashed"), "crash", "failed"),
-    (Error("late", "timeout"), "self", "timeout"),
+    (Failure("gone", "crashed"), "crash", "failed"),
+    (Failure("late", "timeout"), "self", "timeout"),
     (TIMED_OUT, "timeout", "timeout"),
-    (Error("late", "tool_error"), "timeout", "timeout"),
+    (Failure("late", "tool_error"), "timeout", "timeout"),
 ]
 STATUSES: tuple[Status, ...] = ("pending", "completed", "failed", "timeout")
 
@@ -211,7 +211,7 @@ def _state(number: int) -> Any:
         case "completed":
             outcome = Ok(number)
         case "failed":
-            outcome = Error("broke")
+            outcome = Failure("broke")
         case "timeout":
             outcome = TIMED_OUT
     return Stopped(NOON, NOON, NOON + 1, outcome)

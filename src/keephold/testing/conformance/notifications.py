@@ -6,21 +6,21 @@ Checks of how news goes: delivered once, in order, on its carriers, and what goe
 from typing import Any
 
 from keephold.handles.question import Question
-from keephold.handles.state import Asked, Ended, Error, Ok, Running, Waiting, transition
+from keephold.handles.state import Asked, Ended, Failure, Ok, Running, Waiting, transition
 from keephold.store.base import (
     CARRIERS,
-    NEWS_LIMIT,
+    NOTIFICATION_LIMIT,
     Answers,
     Carrier,
     Changed,
     Collected,
     Delivered,
     Level,
-    News,
     Notice,
     Notified,
     Op,
     Opened,
+    QueuedNotification,
     Registered,
     Resolution,
     Responded,
@@ -53,63 +53,69 @@ class Telling(Suite):
                 Notified("main", "tool.waiting", "warning", f"ü{number}", NOON + number, uid(number), ("turn",)),
                 Notified("other", "custom.kind", "critical", "x", NOON),
             )
-        queued = await store.news("main")
+        queued = await store.notifications("main")
         assert messages(queued) == [f"ü{number}" for number in range(5)]
         assert [news.number for news in queued] == sorted({news.number for news in queued})
         first = queued[0]
-        assert first == News(first.number, "main", "tool.waiting", "warning", "ü0", NOON, uid(0), ("turn",)), first
-        assert [(news.uid, news.carriers) for news in await store.news("other")] == [(None, CARRIERS)] * 5
-        assert await store.news("main", limit=2) == queued[:2]
-        assert await store.news("unheard of") == []
+        assert first == QueuedNotification(
+            first.number, "main", "tool.waiting", "warning", "ü0", NOON, uid(0), ("turn",)
+        ), first
+        assert [(news.uid, news.carriers) for news in await store.notifications("other")] == [(None, CARRIERS)] * 5
+        assert await store.notifications("main", limit=2) == queued[:2]
+        assert await store.notifications("unheard of") == []
 
     async def check_N3_news_is_queued_with_the_change_it_tells_of(self, store: Store) -> None:
         of = await self.begin(store, 1)
         asked = Asked(NOON + 2, QUESTION)
         waiting = Waiting(NOON, NOON + 1, NOON + 2, QUESTION)
-        await self.commit(store, Changed(of, 1, asked, waiting, news=Notice("tool.waiting", "warning", "asks")))
-        (question,) = await store.news("main")
-        assert question == News(question.number, "main", "tool.waiting", "warning", "asks", NOON + 2, of), question
-        await self.commit(store, await self.ending(store, of, news=STOPPED))
-        _, end = await store.news("main")
-        told = News(end.number, "main", STOPPED.kind, "info", STOPPED.message or "", NOON + 60, of, STOPPED.carriers)
+        await self.commit(store, Changed(of, 1, asked, waiting, notice=Notice("tool.waiting", "warning", "asks")))
+        (question,) = await store.notifications("main")
+        assert question == QueuedNotification(
+            question.number, "main", "tool.waiting", "warning", "asks", NOON + 2, of
+        ), question
+        await self.commit(store, await self.ending(store, of, notice=STOPPED))
+        _, end = await store.notifications("main")
+        told = QueuedNotification(
+            end.number, "main", STOPPED.kind, "info", STOPPED.message or "", NOON + 60, of, STOPPED.carriers
+        )
         assert end == told, end
-        assert await store.news("other") == []
+        assert await store.notifications("other") == []
 
     async def check_N1_news_without_words_gets_those_of_the_state(self, store: Store) -> None:
         of = await self.begin(store, 1)
         asked, waiting = Asked(NOON + 2, QUESTION), Waiting(NOON, NOON + 1, NOON + 2, QUESTION)
-        await self.commit(store, Changed(of, 1, asked, waiting, news=Notice("tool.waiting", "warning", None)))
-        await self.commit(store, await self.ending(store, of, news=Notice("tool.stopped", "info", None)))
-        asks, stops = await store.news("main")
+        await self.commit(store, Changed(of, 1, asked, waiting, notice=Notice("tool.waiting", "warning", None)))
+        await self.commit(store, await self.ending(store, of, notice=Notice("tool.stopped", "info", None)))
+        asks, stops = await store.notifications("main")
         assert asks.message.endswith(f" asks: {QUESTION.text}"), asks
         assert stops.message.endswith(" stopped."), stops
 
     async def check_N3_no_change_no_news(self, store: Store) -> None:
         """Whoever comes late tells nothing, and neither does a commit that is refused."""
         of = await self.begin(store, 1)
-        end = await self.ending(store, of, news=STOPPED)
-        stale = Changed(of, 7, end.event, end.state, news=STOPPED)
-        question = Changed(of, 7, Asked(NOON, QUESTION), Waiting(NOON, NOON, NOON, QUESTION), news=STOPPED)
+        end = await self.ending(store, of, notice=STOPPED)
+        stale = Changed(of, 7, end.event, end.state, notice=STOPPED)
+        question = Changed(of, 7, Asked(NOON, QUESTION), Waiting(NOON, NOON, NOON, QUESTION), notice=STOPPED)
         for op in (stale, question):
             await self.refused(store, "lease_lost", op)
         await self.refused(store, "lease_lost", end, notified(1), stale)
         await self.commit(store, end)
         await self.refused(store, "already_stopped", end)
-        assert messages(await store.news("main")) == [STOPPED.message]
+        assert messages(await store.notifications("main")) == [STOPPED.message]
 
     async def check_D9_the_end_of_a_parked_call_is_told_once(self, store: Store) -> None:
         """As it is said, or in words of the store's own."""
         said, _ = await self.park(store, 1)
-        await self.commit(store, await self.ending(store, said, news=STOPPED))
-        (own,) = await store.news("main")
+        await self.commit(store, await self.ending(store, said, notice=STOPPED))
+        (own,) = await store.notifications("main")
         assert (own.message, own.carriers) == (STOPPED.message, STOPPED.carriers), own
         unsaid, _ = await self.park(store, 2)
-        await self.end(store, unsaid, Error("no"))
-        assert [(news.uid, news.kind) for news in await store.news("main")] == [
+        await self.end(store, unsaid, Failure("no"))
+        assert [(news.uid, news.kind) for news in await store.notifications("main")] == [
             (said, "tool.stopped"),
             (unsaid, "tool.failed"),
         ]
-        assert (await store.news("main"))[1].carriers == CARRIERS
+        assert (await store.notifications("main"))[1].carriers == CARRIERS
 
     async def check_N3_a_reply_takes_back_what_it_showed_and_no_more(self, store: Store) -> None:
         kinds = ("tool.content", "tool.waiting", "tool.stopped", "custom.kind")
@@ -128,7 +134,7 @@ class Telling(Suite):
                 wrong = TakenBack("other", ((of, "stopped"),))
                 answered = Responded("main", "t1", 1, (), ((of, 5),), showed)
                 await self.commit(store, wrong, answered if respond else TakenBack("main", showed))
-                queued = await store.news("main")
+                queued = await store.notifications("main")
                 assert tuple(news.kind for news in queued if news.uid == of) == kept, (shown, queued)
                 others = [news.kind for news in queued if news.uid != of]
                 assert others == [*kinds, "k.n"], (shown, others)
@@ -143,21 +149,21 @@ class Telling(Suite):
         other = Notified("main", "tool.content", "info", "another's", NOON, uid(2))
         await self.commit(store, other, Notified("other", "tool.content", "info", "elsewhere", NOON, uid(1)))
         await self.commit(store, Notified("main", "tool.content", "info", "last", NOON + 5, uid(1)))
-        before, content, another = await store.news("main")
+        before, content, another = await store.notifications("main")
         assert (before.message, another.message) == ("before", "another's")
         assert (content.message, content.at, content.uid) == ("last", NOON + 5, uid(1)), content
         assert before.number < content.number < another.number, "it keeps its number"
-        assert len(await store.news("other")) == 1
+        assert len(await store.notifications("other")) == 1
         await self.commit(store, *(Notified("main", "tool.content", "info", "of nobody", NOON) for _ in range(2)))
-        assert len(await store.news("main")) == 5
+        assert len(await store.notifications("main")) == 5
         await self.commit(store, Delivered("main", "turn"))
         await self.commit(store, notified(1, kind="tool.content", of=uid(1)))
-        (new,) = await store.news("main")
+        (new,) = await store.notifications("main")
         assert new.number > another.number
 
     async def check_N3_news_comes_and_goes_with_its_commit(self, store: Store) -> None:
         """Also where a commit takes back, replaces, drops and delivers: refused, it has done nothing of it."""
-        for first in range(0, NEWS_LIMIT, 100):
+        for first in range(0, NOTIFICATION_LIMIT, 100):
             await self.commit(store, *(notified(number, of=uid(number % 7)) for number in range(first, first + 100)))
         await self.commit(
             store, Notified("main", "tool.content", "info", "old", NOON, uid(3)), Registered(record(99, id="x"))
@@ -174,27 +180,27 @@ class Telling(Suite):
             [one_more, renewed, shown, one_more, Delivered("main", "turn"), renewed, one_more],
         ):
             await self.refused(store, "batch_rejected", *ops, wrong)
-        line, *queued = await store.news("main")
+        line, *queued = await store.notifications("main")
         assert line.message == "1 earlier notification was dropped."
         await self.commit(store, one_more)
-        line, *later = await store.news("main")
+        line, *later = await store.notifications("main")
         assert line.message == "2 earlier notifications were dropped."
         assert later[:-1] == queued[1:], "the oldest goes, also after all that was taken back"
 
     async def check_N3_news_of_a_handle_goes_with_it(self, store: Store) -> None:
         for number in (1, 2):
             await self.begin(store, number)
-            await self.commit(store, await self.ending(store, uid(number), news=STOPPED, at=NOON + number))
+            await self.commit(store, await self.ending(store, uid(number), notice=STOPPED, at=NOON + number))
         await self.commit(store, notified(7, of=uid(1)), notified(8))
         await self.commit(store, Collected(NOON + 2, NOON + DAY))
-        assert [news.uid for news in await store.news("main")] == [uid(2), None]
+        assert [news.uid for news in await store.notifications("main")] == [uid(2), None]
 
     async def check_K6_half_of_a_surrogate_pair_is_no_reason_to_lose_an_end(self, store: Store) -> None:
         of = await self.begin(store, 1)
         event = Ended(NOON + 2, Ok("x"))
         told = Notice("tool.failed", "error", "ü \ud800 \U0001f600")
-        await self.commit(store, Changed(of, 1, event, transition(Running(NOON, NOON + 1), event), news=told))
-        (news,) = await store.news("main")
+        await self.commit(store, Changed(of, 1, event, transition(Running(NOON, NOON + 1), event), notice=told))
+        (news,) = await store.notifications("main")
         assert news.message.startswith("ü ") and news.message.endswith(" \U0001f600")
 
 
@@ -206,7 +212,7 @@ class Delivering(Suite):
             stop = min(start + 200, first + count)
             await self.commit(store, *(notified(number, level) for number in range(start, stop)))
 
-    async def deliver(self, store: Store, carrier: Carrier = "turn") -> tuple[News, ...]:
+    async def deliver(self, store: Store, carrier: Carrier = "turn") -> tuple[QueuedNotification, ...]:
         (news,) = await self.commit(store, Delivered("main", carrier))
         assert isinstance(news, tuple)
         return news
@@ -214,31 +220,31 @@ class Delivering(Suite):
     async def check_N4_delivered_news_is_gone(self, store: Store) -> None:
         await self.fill(store, 4)
         await self.commit(store, Notified("other", "k.n", "info", "other", NOON))
-        queued = await store.news("main")
+        queued = await store.notifications("main")
         assert await self.deliver(store) == tuple(queued)
-        assert await store.news("main") == [] and await self.deliver(store) == ()
+        assert await store.notifications("main") == [] and await self.deliver(store) == ()
         assert await self.commit(store, Delivered("unheard of", "turn")) == [()]
-        assert len(await store.news("other")) == 1
+        assert len(await store.notifications("other")) == 1
         await self.fill(store, 1)
-        (last,) = await store.news("main")
+        (last,) = await store.notifications("main")
         assert last.number > queued[-1].number, "a number is never used again"
 
     async def check_N4_news_rides_on_its_carriers_only(self, store: Store) -> None:
         sets: list[tuple[Carrier, ...]] = [("response",), ("message",), ("turn",), ("message", "turn"), CARRIERS]
         for number, carriers in enumerate(sets):
             await self.commit(store, Notified("main", "k.n", "info", str(number), NOON, None, carriers))
-        assert [news.carriers for news in await store.news("main")] == sets
+        assert [news.carriers for news in await store.notifications("main")] == sets
         assert messages(await self.deliver(store, "response")) == ["0", "4"]
         assert messages(await self.deliver(store, "turn")) == ["2", "3"]
         assert messages(await self.deliver(store, "turn")) == []
-        assert messages(await store.news("main")) == ["1"]
+        assert messages(await store.notifications("main")) == ["1"]
         assert messages(await self.deliver(store, "message")) == ["1"]
 
     async def check_N4_critical_news_comes_first(self, store: Store) -> None:
         levels: list[Level] = ["info", "error", "critical", "warning", "critical", "info"]
         for number, level in enumerate(levels):
             await self.commit(store, notified(number, level))
-        assert messages(await store.news("main")) == ["0", "1", "2", "3", "4", "5"]
+        assert messages(await store.notifications("main")) == ["0", "1", "2", "3", "4", "5"]
         assert messages(await self.deliver(store)) == ["2", "4", "0", "1", "3", "5"]
 
     async def check_N4_news_rides_on_a_response(self, store: Store) -> None:
@@ -248,7 +254,7 @@ class Delivering(Suite):
         await self.commit(store, Notified("main", "k.n", "info", "4", NOON, None, ("turn",)))
         given = (("a", "10", "ten", False, None),)
         assert await self.commit(store, Responded("main", "t1", 1, given, ())) == [()], "nobody carries"
-        assert len(await store.news("main")) == 4
+        assert len(await store.notifications("main")) == 4
         assert await store.answers("main", "t1", 1) == (Answers(given) if store.durable else None)
         await self.commit(store, Opened("main", "t1", 2, ()))
         shown: tuple[tuple[str, Shown], ...] = ((uid(3), "stopped"),)
@@ -256,7 +262,7 @@ class Delivering(Suite):
         await self.refused(store, "turn_open", answered, TurnBegan("main", "t2", NOON))
         (news,) = await self.commit(store, answered)
         assert messages(news) == ["2", "1"], news
-        assert messages(await store.news("main")) == ["4"]
+        assert messages(await store.notifications("main")) == ["4"]
         assert await store.answers("main", "t1", 2) == (Answers(given, news) if store.durable else None)
         both = Responded("main", "t1", 3, given, (), (), ("message", "turn"))
         (news,) = await self.commit(store, both)
@@ -264,48 +270,48 @@ class Delivering(Suite):
         assert await self.commit(store, Responded("unheard of", "t1", 1, given, (), (), ("turn",))) == [()]
 
     async def check_N6_a_thousand_wait_and_a_line_says_how_many_went(self, store: Store) -> None:
-        await self.fill(store, NEWS_LIMIT)
-        assert len(await store.news("main")) == NEWS_LIMIT, "so many may wait"
-        await self.fill(store, 200, first=NEWS_LIMIT)
+        await self.fill(store, NOTIFICATION_LIMIT)
+        assert len(await store.notifications("main")) == NOTIFICATION_LIMIT, "so many may wait"
+        await self.fill(store, 200, first=NOTIFICATION_LIMIT)
         await self.commit(store, Notified("other", "k.n", "info", "other", NOON))
-        line, *queued = await store.news("main")
+        line, *queued = await store.notifications("main")
         said = "200 earlier notifications were dropped."
-        assert line == News(0, "main", "keephold.dropped", "info", said, NOON + 1199), line
+        assert line == QueuedNotification(0, "main", "keephold.dropped", "info", said, NOON + 1199), line
         assert messages(queued) == [str(number) for number in range(200, 1200)]
-        assert messages(await store.news("other")) == ["other"]
+        assert messages(await store.notifications("other")) == ["other"]
         await self.commit(store, notified(1200, "critical"))
         critical, line, *rest = await self.deliver(store)
         assert (critical.message, line.message) == ("1200", "201 earlier notifications were dropped.")
         assert messages(rest) == [str(number) for number in range(201, 1200)]
-        assert await store.news("main") == [], "the line is delivered, too"
-        await self.fill(store, NEWS_LIMIT)
-        assert messages(await store.news("main"))[0] == "0", "and begins anew"
-        await self.fill(store, 1, first=NEWS_LIMIT)
-        assert messages(await store.news("main"))[:2] == ["1 earlier notification was dropped.", "1"]
+        assert await store.notifications("main") == [], "the line is delivered, too"
+        await self.fill(store, NOTIFICATION_LIMIT)
+        assert messages(await store.notifications("main"))[0] == "0", "and begins anew"
+        await self.fill(store, 1, first=NOTIFICATION_LIMIT)
+        assert messages(await store.notifications("main"))[:2] == ["1 earlier notification was dropped.", "1"]
 
     async def check_N6_the_less_it_matters_the_sooner_it_goes(self, store: Store) -> None:
         levels: tuple[Level, ...] = ("critical", "error", "warning", "info")
         for number, level in enumerate(levels):
-            await self.fill(store, NEWS_LIMIT // 4, level, first=number * NEWS_LIMIT // 4)
+            await self.fill(store, NOTIFICATION_LIMIT // 4, level, first=number * NOTIFICATION_LIMIT // 4)
         for dropped, left in (
             (1, {"critical": 250, "error": 251, "warning": 250, "info": 249}),
             (250, {"critical": 250, "error": 500, "warning": 250, "info": 0}),
             (500, {"critical": 250, "error": 750, "warning": 0, "info": 0}),
             (750, {"critical": 250, "error": 750, "warning": 0, "info": 0}),
         ):
-            line = (await store.news("main", 1))[0]
+            line = (await store.notifications("main", 1))[0]
             done = int(line.message.split()[0]) if line.number == 0 else 0
-            await self.fill(store, dropped - done, "error", first=NEWS_LIMIT + done)
-            line, *queued = await store.news("main")
+            await self.fill(store, dropped - done, "error", first=NOTIFICATION_LIMIT + done)
+            line, *queued = await store.notifications("main")
             assert line.message.startswith(f"{dropped} earlier "), line
             assert {level: sum(news.level == level for news in queued) for level in levels} == left
         oldest = min(news.number for news in queued if news.level == "error")
         assert oldest > max(news.number for news in queued if news.level == "critical") + 250, "the oldest went"
-        await self.fill(store, NEWS_LIMIT, "critical")
-        line, *queued = await store.news("main", 2 * NEWS_LIMIT)
+        await self.fill(store, NOTIFICATION_LIMIT, "critical")
+        line, *queued = await store.notifications("main", 2 * NOTIFICATION_LIMIT)
         assert {news.level for news in queued} == {"critical"} and len(queued) == 1250, "these never go"
         await self.fill(store, 1, "info")
-        line, *rest = await store.news("main", 2 * NEWS_LIMIT)
+        line, *rest = await store.notifications("main", 2 * NOTIFICATION_LIMIT)
         assert rest == queued and line.message.startswith("1501 "), line
 
     async def check_N6_what_was_taken_back_makes_room(self, store: Store) -> None:
@@ -317,28 +323,28 @@ class Delivering(Suite):
             [Delivered("main", "message")],
             [Collected(NOON + DAY, NOON + DAY)],
         ):
-            await self.fill(store, NEWS_LIMIT - 2)
+            await self.fill(store, NOTIFICATION_LIMIT - 2)
             told: list[Op] = [
                 Notified("main", kind, "info", kind, NOON, uid(1)) for kind in ("tool.content", "tool.waiting")
             ]
             await self.commit(store, *told)
             await self.commit(store, *ops)
-            count = len(await store.news("main"))
-            assert count in (0, NEWS_LIMIT - 2), (ops, count)
-            await self.fill(store, NEWS_LIMIT - count, first=count)
-            queued = await store.news("main")
-            assert len(queued) == NEWS_LIMIT and queued[0].number > 0, (ops, queued[0])
+            count = len(await store.notifications("main"))
+            assert count in (0, NOTIFICATION_LIMIT - 2), (ops, count)
+            await self.fill(store, NOTIFICATION_LIMIT - count, first=count)
+            queued = await store.notifications("main")
+            assert len(queued) == NOTIFICATION_LIMIT and queued[0].number > 0, (ops, queued[0])
             await self.deliver(store)
 
     async def check_N6_the_line_rides_on_anything_and_goes_alone(self, store: Store) -> None:
-        for number in range(NEWS_LIMIT + 2):
+        for number in range(NOTIFICATION_LIMIT + 2):
             await self.commit(store, Notified("main", "k.n", "info", str(number), NOON, None, ("turn",)))
         (line,) = await self.deliver(store, "response")
         assert line.message == "2 earlier notifications were dropped."
-        assert messages(await store.news("main"))[0] == "2"
-        await self.fill(store, 3, first=NEWS_LIMIT + 2)
-        assert (await store.news("main"))[0].message == "3 earlier notifications were dropped."
-        assert len(await self.deliver(store)) == NEWS_LIMIT + 1
+        assert messages(await store.notifications("main"))[0] == "2"
+        await self.fill(store, 3, first=NOTIFICATION_LIMIT + 2)
+        assert (await store.notifications("main"))[0].message == "3 earlier notifications were dropped."
+        assert len(await self.deliver(store)) == NOTIFICATION_LIMIT + 1
 
     @shared
     async def check_N5_queued_news_is_delivered_after_a_crash(self, store: Store) -> None:
@@ -346,17 +352,17 @@ class Delivering(Suite):
         await self.commit(store, notified(7, "error"))
         given = (("a", "10", "ten", False, None),)
         (carried,) = await self.commit(store, Responded("main", "t1", 1, given, (), (), ("response",)))
-        await self.fill(store, NEWS_LIMIT + 5)
+        await self.fill(store, NOTIFICATION_LIMIT + 5)
         of, _ = await self.park(store, 1)
         await self.resolve(store, f"key-{of}", Resolution("ok", 1))
-        queued = await store.news("main")
+        queued = await store.notifications("main")
         later = await self.reopened(store)
-        assert await later.news("main") == queued
+        assert await later.notifications("main") == queued
         assert queued[0].message == "6 earlier notifications were dropped." and queued[-1].uid == of
         assert await later.answers("main", "t1", 1) == Answers(given, carried), "it may not have arrived"
         await self.fill(later, 1)
         assert await self.deliver(later) != () and await self.deliver(later) == ()
-        assert await (await self.reopened(later)).news("main") == []
+        assert await (await self.reopened(later)).notifications("main") == []
 
     @shared
     async def check_N4_of_two_processes_one_delivers(self, store: Store) -> None:
@@ -374,7 +380,7 @@ class Delivering(Suite):
         await self.word(other, of)
         for op, heard in (
             (Notified("main", "k.n", "info", "x", NOON, of), of),
-            (await self.ending(store, of, news=STOPPED), of),
+            (await self.ending(store, of, notice=STOPPED), of),
             (Notified("a conversation", "k.n", "critical", "x", NOON), "a conversation"),
         ):
             self.heard[id(other)].clear()

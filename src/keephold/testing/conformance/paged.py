@@ -3,7 +3,7 @@
 from typing import Any
 
 from keephold.handles.question import Question
-from keephold.handles.state import EndedBy, Error, Ok, Outcome, Running, Waiting
+from keephold.handles.state import EndedBy, Failure, Ok, Outcome, Running, Waiting
 from keephold.store.base import (
     Answers,
     BatchRow,
@@ -16,8 +16,8 @@ from keephold.store.base import (
     Registered,
     Responded,
     Revoked,
-    Said,
     Store,
+    TranscriptAppended,
     TurnBegan,
     TurnEnded,
     WaitOpened,
@@ -137,7 +137,7 @@ class Paged(Suite):
 
     async def check_L3_what_has_ended_is_counted_by_tool_and_how(self, store: Store) -> None:
         assert await store.ended(0) == {}
-        aborted, late, failed = Error("no more", "aborted"), Error("late", "timeout"), Error("it broke")
+        aborted, late, failed = Failure("no more", "aborted"), Failure("late", "timeout"), Failure("it broke")
         ends: tuple[tuple[str, Outcome, EndedBy, float], ...] = (
             ("build", Ok("x" * 10_000), "self", 0), ("build", Ok([[1]]), "self", 1), ("build", failed, "self", 2),
             ("build", failed, "self", 3), ("build", aborted, "abort", 4), ("test", aborted, "turn_end", 5),
@@ -167,7 +167,9 @@ class Paged(Suite):
         await self.end(store, uid(2))
         await self.begin(store, 3, conversation="c", stateful=False)
         await self.commit(store, TurnBegan("a", "t1", NOON), TurnEnded("a", "t1", NOON + 1), TurnBegan("b", "t", NOON))
-        await self.commit(store, Said("d", "t", late, (("user", b"1"),)), Described("b", NOON + 3, {"title": "B"}))
+        await self.commit(
+            store, TranscriptAppended("d", "t", late, (("user", b"1"),)), Described("b", NOON + 3, {"title": "B"})
+        )
         wanted = [
             Place("a", 0, 0, NOON + 1),
             Place("b", 2, 1, NOON + 3, {"title": "B"}),

@@ -13,7 +13,7 @@ from keephold.errors import KeepholdError
 from keephold.handles.state import Ended, EndedBy, Ok, Outcome, Pending, Started, State, Stopped, transition
 from keephold.store.base import (
     Changed,
-    Kept,
+    KeptOutput,
     Notice,
     Op,
     Parked,
@@ -87,7 +87,7 @@ class Suite:
 
     def __init__(self) -> None:
         self._open: list[Store] = []
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self.heard: dict[int, list[frozenset[str] | None]] = {}
         """What each store was told of the others' changes."""
 
@@ -116,7 +116,7 @@ class Suite:
 
         def hear(changed: frozenset[str] | None) -> None:
             heard.append(changed)
-            self._news.set()
+            self._changed.set()
 
         await store.open(hear)
         self._open.append(store)
@@ -135,8 +135,8 @@ class Suite:
         """Wait until the store has heard that this uid or key changed."""
         async with asyncio.timeout(PATIENCE):
             while not any(changed is None or of in changed for changed in self.heard[id(store)]):
-                self._news.clear()
-                await self._news.wait()
+                self._changed.clear()
+                await self._changed.wait()
 
     # Commits
 
@@ -165,7 +165,7 @@ class Suite:
         found: dict[str, Any] = {}
         for conversation in CONVERSATIONS:
             found[f"turn of {conversation}"] = await store.turn(conversation)
-            found[f"news of {conversation}"] = await store.news(conversation, 10_000)
+            found[f"news of {conversation}"] = await store.notifications(conversation, 10_000)
             found[f"inquiries of {conversation}"] = await store.inquiries(conversation)
             found[f"transcript of {conversation}"] = await store.transcript(conversation)
             found[f"description of {conversation}"] = await store.conversation(conversation)
@@ -209,13 +209,13 @@ class Suite:
         outcome: Outcome | None = None,
         ended_by: EndedBy = "self",
         at: float = NOON + 60,
-        output: Kept | None = None,
-        news: Notice | None = None,
+        output: KeptOutput | None = None,
+        notice: Notice | None = None,
     ) -> Changed:
         """The operation that ends a handle."""
         now = await self.found(store, of)
         event = Ended(at, Ok("done") if outcome is None else outcome, ended_by)
-        return Changed(of, now.fence, event, transition(now.state, event), output, news)
+        return Changed(of, now.fence, event, transition(now.state, event), output, notice)
 
     async def end(
         self,
@@ -224,7 +224,7 @@ class Suite:
         outcome: Outcome | None = None,
         ended_by: EndedBy = "self",
         at: float = NOON + 60,
-        output: Kept | None = None,
+        output: KeptOutput | None = None,
     ) -> None:
         await self.commit(store, await self.ending(store, of, outcome, ended_by, at, output))
 

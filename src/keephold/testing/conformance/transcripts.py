@@ -7,10 +7,10 @@ from keephold.store.base import (
     ConversationRow,
     Described,
     Forgotten,
-    Line,
     Notified,
-    Said,
     Store,
+    TranscriptAppended,
+    TranscriptLine,
     TurnBegan,
     TurnEnded,
 )
@@ -22,8 +22,8 @@ STALE = TurnBegan("main", "t2", NOON, "unheard of")
 BINARY = bytes(range(256))
 
 
-def said(*bodies: str, conversation: str = "main", turn: str = "t1", at: float = NOON) -> Said:
-    return Said(conversation, turn, at, tuple(("request", body.encode()) for body in bodies))
+def said(*bodies: str, conversation: str = "main", turn: str = "t1", at: float = NOON) -> TranscriptAppended:
+    return TranscriptAppended(conversation, turn, at, tuple(("request", body.encode()) for body in bodies))
 
 
 class Transcribed(Suite):
@@ -36,19 +36,19 @@ class Transcribed(Suite):
         return [row.id for row in await store.conversations(metadata=wanted)]
 
     async def check_G1_lines_are_numbered_in_their_conversation(self, store: Store) -> None:
-        first = Said("main", "t1", NOON, (("request", b'{"a":1}'), ("response", BINARY), ("shown", b"")))
+        first = TranscriptAppended("main", "t1", NOON, (("request", b'{"a":1}'), ("response", BINARY), ("shown", b"")))
         assert await self.commit(store, first) == [3]
         assert await self.commit(store, said("x", conversation="other")) == [1]
         assert await self.commit(store, said("4", turn="t2", at=NOON + 1), said("5", "6", turn="t2")) == [4, 6]
         assert await store.transcript("main") == [
-            Line(1, "t1", "request", b'{"a":1}', NOON),
-            Line(2, "t1", "response", BINARY, NOON),
-            Line(3, "t1", "shown", b"", NOON),
-            Line(4, "t2", "request", b"4", NOON + 1),
-            Line(5, "t2", "request", b"5", NOON),
-            Line(6, "t2", "request", b"6", NOON),
+            TranscriptLine(1, "t1", "request", b'{"a":1}', NOON),
+            TranscriptLine(2, "t1", "response", BINARY, NOON),
+            TranscriptLine(3, "t1", "shown", b"", NOON),
+            TranscriptLine(4, "t2", "request", b"4", NOON + 1),
+            TranscriptLine(5, "t2", "request", b"5", NOON),
+            TranscriptLine(6, "t2", "request", b"6", NOON),
         ]
-        assert await store.transcript("other") == [Line(1, "t1", "request", b"x", NOON)]
+        assert await store.transcript("other") == [TranscriptLine(1, "t1", "request", b"x", NOON)]
         assert await store.transcript("unheard of") == []
 
     async def check_G1_a_transcript_is_read_page_by_page(self, store: Store) -> None:
@@ -105,7 +105,7 @@ class Transcribed(Suite):
         row, lines = await store.conversation("main"), await store.transcript("main")
         await self.commit(store, said("2", at=NOON + 1), Described("main", NOON + 1, {"a": 2}))
         assert row == ConversationRow("main", NOON, NOON, {"a": 1}, 1)
-        assert lines == [Line(1, "t1", "request", b"1", NOON)]
+        assert lines == [TranscriptLine(1, "t1", "request", b"1", NOON)]
 
     async def check_G1_conversations_are_listed_newest_first(self, store: Store) -> None:
         for number, id in enumerate(("c", "a", "é", "d", "b", "𝄞", "ﬀ")):
@@ -142,7 +142,7 @@ class Transcribed(Suite):
         assert await store.conversation("main") is None and await store.transcript("main") == []
         assert [row.id for row in await store.conversations()] == ["other"]
         assert await self.bodies(store, "other") == ["x"]
-        assert await store.turn("main") is not None and len(await store.news("main")) == 1
+        assert await store.turn("main") is not None and len(await store.notifications("main")) == 1
         assert await self.commit(store, said("new", at=NOON + 1)) == [1], "it begins anew"
         assert await store.conversation("main") == ConversationRow("main", NOON + 1, NOON + 1, {}, 1)
         assert await self.bodies(store) == ["new"]

@@ -38,11 +38,11 @@ def builtin_tools(
     makes_handles = any(tool.actions for tool in tools) or any(tool.offered for tool in waiting)
     offered.append(replace(await_tool(show), offered=makes_handles))
     offered.append(
-        replace(read_output_tool(), names="id", fleeting=True, hints=READS, offered=bool(tools) or makes_handles)
+        replace(read_output_tool(), names="id", unrecorded=True, hints=READS, offered=bool(tools) or makes_handles)
     )
     if any(tool.examples or tool.summary for tool in tools):
         described = describe_tools_tool(lambda name: [tool for tool in now(name) if tool.source != "builtin"])
-        offered.append(replace(described, fleeting=True, hints=READS))
+        offered.append(replace(described, unrecorded=True, hints=READS))
     if person:
         offered.append(replace(ask_user_tool(), hints=READS))
     taken = {tool.name for tool in tools}

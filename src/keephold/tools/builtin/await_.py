@@ -66,4 +66,4 @@ def await_tool(show: Callable[[Waited], Reply]) -> Tool:
         waited = call.handles.wait(all=all or (), any=any or (), timeout=timeout_secs, told=call.pass_on)
         return show(await waited)
 
-    return replace(await_, fleeting=True, returns=RETURNS, hints={"readOnlyHint": True, "openWorldHint": False})
+    return replace(await_, unrecorded=True, returns=RETURNS, hints={"readOnlyHint": True, "openWorldHint": False})

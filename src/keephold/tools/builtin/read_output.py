@@ -17,7 +17,7 @@ from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.output import Output, Piece, unfinished
 from keephold.handles.rendering import render_piece
-from keephold.handles.state import Error, Ok, Reply, Stopped
+from keephold.handles.state import Failure, Ok, Reply, Stopped
 from keephold.handles.text import strip_controls, to_json, to_utf8
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
@@ -124,12 +124,12 @@ def _result(handle: Handle) -> bytes:
             return to_utf8(value)
         case Ok(value):
             return to_json(value)
-        case Error(message) if handle.output is None or _adds_to_output(handle.state, handle.state.outcome):
+        case Failure(message) if handle.output is None or _adds_to_output(handle.state, handle.state.outcome):
             return to_utf8(message)
     return b""
 
 
-def _adds_to_output(state: Stopped, error: Error) -> bool:
+def _adds_to_output(state: Stopped, error: Failure) -> bool:
     """Whether the tool failed in words of its own; those of a failed command are its exit, not its output."""
     return state.ended_by == "self" and error.code != "command_failed"
 

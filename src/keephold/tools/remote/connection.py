@@ -37,7 +37,7 @@ _CLOSE_SECS = 2.0
 """How long a session over HTTP may take to be ended."""
 
 
-class Around(Protocol):
+class RemoteHost(Protocol):
     """Who is told what becomes of a connection."""
 
     def listed(self, connection: "Connection") -> None:
@@ -51,7 +51,7 @@ class Around(Protocol):
 class Connection:
     """The connection to one server."""
 
-    def __init__(self, server: McpServer, guard: Guard, around: Around) -> None:
+    def __init__(self, server: McpServer, guard: Guard, around: RemoteHost) -> None:
         self.server = server
         self.guard = guard
         self._around = around

@@ -76,7 +76,7 @@ class Following:
 
     async def _over(self, link: "Link") -> types.CallToolResult:
         """Follow it over one connection."""
-        session, news = link.client.session, tasks.News()
+        session, news = link.client.session, tasks.TaskNotifications()
         listening = asyncio.create_task(link.tasks.listen(session, self._task, news))
         try:
             state: tasks.TaskState | None = None
@@ -116,7 +116,7 @@ class Following:
 
     # What it asks
 
-    async def _answer(self, link: "Link", state: tasks.TaskState, news: tasks.News) -> None:
+    async def _answer(self, link: "Link", state: tasks.TaskState, news: tasks.TaskNotifications) -> None:
         for key, request in state.input_requests.items():
             if key not in self._answering:
                 self._answering[key] = asyncio.create_task(self._ask(key, request))

@@ -94,7 +94,7 @@ async def cancel(session: ClientSession, task: str, timeout: float) -> None:
     await session.send_request(_Cancel(params=_OfTask(task_id=task)), types.EmptyResult, timeout)
 
 
-class News:
+class TaskNotifications:
     """What a server pushes about one task. While it does, nobody needs to ask every now and then.
 
     Notifications may arrive in another order than they were sent, so all but the end of a task is only a hint.
@@ -136,7 +136,7 @@ class TasksExtension(ClientExtension):
     identifier = "io.modelcontextprotocol/tasks"
 
     def __init__(self) -> None:
-        self._news: dict[str, News] = {}
+        self._news: dict[str, TaskNotifications] = {}
 
     def claims(self) -> Sequence[ResultClaim[Any]]:
         return (ResultClaim(result_type="task", model=TaskCreated, resolve=_made),)
@@ -149,7 +149,7 @@ class TasksExtension(ClientExtension):
         if news is not None:
             news.put(state)
 
-    async def listen(self, session: ClientSession, task: str, news: News) -> None:
+    async def listen(self, session: ClientSession, task: str, news: TaskNotifications) -> None:
         """Have the server push the task's states to `news`, as long as it does."""
         self._news[task] = news
         wanted = types.SubscriptionFilter.model_validate({"taskIds": [task]})

@@ -258,14 +258,14 @@ class Style(NamedTuple):
     attributes: frozenset[Attribute] = frozenset()
 
 
-class Run(NamedTuple):
+class StyledRun(NamedTuple):
     """Text of one row in one style."""
 
     text: str
     style: Style
 
 
-Rows = tuple[tuple[Run, ...], ...]
+Rows = tuple[tuple[StyledRun, ...], ...]
 
 _PLAIN = Style()
 
@@ -280,13 +280,13 @@ class SupportsCells(Protocol):
 
 def rows_of(painted: str, count: int) -> Rows:
     """The rows that are painted there, so many."""
-    rows: list[tuple[Run, ...]] = []
-    row: list[Run] = []
+    rows: list[tuple[StyledRun, ...]] = []
+    row: list[StyledRun] = []
     style, at = _PLAIN, 0
     painted = painted.replace("\x7f", " ")  # Ghostty has a glyph for it
     for found in _SEQUENCE.finditer(painted):
         if found.start() > at:
-            row.append(Run(painted[at : found.start()], style))
+            row.append(StyledRun(painted[at : found.start()], style))
         at = found.end()
         if found[1] is not None:
             style = _changed(style, found[1])
@@ -294,14 +294,14 @@ def rows_of(painted: str, count: int) -> Rows:
             rows.append(tuple(row))
             row = []
     if at < len(painted):
-        row.append(Run(painted[at:], style))
+        row.append(StyledRun(painted[at:], style))
     rows.append(tuple(row))
     return (*rows[:count], *[()] * (count - len(rows)))
 
 
 def plain_rows(lines: tuple[str, ...]) -> Rows:
     """Lines without any style, as rows."""
-    return tuple((Run(line, _PLAIN),) if line else () for line in lines)
+    return tuple((StyledRun(line, _PLAIN),) if line else () for line in lines)
 
 
 def _changed(style: Style, parameters: str) -> Style:

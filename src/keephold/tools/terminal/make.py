@@ -12,7 +12,7 @@ from typing import Any, Literal, Unpack
 
 from keephold.errors import ConfigError
 from keephold.schema.canonical import check_parameters
-from keephold.tools.base import ACTIONS, Action, OutputPolicy, QuestionPolicy, Tool, View
+from keephold.tools.base import ACTIONS, Action, OutputPolicy, OutputView, QuestionPolicy, Tool
 from keephold.tools.policies import Policies, tool_fields
 from keephold.tools.template import CommandLine
 
@@ -105,7 +105,7 @@ def terminal(
     )
 
 
-_TAIL = View(window="tail")
+_TAIL = OutputView(window="tail")
 
 
 def _name_of(command: str | list[str]) -> str:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from keephold.tools.child import UNREAD_LIMIT, input_closed, input_not_read, not_started
-from keephold.tools.session import LAST_OUTPUT, Exit, Session
+from keephold.tools.session import LAST_OUTPUT, Exit, ProcessSession
 from keephold.tools.terminal.probe import BUSY, Look, has_input, look
 
 _SIGNALS = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
@@ -165,7 +165,7 @@ class Pty:
             _take_utf8(self._slave)
             self.resize(rows, cols)
             pid = spawn(argv, env, cwd, os.ttyname(self._slave))
-            self._session = Session(
+            self._session = ProcessSession(
                 pid,
                 lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]),
                 mark=mark,

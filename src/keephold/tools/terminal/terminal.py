@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from keephold.errors import ToolError
 from keephold.handles.question import Question
-from keephold.handles.state import Error, Ok, Outcome, Printed, error_of
+from keephold.handles.state import Failure, Ok, Outcome, PrintedOutput, error_of
 from keephold.handles.text import strip_controls
 from keephold.tools.base import Invocation, Screen, Sink
 from keephold.tools.child import as_json, as_text, ending, environment, remove
@@ -202,7 +202,7 @@ class _Call:
         """The line that the person who drives is typing, if it is not echoed."""
         self._ends = False
         """It was told to end."""
-        self._failed: Error | None = None
+        self._failed: Failure | None = None
         """Why it was ended by us."""
         self._heard = False
         """It has printed something since it was last looked at (one-shot)."""
@@ -293,8 +293,8 @@ class _Call:
         if self._failed is not None:
             self._sink.stop(self._failed)  # that we ended it is nothing to tell of
         else:
-            failed = Error(f"The command {ending(how)}.", "command_failed")
-            self._sink.stop(Printed() if how.code == 0 else failed, exit_code=how.code, signal=how.signal)
+            failed = Failure(f"The command {ending(how)}.", "command_failed")
+            self._sink.stop(PrintedOutput() if how.code == 0 else failed, exit_code=how.code, signal=how.signal)
         self._sink.released()
 
     def end(self, grace: float) -> None:
@@ -423,7 +423,7 @@ class _Call:
             return
         self._asked = None
         if not isinstance(outcome, Ok):
-            self._fail(outcome if isinstance(outcome, Error) else Error("The password was not given."))
+            self._fail(outcome if isinstance(outcome, Failure) else Failure("The password was not given."))
         elif self._still_reads(prompt):  # else it would be shown, or be taken for something else
             secret = str(outcome.value)
             self._veil.hide(secret)
@@ -432,7 +432,7 @@ class _Call:
             except ToolError as error:
                 self._fail(error_of(error))
 
-    def _fail(self, error: Error) -> None:
+    def _fail(self, error: Failure) -> None:
         """The call has failed while its program lives: this is the outcome, and the program is ended."""
         self._failed = error
         self.end(self._grace)

@@ -6,13 +6,13 @@ from keephold.tools.waiting.complete import complete_tool
 from keephold.tools.waiting.create import create_tool
 from keephold.tools.waiting.execute import agent_step_tool, execute_agent_tool
 from keephold.tools.waiting.execute_workflow import execute_workflow_tool
-from keephold.tools.waiting.host import Around
+from keephold.tools.waiting.host import WaitToolHost
 from keephold.tools.waiting.listing import list_tool
 from keephold.tools.waiting.task_tools import TaskTools
 from keephold.tools.waiting.update_cancel import cancel_tool, update_tool
 from keephold.tools.waiting.wait import sleep_tool, wait_for_multiple_tool, wait_for_tool
 
-__all__ = ["LASTING", "NAMES", "Around", "wait_tools"]
+__all__ = ["LASTING", "NAMES", "WaitToolHost", "wait_tools"]
 
 LASTING = ("execute_agent_async", "execute_workflow_async")
 """Those whose handles do something: what a crash leaves of them is recovered like any tool's."""
@@ -36,7 +36,7 @@ NAMES = (
 )
 
 
-def wait_tools(around: Around) -> list[Tool]:
+def wait_tools(around: WaitToolHost) -> list[Tool]:
     """All of them."""
     return [
         sleep_tool(around.show),

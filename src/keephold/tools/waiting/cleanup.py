@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from keephold.errors import KeepholdError
-from keephold.handles.state import Error, Ok, Reply, Stopped
+from keephold.handles.state import Failure, Ok, Reply, Stopped
 from keephold.handles.text import to_json
 from keephold.store.base import WAIT_KINDS, Collected, Kind, Record, Status, status_of
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
-from keephold.tools.waiting.host import Around
+from keephold.tools.waiting.host import WaitToolHost
 from keephold.tools.waiting.tool import ENDS, Arguments, object_schema, wait_tool
 from keephold.tools.waiting.view import COUNT, FLAG, TEXT, TYPES, instant
 
@@ -52,7 +52,7 @@ RETURNS = object_schema(
 )
 
 
-def gc_tool(around: Around) -> Tool:
+def gc_tool(around: WaitToolHost) -> Tool:
     """The tool."""
 
     async def gc(call: Call, arguments: Arguments) -> Reply:
@@ -146,6 +146,6 @@ def _line(record: Record) -> dict[str, Any]:
     match state.outcome:
         case Ok(value):
             line["result"] = value
-        case Error(message):
+        case Failure(message):
             line["error"] = message
     return line

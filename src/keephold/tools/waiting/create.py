@@ -11,7 +11,7 @@ from keephold.durable.calls import Durability
 from keephold.durable.deferred import Pending, TimedPending
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
-from keephold.handles.state import Error, Stopped
+from keephold.handles.state import Failure, Stopped
 from keephold.handles.text import to_json
 from keephold.tools.base import Launch, Launching, SpawnPolicy, Tool
 from keephold.tools.call import Call
@@ -119,7 +119,7 @@ def timed_out(timeout_ms: float) -> str:
 
 async def _reply(handle: Handle, durability: Durability) -> dict[str, Any]:
     state = handle.state
-    if isinstance(state, Stopped) and handle.parking is None and isinstance(state.outcome, Error):
+    if isinstance(state, Stopped) and handle.parking is None and isinstance(state.outcome, Failure):
         raise ToolError(state.outcome.message, code=state.outcome.code)
     record = await durability.registry.store.handle(handle.uid)
     assert record is not None

@@ -12,7 +12,7 @@ from keephold.tools.signature import Signature
 from keephold.tools.waiting import launch
 from keephold.tools.waiting.agents import MAY_RUN, PERMISSION, Agents, permitted, read_request
 from keephold.tools.waiting.create import PRIORITY, TIMEOUT
-from keephold.tools.waiting.host import Around
+from keephold.tools.waiting.host import WaitToolHost
 from keephold.tools.waiting.tool import object_schema
 from keephold.tools.waiting.view import TEXT
 
@@ -71,7 +71,7 @@ class _AgentRuns(Function):
         return self._agents.has(arguments["agentId"])
 
 
-def agent_step_tool(around: Around) -> Tool:
+def agent_step_tool(around: WaitToolHost) -> Tool:
     """What a step of a workflow calls to run an agent to its end: a call with a journal and a place in the queue of its
     own (G2, W11)."""
     return Tool(
@@ -87,7 +87,7 @@ def agent_step_tool(around: Around) -> Tool:
     )
 
 
-def execute_agent_tool(around: Around) -> Tool:
+def execute_agent_tool(around: WaitToolHost) -> Tool:
     """The tool."""
     agents = around.agents
 

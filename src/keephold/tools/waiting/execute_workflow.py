@@ -16,7 +16,7 @@ from keephold.tools.base import Launch, Launching, SpawnPolicy, Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting import launch
 from keephold.tools.waiting.execute import STEP
-from keephold.tools.waiting.host import Around
+from keephold.tools.waiting.host import WaitToolHost
 from keephold.tools.waiting.tool import function_tool, object_schema
 from keephold.tools.waiting.view import COUNT, TEXT, came_to, find_all
 from keephold.tools.waiting.wait import first, wait
@@ -31,7 +31,7 @@ RETURNS = object_schema(
 )
 
 
-def execute_workflow_tool(around: Around) -> Tool:
+def execute_workflow_tool(around: WaitToolHost) -> Tool:
     """The tool."""
 
     def read(arguments: Mapping[str, Any], now: float) -> Launch:
@@ -90,7 +90,7 @@ def _definition(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if key != "retry"}
 
 
-def _missing(part: Any, around: Around, step: str = "") -> Iterator[str]:
+def _missing(part: Any, around: WaitToolHost, step: str = "") -> Iterator[str]:
     """What steps, nested ones too, call by names that are nobody's here. A name may also be an expression."""
     match part:
         case definition.Step(id=id, kind=kind):
@@ -112,7 +112,7 @@ def _missing(part: Any, around: Around, step: str = "") -> Iterator[str]:
 class _Conversation:
     """The conversation that a workflow runs in (`workflow.Surroundings`)."""
 
-    def __init__(self, call: Call, around: Around) -> None:
+    def __init__(self, call: Call, around: WaitToolHost) -> None:
         self._call = call
         self._around = around
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from keephold.handles.handle import Handle
-from keephold.handles.state import EndedBy, Error
+from keephold.handles.state import EndedBy, Failure
 from keephold.tools.waiting.agents import Agents
 from keephold.tools.waiting.measure import Measure
 from keephold.tools.waiting.tool import Show
@@ -15,7 +15,7 @@ from keephold.tools.waiting.view import Text
 class End(Protocol):
     """Ends a handle, in whichever process it runs."""
 
-    def __call__(self, handle: Handle, error: Error, ended_by: EndedBy) -> Awaitable[None]:
+    def __call__(self, handle: Handle, error: Failure, ended_by: EndedBy) -> Awaitable[None]:
         """Returns when it has stopped. Raises `ToolError` if it cannot be ended."""
 
 
@@ -30,7 +30,7 @@ class RunTool(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
+class WaitToolHost:
     """The runtime, as far as the wait tools see it."""
 
     show: Show

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from keephold.handles.handle import Handle, OnStop
 from keephold.handles.registry import Registry
-from keephold.handles.state import Error
+from keephold.handles.state import Failure
 from keephold.handles.text import to_json
 from keephold.tools.base import RetryPolicy
 from keephold.tools.call import Call
@@ -97,5 +97,5 @@ class Overdue:
     def _due(self) -> None:
         handle, run = self._handle, self._handle.run
         if handle.active and not self._registry.closing and (run is None or run.live is None):
-            error = Error(timed_out(self._ms), "timeout")
+            error = Failure(timed_out(self._ms), "timeout")
             self._registry.run_soon(self._end(handle, error, "timeout"))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keephold.handles.registry import Registry
-from keephold.handles.state import Error, Ok, Reply, Stopped
+from keephold.handles.state import Failure, Ok, Reply, Stopped
 from keephold.handles.text import to_json
 from keephold.store.base import Kind, Record, Status, status_of
 from keephold.tools.base import Tool
@@ -190,7 +190,7 @@ def _entry(registry: Registry, record: Record) -> dict[str, Any]:
     if isinstance(state, Stopped):
         entry["endTime"] = instant(state.stopped)
         outcome = state.outcome
-    failed = isinstance(outcome, Error)
+    failed = isinstance(outcome, Failure)
     entry["hasResult"] = outcome is not None and not failed and outcome != Ok(None)
     entry["hasError"] = failed
     handle = registry.loaded(record.uid)

@@ -16,7 +16,7 @@ from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting import task_store as tasks
 from keephold.tools.waiting.create import small
-from keephold.tools.waiting.host import Around
+from keephold.tools.waiting.host import WaitToolHost
 from keephold.tools.waiting.listing import PAGE_LIMIT, page
 from keephold.tools.waiting.task_store import STATUSES, Task
 from keephold.tools.waiting.tool import READS, WRITES, Arguments, Refused, Schema, object_schema, wait_tool
@@ -71,7 +71,7 @@ PAUSE_PARAMETERS = object_schema(
 class TaskTools:
     """The tools of one runtime."""
 
-    def __init__(self, around: Around) -> None:
+    def __init__(self, around: WaitToolHost) -> None:
         self._around = around
         self._changing = asyncio.Lock()
         """Between reading a task and writing it nobody else here writes it."""

@@ -59,7 +59,7 @@ def wait_tool(
                 raise
             return show({"error": error.message, "isError": True}, is_error=True, code=error.code)
 
-    return function_tool(name, description, parameters, answered, returns=returns, **{"fleeting": True, **fields})
+    return function_tool(name, description, parameters, answered, returns=returns, **{"unrecorded": True, **fields})
 
 
 def function_tool(

@@ -4,14 +4,14 @@ from typing import Any
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
-from keephold.handles.state import Error, Progress, Reply, Stopped
+from keephold.handles.state import Failure, Progress, Reply, Stopped
 from keephold.store.base import Annotated, Record, Resolution
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.complete import settled
 from keephold.tools.waiting.create import NAME as CREATE
 from keephold.tools.waiting.create import PRIORITY, small
-from keephold.tools.waiting.host import Around
+from keephold.tools.waiting.host import WaitToolHost
 from keephold.tools.waiting.task_store import CREATE as TASK
 from keephold.tools.waiting.tool import ENDS, WRITES, Arguments, object_schema, wait_tool
 from keephold.tools.waiting.view import (
@@ -75,7 +75,7 @@ CANCEL_RETURNS = object_schema(
 )
 
 
-def update_tool(around: Around) -> Tool:
+def update_tool(around: WaitToolHost) -> Tool:
     """The tool that annotates."""
 
     async def update(call: Call, arguments: Arguments) -> Reply:
@@ -129,7 +129,7 @@ def _updated(record: Record) -> dict[str, Any]:
     return answer | progress_of(record.progress) | {"priority": record.priority, "metadata": record.metadata or {}}
 
 
-def cancel_tool(around: Around) -> Tool:
+def cancel_tool(around: WaitToolHost) -> Tool:
     """The tool that ends."""
 
     async def cancel(call: Call, arguments: Arguments) -> Reply:
@@ -144,7 +144,7 @@ def cancel_tool(around: Around) -> Tool:
                 raise settled(handle.id, status(await find(call, handle.id)))
         elif handle.kind in ("agent", "workflow", "timer") or _left_alone(handle):
             why = f"Cancelled by the assistant: {reason}" if reason else "Cancelled by the assistant."
-            await around.end(handle, Error(why, "aborted"), "abort")
+            await around.end(handle, Failure(why, "aborted"), "abort")
         else:
             raise _refusal(handle)
         return around.show(_cancelled(call, handle, why), shown=() if handle.active else (handle,))
@@ -169,7 +169,7 @@ def _left_alone(handle: Handle) -> bool:
 def _cancelled(call: Call, handle: Handle, why: str) -> dict[str, Any]:
     state = handle.state
     end = state.stopped if isinstance(state, Stopped) else call._durability.registry.clock.now()
-    error = state.outcome.message if isinstance(state, Stopped) and isinstance(state.outcome, Error) else why
+    error = state.outcome.message if isinstance(state, Stopped) and isinstance(state.outcome, Failure) else why
     took = milliseconds(end - state.created)
     return {
         "success": True,

@@ -15,7 +15,7 @@ import msgspec
 
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
-from keephold.handles.state import Error, Ok, Printed, Progress, Reply, State, Stopped, Waiting
+from keephold.handles.state import Failure, Ok, PrintedOutput, Progress, Reply, State, Stopped, Waiting
 from keephold.handles.text import to_json
 from keephold.store.rows import WAIT_KINDS, status_of
 from keephold.tools.call import Call
@@ -73,11 +73,11 @@ def came_to(handle: Handle, text: Text) -> dict[str, Any]:
     match state.outcome:
         case Ok(value):
             return {"result": fitting(value)}
-        case Printed():
+        case PrintedOutput():
             return {"result": text(handle)}
         case Reply(result):
             return {"result": result}
-        case Error(message):
+        case Failure(message):
             # A command's reason is of little use without what it printed.
             error = {"error": text(handle) if handle.tool.source in ("local", "terminal") else message}
             error |= partial(handle) if handle.kind == "workflow" else {}

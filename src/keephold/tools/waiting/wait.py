@@ -16,9 +16,9 @@ from keephold.handles.state import Reply, Stopped, Waiting
 from keephold.handles.text import to_json
 from keephold.handles.view import Waited
 from keephold.handles.waits import Group, all_of, any_of, first_success
-from keephold.tools.base import Tool, View
+from keephold.tools.base import OutputView, Tool
 from keephold.tools.call import Call
-from keephold.tools.waiting.host import Around
+from keephold.tools.waiting.host import WaitToolHost
 from keephold.tools.waiting.tool import READS, Arguments, Show, object_schema, wait_tool
 from keephold.tools.waiting.view import (
     COUNT,
@@ -134,7 +134,7 @@ RETURNS_MULTIPLE = object_schema(
 )
 
 
-def wait_for_tool(around: Around) -> Tool:
+def wait_for_tool(around: WaitToolHost) -> Tool:
     """The tool for one handle."""
     show = around.show
 
@@ -183,7 +183,7 @@ def wait_for_tool(around: Around) -> Tool:
     )
 
 
-def wait_for_multiple_tool(around: Around) -> Tool:
+def wait_for_multiple_tool(around: WaitToolHost) -> Tool:
     """The tool for several."""
     show = around.show
 
@@ -301,7 +301,7 @@ def _fit(results: dict[str, dict[str, Any]]) -> None:
     if len(results) > 4:
         for entry in results.values():
             for key in entry.keys() & {"result", "partialResult"}:
-                entry[key] = fitting(entry[key], 4 * View().limit // len(results))
+                entry[key] = fitting(entry[key], 4 * OutputView().limit // len(results))
 
 
 def _room(answer: dict[str, Any]) -> int:
@@ -309,7 +309,7 @@ def _room(answer: dict[str, Any]) -> int:
     results: dict[str, Any] = answer["results"]
     told = ("result", "error", "partialResult")
     bare = {id: {key: value for key, value in entry.items() if key not in told} for id, entry in results.items()}
-    return View().limit * min(4, len(results)) + len(to_json(answer | {"results": bare}))
+    return OutputView().limit * min(4, len(results)) + len(to_json(answer | {"results": bare}))
 
 
 def _code(handle: Handle) -> str:
@@ -373,6 +373,6 @@ def sleep_tool(show: Show) -> Tool:
         RETURNS,
         sleep,
         kind="timer",
-        fleeting=False,
+        unrecorded=False,
         hints=READS | {"title": "Sleep"},
     )

@@ -2,7 +2,7 @@
 
 from keephold.tools.workflow.definition import Workflow
 from keephold.tools.workflow.engine import run_workflow
-from keephold.tools.workflow.frame import Surroundings, WorkflowFailed
+from keephold.tools.workflow.frame import WorkflowFailed, WorkflowHost
 from keephold.tools.workflow.reading import PARAMETERS, read_workflow
 
-__all__ = ["PARAMETERS", "Surroundings", "Workflow", "WorkflowFailed", "read_workflow", "run_workflow"]
+__all__ = ["PARAMETERS", "Workflow", "WorkflowFailed", "WorkflowHost", "read_workflow", "run_workflow"]

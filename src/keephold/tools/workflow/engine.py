@@ -32,12 +32,12 @@ from keephold.tools.workflow.expressions import shortened
 from keephold.tools.workflow.frame import (
     Cut,
     Deadline,
-    Ended,
     Failure,
     Frame,
     LimitReached,
-    Surroundings,
+    StepEnded,
     WorkflowFailed,
+    WorkflowHost,
     flat,
     nearer,
     timed_out,
@@ -54,7 +54,7 @@ MAX_KEPT = 64 * 1024 * 1024
 async def run_workflow(
     definition: Workflow,
     fx: Effects,
-    around: Surroundings,
+    around: WorkflowHost,
     *,
     now: Callable[[], float],
     max_steps: int = MAX_STEPS,
@@ -65,21 +65,21 @@ async def run_workflow(
     `now` tells the time of day. It is asked only where the answer is recorded, or to wait for a time that is.
     `private_addresses`: whether `api` steps may reach addresses that are not public.
     """
-    run = Run(definition, fx, around, Http(private=private_addresses), now, max_steps)
+    run = WorkflowRun(definition, fx, around, Http(private=private_addresses), now, max_steps)
     try:
         return await run.whole()
     finally:
         await run.http.close()
 
 
-class Run:
+class WorkflowRun:
     """One run of a workflow in one attempt."""
 
     def __init__(
         self,
         definition: Workflow,
         fx: Effects,
-        around: Surroundings,
+        around: WorkflowHost,
         http: Http,
         now: Callable[[], float],
         max_steps: int,
@@ -139,11 +139,11 @@ class Run:
         try:
             ended = await self._run(step, name, frame)
         except Cut as cut:
-            ended = Ended(cut.at, error=timed_out(step.timeout or 0))
+            ended = StepEnded(cut.at, error=timed_out(step.timeout or 0))
             if cut.name != name:
                 if not cut.recorded:
                     cut.recorded = True
-                    self._record(step, frame, Ended(cut.at, error=ToolError("it was stopped: the time was up")))
+                    self._record(step, frame, StepEnded(cut.at, error=ToolError("it was stopped: the time was up")))
                 raise
         self._record(step, frame, ended)
         if ended.error is None:
@@ -176,7 +176,7 @@ class Run:
         total = float(len(self._definition.steps.steps)) if self._definition.straight else None
         self.around.progress(self.executed - 1, total, f"{step.id} ({step.type})")
 
-    def _record(self, step: Step, frame: Frame, ended: Ended) -> None:
+    def _record(self, step: Step, frame: Frame, ended: StepEnded) -> None:
         record: dict[str, Any] = {"stepId": step.id, "type": step.type}
         result = ended.result
         if ended.error is None:
@@ -194,20 +194,20 @@ class Run:
                 ToolError(f"the results of the steps are over 64 MiB, with that of `{step.id}`", code="limit_exceeded")
             )
 
-    async def _run(self, step: Step, name: str, frame: Frame) -> Ended:
+    async def _run(self, step: Step, name: str, frame: Frame) -> StepEnded:
         try:
             reason = _reason_to_skip(step, frame)
         except ToolError as error:
-            return Ended(await self._time(name), error=error)
+            return StepEnded(await self._time(name), error=error)
         if reason is not None:
-            return Ended(await self._time(name), {"skipped": True, "reason": reason}, skipped=True)
+            return StepEnded(await self._time(name), {"skipped": True, "reason": reason}, skipped=True)
         if type(step.kind) in NESTED:
             return await self._nested(step, name, frame)
         if isinstance(step.kind, Delay):
             return await self._delay(step, step.kind, name, frame)
         return await self._leaf(step, name, frame)
 
-    async def _nested(self, step: Step, name: str, frame: Frame) -> Ended:
+    async def _nested(self, step: Step, name: str, frame: Frame) -> StepEnded:
         """A step with steps in it. What they do is recorded by them; here it is when all was done."""
         inner = frame.within("")
         inner.deadline = await self._deadline(step, name, frame)
@@ -221,7 +221,7 @@ class Run:
             if cut.name != name:
                 raise
             error = timed_out(step.timeout or 0)
-        return Ended(await self._time(name), result, error)
+        return StepEnded(await self._time(name), result, error)
 
     async def _deadline(self, step: Step, name: str, frame: Frame) -> Deadline | None:
         """Until when it may run. When it began is recorded, so that a restart does not prolong it."""
@@ -230,7 +230,7 @@ class Run:
         began = await self._time(f"{name}?")
         return nearer(frame.deadline, Deadline(began + step.timeout, name, step.timeout))
 
-    async def _delay(self, step: Step, kind: Delay, name: str, frame: Frame) -> Ended:
+    async def _delay(self, step: Step, kind: Delay, name: str, frame: Frame) -> StepEnded:
         """Its one entry says when it began; when it is due follows from that, so it has no other."""
         work = leaf(self, kind, name, frame)
         final = not (frame.guarded or step.goes_on)
@@ -241,10 +241,10 @@ class Run:
         seconds = ms / 1000 if step.timeout is None else min(ms / 1000, step.timeout)
         due = await self._until(began + seconds, frame)
         if seconds * 1000 < ms:
-            return Ended(due, error=timed_out(seconds))
-        return Ended(due, {"delayed": ms, "timestamp": timestamp(due)})
+            return StepEnded(due, error=timed_out(seconds))
+        return StepEnded(due, {"delayed": ms, "timestamp": timestamp(due)})
 
-    async def _leaf(self, step: Step, name: str, frame: Frame) -> Ended:
+    async def _leaf(self, step: Step, name: str, frame: Frame) -> StepEnded:
         """A step without steps in it: one entry for each attempt."""
         work = leaf(self, step.kind, name, frame)
         if isinstance(step.kind, WaitEvent):
@@ -281,13 +281,13 @@ class Run:
             if error.code != "durable_effect_process_event_unavailable":
                 raise
 
-    def _ended(self, entry: dict[str, Any]) -> Ended:
+    def _ended(self, entry: dict[str, Any]) -> StepEnded:
         self._last = max(self._last, entry["at"])
         if "cut" in entry:
             raise Cut(entry["cut"], entry["at"])
         if "error" in entry:
-            return Ended(entry["at"], error=ToolError(**entry["error"]))
-        return Ended(entry["at"], entry["result"])
+            return StepEnded(entry["at"], error=ToolError(**entry["error"]))
+        return StepEnded(entry["at"], entry["result"])
 
     async def _entry(
         self, name: str, work: Work, deadline: Deadline | None, limit: float | None, *, final: bool

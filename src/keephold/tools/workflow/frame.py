@@ -140,7 +140,7 @@ def flat(records: Records) -> list[Record]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class StepEnded:
     """A step has ended, with a result or with an error. `at` is recorded, so a replay finds the same."""
 
     at: float
@@ -187,7 +187,7 @@ def timed_out(seconds: float) -> ToolError:
     return ToolError(f"it timed out after {seconds * 1000:.0f} ms", code="timeout", transient=True)
 
 
-class Surroundings(Protocol):
+class WorkflowHost(Protocol):
     """The conversation that a workflow runs in."""
 
     async def tool(self, name: str, arguments: dict[str, Any], entry: str) -> Any:

@@ -36,7 +36,7 @@ from keephold.tools.workflow.expressions import shortened
 from keephold.tools.workflow.frame import Cut, Failure, Frame
 
 if TYPE_CHECKING:
-    from keephold.tools.workflow.engine import Run
+    from keephold.tools.workflow.engine import WorkflowRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Work:
     given: Any = None
 
 
-def leaf(run: "Run", kind: Kind, name: str, frame: Frame) -> Work:
+def leaf(run: "WorkflowRun", kind: Kind, name: str, frame: Frame) -> Work:
     """The work of a step. What cannot be resolved is work that fails: that, too, is recorded."""
     try:
         return _work(run, kind, name, frame)
@@ -60,7 +60,7 @@ async def _raise(error: ToolError, entry: str) -> Any:
     raise error
 
 
-def _work(run: "Run", kind: Kind, name: str, frame: Frame) -> Work:
+def _work(run: "WorkflowRun", kind: Kind, name: str, frame: Frame) -> Work:
     match kind:
         case Agent():
             return _asked(run.around.agent, frame.resolve(kind.agent_id), frame.resolve(kind.parameters), "agentId")
@@ -141,7 +141,7 @@ def _ms(given: Any) -> float:
     return given
 
 
-def _wait_handles(run: "Run", kind: WaitHandles, frame: Frame) -> Work:
+def _wait_handles(run: "WorkflowRun", kind: WaitHandles, frame: Frame) -> Work:
     ids = frame.resolve(kind.ids)
     if not isinstance(ids, list) or not ids or not all(isinstance(id, str) for id in ids):
         raise ToolError("a wait is for ids of handles, at least one, each a string")
@@ -154,7 +154,7 @@ def _wait_handles(run: "Run", kind: WaitHandles, frame: Frame) -> Work:
     return Work(wait, [ids, kind.mode])
 
 
-async def _event(run: "Run", kind: WaitEvent, name: str, entry: str) -> Any:
+async def _event(run: "WorkflowRun", kind: WaitEvent, name: str, entry: str) -> Any:
     return await run.fx.await_event_json(await run.event_key(kind, name))
 
 
@@ -173,10 +173,10 @@ def _kind(value: Any) -> str:
     return repr(value)
 
 
-Nested = Callable[["Run", Any, str, Frame], Awaitable[Any]]
+Nested = Callable[["WorkflowRun", Any, str, Frame], Awaitable[Any]]
 
 
-async def _condition(run: "Run", kind: Condition, name: str, frame: Frame) -> Any:
+async def _condition(run: "WorkflowRun", kind: Condition, name: str, frame: Frame) -> Any:
     with failing():
         given = frame.evaluate(kind.expression)
         if not isinstance(given, bool):
@@ -187,7 +187,7 @@ async def _condition(run: "Run", kind: Condition, name: str, frame: Frame) -> An
     return await _chosen(run, kind.then if given else kind.otherwise, name, frame, "then" if given else "else")
 
 
-async def _switch(run: "Run", kind: Switch, name: str, frame: Frame) -> Any:
+async def _switch(run: "WorkflowRun", kind: Switch, name: str, frame: Frame) -> Any:
     value = _resolved(frame, kind.value)
     for at, (equals, steps) in enumerate(kind.cases):
         if _same(_resolved(frame, equals), value):
@@ -195,12 +195,12 @@ async def _switch(run: "Run", kind: Switch, name: str, frame: Frame) -> Any:
     return await _chosen(run, kind.default, name, frame, "default")
 
 
-async def _chosen(run: "Run", steps: Steps | None, name: str, frame: Frame, key: str) -> Any:
+async def _chosen(run: "WorkflowRun", steps: Steps | None, name: str, frame: Frame, key: str) -> Any:
     """What a list makes of the data; no list leaves it as it is."""
     return frame.data if steps is None else await run.run_list(steps, frame.within(f"{name}/{key}/"))
 
 
-async def _try_catch(run: "Run", kind: TryCatch, name: str, frame: Frame) -> Any:
+async def _try_catch(run: "WorkflowRun", kind: TryCatch, name: str, frame: Frame) -> Any:
     tried = frame.within(f"{name}/try/")
     tried.guarded = True
     try:
@@ -211,7 +211,7 @@ async def _try_catch(run: "Run", kind: TryCatch, name: str, frame: Frame) -> Any
         return await run.run_list(kind.caught, caught)
 
 
-async def _parallel(run: "Run", kind: Parallel, name: str, frame: Frame) -> Any:
+async def _parallel(run: "WorkflowRun", kind: Parallel, name: str, frame: Frame) -> Any:
     frames = [frame.beside(f"{name}/{at}/") for at in range(len(kind.branches))]
     for each in frames:
         each.guarded = True
@@ -225,7 +225,7 @@ async def _parallel(run: "Run", kind: Parallel, name: str, frame: Frame) -> Any:
     return {"type": "parallel", "results": results, **counts}
 
 
-async def _loop(run: "Run", kind: Loop, name: str, frame: Frame) -> Any:
+async def _loop(run: "WorkflowRun", kind: Loop, name: str, frame: Frame) -> Any:
     items = frame.data if kind.items is None else _resolved(frame, kind.items)
     with failing():
         if not isinstance(items, list):
@@ -252,7 +252,9 @@ async def _loop(run: "Run", kind: Loop, name: str, frame: Frame) -> Any:
     return {"type": "loop", "iterations": len(items), "results": results}
 
 
-async def _side_by_side(run: "Run", lists: list[tuple[Steps, Frame]], concurrency: int, frame: Frame) -> list[Any]:
+async def _side_by_side(
+    run: "WorkflowRun", lists: list[tuple[Steps, Frame]], concurrency: int, frame: Frame
+) -> list[Any]:
     """Run all of them to their ends, whatever becomes of the others: what each ended with, data or error.
 
     If the time of somebody around is up, each of them finds that by itself.

@@ -9,7 +9,7 @@ import { morph } from "./morph.js";
 const EVENTS = [
   "handle.created", "handle.running", "handle.waiting", "handle.stopped", "handle.parked", "handle.attempt",
   "handle.changed", "handle.stepped", "key.opened", "key.resolved", "key.revoked", "turn.began", "turn.ended",
-  "news.queued", "news.delivered", "news.removed", "conversation.said", "conversation.forgotten", "process.event",
+  "notification.queued", "notification.delivered", "notification.removed", "conversation.said", "conversation.forgotten", "process.event",
   "needs", "reset",
 ];
 const PAUSE = 500; // between two fetches of the page

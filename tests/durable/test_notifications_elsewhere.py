@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.durable.lives import approval, news, ok, parked, stored_in, until
+from tests.durable.lives import approval, notifications, ok, parked, stored_in, until
 from tests.durable.program import tools as its_tools
 from tests.durable.test_two_processes import program
 from tests.turn.calls import fetch, spawn, wait_all
@@ -60,7 +60,7 @@ async def test_N6_output_of_a_handle_that_another_process_runs_is_news_again(pup
         await until(queued)
 
     async def queued() -> bool:
-        return await news(two) == [("tool.content", "info")]
+        return await notifications(two) == [("tool.content", "info")]
 
     policy = NotificationPolicy(on_content=True)
     url, tools = stored_in(tmp_path), [puppets.tool(on_turn_end="keep", notifications=policy), nothing]

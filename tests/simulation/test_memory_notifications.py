@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 from tests.simulation.journal_draws import carries, conversations, notices, shows
-from tests.simulation.news_model import LIMIT, NewsModel
+from tests.simulation.notification_model import LIMIT, NotificationModel
 from tests.soak import tries
 from tests.unit.sqlite_stores import NOON, registered
 
@@ -40,7 +40,7 @@ commits = st.lists(st.tuples(st.lists(operations, min_size=1, max_size=6), st.bo
 
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notification_queue, "NEWS_LIMIT", LIMIT)
+    monkeypatch.setattr(notification_queue, "NOTIFICATION_LIMIT", LIMIT)
 
 
 @settings(deadline=None, max_examples=tries(120, soak=300))
@@ -51,7 +51,7 @@ def test_N6_the_queue_is_what_the_model_says(commits: list[tuple[list[Op], bool]
 
 async def _compare(commits: list[tuple[list[Op], bool]], look: bool) -> None:
     """`look`: after every commit, not only at the end, as looking sorts in what was told."""
-    store, model = MemoryStore(), NewsModel()
+    store, model = MemoryStore(), NotificationModel()
     store.commit([registered(1)], lambda _: None, lambda error: pytest.fail(str(error)))
     for ops, refused in commits:
         before, expected = copy.deepcopy(model), [_modelled(model, op) for op in ops]
@@ -66,14 +66,14 @@ async def _compare(commits: list[tuple[list[Op], bool]], look: bool) -> None:
     await _same(store, model)
 
 
-async def _same(store: Store, model: NewsModel) -> None:
+async def _same(store: Store, model: NotificationModel) -> None:
     for conversation in ("main", "other"):
-        queued = await store.news(conversation)
+        queued = await store.notifications(conversation)
         assert _words(queued) == _words(model.of(conversation))
         assert [news.number for news in queued] == sorted(news.number for news in queued)
 
 
-def _modelled(model: NewsModel, op: Op) -> Any:
+def _modelled(model: NotificationModel, op: Op) -> Any:
     match op:
         case Notified():
             return model.tell(op.conversation, op, op.at, op.uid)

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.durable.lives import approval, news, ok, only, parked, parsed, stored_in, until
+from tests.durable.lives import approval, notifications, ok, only, parked, parsed, stored_in, until
 from tests.turn.calls import abort, call, fetch, opened, reply, spawn, wait_all
 
 from keephold import Key, Pending, Runtime, ToolCall
@@ -18,13 +18,13 @@ async def test_N3_the_news_of_a_resolution_waits_until_a_reply_has_shown_it(cloc
     async with opened(clock, [approval(keys)]) as (rt, turn):
         await turn.run([spawn("approve", "a"), spawn("approve", "b"), spawn("approve", "c")])
         await clock.advance(1)
-        assert await news(rt) == []
+        assert await notifications(rt) == []
         await rt.resolve(keys[0], ok("yes"))
         await rt.resolve(keys[1], FAILED)
-        assert await news(rt) == [("tool.stopped", "info"), ("tool.failed", "error")]
+        assert await notifications(rt) == [("tool.stopped", "info"), ("tool.failed", "error")]
         fetched = await only(turn, fetch("approve", "a"))  # shows one, and the news of the other rides on it
         assert [each.kind for each in fetched.notifications] == ["tool.failed"]
-        assert await news(rt) == []
+        assert await notifications(rt) == []
 
 
 async def test_N4_the_news_of_a_resolution_rides_on_the_first_response_that_does_not_show_it(
@@ -48,7 +48,7 @@ async def test_N3_the_news_of_a_deadline_outlives_the_turn(clock: VirtualClock) 
             await reply(turn, spawn("approve", "a"))
             await clock.advance(1)
         await clock.advance(600)
-        assert await news(rt) == [("tool.failed", "error")]
+        assert await notifications(rt) == [("tool.failed", "error")]
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
@@ -64,7 +64,7 @@ async def test_N3_the_answer_to_a_one_shot_call_is_no_news(
         await parked(rt)
         await rt.resolve(keys[0], resolution)
         await batch
-        assert await news(rt) == []
+        assert await notifications(rt) == []
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
@@ -74,7 +74,7 @@ async def test_N3_an_abort_shows_what_it_did(tmp_path: Path, store: str) -> None
         await reply(turn, spawn("approve", "a"))
         await parked(rt)
         await reply(turn, abort("approve", "a"))
-        assert await news(rt) == []
+        assert await notifications(rt) == []
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
@@ -85,7 +85,7 @@ async def test_S3_what_was_cancelled_is_not_told_as_a_failure_of_the_tool(tmp_pa
             await reply(turn, spawn("approve", "a"))
             await parked(rt)
             turn.cancel()
-        assert "tool.failed" not in [kind for kind, _ in await news(rt)]
+        assert "tool.failed" not in [kind for kind, _ in await notifications(rt)]
 
 
 async def test_N3_rt_wait_shows_the_assistant_nothing(clock: VirtualClock) -> None:
@@ -96,7 +96,7 @@ async def test_N3_rt_wait_shows_the_assistant_nothing(clock: VirtualClock) -> No
         await clock.advance(1)
         await rt.resolve(keys[0], ok("yes"))
         await rt.wait(all=["a"], conversation="main")
-        assert await news(rt) == [("tool.stopped", "info")]
+        assert await notifications(rt) == [("tool.stopped", "info")]
 
 
 async def test_N3_what_is_waited_for_in_the_same_batch_is_shown(clock: VirtualClock) -> None:
@@ -107,7 +107,7 @@ async def test_N3_what_is_waited_for_in_the_same_batch_is_shown(clock: VirtualCl
         await rt.resolve(keys[0], ok("yes"))
         _, waited = await batch
         assert parsed(waited)["completed"][0]["result"] == "yes"
-        assert await news(rt) == []
+        assert await notifications(rt) == []
 
 
 async def test_N3_a_call_that_was_let_go_of_is_news_when_it_ends(clock: VirtualClock) -> None:
@@ -115,6 +115,6 @@ async def test_N3_a_call_that_was_let_go_of_is_news_when_it_ends(clock: VirtualC
     async with opened(clock, [approval(keys)]) as (rt, turn):
         await turn.run([ToolCall("c1", "approve")], park_after=1)
         await rt.resolve(keys[0], ok("yes"))
-        assert await news(rt) == [("tool.stopped", "info")]
+        assert await notifications(rt) == [("tool.stopped", "info")]
         assert (await only(turn, fetch("approve", "call:c1"))).result
-        assert await news(rt) == []
+        assert await notifications(rt) == []
