@@ -289,6 +289,7 @@ async def test_C7_abort_asks_first(tmp_path: Path) -> None:
         await here.press("a")
         box = await here.asked()
         assert "Abort north of gate, in main?" in str(box.query_one("#asked", Static).render())
+        assert box.styles.align == ("center", "middle")
         await here.press("n")
         await here.answered()
         assert here.row("north")[0] == "running"

@@ -48,7 +48,7 @@ class Top(Acting, App[None]):
     CSS = """
     #status { height: 1; background: $boost; padding: 0 1; }
     DataTable { height: 1fr; }
-    Asked { align: center middle; }
+    AskScreen { align: center middle; }
     """
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [

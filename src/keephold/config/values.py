@@ -72,9 +72,9 @@ def tool_prefix(value: Any) -> Any:
 
 
 def store_address(value: Any) -> Any:
-    if value == "memory:" or (isinstance(value, str) and value.startswith(("sqlite:///", "postgresql://"))):
+    if value == "memory:" or (isinstance(value, str) and value.startswith("sqlite:///")):
         return value
-    raise ValueError('must be "memory:", "sqlite:///path" or "postgresql://…"')
+    raise ValueError('must be "memory:" or "sqlite:///path"')
 
 
 Size = Annotated[int, BeforeValidator(as_size), Field(ge=1)]
