@@ -2,17 +2,20 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from keephold.errors import ConfigError
 from keephold.tools.base import Tool
 from keephold.tools.builtin import builtin_tools
+from keephold.tools.call import Call
 from keephold.tools.guard import Guard
 from keephold.tools.toolbox import Toolbox
 from keephold.tools.waiting.agents import Agents
 
 if TYPE_CHECKING:
     from keephold.config import Config
+    from keephold.config.model import AgentSettings
     from keephold.runtime import Runtime
     from keephold.tools.remote.server import McpServer
 
@@ -37,7 +40,7 @@ def assemble(
         if config.agents:
             from keephold.agent.subagents import agent_tools
 
-            chosen += agent_tools(runtime, config, agents, guard)
+            chosen += agent_tools(runtime, config, agents, guard, _run_program)
         waiting = [configure_builtin(tool, config) for tool in waiting]
     known = [*chosen, *(server.like for server in servers)]
     builtins = builtin_tools(known, runtime.replies.waited, waiting, now=runtime.tools_of, person=person)
@@ -45,6 +48,15 @@ def assemble(
         return Toolbox([*chosen, *builtins])
     builtins = [configure_builtin(tool, config) for tool in builtins]
     return Toolbox([*chosen, *builtins], max_running=config.runtime.max_running)
+
+
+async def _run_program(
+    id: str, settings: "AgentSettings", root: Path, guard: Guard, call: Call, prompt: str
+) -> dict[str, Any]:
+    """Run an agent that is another program over ACP, which is imported when the first one runs."""
+    from keephold.acp.subagent import run_program
+
+    return await run_program(id, settings, root, guard, call, prompt)
 
 
 def _checked(tool: object, guard: Guard) -> Tool:

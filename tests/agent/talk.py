@@ -11,6 +11,7 @@ from tests.agent.scripted import Script
 from keephold import Runtime, Tool
 from keephold.agent.conversation import Conversation
 from keephold.agent.events import Answer, Event, Listener, Text
+from keephold.errors import KeepholdError
 from keephold.testing import VirtualClock
 
 E = TypeVar("E")
@@ -71,6 +72,20 @@ async def until(found: Callable[[], Any]) -> None:
     """Until that is so. The loop's other work goes on; nothing is measured."""
     while not found():  # noqa: ASYNC110 (whatever it is, the test does not make it)
         await asyncio.sleep(0.001)
+
+
+def unreadable(store: Any, read: str, times: int) -> list[int]:
+    """Let that read of the store fail so often; how often it has failed."""
+    real, failed = getattr(store, read), [0]
+
+    async def read_or_fail(*given: Any, **named: Any) -> Any:
+        if failed[0] < times:
+            failed[0] += 1
+            raise KeepholdError("the store cannot be read: the cable is out", code="store_unavailable")
+        return await real(*given, **named)
+
+    setattr(store, read, read_or_fail)
+    return failed
 
 
 def written(directory: Path, text: str) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_ai.exceptions import ModelAuthenticationError, ModelContextWindowExceededError, ModelServerError
 from pydantic_ai.messages import ModelResponse
 from tests.agent.scripted import Reply, Script, called, spawned
-from tests.agent.talk import Talk, kinds, talking, until, written
+from tests.agent.talk import Talk, kinds, talking, unreadable, until, written
 
 import keephold
 from keephold import Call, Pending
@@ -70,6 +70,15 @@ async def test_G1_summarised_before_the_next_request(clock: VirtualClock, tmp_pa
     assert compacted.summary.startswith("[Automatic summary") and "They count." in compacted.summary
     assert "They count." not in "".join(event.text for event in talk.heard(Text))  # nobody said it
     assert answer.usage.requests == 2
+
+
+async def test_R4_a_summary_is_kept_until_the_store_can_be_read(clock: VirtualClock, tmp_path: Path) -> None:
+    script = Script(Reply("One.", usage=SHORT), Reply("Two.", usage=LONG), "Three.", summaries=["They count."])
+    async with talking(script, *TOOLS, clock=clock, config=written(tmp_path, SMALL)) as talk:
+        await grown(talk)
+        failed = unreadable(talk.rt.registry.store, "handles", times=2)
+        assert (await talk.prompt("Third")).text == "Three."
+    assert failed == [2] and len(script.wished) == 1 and len(talk.heard(Compacted)) == 1
 
 
 async def test_G1_the_newest_calls_stay(clock: VirtualClock, tmp_path: Path) -> None:

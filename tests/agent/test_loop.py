@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse
 from tests.agent.scripted import Reply, Script, at_end, called, spawned
-from tests.agent.talk import Talk, kinds, talking
+from tests.agent.talk import Talk, kinds, talking, unreadable
 
 import keephold
 from keephold import Call, KeepholdError, Pending
@@ -225,6 +225,28 @@ async def test_N4_critical_news_before_the_first_word(clock: VirtualClock) -> No
         assert await talk.kinds() == ["request", "request", "response"]
     prompt, news = script.told(1)
     assert prompt == "Go." and "Fire!" in news
+
+
+async def test_R4_a_store_that_cannot_be_read_does_not_cost_the_answer(clock: VirtualClock) -> None:
+    script = Script(Reply(["Paid ", "for."], pause=10), "I see.")
+    async with talking(script, *TOOLS, clock=clock) as talk:
+        store = talk.rt.registry.store
+        reads = unreadable(store, "notifications", times=3)
+        answer = await talk.prompt()
+        assert reads == [3]
+        assert await talk.kinds() == ["request", "response"]
+    assert (answer.text, answer.stop_reason, answer.usage.requests) == ("Paid for.", "end_turn", 1)
+
+
+async def test_N4_critical_news_stops_the_stream_also_when_the_store_could_not_be_read(clock: VirtualClock) -> None:
+    script = Script(Reply(["I ", "will ", "never ", "end."], pause=10), "I see.")
+    async with talking(script, *TOOLS, clock=clock) as talk:
+        unreadable(talk.rt.registry.store, "notifications", times=3)
+        task = await running(talk)
+        await clock.advance(25)
+        await talk.rt.notify("test.fire", "critical", "Fire!", conversation="main")
+        assert (await task).text == "I see."
+    assert "Fire!" in script.told(1)[0]
 
 
 # The end of a turn (T)

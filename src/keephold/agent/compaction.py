@@ -22,7 +22,7 @@ from pydantic_ai.models import ModelRequestParameters
 from keephold.agent.events import Event, Usage
 from keephold.agent.requests import ModelCall, RequestFailed
 from keephold.agent.spending import Spending, usage_of
-from keephold.agent.transcript import response_text
+from keephold.agent.transcript import response_text, until_readable
 from keephold.durable.keys import present
 from keephold.handles.state import name
 from keephold.handles.text import to_json
@@ -65,7 +65,8 @@ async def compaction(
     if len(old) < 2:
         return None
     summary = await _summary(conversation, old, spending, tell)
-    text = "\n\n".join(part for part in (_HEAD + summary, await _open(conversation, old)) if part)
+    still_open = await until_readable(lambda: _open(conversation, old))  # or the paid summary would be lost
+    text = "\n\n".join(part for part in (_HEAD + summary, still_open) if part)
     await transcript.summarise(turn, kept, text)
     return text
 

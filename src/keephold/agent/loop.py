@@ -40,7 +40,7 @@ from keephold.agent.events import (
 )
 from keephold.agent.requests import ModelCall, RequestFailed, well_formed
 from keephold.agent.spending import Spending
-from keephold.agent.transcript import TurnEnded, interrupted, request, response_text
+from keephold.agent.transcript import TurnEnded, interrupted, request, response_text, until_readable
 from keephold.errors import KeepholdError
 from keephold.turn.notifications import Notification, notification_block
 from keephold.turn.slot import ToolCall
@@ -284,7 +284,8 @@ class TurnLoop:
     async def _unless_urgent(self, turn: Turn, call: ModelCall) -> ModelResponse | None:
         """The response; None if the turn was cancelled, or if there is critical news, which cannot wait (N4)."""
         self._asking = asyncio.create_task(call.answer())
-        urgent = asyncio.create_task(turn.urgent())
+        # If the store cannot be read, the answer is still paid for: the stream goes on, and the read is retried.
+        urgent = asyncio.create_task(until_readable(turn.urgent))
         try:
             await asyncio.wait((self._asking, urgent), return_when=asyncio.FIRST_COMPLETED)
             done = self._asking.done() and not self._asking.cancelled()

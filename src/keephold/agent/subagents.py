@@ -5,7 +5,8 @@ message, its last words are the result. It is run again after a crash and goes o
 ends, however that is, nothing that it started runs on: nobody would hear of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keephold.config.model import AgentSettings, Config
@@ -39,17 +40,23 @@ _ROLE = (
 )
 
 
+RunProgram = Callable[[str, AgentSettings, Path, Guard, Call, str], Awaitable[dict[str, Any]]]
+"""Runs an agent that is another program: id, settings, the configuration's directory, guard, call and prompt."""
+
+
 class AgentRuns(Function):
     """Runs sub-agents. They take no slot of the runtime: their own calls would wait behind them for ever (W11)."""
 
     takes_slot = False
 
 
-def agent_tools(runtime: "Runtime", config: Config, agents: Agents, guard: Guard) -> list[Tool]:
+def agent_tools(
+    runtime: "Runtime", config: Config, agents: Agents, guard: Guard, run_program: RunProgram
+) -> list[Tool]:
     """A tool for each agent of the configuration; `execute_agent_async` knows them, too."""
     tools = []
     for id in config.agents:
-        agent = SubAgent(runtime, config, guard, id)
+        agent = SubAgent(runtime, config, guard, run_program, id)
         settings = agent.settings
         agents.add(id, agent.asked, agent.on_crash, settings.max_running, run=settings.run, questions=agent.questions)
         tools.append(agent.tool())
@@ -59,10 +66,11 @@ def agent_tools(runtime: "Runtime", config: Config, agents: Agents, guard: Guard
 class SubAgent:
     """One agent of the configuration."""
 
-    def __init__(self, runtime: "Runtime", config: Config, guard: Guard, id: str) -> None:
+    def __init__(self, runtime: "Runtime", config: Config, guard: Guard, run_program: RunProgram, id: str) -> None:
         self._runtime = runtime
         self._config = config
         self._guard = guard
+        self._run_program = run_program
         self.id = id
         self.settings: AgentSettings = config.agents[id]
 
@@ -113,9 +121,7 @@ class SubAgent:
                 code="limit_exceeded",
             )
         if self.settings.command is not None:
-            from keephold.acp.subagent import run_program
-
-            return await run_program(self.id, self.settings, self._config.root, self._guard, call, prompt)
+            return await self._run_program(self.id, self.settings, self._config.root, self._guard, call, prompt)
         id = conversation_of(call.conversation, self.id, call.uid)
         try:
             answer = await self._converse(call, self._open(call, id, request), prompt)

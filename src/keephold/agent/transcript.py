@@ -5,9 +5,11 @@ asked again. So the last line says how a turn goes on, also after a crash. A sum
 up to a number; the lines themselves stay.
 """
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from pydantic import TypeAdapter
@@ -22,11 +24,15 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from keephold.errors import KeepholdError
 from keephold.handles.registry import Registry
 from keephold.store.base import TranscriptAppended, TranscriptLine
 
+T = TypeVar("T")
+_log = logging.getLogger("keephold.agent")
 _MESSAGE: TypeAdapter[ModelMessage] = TypeAdapter(ModelMessage)
 _PAGE = 10_000
+_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.1, 5.0
 _TAKEN, _BATCH = "keephold/taken", "keephold/batch"
 """Metadata of requests."""
 INTERRUPTED = "Tool execution was interrupted; nobody knows how far it came."
@@ -167,6 +173,20 @@ class Transcript:
     def open_calls(self) -> list[ToolCallPart]:
         """The calls that the model has made and nobody has answered."""
         return list(self.last.tool_calls) if isinstance(self.last, ModelResponse) else []
+
+
+async def until_readable(read: Callable[[], Awaitable[T]]) -> T:
+    """Read from the store, and retry while the store is unavailable: cancel it to give up."""
+    pause = _FIRST_PAUSE_SECS
+    while True:
+        try:
+            return await read()
+        except KeepholdError as error:
+            if error.code != "store_unavailable":
+                raise
+            _log.warning("%s; reading again in %g s", error, pause)
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, _LONGEST_PAUSE_SECS)
 
 
 def request(parts: Sequence[ModelRequestPart], *, taken: int = 0, batch: int = 0) -> ModelRequest:
