@@ -20,7 +20,7 @@ def test_every_error_code_has_advice() -> None:
 
 def test_every_type_of_event_is_explained() -> None:
     source = (ROOT / "src" / "keephold" / "store" / "events.py").read_text()
-    types = set(re.findall(r'"((?:handle|key|turn|news|conversation|process)\.[a-z]+)"', source))
+    types = set(re.findall(r'"((?:handle|key|turn|notification|conversation|process)\.[a-z]+)"', source))
     table = sections(REFERENCE / "api.md")["Streams"]
     assert types
     assert set(re.findall(r"`([a-z]+\.[a-z]+)`", table)) == types

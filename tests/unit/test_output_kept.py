@@ -258,8 +258,8 @@ def test_O5_more_is_kept_in_a_file_that_another_process_reads(directory: Path) -
     output.close()
     reader = (
         "import sys; from pathlib import Path; import msgspec; from keephold.handles.output import Output; "
-        "from keephold.handles.spool import Spool; from keephold.store.base import Kept; "
-        "kept = msgspec.json.decode(sys.argv[2], type=Kept); "
+        "from keephold.handles.spool import Spool; from keephold.store.base import KeptOutput; "
+        "kept = msgspec.json.decode(sys.argv[2], type=KeptOutput); "
         "sys.stdout.buffer.write(Output.restored(Spool(Path(sys.argv[1])), kept).read(2 * (1 << 20)).data)"
     )
     command = [sys.executable, "-c", reader, str(directory), msgspec.json.encode(told).decode()]

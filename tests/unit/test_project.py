@@ -39,7 +39,7 @@ def test_every_module_says_what_it_is_for(path: Path) -> None:
 
 
 def codes_used() -> dict[str, set[str]]:
-    """Code → files: every string given as `code=…`, as a class's `code`, or as the second argument of `Error(…)`."""
+    """Code → files: every string given as `code=…`, as a class's `code`, or as the second argument of `Failure(…)`."""
     used: dict[str, set[str]] = {}
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -53,7 +53,7 @@ def code_values(node: ast.AST) -> list[str]:
     match node:
         case ast.Call():
             given = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
-            if ast.unparse(node.func) in ("Error", "state.Error") and len(node.args) > 1:
+            if ast.unparse(node.func) in ("Failure", "state.Failure") and len(node.args) > 1:
                 given.append(node.args[1])
         case ast.ClassDef():
             assigned = [statement for statement in node.body if isinstance(statement, ast.Assign | ast.AnnAssign)]
