@@ -165,9 +165,9 @@ class Runtime:
         self.relay.actions, self.relay.recovery = self.actions, self.recovery
         self.streams = Streams(self.registry, self.actions)
         self.deadlines = Deadlines(self.registry)
-        self.registry.on_cancelled = self.recovery.cancelled
-        self.registry.on_held = self.recovery.held
-        self.registry.on_deadline = self.deadlines.expect
+        self.registry.on_cancelled.add(self.recovery.cancelled)
+        self.registry.on_held.add(self.recovery.held)
+        self.registry.on_deadline.add(self.deadlines.expect)
         self._servers = self._use(used)
 
     def _use(self, servers: "list[McpServer]") -> "Servers | None":

@@ -109,9 +109,8 @@ class CallTraces:
         """Of turns that are about to be taken up again: where they were."""
         self._brought: dict[str, Link] = {}
         """By uid: who has just brought its completion."""
-        self._commit, registry.commit = registry.commit, self.commit
-        self._told = registry.on_settled
-        registry.on_settled = self._settled
+        registry.observe_commits(self._observe)
+        registry.on_settled.add(self._settled)
         registry.traces = self
 
     # Turns
@@ -212,8 +211,6 @@ class CallTraces:
         return span
 
     def _settled(self, uid: str, state: Stopped, what: What | None) -> None:
-        if self._told is not None:
-            self._told(uid, state, what)
         if uid in self._calls:
             self._end(uid, state)
         elif self._registry.store.durable and not self._registry.closing:
@@ -250,11 +247,10 @@ class CallTraces:
 
     # What is committed
 
-    def commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
+    def _observe(self, ops: Sequence[Op], done: Done, failed: Failed) -> tuple[Sequence[Op], Done, Failed]:
         kinds = {type(op) for op in ops}
         if kinds.isdisjoint(_OF_INTEREST):
-            self._commit(ops, done, failed, keep=keep)
-            return
+            return ops, done, failed
         resolving: dict[str, Span] = {}
         for op in ops:
             if isinstance(op, TurnBegan):
@@ -267,7 +263,7 @@ class CallTraces:
         told = partial(self._written, ops, resolving, done)
         if resolving:
             failed = partial(_not_resolved, resolving, failed)
-        self._commit((*ops, *self._lines(ops)), told, failed, keep=keep)
+        return (*ops, *self._lines(ops)), told, failed
 
     def _not_begun(self, op: TurnBegan, failed: Failed, error: Exception) -> None:
         self._turn_over(op, error)

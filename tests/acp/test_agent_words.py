@@ -171,7 +171,7 @@ async def test_X1_who_watches_a_handle_is_shown_its_diffs(threaded: bool) -> Non
             handle.watch(Looks())
 
     async with keephold.Runtime(tools=[tool(name="change")(function)]) as rt, rt.turn() as turn:
-        rt.registry.on_created = watch
+        rt.registry.on_created.add(watch)
         (response,) = await turn.run([ToolCall("1", "change")])
         assert response.result == "done" and found == [keephold.FileDiff("a", None, "new")]
 

@@ -303,7 +303,7 @@ async def test_closing_lets_everyone_go_and_leaves_nothing(kind: str, tmp_path: 
         feed.close()
         feed.close()
         await asyncio.gather(*(each.task for each in heard))
-        assert feed.listeners == 0 and log.runtime.registry.store.on_commit is None
+        assert feed.listeners == 0 and not log.runtime.registry.store.on_commit
         assert feed.look not in log.runtime.upkeep.on_heard
         await log.write(3)  # nobody is disturbed by it
         late = Heard(feed, 0)
@@ -381,3 +381,20 @@ async def test_K6_who_comes_back_after_long_lets_others_go_on(
         behind = [event for event in encoded if event.seq <= log.last - 7]
         assert all(map(heard.wants, behind)), "of what is not in the ring only what is wanted is encoded"
         await heard.leave()
+
+
+@Stores
+async def test_two_feeds_of_one_store_both_hear_and_one_that_closes_leaves_the_other(kind: str, tmp_path: Path) -> None:
+    async with fed(kind, tmp_path) as (first, log):
+        second = Feed(log.runtime)
+        await second.open()
+        heard = [Heard(first, log.last), Heard(second, log.last)]
+        await asyncio.sleep(0)
+        await log.write(3)
+        for each in heard:
+            await each.until(log.last)
+        second.close()
+        await heard[1].task
+        await log.write(2)
+        await heard[0].until(log.last)
+        await heard[0].leave()

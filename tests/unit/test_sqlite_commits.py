@@ -171,7 +171,7 @@ async def test_a_listener_that_fails_keeps_nothing_from_being_written(tmp_path: 
     said: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["exception"]))
     async with opened(tmp_path / "store.db") as store:
-        store.on_commit = fail
+        store.on_commit.add(fail)
         given = [give(store, registered(1), Collected(NOON, NOON))]  # in the thread
         await asyncio.sleep(0)
         given.append(give(store, registered(2)))  # held back until that is done, or in the thread as well

@@ -9,7 +9,7 @@ hundred listeners cost two hundred sends for a group, not for each event.
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,19 +54,19 @@ class Feed:
         self._listeners: set[_Listener] = set()
         self._looking: asyncio.Task[None] | None = None
         self._again = False
+        self._unsubscribe: Callable[[], None] = lambda: None
         self.closed = False
 
     async def open(self) -> None:
         """Begin with what comes next."""
         _, self._last = await self._store.events_range()
-        self._store.on_commit = self.look
+        self._unsubscribe = self._store.on_commit.add(self.look)
         self._runtime.upkeep.on_heard.append(self.look)
 
     def close(self) -> None:
         """No more will come; whoever listens is let go."""
         self.closed = True
-        if self._store.on_commit == self.look:
-            self._store.on_commit = None
+        self._unsubscribe()
         if self.look in self._runtime.upkeep.on_heard:
             self._runtime.upkeep.on_heard.remove(self.look)
         if self._looking is not None:

@@ -178,7 +178,7 @@ class Waits:
         """That is written: wake who waits for it, in the same pass."""
         if result.uid is not None and result.state is not None:
             self._registry.changed_elsewhere(result.uid, result.state, result.what)
-        elif self._registry.on_held is not None:
+        else:
             self._registry.on_held(uid)
         self._tell(id, resolution if result.status == "accepted" else result.terminal)
 

@@ -19,12 +19,25 @@ from keephold.errors import KeepholdError, ToolError
 from keephold.handles.clock import Clock
 from keephold.handles.gate import Gate, GateQueue
 from keephold.handles.handle import Handle, HandleInfo
-from keephold.handles.observing import Meter, Traces
+from keephold.handles.observing import CommitObserver, Meter, Traces
 from keephold.handles.output import Output
 from keephold.handles.question import Question
 from keephold.handles.spool import Spool
 from keephold.handles.state import Progress, State, Stopped, Waiting
-from keephold.store.base import TOMBSTONE_SECS, WAIT_KINDS, Collected, Committing, Expired, Op, Record, Status, Store
+from keephold.listeners import Listeners
+from keephold.store.base import (
+    TOMBSTONE_SECS,
+    WAIT_KINDS,
+    Collected,
+    Committing,
+    Done,
+    Expired,
+    Failed,
+    Op,
+    Record,
+    Status,
+    Store,
+)
 from keephold.store.rows import What
 
 if TYPE_CHECKING:
@@ -69,23 +82,24 @@ class Cache:
         """`tool` gives the tool of a name; for one that this runtime does not have, something that stands in."""
         self.store = store
         self.commit: Committing = store.commit
-        """Where this runtime writes. Whoever looks on puts something of its own before it."""
+        """Write operations. This is the store's own method while there is no commit observer: it is in every call."""
+        self._commit_observers: list[CommitObserver] = []
         self.clock = clock
         self.spool = spool
         self.retention = retention
         self.closing = False
         self.serial = Gate()
         self.gate = Gate()
-        self.on_cancelled: Callable[[str], None] | None = None
-        """Told of the uid of a parked call with a hook that was cancelled (D2)."""
-        self.on_held: Callable[[str], None] | None = None
-        """Told of the uid of a call whose completion may be there, and that must pass its tool's runtime (P1)."""
-        self.on_deadline: Callable[[float], None] | None = None
-        """Told when a call is parked that has a deadline."""
-        self.on_created: Callable[[Sequence[Handle]], None] | None = None
-        """Told of the handles that this runtime has made."""
-        self.on_settled: Callable[[str, Stopped, What | None], None] | None = None
-        """Told of the uid and the end of a handle, once, where that was written."""
+        self.on_cancelled: Listeners[[str]] = Listeners()
+        """Called with the uid of a parked call that was cancelled and has a cancel hook (D2)."""
+        self.on_held: Listeners[[str]] = Listeners()
+        """Called with the uid of a call whose completion may have arrived and must pass its tool's runtime (P1)."""
+        self.on_deadline: Listeners[[float]] = Listeners()
+        """Called with the deadline of a call that was parked."""
+        self.on_created: Listeners[[Sequence[Handle]]] = Listeners()
+        """Called with the handles that this runtime has made."""
+        self.on_settled: Listeners[[str, Stopped, What | None]] = Listeners()
+        """Called once with the uid and the final state of a handle, in the process that wrote it."""
         self.meter: Meter | None = None
         self.traces: Traces | None = None
         self.archive: Callable[[Sequence[Record]], Awaitable[None]] | None = None
@@ -275,7 +289,7 @@ class Cache:
 
     def changed_elsewhere(self, uid: str, state: State, what: What | None = None) -> None:
         """A commit that was not about this handle alone has changed its state."""
-        if self.on_settled is not None and isinstance(state, Stopped):
+        if self.on_settled and isinstance(state, Stopped):
             self.on_settled(uid, state, what)
         handle = self._by_uid.get(uid)
         if handle is not None and handle.active:
@@ -318,6 +332,16 @@ class Cache:
         return [handle for each in chosen for handle in each.live.values()]
 
     # Writing
+
+    def observe_commits(self, observer: CommitObserver) -> None:
+        """Give every commit to `observer` before the store: it returns the operations and callbacks to use instead."""
+        self._commit_observers.append(observer)
+        self.commit = self._observed_commit
+
+    def _observed_commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
+        for observer in self._commit_observers:
+            ops, done, failed = observer(ops, done, failed)
+        self.store.commit(ops, done, failed, keep=keep)
 
     def write(self, ops: Sequence[Op], *, keep: bool = True) -> "asyncio.Future[Sequence[Any]]":
         """Write other operations; their results, or the error that says why not."""

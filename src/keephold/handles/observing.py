@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 
 from keephold.handles.state import Stopped
+from keephold.store.base import Done, Failed, Op
 from keephold.store.rows import Kind, Record
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 Asking = Literal["question", "permission", "result"]
 """What somebody is asked for: an answer, whether a call may run, whether its result may be seen."""
+CommitObserver = Callable[[Sequence[Op], Done, Failed], tuple[Sequence[Op], Done, Failed]]
+"""Sees every commit before the store does and may add operations at the end or wrap the two callbacks."""
 T = TypeVar("T")
 
 NOTHING: AbstractContextManager[object] = nullcontext()

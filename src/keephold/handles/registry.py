@@ -159,7 +159,7 @@ class Registry(Cache):
             self.enlist(handle)
             if handle.unwritten is not None and not handle.tool.unrecorded:
                 asyncio.get_running_loop().call_later(_LATE_SECS, self.write_down, handle)
-        if self.on_created is not None:
+        if self.on_created:
             self.on_created(new)
         done()
 
@@ -237,11 +237,11 @@ class Registry(Cache):
         if self.followers and not isinstance(state, Stopped):
             self._follow(handle)
         if isinstance(state, Stopped):
-            if self.on_settled is not None:
+            if self.on_settled:
                 self.on_settled(handle.uid, state, None)
             self._stopped(handle)
             parking = handle.parking
-            if parking is not None and self.on_cancelled is not None and hook_is_due(parking, state.ended_by):
+            if parking is not None and hook_is_due(parking, state.ended_by):
                 self.on_cancelled(handle.uid)
         if then is not None:
             then()
@@ -297,15 +297,15 @@ class Registry(Cache):
         state = results[0]
         if isinstance(state, Stopped):
             handle.decided = handle.state = state
-            if self.on_settled is not None:
+            if self.on_settled:
                 self.on_settled(handle.uid, state, None)
             self._stopped(handle)
         else:
             self._rest(handle)
             self._tell_parked(handle)
-            if parking.hold and self.on_held is not None:
+            if parking.hold:
                 self.on_held(handle.uid)
-            if parking.deadline is not None and self.on_deadline is not None:
+            if parking.deadline is not None:
                 self.on_deadline(parking.deadline)
 
     async def promote_to_handle(self, handle: Handle, id: str) -> None:

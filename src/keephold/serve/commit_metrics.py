@@ -53,14 +53,12 @@ class Written:
 
     def attach(self, registry: Registry) -> None:
         """Count what the runtime commits from now on."""
-        self._commit, registry.commit = registry.commit, self.commit
+        registry.observe_commits(self._observe)
 
-    def commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
+    def _observe(self, ops: Sequence[Op], done: Done, failed: Failed) -> tuple[Sequence[Op], Done, Failed]:
         if not ops:  # a barrier
-            self._commit(ops, done, failed, keep=keep)
-            return
-        began = time.perf_counter()
-        self._commit(ops, partial(self._done, began, ops, done), partial(self._refused, failed), keep=keep)
+            return ops, done, failed
+        return ops, partial(self._done, time.perf_counter(), ops, done), partial(self._refused, failed)
 
     def _done(self, began: float, ops: Sequence[Op], done: Done, results: Sequence[Any]) -> None:
         self._seconds.observe(time.perf_counter() - began)

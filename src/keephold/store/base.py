@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from keephold.handles.state import EndedBy
+from keephold.listeners import Listeners
 from keephold.store.events import EVENTS_LIMIT, NOTIFICATION_TYPES, StoredEvent
 from keephold.store.ops import (
     Annotated,
@@ -197,9 +198,11 @@ class Store(Protocol):
     """Where output files are. None: there is no such place, outputs stay where they are."""
     trouble: str | None
     """Why it cannot write at present; None: it can."""
-    on_commit: Callable[[], None] | None
-    """Called after commits of ours that wrote events, when those have been told; now and then there is none after all.
-    What others write is `heard`."""
+
+    @property
+    def on_commit(self) -> Listeners[[]]:
+        """Called after a commit of this process that wrote events, once its callbacks have run; sometimes without any
+        new event. `open`'s `heard` is called for what other processes write."""
 
     async def open(self, heard: Heard) -> None:
         """Be ready. Raises `KeepholdError` if that cannot be, and then has changed nothing."""

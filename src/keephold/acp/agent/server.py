@@ -169,17 +169,14 @@ class Agent:
     def _take_part(self) -> None:
         """Hear of every handle, and answer for the persons."""
         runtime = self._runtime
-        before = runtime.registry.on_created
 
         def created(handles: Sequence[Handle]) -> None:
-            if before is not None:
-                before(handles)
             for handle in handles:
                 session = self._sessions.get(runtime.root(handle.conversation))
                 if session is not None:
                     session.calls.created(handle)
 
-        runtime.registry.on_created = created
+        runtime.registry.on_created.add(created)
         runtime.people.found = lambda handle: self._persons.of(runtime.root(handle.conversation))
         runtime.permission.people_of = lambda conversation: self._persons.of(runtime.root(conversation))
         runtime.permission.unattended = self._unattended

@@ -4,10 +4,11 @@ So much of it is kept as is worth looking at: whoever wants more takes a store t
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import islice, repeat, takewhile
 from typing import Any
 
+from keephold.listeners import Listeners
 from keephold.store.base import NOTIFICATION_TYPES, Changed, Collected, Op, Record, StoredEvent, TurnRow
 from keephold.store.endings import words
 from keephold.store.events import Draft, events_of, queued
@@ -40,7 +41,7 @@ class History:
         self._log: deque[Told] = deque(maxlen=KEPT)
         """Not put into events yet."""
         self.write, self.write_all = self._log.append, self._log.extend
-        self.on_commit: Callable[[], None] | None = None
+        self.on_commit: Listeners[[]] = Listeners()
         self.turns: dict[str, dict[str, TurnRow]] = {}
         """By conversation and turn, oldest first; of one that is open only its beginning counts."""
         self._records = records

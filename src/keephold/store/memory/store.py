@@ -12,6 +12,7 @@ from typing import Any
 
 from keephold.errors import KeepholdError
 from keephold.handles.state import Pending, Running, State, Stopped, Waiting
+from keephold.listeners import Listeners
 from keephold.store import base, events
 from keephold.store.base import Collected, Entry, Record
 from keephold.store.endings import hook_is_due
@@ -74,12 +75,8 @@ class MemoryStore(Turns, Transcripts):
         }
 
     @property
-    def on_commit(self) -> Callable[[], None] | None:
+    def on_commit(self) -> Listeners[[]]:
         return self._history.on_commit
-
-    @on_commit.setter
-    def on_commit(self, call: Callable[[], None] | None) -> None:
-        self._history.on_commit = call
 
     async def open(self, heard: base.Heard) -> None:
         pass  # there is nobody to hear of
@@ -117,7 +114,7 @@ class MemoryStore(Turns, Transcripts):
         if history.noted:
             history.noted = ()
         done((result,))
-        if history.on_commit is not None:
+        if history.on_commit:
             history.on_commit()
 
     def _commit_several(self, ops: Sequence[base.Op], done: base.Done, failed: base.Failed) -> None:
@@ -150,7 +147,7 @@ class MemoryStore(Turns, Transcripts):
                 self._history.write_all(last)
                 told += last
         done(results)
-        if told and self.on_commit is not None:
+        if told:
             self.on_commit()
 
     def _one_of_several(self, op: base.Op, told: list[Told]) -> Any:

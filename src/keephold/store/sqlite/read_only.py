@@ -6,12 +6,13 @@ So it can be looked at while its disk is full, and whoever lists handles waits f
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import apsw
 
 from keephold.errors import KeepholdError
+from keephold.listeners import Listeners
 from keephold.store.base import Done, Failed, Heard, Op
 from keephold.store.sqlite import opening
 from keephold.store.sqlite.owners import Owners
@@ -27,7 +28,7 @@ class ReadOnlyStore(Reads):
     inline_output = SqliteStore.inline_output
     owner = ""
     trouble: str | None = None
-    on_commit: Callable[[], None] | None = None
+    on_commit: Listeners[[]] = Listeners()
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(os.path.realpath(path))

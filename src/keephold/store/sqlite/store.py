@@ -12,10 +12,11 @@ writer's thread; reads run on the loop, but for those that look at very much, wh
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from keephold.errors import KeepholdError
+from keephold.listeners import Listeners
 from keephold.store.base import Done, Failed, Heard, Op
 from keephold.store.sqlite.reads import Reads
 from keephold.store.sqlite.store_files import StoreFiles
@@ -41,7 +42,7 @@ class SqliteStore(Reads):
         self.directory: Path | None = self.path.with_name(f"{self.path.name}-output")
         self.owner = ""
         self.trouble: str | None = None
-        self.on_commit: Callable[[], None] | None = None
+        self.on_commit: Listeners[[]] = Listeners()
         self._fault = fault
         self._pending: list[Commit] = []
         self._held = False
@@ -165,7 +166,7 @@ class SqliteStore(Reads):
                     commit.failed(commit.error)
             except Exception as error:  # whoever comes after must be told all the same
                 self._complain(error)
-        if self.on_commit is not None and any(commit.told and commit.error is None for commit in commits):
+        if self.on_commit and any(commit.told and commit.error is None for commit in commits):
             try:
                 self.on_commit()
             except Exception as error:

@@ -217,7 +217,7 @@ class Events(Suite):
 
     async def check_L1_whoever_looks_on_is_called(self, store: Store) -> None:
         calls: list[int] = []
-        store.on_commit = lambda: calls.append(1)
+        store.on_commit.add(lambda: calls.append(1))
         await self.commit(store, Registered(record(1)))
         assert calls == [1]
         await self.commit(store)

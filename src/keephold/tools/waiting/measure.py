@@ -42,13 +42,14 @@ class Measure:
         """Hear of handles from now on. Where the program has a tracer provider, calls are traced as well."""
         if self._metrics is not None:
             self._registry = registry
-            registry.on_created, registry.on_settled = self._created, self._settled
-        if self._meter is not None:
-            self._meter.attach(registry)
-        if "opentelemetry.trace" in sys.modules:  # whoever has a tracer provider has imported it
+            registry.on_created.add(self._created)
+            registry.on_settled.add(self._settled)
+        if "opentelemetry.trace" in sys.modules:  # a program that has a tracer provider has imported it
             from keephold.tracing import begin
 
             begin(registry)
+        if self._meter is not None:  # after the traces: what they add to commits is counted, too
+            self._meter.attach(registry)
 
     def waited(self, tool: str, status: str, secs: float) -> None:
         """A wait has ended."""

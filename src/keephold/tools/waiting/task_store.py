@@ -149,8 +149,7 @@ async def create(call: Call, task: Task) -> Handle:
     )
     await registry.write((Registered(record), await durability.waits.opening(new.uid, call.conversation)), keep=False)
     handle = registry.adopt(record)
-    if registry.on_created is not None:
-        registry.on_created((handle,))
+    registry.on_created((handle,))
     return handle
 
 
