@@ -26,13 +26,13 @@ async def migrate(call: keephold.Call, table: str) -> str:
 
 
 async def person(
-    prompt: keephold.RunTool | keephold.DeliverResult | keephold.AskQuestion,
-) -> keephold.Answer | keephold.Dismissed:
+    prompt: keephold.prompts.RunTool | keephold.prompts.DeliverResult | keephold.prompts.AskQuestion,
+) -> keephold.prompts.Answer | keephold.prompts.Dismissed:
     """The prompter: in real life a terminal, a chat, a page. This person takes two minutes, and says no."""
-    assert isinstance(prompt, keephold.AskQuestion)  # no tool of this program needs permission
+    assert isinstance(prompt, keephold.prompts.AskQuestion)  # no tool of this program needs permission
     await asyncio.sleep(120)
     print(f"{prompt.tool} asks: {prompt.question.text}\nperson: No.\n")
-    return keephold.Answer(False)
+    return keephold.prompts.Answer(False)
 
 
 def release() -> ScriptedModel:

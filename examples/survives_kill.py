@@ -57,7 +57,7 @@ async def second() -> None:
         say(f"finds the workflow {handle.state}, attempt {handle.attempt}")
         await rt.wait(all=[handle.id], conversation="main")
         outcome = (await rt.handle(handle.id, conversation="main")).outcome
-        assert isinstance(outcome, keephold.Ok)
+        assert isinstance(outcome, keephold.outcomes.Ok)
         say(f"{outcome.value['status']}: {outcome.value['finalOutput']}")
 
 

@@ -40,7 +40,7 @@ def stage_in(place: str) -> keephold.Tool:
     tool = keephold.terminal(
         "git add --patch", name="stage", description="Stage changes one by one.", input="line", cwd=place, env=PLAIN
     )
-    return replace(tool, spawn=keephold.SpawnPolicy(settle_ms=5000, settle_max_ms=20_000))
+    return replace(tool, spawn=keephold.policies.SpawnPolicy(settle_ms=5000, settle_max_ms=20_000))
 
 
 def choose(shown: str) -> str:

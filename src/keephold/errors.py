@@ -6,6 +6,8 @@ Codes are part of the public interface: scripts match on them, sentences may imp
 
 from collections.abc import Sequence
 
+__all__ = ["CODES", "ConfigError", "KeepholdError", "ToolError", "TurnFailed"]
+
 CODES: dict[str, str] = {
     "aborted": "the call was aborted on purpose; its message says by whom",
     "acp_disconnected": "the ACP agent has ended or closed its output; the message has what it last printed",

@@ -16,8 +16,9 @@ from pydantic_ai.usage import RunUsage
 from tests.adapters.scripted import Said, Script, spawn
 
 import keephold
-from keephold import Runtime, ToolError, TurnFailed
+from keephold import Runtime, ToolError
 from keephold.adapters.pydantic_ai import KeepholdToolset
+from keephold.errors import TurnFailed
 from keephold.testing import VirtualClock
 
 MODES = pytest.mark.parametrize("mode", ["parallel", "sequential", "parallel_ordered_events"])

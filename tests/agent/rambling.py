@@ -25,7 +25,8 @@ from pydantic_ai.models.function import AgentInfo
 from tests.agent.scripted import Line, Reply, Script, Sent, problems
 
 import keephold
-from keephold import Call, Pending, Question, QuestionPolicy, ToolError
+from keephold import Call, Pending, Question, ToolError
+from keephold.policies import QuestionPolicy
 
 ALL: Any = ("spawn", "fetch", "apply", "abort")
 HANDLES = ("a", "b", "c")

@@ -13,7 +13,8 @@ from tests.agent.scripted import Reply, Script, at_end, called, put, spawned
 from tests.agent.talk import talking, written
 
 import keephold
-from keephold import Call, Question, QuestionPolicy
+from keephold import Call, Question
+from keephold.policies import QuestionPolicy
 from keephold.testing import VirtualClock
 
 STATEFUL: Any = ("spawn", "fetch", "abort")

@@ -12,7 +12,8 @@ from tests.agent.scripted import Reply, Script, Sent, at_end, called, put, spawn
 from tests.agent.talk import Talk, talking, until, written
 
 import keephold
-from keephold import Call, ConfigError, Question, QuestionPolicy, Runtime
+from keephold import Call, ConfigError, Question, Runtime
+from keephold.policies import QuestionPolicy
 from keephold.testing import VirtualClock
 from keephold.turn.lineage import depth_of, parent_of, root_of
 
@@ -346,7 +347,7 @@ async def test_Q2_an_agents_tool_asks_the_person(clock: VirtualClock, tmp_path: 
 
     async def prompter(prompt: Any) -> Any:
         asked.append(prompt)
-        return keephold.Answer(False)
+        return keephold.prompts.Answer(False)
 
     file = config(tmp_path, helper=helper)
     async with talking(main, *TOOLS, clock=clock, config=file, prompter=prompter) as talk:

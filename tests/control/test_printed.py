@@ -10,10 +10,11 @@ from tests.control.places import PLACES, controlled, heard, text_of, uid_of, unt
 from tests.turn.calls import TALKING, spawn
 
 import keephold
-from keephold import Call, KeepholdError, OutputPolicy
+from keephold import Call, KeepholdError
 from keephold.control import output
 from keephold.control.control import Control
 from keephold.durable.keys import make_key, masked, new_secret
+from keephold.policies import OutputPolicy
 
 Places = pytest.mark.parametrize("place", PLACES)
 Ended = pytest.mark.parametrize("ended", [False, True])

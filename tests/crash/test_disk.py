@@ -18,8 +18,9 @@ from tests.durable.lives import Story, approval, ok, parked, stopped, stored_in,
 from tests.turn.calls import STATEFUL, call, spawn
 
 import keephold
-from keephold import Call, KeepholdError, Key, Ok, Runtime, Turn
+from keephold import Call, KeepholdError, Key, Runtime, Turn
 from keephold.handles.state import name
+from keephold.outcomes import Ok
 from keephold.store.sqlite import opening, writer
 from keephold.turn import ending
 

@@ -7,7 +7,8 @@ from typing import Any, Final
 from tests.crash.world import World, here
 
 import keephold
-from keephold import Call, Effects, Key, Pending, Question, RetryPolicy, ToolError
+from keephold import Call, Effects, Key, Pending, Question, ToolError
+from keephold.policies import RetryPolicy
 
 _SPAWN: Final = ("spawn", "fetch", "abort")
 _LIVE_SECS = 0.01

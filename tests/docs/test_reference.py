@@ -1,21 +1,25 @@
 """The reference is complete and exact: what is in the code is on its page, and what is on the page is in the code."""
 
+import ast
+import importlib
 import inspect
+import itertools
+import re
 import tomllib
 import typing
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
 import pytest
 from pydantic import BaseModel
 from tests.docs.declarations import attributes, definitions, members, signatures, source
-from tests.docs.pages import ROOT, rows, sections
+from tests.docs.pages import PAGES, ROOT, blocks, name, rows, sections
 
 import keephold
 import keephold.handles.view
-import keephold.testing
 from keephold.cli import COMMANDS, main
 from keephold.config import load_config, model
 
@@ -25,9 +29,8 @@ REFERENCE = ROOT / "docs" / "reference"
 # Python
 
 PAGE = REFERENCE / "python.md"
-PUBLIC = {name: getattr(keephold, name) for name in keephold.__all__} | {
-    name: getattr(keephold.testing, name) for name in keephold.testing.__all__
-}
+MODULES = [importlib.import_module(f"keephold.{name}") for name in keephold._MODULES]
+PUBLIC = {name: getattr(module, name) for module in (keephold, *MODULES) for name in module.__all__ if name != "CODES"}
 NOT_MADE_BY_HAND = ("Call", "Turn")
 
 
@@ -55,8 +58,55 @@ def test_what_a_call_sees_of_handles_is_declared_as_in_the_code(name: str) -> No
 
 
 def test_the_page_has_no_other_names() -> None:
-    titles = set(sections(PAGE)) - {"Python reference", "Testing"}
-    assert titles == set(PUBLIC)
+    titles = set(sections(PAGE)) - {"Python reference", "Other public modules"}
+    assert titles == {*PUBLIC, *(module.__name__ for module in MODULES)}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_Y_a_public_module_is_described_with_its_names(module: ModuleType) -> None:
+    titles = list(sections(PAGE))
+    below = titles[titles.index(module.__name__) + 1 :]
+    described = {*itertools.takewhile(lambda title: not title.startswith(("keephold.", "Other")), below)}
+    assert described == {*module.__all__} - {"CODES"}
+
+
+def shown_programs() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        yield from ((block.where, block.text) for block in blocks(page) if block.language == "python")
+    for file in sorted((ROOT / "examples").rglob("*.py")):
+        yield name(file), file.read_text()
+
+
+def imported(text: str) -> set[tuple[str, str]]:
+    """Module and name of each import from keephold, and of each attribute of `keephold` that the program uses."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names) if module.partition(".")[0] == "keephold":
+                found |= {(module, each.name) for each in names}
+            case ast.Attribute(value=ast.Name(id="keephold"), attr=attribute):
+                found.add(("keephold", attribute))
+            case ast.Attribute(value=ast.Attribute(value=ast.Name(id="keephold"), attr=module), attr=attribute):
+                found.add((f"keephold.{module}", attribute))
+    return found
+
+
+def test_Y_every_name_that_the_documentation_imports_is_public_and_listed() -> None:
+    listed = {"keephold": {*keephold.__all__, *keephold._MODULES}}
+    listed |= {module.__name__: set(module.__all__) for module in MODULES}
+    for module, cells in rows(sections(PAGE)["Other public modules"]).items():
+        listed[module] = set(re.findall("`([^`]+)`", cells[0]))
+        if "every" in cells[0]:
+            listed[module] |= {each for each in vars(importlib.import_module(module)) if each[0].isupper()}
+        assert not [each for each in listed[module] if not hasattr(importlib.import_module(module), each)]
+        listed.setdefault(module.rpartition(".")[0], set()).add(module.rpartition(".")[2])
+    hidden = [
+        f"{where}: {module}.{each}"
+        for where, text in shown_programs()
+        for module, each in sorted(imported(text))
+        if each not in listed.get(module, ())
+    ]
+    assert hidden == []
 
 
 # keephold.toml
@@ -89,10 +139,10 @@ TABLES: dict[str, type[BaseModel]] = {
 """Which section is about which table. The four caps of a view are those of `output`."""
 
 EFFECTIVE = {
-    ("output", "limit"): keephold.OutputView().limit,
-    ("output", "mode"): keephold.OutputView().mode,
-    ("output", "max_lines"): keephold.OutputView().max_lines,
-    ("output", "window"): keephold.OutputView().window,
+    ("output", "limit"): keephold.policies.OutputView().limit,
+    ("output", "mode"): keephold.policies.OutputView().mode,
+    ("output", "max_lines"): keephold.policies.OutputView().max_lines,
+    ("output", "window"): keephold.policies.OutputView().window,
     ("[conversation.tools.<name>.spawn]", "input"): "line",
     ("[store]", "url"): "memory:",
     ("[store]", "retention_secs"): keephold.Runtime().registry.retention,

@@ -29,7 +29,7 @@ async def asking(call: keephold.Call) -> str:
 
 @keephold.tool(
     actions=("spawn", "fetch", "abort"),
-    output=keephold.OutputPolicy(model=keephold.OutputView(limit=10), max_output=20),
+    output=keephold.policies.OutputPolicy(model=keephold.policies.OutputView(limit=10), max_output=20),
 )
 async def flood(call: keephold.Call) -> str:
     """Prints more than is kept, then waits."""

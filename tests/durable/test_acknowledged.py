@@ -23,8 +23,9 @@ from tests.durable.lives import (
 from tests.turn.calls import STATEFUL, abort, call, fetch, reply, spawn
 
 import keephold
-from keephold import Call, Failure, Key, Ok, Pending, Runtime, Tool
+from keephold import Call, Key, Pending, Runtime, Tool
 from keephold.handles.handle import Handle
+from keephold.outcomes import Failure, Ok
 
 
 async def test_R4_a_reply_that_was_given_is_recorded(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ async def test_S2_an_abort_and_a_resolution_at_once(tmp_path: Path, runtimes: in
             await until(lambda n=n: len(keys) == n + 1)  # type: ignore[misc]
             await parked(one)
 
-            async def resolve(n: int = n) -> keephold.ResolveOutcome:
+            async def resolve(n: int = n) -> keephold.outcomes.ResolveOutcome:
                 await asyncio.sleep(n * 0.0005)
                 return await other.resolve(keys[n], ok("yes"))
 
@@ -245,13 +246,13 @@ async def test_S2_a_resolution_while_the_call_is_being_parked(tmp_path: Path) ->
     store = stored_in(tmp_path)
 
     async with Runtime(store=store) as other:
-        resolving: list[asyncio.Task[keephold.ResolveOutcome]] = []
+        resolving: list[asyncio.Task[keephold.outcomes.ResolveOutcome]] = []
 
         @keephold.tool(actions=STATEFUL)
         async def approve(call: Call, delay: float) -> Pending:
             key = await call.completion_key()
 
-            async def resolve() -> keephold.ResolveOutcome:
+            async def resolve() -> keephold.outcomes.ResolveOutcome:
                 await asyncio.sleep(delay)
                 return await other.resolve(key, ok(delay))
 

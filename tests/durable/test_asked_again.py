@@ -11,7 +11,8 @@ from tests.turn.calls import STATEFUL, call, fetch, reply, spawn, wait_all
 from tests.turn.people import Person, attended
 
 import keephold
-from keephold import Call, Failure, KeepholdError, Key, Ok, Question, Runtime, Tool, ToolCall
+from keephold import Call, KeepholdError, Key, Question, Runtime, Tool, ToolCall
+from keephold.outcomes import Failure, Ok
 from keephold.turn.prompts import Answer, Approved, AskQuestion, Denied, Edited, RunTool
 
 SECRET = "correct horse battery staple"

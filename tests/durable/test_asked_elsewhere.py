@@ -11,7 +11,8 @@ from tests.turn.calls import TALKING, apply, reply, spawn, wait_all
 from tests.turn.people import Person
 
 import keephold
-from keephold import Call, Question, QuestionPolicy, Runtime, Tool, Turn
+from keephold import Call, Question, Runtime, Tool, Turn
+from keephold.policies import QuestionPolicy
 from keephold.tools.base import SpawnPolicy
 from keephold.turn.prompts import Answer, Approved, Denied, RunTool
 

@@ -9,7 +9,8 @@ from tests.durable.lives import Story, ok, only, stopped, stored_in, until
 from tests.turn.calls import STATEFUL, TALKING, apply, call, reply, spawn
 
 import keephold
-from keephold import Call, Failure, KeepholdError, Key, Ok, Runtime
+from keephold import Call, KeepholdError, Key, Runtime
+from keephold.outcomes import Failure, Ok
 from keephold.testing import VirtualClock
 from keephold.tools.base import OnTurnEnd
 

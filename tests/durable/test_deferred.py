@@ -10,8 +10,9 @@ from tests.durable.lives import approval, ok, only
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, fetch, opened, reply, spawn, wait_all
 
 import keephold
-from keephold import Call, Failure, Key, Ok, Pending
+from keephold import Call, Key, Pending
 from keephold.handles.handle import Handle
+from keephold.outcomes import Failure, Ok
 from keephold.testing import VirtualClock
 
 SOON = "2026-01-01T00:01:00Z"

@@ -25,8 +25,9 @@ from tests.soak import tries
 from tests.turn.calls import STATEFUL
 
 import keephold
-from keephold import Call, KeepholdError, Key, Ok, Pending, Question, Runtime, ToolCall
+from keephold import Call, KeepholdError, Key, Pending, Question, Runtime, ToolCall
 from keephold.handles.state import Stopped
+from keephold.outcomes import Ok
 from keephold.store.base import Record
 from keephold.turn.single_calls import QueuedCall
 
@@ -135,7 +136,7 @@ async def test_B1_any_label_is_answered(tmp_path: Path, label: str) -> None:
 
 @pytest.mark.parametrize("ms", [0, 25])
 async def test_C9_what_cannot_be_stored_is_told(tmp_path: Path, ms: int) -> None:
-    @keephold.tool(questions={"q": keephold.QuestionPolicy(target="assistant")})
+    @keephold.tool(questions={"q": keephold.policies.QuestionPolicy(target="assistant")})
     async def asks_oddly(call: Call) -> str:
         await asyncio.sleep(ms / 1000)
         await call.ask(Question(id="q", text="Which?", default=object()))

@@ -11,7 +11,8 @@ from tests.durable.lives import ok, only, stopped, stored_in
 from tests.turn.calls import STATEFUL, abort, call, opened, reply, spawn
 
 import keephold
-from keephold import Call, ConfigError, Effects, Failure, Key, Ok, Runtime, ToolCall, ToolError
+from keephold import Call, ConfigError, Effects, Key, Runtime, ToolCall, ToolError
+from keephold.outcomes import Failure, Ok
 from keephold.testing import VirtualClock
 from keephold.tools.function import FunctionTool
 

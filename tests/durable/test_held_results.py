@@ -24,7 +24,8 @@ from tests.turn.calls import STATEFUL, abort, call, fetch, reply, spawn, wait_al
 from tests.turn.people import Person
 
 import keephold
-from keephold import Call, Failure, Key, Ok, Pending, Runtime, Tool, Turn
+from keephold import Call, Key, Pending, Runtime, Tool, Turn
+from keephold.outcomes import Failure, Ok
 from keephold.turn.prompts import Approved, DeliverResult, Denied, Dismissed, Edited
 
 STORES = ("memory", "sqlite")

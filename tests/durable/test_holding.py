@@ -19,7 +19,8 @@ from tests.durable.lives import (
 from tests.turn.calls import STATEFUL, abort, call, fetch, opened, replies, reply, settings, spawn, wait_all
 
 import keephold
-from keephold import Failure, Key, Ok, Pending, Runtime
+from keephold import Key, Pending, Runtime
+from keephold.outcomes import Failure, Ok
 from keephold.testing import VirtualClock
 
 LOCK = ("lock:{{ tool.arguments.what }}",)

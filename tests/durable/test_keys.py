@@ -13,7 +13,8 @@ from tests.durable.lives import HandClock, approval, ok, parked, power_cut, stop
 from tests.turn.calls import STATEFUL, opened, reply, spawn
 
 import keephold
-from keephold import Call, Failure, Key, Ok, Pending, Runtime
+from keephold import Call, Key, Pending, Runtime
+from keephold.outcomes import Failure, Ok
 from keephold.testing import VirtualClock
 
 

@@ -10,7 +10,8 @@ from tests.durable.lives import Story, approval, ok, only, parked, parsed, power
 from tests.turn.calls import TALKING, abort, apply, call, fetch, reply, spawn, wait_all
 
 import keephold
-from keephold import Call, KeepholdError, Key, Ok, Question, Runtime, Tool, ToolCall
+from keephold import Call, KeepholdError, Key, Question, Runtime, Tool, ToolCall
+from keephold.outcomes import Ok
 
 
 @keephold.tool(actions=TALKING, on_turn_end="keep")

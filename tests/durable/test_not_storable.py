@@ -37,4 +37,4 @@ async def test_S3_a_code_that_is_no_text_is_stored_as_text(tmp_path: Path) -> No
         await rt.wait(all=["f"], conversation="main")
     async with Runtime([fails], store=stored_in(tmp_path)) as rt:
         (info,) = await rt.handles(conversation="main")
-        assert isinstance(info.outcome, keephold.Failure) and info.outcome.code == "404"
+        assert isinstance(info.outcome, keephold.outcomes.Failure) and info.outcome.code == "404"

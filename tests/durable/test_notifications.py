@@ -10,7 +10,8 @@ from tests.turn.calls import call, fetch, reply, spawn
 from tests.turn.puppets import Puppets, heard, hold, in_state, lines, nothing, over, start, told, waited_for
 
 import keephold
-from keephold import Call, NotificationPolicy, Runtime, Turn
+from keephold import Call, Runtime, Turn
+from keephold.policies import NotificationPolicy
 from keephold.tools.base import OnTurnEnd
 
 CRASHED = "The process that ran this call ended before the call did."

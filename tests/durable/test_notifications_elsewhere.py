@@ -10,7 +10,8 @@ from tests.durable.test_two_processes import program
 from tests.turn.calls import fetch, spawn, wait_all
 from tests.turn.puppets import Puppets, heard, lines, nothing, over, start
 
-from keephold import Key, NotificationPolicy, Runtime
+from keephold import Key, Runtime
+from keephold.policies import NotificationPolicy
 
 CRASHED = "The process that ran this call ended before the call did."
 

@@ -8,7 +8,8 @@ from tests.durable.lives import approval, notifications, ok, only, parsed
 from tests.turn.calls import STATEFUL, call, fetch, opened, replies, reply, spawn, wait_all
 
 import keephold
-from keephold import Call, KeepholdError, Key, Pending, Runtime, ToolCall, TurnFailed
+from keephold import Call, KeepholdError, Key, Pending, Runtime, ToolCall
+from keephold.errors import TurnFailed
 from keephold.testing import VirtualClock
 
 TIMED_OUT = "pending tool completion timed out"

@@ -10,7 +10,8 @@ from tests.durable.lives import HandClock, Story, journaled, ok, power_cut, stop
 from tests.turn.calls import STATEFUL, spawn
 
 import keephold
-from keephold import Call, Failure, Key, Ok, Runtime, ToolError
+from keephold import Call, Key, Runtime, ToolError
+from keephold.outcomes import Failure, Ok
 from keephold.tools.function import FunctionTool
 
 

@@ -9,7 +9,8 @@ from tests.durable.lives import Story, in_state, ok, power_cut, stopped, stored_
 from tests.turn.calls import STATEFUL, TALKING, apply, reply, spawn
 
 import keephold
-from keephold import Call, Key, Ok, Pending, Question, Runtime, Turn
+from keephold import Call, Key, Pending, Question, Runtime, Turn
+from keephold.outcomes import Ok
 
 
 @pytest.fixture

@@ -23,7 +23,9 @@ from tests.durable.lives import (
 from tests.turn.calls import STATEFUL, abort, call, fetch, reply, spawn, wait_all
 
 import keephold
-from keephold import Call, ConfigError, Failure, Key, Ok, OutputPolicy, OutputView, Pending, Runtime
+from keephold import Call, ConfigError, Key, Pending, Runtime
+from keephold.outcomes import Failure, Ok
+from keephold.policies import OutputPolicy, OutputView
 from keephold.tools.function import FunctionTool
 
 WIDE = OutputPolicy(

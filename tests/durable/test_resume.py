@@ -21,7 +21,8 @@ from tests.durable.lives import (
 from tests.turn.calls import STATEFUL, abort, call, fetch, reply, spawn, wait_all
 
 import keephold
-from keephold import Call, KeepholdError, Key, Pending, Runtime, Tool, ToolCall, TurnFailed
+from keephold import Call, KeepholdError, Key, Pending, Runtime, Tool, ToolCall
+from keephold.errors import TurnFailed
 
 
 class Cut:

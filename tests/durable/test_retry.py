@@ -11,7 +11,9 @@ from tests.durable.lives import START, HandClock, Story, approval, ok, only, pow
 from tests.turn.calls import STATEFUL, abort, call, fetch, opened, reply, settings, spawn, wait_all
 
 import keephold
-from keephold import Call, Failure, Key, Ok, Pending, RetryPolicy, Runtime, ToolError
+from keephold import Call, Key, Pending, Runtime, ToolError
+from keephold.outcomes import Failure, Ok
+from keephold.policies import RetryPolicy
 from keephold.testing import VirtualClock
 from keephold.tools.function import FunctionTool
 

@@ -11,7 +11,8 @@ from tests.turn.calls import STATEFUL, TALKING, call, reply, spawn
 from tests.turn.people import Model, Person, attended
 
 import keephold
-from keephold import Call, Ok, Question, Runtime
+from keephold import Call, Question, Runtime
+from keephold.outcomes import Ok
 from keephold.turn.prompts import Answer
 
 SECRET = "correct horse battery staple"

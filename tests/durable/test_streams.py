@@ -13,7 +13,8 @@ from tests.durable.streams import connected, path_of, wanting
 from tests.turn.calls import STATEFUL, TALKING, apply, reply, spawn
 
 import keephold
-from keephold import Call, OutputPolicy, Question, QuestionPolicy, Runtime, ToolError
+from keephold import Call, Question, Runtime, ToolError
+from keephold.policies import OutputPolicy, QuestionPolicy
 from keephold.store.sqlite.bell import STREAM
 from keephold.turn import attach_protocol as frames
 from keephold.turn.output_follower import CHUNK
@@ -51,7 +52,7 @@ async def test_C5_a_client_gets_what_was_printed_then_what_is_and_at_last_how_it
             await rt.send("t", "bye", conversation="main")
             heard = await client.everything()
         assert heard.end.handle == await rt.handle("t", conversation="main")
-        assert heard.end.handle.outcome == keephold.Ok("it was nice")
+        assert heard.end.handle.outcome == keephold.outcomes.Ok("it was nice")
         assert heard.end.offset == len("hello\nyou said Ada\n")
 
 

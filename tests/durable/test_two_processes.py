@@ -13,7 +13,8 @@ from tests.durable.lives import ok, only, parsed, stopped, stored_in, until
 from tests.durable.program import tools
 from tests.turn.calls import apply, fetch, reply
 
-from keephold import Failure, KeepholdError, Ok, Runtime
+from keephold import KeepholdError, Runtime
+from keephold.outcomes import Failure, Ok
 from keephold.turn import relay
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,8 @@ from tests.durable.lives import Story, approval, notifications, ok, only, parked
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, fetch, reply, spawn, wait_all
 
 import keephold
-from keephold import Call, Failure, KeepholdError, Key, Ok, Pending, Question, Runtime, Tool, ToolError
+from keephold import Call, KeepholdError, Key, Pending, Question, Runtime, Tool, ToolError
+from keephold.outcomes import Failure, Ok
 from keephold.store.sqlite import SqliteStore
 
 

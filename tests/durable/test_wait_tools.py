@@ -10,9 +10,10 @@ from tests.durable.lives import HandClock, Story, power_cut, stopped, stored_in,
 from tests.unit.waiting.calls import Caller
 
 import keephold
-from keephold import AgentRequest, Call, Runtime, ToolCall
+from keephold import Call, Runtime, ToolCall
 from keephold.cli.store import without_tools
 from keephold.handles.state import Running
+from keephold.prompts import AgentRequest
 from keephold.store.base import Parked, Parking, Record, Registered, Resolution
 
 
@@ -75,7 +76,7 @@ async def test_D5_a_completion_before_it_is_parked_is_kept(tmp_path: Path) -> No
         result = await rt.durability.waits.complete(handle, Resolution("ok", 1))
         assert result.status == "accepted" and result.state is None
         (state,) = await registry.write((Parked(handle.uid, 1, Parking(), now),))
-        assert state.outcome == keephold.Ok(1)
+        assert state.outcome == keephold.outcomes.Ok(1)
 
 
 async def test_W8_handles_survive_and_time_out_while_nobody_runs(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from tests.durable.workflow_program import LINES, Around, flow_tool
 from tests.turn.calls import spawn
 
 import keephold
-from keephold import Call, Failure, Ok, RetryPolicy, Runtime, ToolError
+from keephold import Call, Runtime, ToolError
+from keephold.outcomes import Failure, Ok
+from keephold.policies import RetryPolicy
 from keephold.tools.workflow import read_workflow, run_workflow
 
 ROOT = Path(__file__).parents[2]

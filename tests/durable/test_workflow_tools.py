@@ -9,7 +9,8 @@ import pytest
 from tests.durable.lives import HandClock, ok, parked, power_cut, stopped, stored_in, until
 
 import keephold
-from keephold import Call, Failure, Key, Ok, Pending, Runtime, ToolCall, ToolError
+from keephold import Call, Key, Pending, Runtime, ToolCall, ToolError
+from keephold.outcomes import Failure, Ok
 from keephold.tools.function import FunctionTool
 
 EVENT = {"id": "then", "type": "wait", "config": {"event": "go"}}

@@ -115,7 +115,7 @@ async def main(store: str, directory: Path, kill_at: int) -> None:
             await turn.run([ToolCall("1", "flow", spawned)])
         await rt.wait(all=["w"], timeout=30, conversation="main")
         info = await rt.handle("w", conversation="main")
-        assert isinstance(info.outcome, keephold.Ok), info
+        assert isinstance(info.outcome, keephold.outcomes.Ok), info
         print(json.dumps(info.outcome.value), flush=True)
         await rt.close()
 

@@ -18,7 +18,8 @@ from tests.e2e.place import Said
 from tests.turn.calls import STATEFUL, TALKING
 
 import keephold
-from keephold import Call, Question, QuestionPolicy, Runtime, ToolCall
+from keephold import Call, Question, Runtime, ToolCall
+from keephold.policies import QuestionPolicy
 from keephold.turn.prompts import Decision, Prompt
 
 ROOT = Path(__file__).parents[2]

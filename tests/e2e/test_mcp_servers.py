@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tests.e2e.mcp_servers import Server, names, serving, until, using
 
-from keephold import Answer, AskQuestion, Runtime, ToolCall
+from keephold import Runtime, ToolCall
+from keephold.prompts import Answer, AskQuestion
 
 WAYS = [("stdio", "modern"), ("stdio", "legacy"), ("http", "modern"), ("http", "legacy")]
 

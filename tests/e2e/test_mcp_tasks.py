@@ -10,7 +10,9 @@ import pytest
 from tests.durable.lives import power_cut, stored_in
 from tests.e2e.mcp_servers import Server, serving, until, using
 
-from keephold import Answer, AskQuestion, Failure, Ok, Runtime, ToolCall
+from keephold import Runtime, ToolCall
+from keephold.outcomes import Failure, Ok
+from keephold.prompts import Answer, AskQuestion
 
 
 @pytest.fixture(params=["stdio", "http"])

@@ -12,7 +12,8 @@ import psutil
 import pytest
 from tests.e2e.terminals import Session, at_work, quick, shell
 
-from keephold import OutputPolicy, terminal
+from keephold import terminal
+from keephold.policies import OutputPolicy
 from keephold.tools.child import UNREAD_LIMIT
 
 MIB = 1 << 20

@@ -22,9 +22,10 @@ from tests.mcp.serving import serving
 from tests.soak import tries
 
 import keephold
-from keephold import AgentRequest, Call, Runtime
+from keephold import Call, Runtime
 from keephold.mcp.results import described
 from keephold.mcp.server import Server
+from keephold.prompts import AgentRequest
 from keephold.testing import VirtualClock
 from keephold.tools.workflow.configs import COMMON, READERS
 

@@ -83,7 +83,7 @@ async def test_D11_fail_turn_on_timeout_fails_the_whole_turn(clock: VirtualClock
     async with keephold.Runtime([ask_boss], clock=clock) as rt, rt.turn("main") as turn:
         await turn.run([call("ask_boss", {})])
         assert turn.failed is not None and turn.failed.code == "tool_completion_timeout"
-        with pytest.raises(keephold.TurnFailed):
+        with pytest.raises(keephold.errors.TurnFailed):
             await turn.run([call("ask_boss", {})])
 
 

@@ -76,7 +76,7 @@ async def test_E2_replay_returns_the_recorded_value_without_running_the_closure(
         assert desk.published[0] == desk.published[1]  # the same request, the same key
         await rt.resolve(desk.published[0][1], {"status": "ok", "payload": "yes"})
         info = await stopped(rt, "ask")
-        assert info.outcome == keephold.Ok({"request": "request-1", "answer": "yes"})
+        assert info.outcome == keephold.outcomes.Ok({"request": "request-1", "answer": "yes"})
         assert len(await rt.process_events(info.uid)) == 1
     assert desk.created == ["Ship it?"]
 
@@ -94,7 +94,7 @@ async def test_E5_error_timeout_and_cancellation_become_errors_of_the_call(tmp_p
             await until(lambda n=n: len(desk.published) == n + 1)  # type: ignore[misc]
             await rt.resolve(desk.published[n][1], resolution)
             outcome = (await stopped(rt, f"ask-{n}")).outcome
-            assert isinstance(outcome, keephold.Failure) and outcome.code == code
+            assert isinstance(outcome, keephold.outcomes.Failure) and outcome.code == code
 
 
 async def test_E1_requirements(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from tests.scenarios.assistant import batch, call, error, one
 from tests.turn.people import Model, Person, attended
 
 import keephold
-from keephold import QuestionPolicy
+from keephold.policies import QuestionPolicy
 from keephold.testing import VirtualClock
 from keephold.tools.base import Action
 from keephold.turn.prompts import Answer, Approved, AskQuestion, Prompt, RunTool

@@ -7,7 +7,8 @@ from typing import Any
 from tests.scenarios.assistant import call, text
 
 import keephold
-from keephold import AgentRequest, Call, Runtime, Turn
+from keephold import Call, Runtime, Turn
+from keephold.prompts import AgentRequest
 from keephold.testing import VirtualClock
 
 

@@ -24,7 +24,7 @@ from keephold.control.safe_text import Keyless, Plain
 from keephold.durable.keys import masked_part
 from keephold.store.ops import Described, Inquired, TranscriptAppended
 
-EXCLUSIVE = keephold.QuestionPolicy(exclusive=True)
+EXCLUSIVE = keephold.policies.QuestionPolicy(exclusive=True)
 
 
 class Made:

@@ -101,7 +101,7 @@ async def test_W8_handles_waits_questions_and_bytes() -> None:
 
 
 async def test_R5_attempts_permission_news_and_models() -> None:
-    @keephold.tool(run="ask", retry=keephold.RetryPolicy(policy="safe", max_attempts=2, base_delay_ms=1))
+    @keephold.tool(run="ask", retry=keephold.policies.RetryPolicy(policy="safe", max_attempts=2, base_delay_ms=1))
     async def flaky() -> str:
         raise ToolError("no", transient=True)
 

@@ -17,7 +17,8 @@ from tests.soak import tries
 from tests.turn.calls import TALKING, call, fetch, wait_all
 from tests.turn.puppets import STORES, Puppets, in_state, lines, nothing, over, start, store_url
 
-from keephold import NotificationPolicy, Runtime, Tool, Turn
+from keephold import Runtime, Tool, Turn
+from keephold.policies import NotificationPolicy
 from keephold.store.rows import Carrier
 from keephold.testing import VirtualClock
 

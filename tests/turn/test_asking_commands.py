@@ -149,7 +149,7 @@ async def test_Q7_C7_without_an_answer_a_live_process_is_aborted(tmp_path: Path,
     ) as (rt, turn):
         await turn.run([spawn("live", "l"), wait_all("l")])
         info = await rt.handle("l", conversation="main")
-        assert isinstance(info.outcome, keephold.Failure)
+        assert isinstance(info.outcome, keephold.outcomes.Failure)
         assert info.outcome.code == ("input_cancelled" if who == "person" else "inquiry_failed")
         assert "`sure`" in info.outcome.message and info.ended_by == "self"
         assert (tmp_path / "ended").read_text() == "by SIGTERM"

@@ -11,8 +11,9 @@ from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, reply, setti
 from tests.turn.people import Model, Person, attended, exactly, few
 
 import keephold
-from keephold import Call, KeepholdError, Question, QuestionPolicy, Runtime, Tool, ToolCall
+from keephold import Call, KeepholdError, Question, Runtime, Tool, ToolCall
 from keephold.errors import CODES
+from keephold.policies import QuestionPolicy
 from keephold.store.base import InquiryRow
 from keephold.store.memory import MemoryStore
 from keephold.testing import VirtualClock
@@ -246,7 +247,7 @@ async def test_Q7_the_failure_ends_a_spawned_handle_and_its_function(clock: Virt
         waited = await reply(turn, wait_all("s"))
         assert waited["completed"][0]["is_error"]
         info = await rt.handle("s", conversation="main")
-        assert isinstance(info.outcome, keephold.Failure)
+        assert isinstance(info.outcome, keephold.outcomes.Failure)
         assert (info.outcome.code, info.ended_by) == ("inquiry_failed", "self")
         assert noticed == ["CancelledError"]
 

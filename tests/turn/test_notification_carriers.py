@@ -11,7 +11,8 @@ from tests.simulation.stores import HeldStore
 from tests.turn.calls import call
 from tests.turn.puppets import STORES, Puppets, heard, lines, nothing, over, start, store_url, told
 
-from keephold import KeepholdError, NotificationPolicy, Runtime, Turn
+from keephold import KeepholdError, Runtime, Turn
+from keephold.policies import NotificationPolicy
 from keephold.store.base import Delivered, Responded
 from keephold.store.rows import CARRIERS, Carrier
 from keephold.testing import VirtualClock

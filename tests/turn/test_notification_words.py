@@ -8,7 +8,8 @@ from tests.turn.calls import TALKING, call, fetch, reply
 from tests.turn.puppets import STORES, Puppets, heard, in_state, nothing, over, start, store_url
 
 import keephold
-from keephold import KeepholdError, NotificationPolicy, Question, Runtime, ToolError
+from keephold import KeepholdError, Question, Runtime, ToolError
+from keephold.policies import NotificationPolicy
 from keephold.turn.notifications import Notification, notification_block
 
 both = pytest.mark.parametrize("store", STORES)
@@ -44,7 +45,7 @@ async def test_S3_an_end_by_somebody_else_is_no_failure(puppets: Puppets) -> Non
     async with Runtime([work, nothing]) as rt, rt.turn("main") as turn:
         await heard(turn, start("a"))
         handle = rt.registry.find("a", "main")
-        rt.admission.end(handle, keephold.Failure("Aborted by a person.", "aborted"), "abort")
+        rt.admission.end(handle, keephold.outcomes.Failure("Aborted by a person.", "aborted"), "abort")
         await over(rt, "a")
         (response,) = await turn.run([call("nothing")])
         assert response.notifications == (

@@ -7,7 +7,8 @@ import pytest
 from tests.turn.calls import TALKING, call, fetch, reply, wait_all
 from tests.turn.puppets import STORES, Puppets, heard, hold, in_state, nothing, over, start, store_url, told
 
-from keephold import NotificationPolicy, Runtime
+from keephold import Runtime
+from keephold.policies import NotificationPolicy
 
 both = pytest.mark.parametrize("store", STORES)
 CONTENT = ("tool.content", "`a` (work) has new output.")

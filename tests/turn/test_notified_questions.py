@@ -7,7 +7,9 @@ import pytest
 from tests.turn.calls import TALKING, call, fetch, wait_all, wait_any
 from tests.turn.puppets import STORES, Puppets, heard, hold, in_state, nothing, over, start, store_url, told
 
-from keephold import Failure, Question, QuestionPolicy, Runtime
+from keephold import Question, Runtime
+from keephold.outcomes import Failure
+from keephold.policies import QuestionPolicy
 from keephold.turn.notifications import Notification
 
 both = pytest.mark.parametrize("store", STORES)

@@ -9,8 +9,9 @@ from tests.turn.calls import TALKING, apply, call, reply, spawn, texts, wait_all
 from tests.turn.people import Model, Person, attended
 
 import keephold
-from keephold import Call, Question, QuestionPolicy, Tool, ToolError
+from keephold import Call, Question, Tool, ToolError
 from keephold.handles.state import Ok, Outcome
+from keephold.policies import QuestionPolicy
 from keephold.testing import VirtualClock
 from keephold.tools.base import Invocation, Sink
 from keephold.tools.pausable_timeout import PausableTimeout

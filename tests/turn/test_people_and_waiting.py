@@ -8,7 +8,8 @@ from tests.turn.calls import STATEFUL, TALKING, abort, call, fetch, replies, rep
 from tests.turn.people import Model, Person, attended, exactly, few
 
 import keephold
-from keephold import Call, Question, QuestionPolicy, Tool, ToolError
+from keephold import Call, Question, Tool, ToolError
+from keephold.policies import QuestionPolicy
 from keephold.testing import VirtualClock
 from keephold.tools.base import SpawnPolicy
 from keephold.turn.prompts import Answer, Approved, Denied

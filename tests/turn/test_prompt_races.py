@@ -17,8 +17,10 @@ from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, reply, spawn
 from tests.turn.people import Model, Person, exactly, few
 
 import keephold
-from keephold import Call, Key, Ok, Pending, Question, QuestionPolicy, Runtime, Tool, ToolCall, ToolError
+from keephold import Call, Key, Pending, Question, Runtime, Tool, ToolCall, ToolError
 from keephold.handles.state import Stopped, Waiting
+from keephold.outcomes import Ok
+from keephold.policies import QuestionPolicy
 from keephold.store.base import Store
 from keephold.store.memory import MemoryStore
 from keephold.testing import VirtualClock

@@ -10,7 +10,8 @@ from tests.turn.calls import TALKING, abort, apply, call, reply, spawn, texts, w
 from tests.turn.people import Model, Person, attended, few
 
 import keephold
-from keephold import Call, Question, QuestionPolicy
+from keephold import Call, Question
+from keephold.policies import QuestionPolicy
 from keephold.testing import VirtualClock
 from keephold.turn.prompts import Answer, Approved, AskQuestion, Denied, Dismissed, Edited, RunTool
 
@@ -196,7 +197,7 @@ async def test_Q7_a_prompt_that_the_person_cancels_ends_the_handle(clock: Virtua
             waited = await reply(turn, wait_all("w"))
             assert waited["completed"][0]["is_error"]
             info = await rt.handle("w", conversation="main")
-            assert isinstance(info.outcome, keephold.Failure)
+            assert isinstance(info.outcome, keephold.outcomes.Failure)
             result, code, ended_by = info.outcome.message, info.outcome.code, info.ended_by
             assert ended_by == "self"
         else:

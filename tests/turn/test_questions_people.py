@@ -11,7 +11,8 @@ from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, fetch, repli
 from tests.turn.people import Model, Person, attended, few
 
 import keephold
-from keephold import Call, Question, QuestionPolicy, Tool, ToolError
+from keephold import Call, Question, Tool, ToolError
+from keephold.policies import QuestionPolicy
 from keephold.testing import VirtualClock
 from keephold.turn.prompts import Answer, AskQuestion, Dismissed
 

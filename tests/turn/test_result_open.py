@@ -19,7 +19,8 @@ from tests.turn.calls import (
 from tests.turn.people import Person, attended, few
 
 import keephold
-from keephold import Call, Ok, Question, Runtime, ToolError
+from keephold import Call, Question, Runtime, ToolError
+from keephold.outcomes import Ok
 from keephold.testing import VirtualClock
 from keephold.turn.prompts import Approved, Denied
 

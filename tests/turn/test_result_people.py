@@ -20,7 +20,8 @@ from tests.turn.calls import (
 from tests.turn.people import Person, attended, few
 
 import keephold
-from keephold import Call, Failure, Ok, Runtime, ToolError
+from keephold import Call, Runtime, ToolError
+from keephold.outcomes import Failure, Ok
 from keephold.testing import VirtualClock
 from keephold.turn.budget import Projector
 from keephold.turn.prompts import Answer, Approved, DeliverResult, Denied, Dismissed, Edited

@@ -24,7 +24,7 @@ async def test_C9_a_runtime_that_raises_something_else_is_an_error_of_its_call(c
             raise LookupError("a bug")
 
         def end(self, grace: float) -> None:
-            self._sink.stop(keephold.Failure("over"))
+            self._sink.stop(keephold.outcomes.Failure("over"))
             self._sink.released()
 
     class Foreign:

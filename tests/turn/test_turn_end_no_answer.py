@@ -8,7 +8,8 @@ from tests.turn.assistant import Assistant, saying, silent, work
 from tests.turn.calls import spawn
 from tests.turn.puppets import heard, nothing
 
-from keephold import OutputView, Runtime
+from keephold import Runtime
+from keephold.policies import OutputView
 from keephold.testing import VirtualClock
 from keephold.turn.budget import Projector
 from keephold.turn.inquiry import Inquiry

@@ -12,7 +12,8 @@ from tests.turn.assistant import Assistant
 from tests.turn.calls import call
 from tests.turn.puppets import STORES, Puppets, heard, lines, nothing, over, start, store_url, waited_for
 
-from keephold import Key, NotificationPolicy, Pending, Runtime, Tool, ToolError
+from keephold import Key, Pending, Runtime, Tool, ToolError
+from keephold.policies import NotificationPolicy
 from keephold.store.rows import Carrier
 from keephold.turn.inquiry import Inquiry
 

@@ -9,8 +9,9 @@ import pytest
 from tests.turn.calls import STATEFUL, TALKING, apply, call, fetch, opened, replies, reply, spawn, texts, wait_all
 
 import keephold
-from keephold import Call, OutputPolicy, OutputView, Runtime, ToolCall, ToolError
+from keephold import Call, Runtime, ToolCall, ToolError
 from keephold.handles.output import Span
+from keephold.policies import OutputPolicy, OutputView
 from keephold.testing import VirtualClock
 
 

@@ -21,10 +21,12 @@ def names_for_type_checkers() -> dict[str, str]:
     blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     imports = [node for block in blocks for node in block.body]
     assert all(isinstance(node, ast.ImportFrom) for node in imports)
+    modules = [node for node in imports if isinstance(node, ast.ImportFrom) and node.module == "keephold"]
+    assert [alias.asname for node in modules for alias in node.names] == list(keephold._MODULES)
     return {
         alias.asname or alias.name: node.module or ""
         for node in imports
-        if isinstance(node, ast.ImportFrom)
+        if isinstance(node, ast.ImportFrom) and node.module != "keephold"
         for alias in node.names
     }
 
@@ -38,6 +40,23 @@ def test_table_list_and_type_checkers_agree() -> None:
 def test_the_list_is_sorted() -> None:
     assert keephold.__all__ == sorted(keephold.__all__)
     assert list(keephold._HOMES) == sorted(keephold._HOMES)
+
+
+def test_Y_about_twenty_names_are_at_the_top() -> None:
+    spec = "Call Pending Question Runtime ToolCall ToolError tool"
+    assert set(spec.split()) <= set(keephold.__all__)
+    assert len(keephold.__all__) <= 22
+
+
+@pytest.mark.parametrize("module", keephold._MODULES)
+def test_Y_a_public_module_is_found_without_an_import_of_its_own(module: str) -> None:
+    program = (
+        f"import keephold; print(*(getattr(keephold.{module}, name).__doc__ for name in keephold.{module}.__all__))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "None" not in run.stdout.split()
+    names = getattr(keephold, module).__all__
+    assert names == sorted(names)
 
 
 @pytest.mark.parametrize("name", PUBLIC)

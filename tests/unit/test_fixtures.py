@@ -14,7 +14,8 @@ from tests.durable.lives import HandClock, ok, stopped, until
 from tests.fixtures.make import HERE, LINES, OPEN_BATCH, Tools
 from tests.turn.calls import abort, call, reply
 
-from keephold import Failure, KeepholdError, Ok, Runtime
+from keephold import KeepholdError, Runtime
+from keephold.outcomes import Failure, Ok
 from keephold.store.base import Expired, Store
 
 VERSIONS = sorted(facts.parent.name for facts in HERE.glob("*/facts.json"))

@@ -5,7 +5,7 @@ from typing import Any
 
 import keephold
 
-FEW_LINES = keephold.OutputPolicy(model=keephold.OutputView(limit=100, max_lines=3))
+FEW_LINES = keephold.policies.OutputPolicy(model=keephold.policies.OutputView(limit=100, max_lines=3))
 
 
 @keephold.tool(output=FEW_LINES)

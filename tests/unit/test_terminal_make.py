@@ -30,7 +30,7 @@ def test_P1_a_terminal_made_in_python_runs_unattended_with_all_actions() -> None
     tool = keephold.terminal("bash")
     assert (tool.name, tool.source, tool.run, tool.actions) == ("bash", "terminal", "unattended", ACTIONS)
     assert tool.parameters == {"type": "object", "properties": {}}
-    assert tool.questions == {"password": keephold.QuestionPolicy(exclusive=True)}
+    assert tool.questions == {"password": keephold.policies.QuestionPolicy(exclusive=True)}
     assert {view.window for view in (tool.output.dispatch, tool.output.model, tool.output.history)} == {"tail"}
     assert tool.spawn == SpawnPolicy()
     runtime = runtime_of(tool)
@@ -61,7 +61,7 @@ def test_Y_what_is_said_of_the_terminal_reaches_it(tmp_path: Path, monkeypatch: 
 
 def test_Y_policies_are_those_of_a_function_tool() -> None:
     shown = OutputPolicy(model=OutputView(limit=5))
-    news = keephold.NotificationPolicy(on_content=True, deliver=("turn",))
+    news = keephold.policies.NotificationPolicy(on_content=True, deliver=("turn",))
     policies: dict[str, Any] = {
         "summary": "A shell.",
         "examples": ["x"],

@@ -96,7 +96,7 @@ async def test_permission_is_a_wait_of_the_call(spans: Spans) -> None:
 
 
 async def test_each_attempt_is_one_and_errors_are_told_by_their_code(spans: Spans) -> None:
-    @keephold.tool(retry=keephold.RetryPolicy(policy="safe", max_attempts=2, base_delay_ms=1))
+    @keephold.tool(retry=keephold.policies.RetryPolicy(policy="safe", max_attempts=2, base_delay_ms=1))
     async def flaky() -> str:
         raise ToolError("the password is hunter2", code="tool_error", transient=True)
 

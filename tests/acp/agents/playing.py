@@ -115,7 +115,7 @@ async def asks(call: keephold.Call, kind: str) -> str:
 @keephold.tool(
     actions=("spawn", "fetch", "abort"),
     on_turn_end="keep",
-    questions={"q": keephold.QuestionPolicy(exclusive=True)},
+    questions={"q": keephold.policies.QuestionPolicy(exclusive=True)},
 )
 async def wonders(call: keephold.Call, kind: str) -> str:
     """Asks something that only a person may answer."""

@@ -6,7 +6,8 @@ from typing import Any
 from tests.unit.waiting.calls import Caller
 from tests.unit.waiting.test_workflows import run, step
 
-from keephold import AgentRequest, Call, Runtime
+from keephold import Call, Runtime
+from keephold.prompts import AgentRequest
 from keephold.testing import VirtualClock
 
 

@@ -7,7 +7,8 @@ import pytest
 from tests.unit.waiting.calls import Caller, calling
 
 import keephold
-from keephold import AgentRequest, Call, ConfigError, Runtime, ToolError
+from keephold import Call, ConfigError, Runtime, ToolError
+from keephold.prompts import AgentRequest
 from keephold.testing import VirtualClock
 
 
@@ -200,4 +201,4 @@ def test_what_cannot_be_an_agent(id: str, options: dict[str, Any], says: str) ->
         rt.agent(id, **options)(function)
     with pytest.raises(ConfigError, match="not async"):
         rt.agent("sync")(lambda call, request: "x")  # type: ignore[arg-type, return-value]
-    assert keephold.AgentRequest is AgentRequest
+    assert keephold.prompts.AgentRequest is AgentRequest

@@ -7,8 +7,9 @@ import pytest
 from tests.unit.waiting.calls import Caller, calling
 
 import keephold
-from keephold import AgentRequest, Call, Runtime, ToolError
+from keephold import Call, Runtime, ToolError
 from keephold.config.model import Config, WorkflowSettings
+from keephold.prompts import AgentRequest
 from keephold.testing import VirtualClock
 
 
