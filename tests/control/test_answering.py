@@ -32,7 +32,7 @@ async def test_C6_an_answer_is_for_the_question_that_was_seen(place: str, tmp_pa
     async with controlled(place, tmp_path, [careful]) as (control, rt), rt.turn("main") as turn:
         await turn.run([spawn("careful", "c", ids=["sure", "sure"])])
         uid = await uid_of(rt, "c")
-        first = (await control.handle(uid))["question"]["key"]
+        first = (await control.runtime_view.handle(uid))["question"]["key"]
         await control.answer(uid, True, question=first)
         second = await until(lambda: _asks(control, uid, first))
         with pytest.raises(KeepholdError, match="asks no question"):
@@ -48,12 +48,12 @@ async def test_C6_an_answer_is_for_the_question_that_was_seen(place: str, tmp_pa
 
 
 async def _asks(control: Control, uid: str, before: str) -> str | None:
-    question = (await control.handle(uid))["question"]
+    question = (await control.runtime_view.handle(uid))["question"]
     return None if question is None or question["key"] == before else str(question["key"])
 
 
 async def _state(control: Control, uid: str, state: str) -> bool:
-    return bool((await control.handle(uid))["state"] == state)
+    return bool((await control.runtime_view.handle(uid))["state"] == state)
 
 
 @Places
@@ -72,12 +72,12 @@ async def test_C6_of_many_answers_at_once_one_is_taken_and_none_is_input(place: 
 async def test_a_need_of_another_process_is_gone_when_its_question_is(tmp_path: Path) -> None:
     async with controlled("elsewhere", tmp_path, [careful]) as (control, rt), rt.turn("main") as turn:
         await turn.run([spawn("careful", "c")])
-        (stale,) = await control.needs()
+        (stale,) = await control.requests.page()
         yes: dict[str, Any] = {"decision": "answer", "value": True}
         assert (await control.decide(stale["id"], yes))["status"] == "taken"
         await until(lambda: _asks(control, stale["handle"], stale["question"]["key"]))
         assert (await control.decide(stale["id"], yes))["status"] == "gone", "it was another question"
-        assert (await control.handle(stale["handle"]))["question"]["id"] == "two"
+        assert (await control.runtime_view.handle(stale["handle"]))["question"]["id"] == "two"
 
 
 @keephold.tool(actions=("spawn", "fetch", "abort"))

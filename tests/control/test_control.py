@@ -79,7 +79,7 @@ async def test_C6_a_person_talks_to_a_handle_whoever_runs_it(place: str, tmp_pat
         assert await refused(control.answer(uid, "yes")) == "not_running"
         assert (await control.apply(uid, "bye"))["result"] == "bye"
         assert await refused(control.apply(uid, "more")) == "not_running"
-        fact = await control.handle(uid)
+        fact = await control.runtime_view.handle(uid)
         assert (fact["state"], fact["ok"], fact["outcome"]) == ("stopped", True, {"type": "ok", "value": "bye"})
         assert (fact["owner"], fact["here"], fact["output_bytes"]) == (None, False, len("hello\nyou said one\n"))
 
@@ -111,12 +111,12 @@ async def test_Q4_a_person_answers_what_only_a_person_may(
             reply = await control.answer(uid, right, question="sure")
             assert reply["state"] in ("running", "stopped")
             await rt.wait(all=["a"], conversation="main")
-            assert (await control.handle(uid))["outcome"]["value"] == f"answer {answer}"
+            assert (await control.runtime_view.handle(uid))["outcome"]["value"] == f"answer {answer}"
             assert await refused(control.answer(uid, right)) == "not_running"
 
 
 async def waiting(control: Control, uid: str) -> dict[str, Any] | None:
-    fact = await control.handle(uid)
+    fact = await control.runtime_view.handle(uid)
     return fact if fact["state"] == "waiting" else None
 
 
@@ -144,7 +144,7 @@ async def test_the_questions_of_other_processes_are_among_what_needs_a_person(de
 
 
 async def needs(control: Control, count: int) -> list[dict[str, Any]] | None:
-    found = await control.needs()
+    found = await control.requests.page()
     return sorted(found, key=lambda need: str(need["handle_id"])) if len(found) == count else None
 
 
@@ -156,10 +156,10 @@ async def test_C7_abort_ends_a_handle_whoever_runs_it_and_twice_is_harmless(plac
         for _ in range(2):
             reply = await control.abort(uid)
             assert (reply["state"], reply["ended_by"]) == ("stopped", "abort")
-        assert (await control.handle(uid))["message"] == "Aborted by a person."
+        assert (await control.runtime_view.handle(uid))["message"] == "Aborted by a person."
         failed = await control.abort(await uid_of(rt, "b"))
         assert failed["state"] == "stopped"
-        fact = await control.handle(await uid_of(rt, "b"))
+        fact = await control.runtime_view.handle(await uid_of(rt, "b"))
         assert (fact["ok"], fact["ended_by"], fact["code"]) == (False, "self", "tool_error")
         assert len(fact["message"]) == 200 and fact["outcome"]["message"] == "x" * 300
         assert await refused(control.abort("unknown")) == "handle_not_found"
@@ -201,18 +201,18 @@ async def test_who_waits_for_a_handle_is_told(place: str, tmp_path: Path) -> Non
         await turn.run([spawn("build", "b"), spawn("build", "c")])
         uid, other = await uid_of(rt, "b"), await uid_of(rt, "c")
         running = asyncio.create_task(turn.run([wait_all("b", "c")]))
-        (waiter,) = await until(lambda: control.waiters(uid))
+        (waiter,) = await until(lambda: control.runtime_view.waiters(uid))
         assert (waiter["kind"], waiter["conversation"]) == ("await", "main") and waiter["since"] > 0
-        assert await control.waiters(other) == [waiter]
-        calls = await control.calls("main")
+        assert await control.runtime_view.waiters(other) == [waiter]
+        calls = await control.runtime_view.calls("main")
         assert [each["tool"] for each in calls] == ["build", "build", "await"]
         assert [each["waits_on"] for each in calls] == [[], [], ["b", "c"]]
         assert [each["batch"] for each in calls] == [1, 1, 2] and calls[2]["uid"] == waiter["uid"]
-        assert await control.calls("main", "another turn") == []
+        assert await control.runtime_view.calls("main", "another turn") == []
         gate.set()
         await running
-        assert await control.waiters(uid) == []
-        assert await refused(control.waiters("unknown")) == "handle_not_found"
+        assert await control.runtime_view.waiters(uid) == []
+        assert await refused(control.runtime_view.waiters("unknown")) == "handle_not_found"
 
 
 @Stores
@@ -224,11 +224,11 @@ async def test_D3_keys_are_named_and_never_shown_whatever_is_asked(place: str, t
         async with rt.turn("other") as turn:
             await turn.run([spawn("approve", "c")])
         await until(lambda: parked(control, 3))
-        open_keys = (await control.keys())["keys"]
+        open_keys = (await control.store_view.keys())["keys"]
         assert {(key["id"], key["conversation"], key["kind"]) for key in open_keys} == {
             ("a", "main", "completion"), ("b", "main", "completion"), ("c", "other", "completion")
         }  # fmt: skip
-        assert [key["id"] for key in (await control.keys("other"))["keys"]] == ["c"]
+        assert [key["id"] for key in (await control.store_view.keys("other"))["keys"]] == ["c"]
         said = [await everything(control, each) for each in ("main", "other")]
         assert await control.complete(str(keys[0]), ok("yes")) == {
             "status": "accepted", "terminal": None
@@ -242,7 +242,7 @@ async def test_D3_keys_are_named_and_never_shown_whatever_is_asked(place: str, t
         assert await refused(control.complete(str(keys[1]), {"status": "fine"})) == "invalid_resolution"
         assert await control.revoke("main") == {"revoked": 1} and await control.revoke("main") == {"revoked": 0}
         assert (await control.complete(str(keys[1]), ok("no")))["status"] == "unknown_or_revoked"
-        assert [key["id"] for key in (await control.keys())["keys"]] == ["c"]
+        assert [key["id"] for key in (await control.store_view.keys())["keys"]] == ["c"]
 
 
 @Stores
@@ -255,7 +255,7 @@ async def test_D3_keys_are_listed_by_the_page_and_counted(place: str, tmp_path: 
         found: list[str] = []
         after, sizes = None, []
         while True:
-            page = await control.keys(after=after, limit=4)
+            page = await control.store_view.keys(after=after, limit=4)
             found += [key["id"] for key in page["keys"]]
             sizes.append(len(page["keys"]))
             after = page["next"]
@@ -264,9 +264,9 @@ async def test_D3_keys_are_listed_by_the_page_and_counted(place: str, tmp_path: 
         assert sizes == [4, 4, 2] and sorted(found) == sorted(
             f"{name}-{number}" for name in ("main", "other") for number in range(5)
         )
-        assert await control.count_keys(["main", "nowhere"]) == {"main": 5, "nowhere": 0}
+        assert await control.store_view.count_keys(["main", "nowhere"]) == {"main": 5, "nowhere": 0}
         assert await control.revoke("main") == {"revoked": 5}
-        assert await control.count_keys(["main", "other"]) == {"main": 0, "other": 5}
+        assert await control.store_view.count_keys(["main", "other"]) == {"main": 0, "other": 5}
 
 
 @Stores
@@ -274,15 +274,15 @@ async def test_E3_a_long_journal_is_read_from_its_end(place: str, tmp_path: Path
     async with controlled(place, tmp_path, []) as (control, rt):
         ops = [Journaled(uid(1), 1, "step", f"s{number}", b"", b"%d" % number) for number in range(PAGE + 5)]
         await rt.registry.write((Registered(record(1, state=Running(1.0, 1.0))), *ops))
-        shown = await control.handle(uid(1))
+        shown = await control.runtime_view.handle(uid(1))
         assert shown["journal_entries"] == PAGE + 5 and len(shown["journal"]) == PAGE
         assert (shown["journal"][0]["value"], shown["journal"][-1]["value"]) == (5, PAGE + 4), "in the order they came"
-        newest = await control.journal(uid(1), limit=3)
+        newest = await control.store_view.journal(uid(1), limit=3)
         assert [entry["value"] for entry in newest["entries"]] == [PAGE + 4, PAGE + 3, PAGE + 2]
         assert newest["count"] == PAGE + 5
         found, page = list(newest["entries"]), newest
         while page["next"] is not None:
-            page = await control.journal(uid(1), before=page["next"])
+            page = await control.store_view.journal(uid(1), before=page["next"])
             found += page["entries"]
         assert [entry["value"] for entry in reversed(found)] == list(range(PAGE + 5))
 
@@ -295,23 +295,40 @@ async def test_Q6_the_newest_inquiries_are_shown(place: str, tmp_path: Path) -> 
             for number in range(30)
         ]
         await rt.registry.write(tuple(asked))
-        assert [each["id"] for each in await control.inquiries("main", 3)] == ["q29", "q28", "q27"]
+        assert [each["id"] for each in await control.store_view.inquiries("main", 3)] == ["q29", "q28", "q27"]
 
 
 async def parked(control: Control, count: int) -> bool:
-    return bool((await control.stats())["handles"]["parked"] == count)
+    return bool((await control.runtime_view.stats())["handles"]["parked"] == count)
 
 
 async def everything(control: Control, conversation: str) -> str:
     """All that can be read, as text."""
-    handles = (await control.handles(oneshot=True))["handles"]
-    found: list[Any] = [handles, await control.needs(), await control.keys(), await control.stats()]
+    handles = (await control.store_view.handles(oneshot=True))["handles"]
+    found: list[Any] = [
+        handles,
+        await control.requests.page(),
+        await control.store_view.keys(),
+        await control.runtime_view.stats(),
+    ]
     for handle in handles:
         uid = handle["uid"]
-        found += [await control.handle(uid), await control.timeline(uid), await control.journal(uid)]
-        found += [await control.waiters(uid), await control.output(uid)]
-    found += [await control.conversations(), await control.conversation(conversation), await control.tools()]
-    found += [await control.calls(conversation), await control.transcript(conversation), await control.notifications()]
+        found += [
+            await control.runtime_view.handle(uid),
+            await control.store_view.timeline(uid),
+            await control.store_view.journal(uid),
+        ]
+        found += [await control.runtime_view.waiters(uid), await control.output(uid)]
+    found += [
+        await control.store_view.conversations(),
+        await control.store_view.conversation(conversation),
+        await control.runtime_view.tools(),
+    ]
+    found += [
+        await control.runtime_view.calls(conversation),
+        await control.store_view.transcript(conversation),
+        await control.store_view.notifications(),
+    ]
     return json.dumps(found)
 
 
@@ -321,26 +338,30 @@ async def test_pages_of_handles_have_each_of_them_once(place: str, tmp_path: Pat
         for number in range(3):
             async with rt.turn(f"c{number}") as turn:
                 await turn.run([spawn("breaks", f"b{each}") for each in range(4)] + [call("breaks")])
-        everyone = (await control.handles(limit=PAGE))["handles"]
-        assert len(everyone) == 12 and len((await control.handles(oneshot=True))["handles"]) == 15
+        everyone = (await control.store_view.handles(limit=PAGE))["handles"]
+        assert len(everyone) == 12 and len((await control.store_view.handles(oneshot=True))["handles"]) == 15
         for sort in ("newest", "oldest", "stopped", "tool", "id"):
             seen: list[str] = []
             after = None
             for _ in range(5):
-                page = await control.handles(sort=sort, after=after, limit=3)
+                page = await control.store_view.handles(sort=sort, after=after, limit=3)
                 seen += [fact["uid"] for fact in page["handles"]]
                 after = page["next"]
                 if after is None:
                     break
             assert sorted(seen) == sorted(fact["uid"] for fact in everyone), sort
-        assert len((await control.handles(conversation="c1"))["handles"]) == 4
-        assert len((await control.handles(search="break"))["handles"]) == 12
-        assert (await control.handles(state="live"))["handles"] == [] == (await control.handles(tool="talk"))["handles"]
-        assert (await control.handles(limit=0))["next"] is not None and len(
-            (await control.handles(limit=-3))["handles"]
+        assert len((await control.store_view.handles(conversation="c1"))["handles"]) == 4
+        assert len((await control.store_view.handles(search="break"))["handles"]) == 12
+        assert (
+            (await control.store_view.handles(state="live"))["handles"]
+            == []
+            == (await control.store_view.handles(tool="talk"))["handles"]
+        )
+        assert (await control.store_view.handles(limit=0))["next"] is not None and len(
+            (await control.store_view.handles(limit=-3))["handles"]
         ) == 1
         for wrong in ({"state": "x"}, {"kind": "x"}, {"sort": "x"}):
-            assert await refused(control.handles(**wrong)) == "invalid_arguments"  # type: ignore[arg-type]
+            assert await refused(control.store_view.handles(**wrong)) == "invalid_arguments"  # type: ignore[arg-type]
 
 
 @Stores
@@ -348,14 +369,18 @@ async def test_a_handle_is_found_by_uid_or_by_id_and_conversation(place: str, tm
     async with controlled(place, tmp_path, [*TOOLS, steps]) as (control, rt), rt.turn("main") as turn:
         await turn.run([spawn("breaks", "b"), spawn("steps", "s"), wait_all("b", "s")])
         uid = await uid_of(rt, "b")
-        assert await control.handle(uid) == await control.handle("b", "main")
-        assert await refused(control.handle("b")) == await refused(control.handle("b", "other")) == "handle_not_found"
-        timeline = await control.timeline(uid)
+        assert await control.runtime_view.handle(uid) == await control.runtime_view.handle("b", "main")
+        assert (
+            await refused(control.runtime_view.handle("b"))
+            == await refused(control.runtime_view.handle("b", "other"))
+            == "handle_not_found"
+        )
+        timeline = await control.store_view.timeline(uid)
         assert next(each["type"] for each in timeline) == "handle.created" and timeline[-1]["seq"] > timeline[0]["seq"]
         if place == "sqlite":
-            (entry,) = (await control.journal(await uid_of(rt, "s")))["entries"]
+            (entry,) = (await control.store_view.journal(await uid_of(rt, "s")))["entries"]
             assert entry == {"kind": "step", "name": "double", "ok": True, "input": {"n": 21}, "value": {"twice": 42}}
-        assert await refused(control.workflow(uid)) == "invalid_arguments"
+        assert await refused(control.store_view.workflow(uid)) == "invalid_arguments"
 
 
 @Stores
@@ -366,17 +391,17 @@ async def test_conversations_come_in_pages_with_their_turns(place: str, tmp_path
                 await turn.run([spawn("breaks", "b")])
         async with rt.turn("c0") as turn:
             await turn.run([call("breaks")])
-            first = await control.conversations(limit=2)
+            first = await control.store_view.conversations(limit=2)
             assert [each["id"] for each in first["conversations"]] == ["c0", "c1"] and first["next"] == "c1"
             assert [each["turn_open"] for each in first["conversations"]] == [True, False]
-            rest = await control.conversations(after=first["next"])
+            rest = await control.store_view.conversations(after=first["next"])
             assert [each["id"] for each in rest["conversations"]] == ["c2", "c3", "c4"] and rest["next"] is None
-            page = await control.conversation("c0", limit=1)
+            page = await control.store_view.conversation("c0", limit=1)
             assert len(page["turns"]) == 1 and page["turns"][0]["ended"] is None and page["turns"][0]["batches"] == 1
-            older = await control.conversation("c0", before=page["next"])
+            older = await control.store_view.conversation("c0", before=page["next"])
             assert [each["ended"] is None for each in older["turns"]] == [False] and older["next"] is None
-        assert await refused(control.conversation("nowhere")) == "conversation_not_found"
-        assert await control.transcript("nowhere") == {"lines": [], "next": None}
+        assert await refused(control.store_view.conversation("nowhere")) == "conversation_not_found"
+        assert await control.store_view.transcript("nowhere") == {"lines": [], "next": None}
         assert await control.forget("nowhere") == {"lines": 0}
 
 
@@ -386,29 +411,29 @@ async def test_W9_news_is_shown_while_it_waits_and_afterwards(place: str, tmp_pa
         for number in range(5):
             await rt.notifications.notify("note.news", "info", f"news {number}", "main")
         await rt.notifications.notify("note.news", "warning", "elsewhere", "other")
-        everything = await control.notifications()
+        everything = await control.store_view.notifications()
         assert {each["message"] for each in everything["queued"]} == {f"news {each}" for each in range(5)} | {
             "elsewhere"
         }
-        page = await control.notifications("main", limit=2)
+        page = await control.store_view.notifications("main", limit=2)
         assert [each["data"]["message"] for each in page["history"]] == ["news 4", "news 3"]
-        more = await control.notifications("main", before=page["next"])
+        more = await control.store_view.notifications("main", before=page["next"])
         assert [each["data"]["message"] for each in more["history"]] == ["news 2", "news 1", "news 0"]
         assert more["next"] is None
         async with rt.turn("main") as turn:
             await turn.run([call("breaks")])
-        assert [each["conversation"] for each in (await control.notifications())["queued"]] == ["other"]
-        told = (await control.notifications("main"))["history"][0]
+        assert [each["conversation"] for each in (await control.store_view.notifications())["queued"]] == ["other"]
+        told = (await control.store_view.notifications("main"))["history"][0]
         assert told["type"] == "notification.delivered" and told["data"]["carrier"]
 
 
 async def test_K5_stats_and_tools_say_what_there_is(tmp_path: Path) -> None:
     async with controlled("sqlite", tmp_path, TOOLS) as (control, rt), rt.turn("main") as turn:
         await turn.run([spawn("talk", "t"), spawn("breaks", "b"), wait_all("b")])
-        stats = await control.stats()
+        stats = await control.runtime_view.stats()
         assert stats["handles"] == {"pending": 0, "running": 1, "waiting": 0, "stopped": 1, "parked": 0}
         assert stats["store"]["bytes"] > 0 and stats["store"]["last_event"] >= stats["store"]["first_event"] == 1
-        named = {tool["name"]: tool for tool in await control.tools()}
+        named = {tool["name"]: tool for tool in await control.runtime_view.tools()}
         assert {"talk", "asks", "breaks", "await"} <= set(named) and named["talk"]["actions"] == list(TALKING)
 
 
@@ -439,13 +464,13 @@ async def test_Q1_questions_of_others_are_not_lost_behind_many_of_ones_own(tmp_p
         await rt.registry.write([Registered(record(number, state=asks)) for number in own])
         await other.registry.write([Registered(record(number, state=asks)) for number in others])
         control = Control(rt, OpenRequests())
-        assert [need["handle"] for need in await control.needs()] == [uid(number) for number in others]
-        assert await control.count_needs() == len(others)
+        assert [need["handle"] for need in await control.requests.page()] == [uid(number) for number in others]
+        assert await control.requests.count() == len(others)
         for number in (own[0], others[0]):
-            need = await control.need(f"handle-{uid(number)}-1")
+            need = await control.requests.get(f"handle-{uid(number)}-1")
             assert (need is not None) is (number in others), "of its own it would have a prompt"
-        assert await control.need(f"handle-{uid(others[0])}-2") is None, "another question"
-        assert await Control(other).count_needs() == len(own) and len(await Control(other).needs()) == PAGE
+        assert await control.requests.get(f"handle-{uid(others[0])}-2") is None, "another question"
+        assert await Control(other).requests.count() == len(own) and len(await Control(other).requests.page()) == PAGE
 
 
 async def test_Q1_what_was_asked_first_comes_first_whoever_asks(tmp_path: Path) -> None:
@@ -457,7 +482,7 @@ async def test_Q1_what_was_asked_first_comes_first_whoever_asks(tmp_path: Path) 
     async with Runtime(store=stored_in(tmp_path)) as rt, Runtime(store=stored_in(tmp_path)) as other:
         asking = [asyncio.ensure_future(needs(prompt)) for prompt in prompts]
         await other.registry.write((Registered(record(1, state=asks)),))
-        listed = await Control(rt, needs).needs(limit=5)
+        listed = await Control(rt, needs).requests.page(limit=5)
         assert [need["handle"] for need in listed] == [uid(1), "u0", "u1", "u2", "u3"]
         for each in asking:
             each.cancel()
@@ -473,7 +498,7 @@ async def test_R1_of_a_process_that_is_gone_it_is_said_so(tmp_path: Path) -> Non
         uid, after = await uid_of(rt, "t"), power_cut(stored_in(tmp_path))
         async with Runtime(store=after) as looking:  # without the tool it leaves the handle alone
             control = Control(looking)
-            fact = await control.handle(uid)
+            fact = await control.runtime_view.handle(uid)
             if fact["state"] != "stopped":
                 assert fact["owner"] == "gone"
                 assert await refused(control.apply(uid, "x")) in ("owner_not_answering", "not_running")

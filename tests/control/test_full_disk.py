@@ -51,7 +51,7 @@ async def test_R4_an_answer_is_not_taken_while_it_cannot_be_written(tmp_path: Pa
             await rt.revoke_keys("main")
         assert "stays open" in await unavailable(control.decide(need["id"], say("answer", value=True)))
         assert "stays open" in await unavailable(control.answer(need["handle"], True))
-        assert [each["id"] for each in await control.needs()] == [need["id"]]
+        assert [each["id"] for each in await control.requests.page()] == [need["id"]]
         disk.full = False
         await mended(store)
         assert (await control.decide(need["id"], say("answer", value=True)))["status"] == "taken"

@@ -115,7 +115,7 @@ async def test_P1_Q1_every_prompt_takes_its_decisions(
         assert need["is_error"] is (("fails" in one.arguments) if kind == "result" else None)
         assert await control.decide(need["id"], said) == {"status": "taken", "problem": None}
         assert (await control.decide(need["id"], said))["status"] == "gone"
-        assert await control.needs() == [], "what is decided is open no more, whoever looks however soon"
+        assert await control.requests.page() == [], "what is decided is open no more, whoever looks however soon"
         assert await running == [result]
 
 
@@ -251,14 +251,14 @@ async def test_C7_a_prompt_goes_with_the_handle_that_asked(clock: VirtualClock) 
         await turn.run([spawn("wonders", "w"), spawn("wonders", "v")])
         shown = await open_now(needs, 2)
         assert {need["handle_id"] for need in shown} == {"w", "v"} and all(need["handle"] for need in shown)
-        assert await control.needs(handle=shown[0]["handle"]) == shown[:1]
+        assert await control.requests.page(handle=shown[0]["handle"]) == shown[:1]
         await turn.run([abort("wonders", "w")])
         (left,) = await open_now(needs)
         assert left["handle_id"] == "v"
         gone = next(need for need in shown if need["handle_id"] == "w")
         told = await control.decide(gone["id"], say("answer", value=True))
         assert told["status"] == "gone" and told["problem"]
-        assert (await control.handle(left["handle"]))["question"]["id"] == "sure"
+        assert (await control.runtime_view.handle(left["handle"]))["question"]["id"] == "sure"
         await control.abort(left["handle"])
         await open_now(needs, 0)
 

@@ -238,7 +238,7 @@ async def test_K4_a_terminal_is_read_as_lines_that_were_seen(place: str, tmp_pat
         await control.abort(uid)
         told = text_of(await heard(control, uid))
         assert "loading 2%\n" in told and "loading 1%" not in told.replace("printf 'loading 1%%", "")
-        fact = await control.handle(uid)
+        fact = await control.runtime_view.handle(uid)
         assert fact["terminal"] and fact["output_bytes"] == (await control.output(uid))["total"]
 
 

@@ -223,8 +223,8 @@ async def test_C6_over_the_api_null_closes_and_nothing_is_nothing(serving: Remot
     async with RemoteControl(serving.server.url, serving.server.token) as remote:
         (fact,) = await remote.find(("c",), None)
         with pytest.raises(KeepholdError, match="there is nothing to send"):
-            await remote.apply(fact["uid"])
-        assert (await remote.apply(fact["uid"], None))["state"] == "stopped"
+            await remote.post(f"/api/handles/{fact['uid']}/apply", {})
+        assert (await remote.post(f"/api/handles/{fact['uid']}/apply", {"input": None}))["state"] == "stopped"
 
 
 def test_S5_what_has_expired_is_told_as_expired_and_what_never_was_as_not_found(serving: Remote) -> None:

@@ -159,17 +159,23 @@ class FakeControl:
         self.problem: str | None = None
         self.refusal: Exception | None = None
 
+    @property
+    def store_view(self) -> "FakeControl":
+        return self
+
+    runtime_view = requests = store_view
+
     async def ended(self, since: float) -> dict[tuple[str, str, str], int]:
         over = (fact for fact in self.listed if fact["state"] == "stopped" and fact["stopped"] >= since)
         return Counter((fact["tool"], "completed" if fact["ok"] else "failed", fact["ended_by"]) for fact in over)
 
-    async def needs(self, *, handle: str | None = None, limit: int = 200) -> list[dict[str, Any]]:
+    async def page(self, *, handle: str | None = None, limit: int = 200) -> list[dict[str, Any]]:
         return [need for need in self.open if handle in (None, need["handle"])][:limit]
 
-    async def need(self, id: str) -> dict[str, Any] | None:
+    async def get(self, id: str) -> dict[str, Any] | None:
         return next((need for need in self.open if need["id"] == id), None)
 
-    async def count_needs(self) -> int:
+    async def count(self) -> int:
         return len(self.open)
 
     async def decide(self, id: str, decision: dict[str, Any]) -> dict[str, Any]:

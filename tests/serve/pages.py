@@ -102,7 +102,9 @@ class Dashboard:
         """What waits for a person, once something does; `after`: something else than this."""
         async with asyncio.timeout(20):
             while True:  # a prompter tells nobody else when it is asked
-                found = [need for need in await self.control.needs() if after is None or need["id"] != after["id"]]
+                found = [
+                    need for need in await self.control.requests.page() if after is None or need["id"] != after["id"]
+                ]
                 if found:
                     return found[0]
                 await asyncio.sleep(0.005)

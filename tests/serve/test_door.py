@@ -78,7 +78,7 @@ async def test_K1_tokens_of_principals_open_MCP_alone_each_with_handles_of_its_o
                 assert not made.is_error
                 for other in {"a", "b", "o"} - {id}:
                     assert (await client.call_tool("idle", {"action": "fetch", "id": other})).is_error
-        found = (await served.control.handles())["handles"]
+        found = (await served.control.store_view.handles())["handles"]
         assert {(each["conversation"], each["id"]) for each in found} == {
             ("mcp:ann", "a"),
             ("mcp:bob", "b"),

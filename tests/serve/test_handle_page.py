@@ -53,7 +53,7 @@ def uid_of(seen: Any, id: str) -> str:
 async def started(seen: Any, tool: str, id: str, **arguments: Any) -> str:
     """Spawn it; its uid."""
     await reply(seen.turn, spawn(tool, id, **arguments))
-    found = await seen.control.handles(search=id)
+    found = await seen.control.store_view.handles(search=id)
     return str(found["handles"][0]["uid"])
 
 
@@ -143,9 +143,9 @@ async def test_a_workflow_is_drawn_with_its_current_step() -> None:
         ]
         arguments = {"workflowId": "w", "name": "Build <i>it</i>", "steps": steps}
         await seen.turn.run([keephold.ToolCall("1", "execute_workflow_async", arguments)])
-        (fact,) = (await seen.control.handles(kind="workflow"))["handles"]
+        (fact,) = (await seen.control.store_view.handles(kind="workflow"))["handles"]
         async with asyncio.timeout(20):
-            while (await seen.control.workflow(fact["uid"]))["current"] != ["slow"]:  # noqa: ASYNC110 (nobody tells)
+            while (await seen.control.store_view.workflow(fact["uid"]))["current"] != ["slow"]:  # noqa: ASYNC110 (nobody tells)
                 await asyncio.sleep(0.005)
         page = await seen.page(f"/handles/{fact['uid']}")
         drawn = {each.attributes["class"].split()[1]: each.text for each in page.all("g")}
@@ -184,7 +184,7 @@ async def test_an_id_leads_to_the_newest_handle_that_has_it() -> None:
         for _ in range(2):
             await started(seen, "prints", "twice", text="x")
             await ended(seen, "twice")
-        newest = (await seen.control.handles(sort="newest"))["handles"][0]
+        newest = (await seen.control.store_view.handles(sort="newest"))["handles"][0]
         answer = await seen.http.get("/handles/twice")
         assert (answer.status_code, answer.headers["location"]) == (303, f"/handles/{newest['uid']}")
         assert (await seen.http.get("/handles/twic")).status_code == 404

@@ -155,7 +155,7 @@ async def test_K5_no_key_is_on_any_page_or_in_any_answer_of_the_API(tmp_path: Pa
             assert f"key:{wait.key_id}" in everything  # it was there to be seen
         for path in ("/api/needs", "/api/transcript?conversation=main", "/conversations/main", "glances", "events"):
             assert "key:" in found[path], path
-        (need,) = [each for each in await app.control.needs() if each["kind"] == "permission"]
+        (need,) = [each for each in await app.control.requests.page() if each["kind"] == "permission"]
         edited = {"text": need["arguments"]["text"].replace("keep", "hold")}
         await app.control.decide(need["id"], {"decision": "edit", "value": edited})
         (response,) = await asking

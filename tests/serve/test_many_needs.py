@@ -84,10 +84,10 @@ async def test_a_need_that_is_on_no_page_is_found_and_decided() -> None:
         await until(lambda: len(served.needs) == 60)
         last = served.needs.listed()[-1]
         assert f"need-{last['id']}" not in (await http.get("/")).text
-        assert await served.control.needs(handle=last["handle"]) == [last]
+        assert await served.control.requests.page(handle=last["handle"]) == [last]
         answer = await http.post(f"/do/needs/{last['id']}", data={"decision": "deny"})
         assert answer.status_code == 303 and "said=denied" in answer.headers["location"]
-        assert await served.control.need(last["id"]) is None and len(served.needs) == 59
+        assert await served.control.requests.get(last["id"]) is None and len(served.needs) == 59
         for need in served.needs.listed():
             await served.control.decide(need["id"], {"decision": "approve"})
         responses = await running

@@ -171,16 +171,16 @@ async def test_the_word_in_the_address_says_only_what_we_say() -> None:
 async def test_C7_a_handle_is_aborted_once() -> None:
     async with dashboard(TOOLS) as seen:
         await replies(seen.turn, spawn("listens", "l"))
-        uid = (await seen.control.handles())["handles"][0]["uid"]
+        uid = (await seen.control.store_view.handles())["handles"][0]["uid"]
         assert place(await seen.http.post(f"/do/handles/{uid}/abort", data={"next": "/"})) == "/?said=aborted&of=l"
-        assert (await seen.control.handle(uid))["ended_by"] == "abort"
+        assert (await seen.control.runtime_view.handle(uid))["ended_by"] == "abort"
         assert place(await seen.http.post(f"/do/handles/{uid}/abort", data={"next": "/"})) == "/?said=stopped&of=l"
 
 
 async def test_C6_something_is_sent_to_a_handle_and_a_refusal_says_why() -> None:
     async with dashboard(TOOLS) as seen:
         await replies(seen.turn, spawn("listens", "l"))
-        uid = (await seen.control.handles())["handles"][0]["uid"]
+        uid = (await seen.control.store_view.handles())["handles"][0]["uid"]
         assert (await seen.http.post(f"/do/handles/{uid}/apply", data={"next": "/"})).status_code == 422
         answer = await seen.http.post(f"/do/handles/{uid}/apply", data={"value": "hello", "next": "/handles"})
         assert place(answer) == "/handles?said=sent"
@@ -243,7 +243,7 @@ async def test_a_prompt_that_is_withdrawn_is_gone_from_the_page() -> None:
         spawning = asyncio.ensure_future(replies(seen.turn, spawn("_waits", "w")))
         await seen.need()
         assert (await seen.page("/")).all("article")
-        uid = (await seen.control.handles())["handles"][0]["uid"]
+        uid = (await seen.control.store_view.handles())["handles"][0]["uid"]
         await seen.http.post(f"/do/handles/{uid}/abort", data={"next": "/"})
         await spawning
         assert not (await seen.page("/")).all("article")

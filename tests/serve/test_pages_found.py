@@ -18,13 +18,13 @@ async def waits(call: Call) -> str:
 async def test_an_id_leads_to_its_newest_handle_and_of_several_conversations_to_a_choice() -> None:
     async with dashboard([waits]) as seen:
         await seen.turn.run([spawn("waits", "w")])
-        (first,) = (await seen.control.handles())["handles"]
+        (first,) = (await seen.control.store_view.handles())["handles"]
         led = await seen.http.get("/handles/w")
         assert led.status_code == 303 and led.headers["location"] == f"/handles/{first['uid']}"
         async with seen.runtime.turn("other") as other:
             await other.run([spawn("waits", "w")])
             page = await seen.page("/handles/w")
-            uids = {fact["uid"] for fact in (await seen.control.handles())["handles"]}
+            uids = {fact["uid"] for fact in (await seen.control.store_view.handles())["handles"]}
             assert {f"/handles/{uid}" for uid in uids} <= {link.attributes.get("href", "") for link in page.all("a")}
             assert len(uids) == 2 and page.texts("h1") == ["w"]
 

@@ -118,7 +118,7 @@ async def test_a_form_that_is_sent_twice_answers_one_question() -> None:
         second = await seen.need(after=first)
         again = await seen.answer(first, decision="answer", value="one")
         assert again.headers["location"].startswith("/?said=gone")
-        assert [need["id"] for need in await seen.control.needs()] == [second["id"]]
+        assert [need["id"] for need in await seen.control.requests.page()] == [second["id"]]
         await seen.answer(second, decision="answer", value="two")
         assert await running == ["one, two"]
 
@@ -126,12 +126,12 @@ async def test_a_form_that_is_sent_twice_answers_one_question() -> None:
 async def test_C6_an_answer_by_the_page_of_a_handle_names_its_question() -> None:
     async with dashboard([twice]) as seen:
         await replies(seen.turn, spawn("twice", "t"))
-        (fact,) = (await seen.control.handles())["handles"]
+        (fact,) = (await seen.control.store_view.handles())["handles"]
         await seen.need()
         sent = {"value": "one", "question": fact["question"]["key"]}
         assert (await seen.http.post(f"/do/handles/{fact['uid']}/apply", data=sent)).status_code == 303
-        (later,) = (await seen.control.handles())["handles"]
+        (later,) = (await seen.control.store_view.handles())["handles"]
         assert later["question"]["key"] != fact["question"]["key"]
         refused = await seen.http.post(f"/do/handles/{fact['uid']}/apply", data=sent)
         assert refused.status_code == 409
-        assert (await seen.control.handle(fact["uid"]))["question"]["key"] == later["question"]["key"]
+        assert (await seen.control.runtime_view.handle(fact["uid"]))["question"]["key"] == later["question"]["key"]

@@ -25,13 +25,12 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 4096
 
 
-class Stored(StoreView):
-    """A store that is open; with a `runtime`, which has no tools, also for acting."""
-
-    most = 2**53  # a page is as long as the one who asks for it says
+class Stored:
+    """Performs the commands' operations on an open store; those that act need a `runtime`, which has no tools."""
 
     def __init__(self, store: Store, runtime: "Runtime | None" = None) -> None:
-        super().__init__(store)
+        self._store = store
+        self.store_view = StoreView(store, longest_page=2**53)  # the command decides how long a page is
         self._acting = runtime
 
     @property
@@ -52,12 +51,18 @@ class Stored(StoreView):
     # Looking
 
     async def find(self, ids: Iterable[str], conversation: str | None) -> list[dict[str, Any]]:
-        return [self.fact(record) for record in await find(self._store, ids, conversation)]
+        return [self.store_view.glance(record) for record in await find(self._store, ids, conversation)]
 
     async def handle(self, uid: str, *, keys: bool = False) -> dict[str, Any]:
         record = await self._record(uid)
-        found = await self.described(record, await _keys(self._store, record) if keys else None)
+        found = await self.store_view.described(record, await _keys(self._store, record) if keys else None)
         return {**found, "output": _output(self._store, record)}
+
+    async def handles(self, **wanted: Any) -> dict[str, Any]:
+        return await self.store_view.handles(**wanted)
+
+    async def conversations(self, *, after: str | None = None, limit: int = 50) -> dict[str, Any]:
+        return await self.store_view.conversations(after=after, limit=limit)
 
     async def waits_for_resume(self, uid: str) -> bool:
         record = await self._record(uid)

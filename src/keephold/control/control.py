@@ -1,18 +1,18 @@
-"""Everything that may be asked of a runtime from outside: `Looking`, and the operations that change something.
+"""The operations on a runtime from outside: its views for reading, and here those that change something.
 
-Whoever comes here has been let in (`serve/door.py`) and acts as the person whose runtime it is: what a person may do
-and a model may not, such as answering an exclusive question, may be done here.
+Clients were authenticated before (`serve/door.py`) and act as the runtime's user, so they may do what a model may not,
+such as answering an exclusive question.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from keephold.control import output
-from keephold.control.open_requests import question_of
+from keephold.control.open_requests import OpenRequests, RequestsView, question_of
 from keephold.control.runtime_view import RuntimeView
 from keephold.control.stored_output import talking
 from keephold.errors import KeepholdError
@@ -21,14 +21,31 @@ from keephold.handles.question import question_key
 from keephold.handles.state import Reply, Waiting
 from keephold.handles.view import Handles
 from keephold.handles.waits import all_of, any_of
+from keephold.runtime import Runtime
 from keephold.store.base import Forgotten, Record
+from keephold.tools.base import Action
 from keephold.turn import attach_protocol as frames
 from keephold.turn import send_input
-from keephold.turn.slot import slot_of
+from keephold.turn.prompts import RunTool
+from keephold.turn.slot import Slot, ToolCall, checked_again, slot_of
 
 
-class Control(RuntimeView):
-    """A runtime, to be looked at and acted upon."""
+class Control:
+    """Reads a runtime through `store_view`, `runtime_view` and `requests`, and acts on it."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        requests: OpenRequests | None = None,
+        *,
+        snapshot: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
+        """`requests` is the prompter whose requests are decided here; `snapshot` returns this process's counters."""
+        self.runtime = runtime
+        self._store = runtime.registry.store
+        self.requests = RequestsView(runtime, requests)
+        self.runtime_view = RuntimeView(runtime, self.requests.count, snapshot)
+        self.store_view = self.runtime_view.store_view
 
     # Output
 
@@ -41,15 +58,15 @@ class Control(RuntimeView):
         from_end: int | None = None,
         pattern: str | None = None,
     ) -> dict[str, Any]:
-        """A piece of what a handle has printed, or the lines that hold a literal pattern (`printed.output`)."""
-        record = await self.record(uid)
+        """Return a piece of a handle's output, or the lines that contain a literal pattern (`output.output`)."""
+        record = await self.store_view.record(uid)
         return await output.output(
             self.runtime, record, offset=offset, limit=limit, from_end=from_end, pattern=pattern or None
         )
 
     async def follow(self, uid: str, offset: int = 0) -> AsyncGenerator[dict[str, Any], None]:
-        """What a handle prints and how it changes, until it has stopped (`printed.follow`)."""
-        async with aclosing(output.follow(self.runtime, await self.record(uid), offset)) as following:
+        """Yield a handle's output and state changes until it has stopped (`output.follow`)."""
+        async with aclosing(output.follow(self.runtime, await self.store_view.record(uid), offset)) as following:
             async for told in following:
                 yield told
 
@@ -64,10 +81,9 @@ class Control(RuntimeView):
         secret: bool = False,
         answers: str | None = None,
     ) -> dict[str, Any]:
-        """Send a handle input or keys, or answer its open question, as a person (C6); None closes its stdin. The reply
-        of C3.
+        """Send a handle input or keys, or answer its open question, as the user (C6); None closes its stdin.
 
-        With `answers` it is the answer to that question (`turn/slot.py`), or nothing is sent."""
+        With `answers`, send it only as the answer to that question (`turn/slot.py`). Returns the reply of C3."""
         handle, record = await self._known(uid)
         if isinstance(handle.state, Waiting):
             self._check_writable()
@@ -85,7 +101,7 @@ class Control(RuntimeView):
                     return msgspec.json.decode(payload, type=dict[str, Any])
 
     async def abort(self, uid: str) -> dict[str, Any]:
-        """End a handle, whoever runs it (C7); the reply of C3. Twice is harmless."""
+        """Abort a handle in any process (C7), and return the reply of C3. A second abort does nothing."""
         handle, _ = await self._known(uid)
         slot = slot_of(handle, "abort", {}, by="person")
         answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -104,8 +120,8 @@ class Control(RuntimeView):
         return _decoded(reply)
 
     async def _known(self, uid: str) -> tuple[Handle, Record]:
-        """The handle of that uid, as this runtime has it. Raises `KeepholdError` if there is none."""
-        record = await self.record(uid)
+        """Return this runtime's handle of that uid. Raises `KeepholdError` if there is none."""
+        record = await self.store_view.record(uid)
         return self.runtime.registry.adopt(record), record
 
     async def wait(
@@ -120,38 +136,49 @@ class Control(RuntimeView):
         if not all and not any:
             raise KeepholdError("At least one handle ID required", code="invalid_arguments")
         registry = self.runtime.registry
-        records = {ref: await self.record(ref, conversation) for ref in dict.fromkeys((*any, *all))}
+        records = {ref: await self.store_view.record(ref, conversation) for ref in dict.fromkeys((*any, *all))}
         handles = {ref: registry.adopt(record) for ref, record in records.items()}
         await registry.refresh(record.uid for record in records.values())
         groups = [all_of(handles[ref] for ref in all)] if all else []
         if any:
             groups.append(any_of(handles[ref] for ref in any))
-        everyone = {handle.uid for handle in handles.values()}  # whoever is asked something, it is not this one
+        everyone = {handle.uid for handle in handles.values()}  # a question to the model does not end this wait
         where = conversation or next(iter(records.values())).conversation
         waited = await Handles(registry, where, everyone).wait_for(
             groups, timeout, tuple(dict.fromkeys(handles.values()))
         )
         return self.runtime.replies.values(waited)
 
-    # What waits for a person
+    # Open requests
 
     async def decide(self, id: str, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Decide what a person is asked: `{"status": "taken" | "again" | "gone", "problem"}`."""
+        """Decide an open request: `{"status": "taken" | "again" | "gone", "problem"}`."""
         elsewhere = question_of(id)
         if elsewhere is not None:
             return await self._answer_elsewhere(*elsewhere, said)
-        if self.prompts is None:
+        open_here = self.requests.here
+        if open_here is None:
             return {"status": "gone", "problem": "nothing is asked here"}
-        if self.prompts.described(id) is not None:
+        if open_here.described(id) is not None:
             self._check_writable()
-        answer = self.prompts.decide(id, said, self._check_edited)
-        if answer["status"] == "taken":  # it is, when it is written (R4)
-            await self.prompts.passed_on(id)
+        answer = open_here.decide(id, said, self._check_edited)
+        if answer["status"] == "taken":  # a decision counts once it is written (R4)
+            await open_here.passed_on(id)
             await self._written()
         return answer
 
+    def _check_edited(self, prompt: RunTool, edited: Any) -> None:
+        """Check edited arguments while the user still sees them (P5); those of a turn's own tool are checked later."""
+        tool = self.runtime.toolbox.get(prompt.tool)
+        if tool is not None:
+            slot = Slot(ToolCall("", prompt.tool), 0)
+            slot.handle_id = prompt.id
+            if tool.launching is None:
+                slot.action = cast(Action | None, prompt.action)
+            checked_again(slot, tool, edited, self.runtime.toolbox, self.runtime.limits)
+
     async def _written(self) -> None:
-        """Until what was decided is on the disk."""
+        """Wait until the decision is on the disk."""
         try:
             await self.runtime.registry.write((), keep=False)
         except KeepholdError as error:
@@ -161,7 +188,7 @@ class Control(RuntimeView):
             ) from error
 
     def _check_writable(self) -> None:
-        """Nobody is told that an answer is taken which a crash would take back: not even asked, where that is known."""
+        """Refuse an answer while the store cannot write: a crash would lose an answer that was reported as taken."""
         if self._store.trouble is not None:
             raise KeepholdError(
                 f"the store cannot write ({self._store.trouble}); nothing was sent, and the question stays open",
@@ -169,9 +196,10 @@ class Control(RuntimeView):
             )
 
     async def answer(self, uid: str, answer: Any, *, question: str | None = None) -> dict[str, Any]:
-        """Answer the open question of a handle; with `question`, its id or key, only if it is that one. It is never
-        input. The reply of C3."""
-        record = await self.record(uid)
+        """Answer the open question of a handle, and return the reply of C3. The answer is never sent as input.
+
+        With `question`, an id or key, answer only that question."""
+        record = await self.store_view.record(uid)
         handle = self.runtime.registry.loaded(uid)
         state = record.state if handle is None or self.runtime.relay.elsewhere(handle) else handle.state
         if not isinstance(state, Waiting):
@@ -198,16 +226,16 @@ class Control(RuntimeView):
     # The rest
 
     async def complete(self, key: str, resolution: Mapping[str, Any]) -> dict[str, Any]:
-        """Bring what a key waits for (D5)."""
+        """Complete the wait that a key stands for (D5)."""
         outcome = await self.runtime.resolve(key, resolution)
         return {"status": outcome.status, "terminal": outcome.terminal}
 
     async def revoke(self, conversation: str) -> dict[str, Any]:
-        """Make all open keys of a conversation worthless; calls parked on them are stopped."""
+        """Revoke all open keys of a conversation; calls parked on them stop."""
         return {"revoked": await self.runtime.revoke_keys(conversation)}
 
     async def forget(self, conversation: str) -> dict[str, Any]:
-        """Let go of what was said in a conversation; its handles stay until their retention is over."""
+        """Delete a conversation's transcript; its handles stay until their retention is over."""
         described = await self._store.conversation(conversation)
         await self.runtime.registry.write((Forgotten(conversation),), keep=False)
         return {"lines": described.lines if described is not None else 0}
@@ -215,7 +243,7 @@ class Control(RuntimeView):
     async def collect(
         self, *, older_than: float | None = None, dry_run: bool = False, vacuum: bool = False
     ) -> dict[str, Any]:
-        """Let go of what retention would let go of now (`collecting.py`)."""
+        """Delete what retention would delete now (`retention.py`)."""
         from keephold.control.retention import collect
 
         return await collect(self.runtime.registry, older_than=older_than, dry_run=dry_run, vacuum=vacuum)
@@ -224,6 +252,6 @@ class Control(RuntimeView):
 def _decoded(reply: Reply) -> dict[str, Any]:
     try:
         decoded = msgspec.json.decode(reply.result)
-    except msgspec.DecodeError:  # of a one-shot call: its result, as it is
+    except msgspec.DecodeError:  # a one-shot call's plain result
         decoded = reply.result
     return decoded if isinstance(decoded, dict) else {"state": "stopped", "result": decoded}

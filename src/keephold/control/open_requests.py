@@ -1,10 +1,9 @@
-"""What waits for a person: permissions, questions, results, passwords, all before them at once; they choose.
+"""Open requests to the user: permissions, questions, results to approve, passwords.
 
-`Needs` is a prompter (`turn/prompts.py`). A prompt is open from when it is asked until somebody decides, here or
-elsewhere, or nobody needs the decision any more. Nothing times out: a person may come back tomorrow.
+`OpenRequests` is a prompter (`turn/prompts.py`) that keeps all its prompts open at once. A prompt is open until it is
+decided, here or elsewhere, or until its call no longer needs the decision. It never times out.
 
-All that is asked of a person, wherever it is asked: what is open here (`needs.py`), and what the handles ask that
-other processes of the store run.
+`RequestsView` adds the open questions of handles that other processes of the store run.
 """
 
 import asyncio
@@ -14,19 +13,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from keephold.control.handle_json import question_json
-from keephold.control.store_view import PAGE, StoreView
+from keephold.control.store_view import PAGE
 from keephold.durable.keys import masked, unmasked
 from keephold.errors import KeepholdError
 from keephold.handles.question import answer_fits, expected
 from keephold.handles.state import Waiting
 from keephold.runtime import Runtime
 from keephold.store.base import Record
-from keephold.tools.base import Action
 from keephold.turn.prompt_queue import LeftOpen
 from keephold.turn.prompts import (
     Answer,
@@ -42,18 +40,17 @@ from keephold.turn.prompts import (
     RunTool,
 )
 from keephold.turn.send_input import read_answer
-from keephold.turn.slot import Slot, ToolCall, checked_again
 
 _log = logging.getLogger("keephold.control")
 
 _PASSING_SECS = 5.0
-"""How long it may take until a decision has reached whoever asked: a pass of the loop or two."""
+"""How long a decision may take to reach its asker; normally one or two iterations of the loop."""
 _WORDS: dict[type[Prompt], tuple[str, ...]] = {
     RunTool: ("approve", "deny", "edit", "cancel"),
     DeliverResult: ("approve", "deny", "edit", "cancel"),
     AskQuestion: ("answer", "cancel"),
 }
-"""What may be decided about each kind of prompt."""
+"""The decisions that each kind of prompt takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +59,23 @@ class _Open:
     since: float
     decided: "asyncio.Future[Decision]"
     passed: "asyncio.Future[None]"
-    """Done when the decision has reached whoever asked."""
+    """Done when the asker has the decision."""
 
 
 class OpenRequests:
-    """Every prompt that is open to whoever looks."""
+    """A prompter that lists its open prompts and takes decisions by their ids."""
 
     at_once = True
 
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
         self._ids = secrets.token_hex(4)
-        """Of this process: an id of the one before names nothing here."""
+        """Makes the ids of this process differ from those of the process before it."""
         self._count = 0
         self._passing: dict[str, _Open] = {}
-        """What is decided and has not reached whoever asked."""
+        """Decided requests whose asker has not yet got the decision."""
         self.changed: Callable[[], None] = lambda: None
-        """Called when something was opened or is open no more."""
+        """Called when a request was opened or is no longer open."""
 
     async def __call__(self, prompt: Prompt) -> Decision:
         self._count += 1
@@ -89,14 +86,14 @@ class OpenRequests:
         self.changed()
         try:
             return await decided
-        except asyncio.CancelledError:  # withdrawn; what was decided in this very moment reaches nobody
+        except asyncio.CancelledError:  # withdrawn; a decision made in the same iteration reaches nobody
             if self._open.pop(id, None) is not None:
                 self.changed()
             self._reached(id)
             raise
 
     def beside(self, other: Prompter) -> Prompter:
-        """Ask here and there; whoever answers first has answered. Secrets are asked for here alone."""
+        """Ask here and there; the first answer wins. Secrets are asked for only here."""
 
         async def both(prompt: Prompt) -> Decision:
             if isinstance(prompt, AskQuestion) and prompt.question.secret:
@@ -104,7 +101,7 @@ class OpenRequests:
             here, there = asyncio.ensure_future(self(prompt)), asyncio.ensure_future(_unless_gone(other, prompt))
             try:
                 await asyncio.wait((here, there), return_when=asyncio.FIRST_COMPLETED)
-                if there.done() and there.result() is None:  # could not be asked there
+                if there.done() and there.result() is None:  # the other prompter could not ask
                     return await here
                 return here.result() if here.done() else there.result() or Dismissed()
             finally:
@@ -119,24 +116,24 @@ class OpenRequests:
     def listed(
         self, limit: int | None = None, wanted: Callable[[Prompt], bool] = lambda prompt: True
     ) -> list[dict[str, Any]]:
-        """What is open and wanted, in the order it came; the first `limit` of it."""
+        """List the first `limit` open requests that `wanted` accepts, oldest first."""
         chosen = (id for id, opened in self._open.items() if not opened.decided.done() and wanted(opened.prompt))
         return [_described(id, self._open[id]) for id in islice(chosen, limit)]
 
     def described(self, id: str) -> dict[str, Any] | None:
-        """What is open under that id, if anything is."""
+        """Describe the open request of that id, or return None."""
         opened = self._open.get(id)
         return None if opened is None else _described(id, opened)
 
     def decide(
         self, id: str, said: Mapping[str, Any], check: Callable[[RunTool, Any], object] | None = None
     ) -> dict[str, Any]:
-        """Decide what is open under that id: `taken`; `again` if what was said does not fit, and why; `gone`.
+        """Decide an open request: `taken`, `gone`, or `again` with the problem if the decision is invalid.
 
-        `check` raises `KeepholdError` if edited arguments do not fit. Whoever asked checks them anyway, and asks again.
+        `check` raises `KeepholdError` for invalid edited arguments. The asker checks them too, and would ask again.
         """
         opened = self._open.get(id)
-        if opened is None or opened.decided.done():  # nobody waits who was cancelled this moment
+        if opened is None or opened.decided.done():  # or its asker was cancelled in this iteration
             return {"status": "gone", "problem": "nobody waits for this any more: it was decided, or ended"}
         try:
             decision = _decision(opened.prompt, said)
@@ -150,14 +147,14 @@ class OpenRequests:
         return {"status": "taken", "problem": None}
 
     async def passed_on(self, id: str) -> None:
-        """Until what was decided under that id has reached whoever asked; after that it can be written (R4)."""
+        """Wait until the asker has the decision; after that the decision can be written (R4)."""
         opened = self._passing.get(id)
         if opened is not None:
             await asyncio.wait([opened.passed], timeout=_PASSING_SECS)
             self._passing.pop(id, None)
 
     def passed(self, prompt: Prompt) -> None:
-        """What was said to a prompt has reached whoever asked; `People` tells."""
+        """Note that the asker has the decision; the prompt queue calls this."""
         for id in [id for id, opened in self._passing.items() if opened.prompt is prompt]:
             self._reached(id)
 
@@ -168,7 +165,7 @@ class OpenRequests:
 
 
 async def _unless_gone(prompter: Prompter, prompt: Prompt) -> Decision | None:
-    """What is said there; None if nobody there can be asked."""
+    """Return the prompter's decision; None if it cannot ask."""
     try:
         said = await prompter(prompt)
     except LeftOpen:
@@ -179,11 +176,11 @@ async def _unless_gone(prompter: Prompter, prompt: Prompt) -> Decision | None:
     return None if isinstance(said, Dismissed) and said.reason is not None else said
 
 
-def need_json(
+def request_json(
     id: str, kind: str, *, conversation: str, tool: str, handle: str | None, handle_id: str | None, since: float,
     **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Something that waits for a person; what does not concern its kind is there, and says nothing."""
+    """Describe an open request; fields that do not concern its kind are None or False."""
     nothing: dict[str, Any] = {
         "action": None,
         "arguments": None,
@@ -209,7 +206,7 @@ def need_json(
 
 def _described(id: str, opened: _Open) -> dict[str, Any]:
     prompt = opened.prompt
-    need = need_json(
+    request = request_json(
         id,
         "question",
         conversation=prompt.conversation,
@@ -220,7 +217,7 @@ def _described(id: str, opened: _Open) -> dict[str, Any]:
     )
     match prompt:
         case RunTool():
-            return need | {
+            return request | {
                 "kind": "permission",
                 "action": prompt.action,
                 "arguments": masked(prompt.arguments),
@@ -229,14 +226,14 @@ def _described(id: str, opened: _Open) -> dict[str, Any]:
                 "problem": prompt.problem,
             }
         case DeliverResult():
-            return need | {
+            return request | {
                 "kind": "result",
                 "result": masked(prompt.result),
                 "is_error": prompt.is_error,
                 "edit": prompt.edit,
             }
         case AskQuestion():
-            return need | {
+            return request | {
                 "kind": "secret" if prompt.question.secret else "question",
                 "question": question_json(prompt.question),
                 "may_remember": prompt.may_remember,
@@ -245,7 +242,7 @@ def _described(id: str, opened: _Open) -> dict[str, Any]:
 
 
 def _decision(prompt: Prompt, said: Mapping[str, Any]) -> Decision:
-    """What was said, as a decision about the prompt. Raises `KeepholdError` if it is none."""
+    """Read a decision about the prompt. Raises `KeepholdError` if it is invalid."""
     word, remember, reason = said.get("decision"), bool(said.get("remember")), said.get("reason")
     words = _WORDS[type(prompt)]
     if word not in words:
@@ -267,7 +264,7 @@ def _decision(prompt: Prompt, said: Mapping[str, Any]) -> Decision:
 def _edited(prompt: Prompt, value: Any) -> Any:
     if isinstance(prompt, DeliverResult):
         if not isinstance(value, str):
-            raise _wrong("`value` must be the text that the assistant is to see")
+            raise _wrong("`value` must be the text that the model is to see")
         return unmasked(value, prompt.result)
     if isinstance(value, str):
         try:
@@ -291,78 +288,68 @@ def _wrong(message: str, code: str = "invalid_arguments") -> KeepholdError:
 
 
 _ELSEWHERE = "handle-"
-"""How the id of a need begins that is the open question of another process's handle."""
+"""Prefix of a request's id if it is the open question of another process's handle."""
 
 
-class OpenPrompts(StoreView):
-    """What is stored, and what waits for a person."""
+class RequestsView:
+    """Lists all open requests: those of this process, and the open questions of handles that other processes run."""
 
-    def __init__(self, runtime: Runtime, needs: OpenRequests | None) -> None:
-        super().__init__(runtime.registry.store)
-        self.runtime = runtime
-        self.prompts = needs
-        if needs is not None:
-            runtime.people.passed_on = needs.passed
+    def __init__(self, runtime: Runtime, here: OpenRequests | None) -> None:
+        self.here = here
+        self._registry = runtime.registry
+        self._store = runtime.registry.store
+        if here is not None:
+            runtime.people.passed_on = here.passed
 
-    async def needs(self, *, handle: str | None = None, limit: int = PAGE) -> list[dict[str, Any]]:
-        """Whatever a person has to decide, the first of it. With `handle`, what is asked of that uid."""
-        size, listed = self._size(limit), []
-        if self.prompts is not None:
-            listed = self.prompts.listed(size) if handle is None else self.prompts.listed(size, self._is_about(handle))
+    async def page(self, *, handle: str | None = None, limit: int = PAGE) -> list[dict[str, Any]]:
+        """List the oldest open requests; with `handle`, those that concern the handle of that uid."""
+        size, listed = max(1, min(limit, PAGE)), []
+        if self.here is not None:
+            listed = self.here.listed(size) if handle is None else self.here.listed(size, self._is_about(handle))
             self._name_handles(listed)
         if handle is None:
-            listed += [_need(record) for record in await self._asking_elsewhere(size)]
-        elif (need := await self._asked_elsewhere(handle)) is not None:
-            listed.append(need)
-        return sorted(listed, key=lambda need: need["since"])[:size]
+            listed += [_of_record(record) for record in await self._asking_elsewhere(size)]
+        elif (request := await self._asked_elsewhere(handle)) is not None:
+            listed.append(request)
+        return sorted(listed, key=lambda request: request["since"])[:size]
 
-    async def need(self, id: str) -> dict[str, Any] | None:
-        """One of it; None if it is not open any more."""
-        found = self.prompts.described(id) if self.prompts is not None else None
+    async def get(self, id: str) -> dict[str, Any] | None:
+        """Return one request; None if it is not open any more."""
+        found = self.here.described(id) if self.here is not None else None
         if found is not None:
             return found
         elsewhere = question_of(id)
-        need = await self._asked_elsewhere(elsewhere[0]) if elsewhere is not None else None
-        return need if need is not None and need["id"] == id else None
+        request = await self._asked_elsewhere(elsewhere[0]) if elsewhere is not None else None
+        return request if request is not None and request["id"] == id else None
 
-    async def count_needs(self) -> int:
-        """How much there is of it."""
-        here = len(self.prompts) if self.prompts is not None else 0
+    async def count(self) -> int:
+        """Count the open requests."""
+        here = len(self.here) if self.here is not None else 0
         return here + sum((await self._others()).values())
 
     def _is_about(self, uid: str) -> Callable[[Prompt], bool]:
-        handle = self.runtime.registry.loaded(uid)
+        handle = self._registry.loaded(uid)
         named = None if handle is None else (handle.conversation, handle.id)
         return lambda prompt: prompt.uid == uid or (prompt.uid is None and (prompt.conversation, prompt.id) == named)
 
-    def _name_handles(self, needs: list[dict[str, Any]]) -> None:
-        """A permission to send something to a handle knows it by its id alone."""
+    def _name_handles(self, requests: list[dict[str, Any]]) -> None:
+        """Add the uid to permissions to send something to a handle: they know the handle by its id alone."""
         known: dict[str, dict[str, str]] = {}
-        for need in needs:
-            if need["handle"] is None and need["handle_id"] is not None:
-                place = need["conversation"]
+        for request in requests:
+            if request["handle"] is None and request["handle_id"] is not None:
+                place = request["conversation"]
                 if place not in known:
-                    known[place] = {handle.id: handle.uid for handle in self.runtime.registry.live(place)}
-                need["handle"] = known[place].get(need["handle_id"])
-
-    def _check_edited(self, prompt: RunTool, edited: Any) -> None:
-        """What a person made of the arguments, while they look at it (P5); of a tool that only its turn has, later."""
-        tool = self.runtime.toolbox.get(prompt.tool)
-        if tool is not None:
-            slot = Slot(ToolCall("", prompt.tool), 0)
-            slot.handle_id = prompt.id
-            if tool.launching is None:
-                slot.action = cast(Action | None, prompt.action)
-            checked_again(slot, tool, edited, self.runtime.toolbox, self.runtime.limits)
+                    known[place] = {handle.id: handle.uid for handle in self._registry.live(place)}
+                request["handle"] = known[place].get(request["handle_id"])
 
     async def _others(self) -> dict[str, int]:
-        """How many questions are open of each other process that lives."""
+        """Count the open questions of each other live process."""
         store = self._store
         asking = await store.asking()
         return {each: count for each, count in asking.items() if each != store.owner and store.alive(each)}
 
     async def _asking_elsewhere(self, most: int) -> list[Record]:
-        """The first handles that other processes run and that ask something."""
+        """The oldest handles with an open question that other processes run."""
         others, after = await self._others(), None
         found: list[Record] = []
         while len(found) < min(most, sum(others.values())):
@@ -371,26 +358,26 @@ class OpenPrompts(StoreView):
                 break
             found += [each for each in page if each.owner in others]
             after = page[-1].uid
-            await asyncio.sleep(0)  # reading does not wait for anything
+            await asyncio.sleep(0)  # reading the store does not yield to the loop
         return found[:most]
 
     async def _asked_elsewhere(self, uid: str) -> dict[str, Any] | None:
         record = await self._store.handle(uid)
         if record is None or not isinstance(record.state, Waiting) or record.owner in (None, self._store.owner):
             return None
-        return _need(record) if self._store.alive(str(record.owner)) else None
+        return _of_record(record) if self._store.alive(str(record.owner)) else None
 
 
 def question_of(id: str) -> tuple[str, str] | None:
-    """Of a need that is a question of another process's handle: the handle's uid, and which of its questions."""
+    """Return the uid and the question's number if the request is a question of another process's handle."""
     uid, _, number = id.removeprefix(_ELSEWHERE).partition("-")
     return (uid, number) if id.startswith(_ELSEWHERE) else None
 
 
-def _need(record: Record) -> dict[str, Any]:
+def _of_record(record: Record) -> dict[str, Any]:
     state = record.state
     assert isinstance(state, Waiting)
-    return need_json(
+    return request_json(
         f"{_ELSEWHERE}{record.uid}-{state.number}",
         "secret" if state.question.secret else "question",
         conversation=record.conversation,

@@ -344,28 +344,11 @@ class RemoteControl(Requests):
             for turn in turns
         ) and (found["state"] == "pending" or not found["stateful"])
 
-    async def timeline(self, uid: str) -> Any:
-        return await self.get(f"/api/handles/{_part(uid)}/timeline")
-
-    async def waiters(self, uid: str) -> Any:
-        return await self.get(f"/api/handles/{_part(uid)}/waiters")
-
-    async def journal(self, uid: str, *, before: int | None = None, limit: int = _PAGE) -> Any:
-        return await self.get(f"/api/handles/{_part(uid)}/journal", before=before, limit=limit)
-
     async def output(
         self, uid: str, *, offset: int = 0, limit: int = 65536, from_end: int | None = None, pattern: str | None = None
     ) -> Any:
         where = f"/api/handles/{_part(uid)}/output"
         return await self.get(where, offset=offset, limit=limit, from_end=from_end, pattern=pattern)
-
-    async def follow(self, uid: str, offset: int = 0) -> AsyncIterator[dict[str, Any]]:
-        """What it prints and how it changes, as it happens, until it has stopped."""
-        async for event in self.stream(f"/api/handles/{_part(uid)}/follow", offset=offset):
-            told = msgspec.json.decode(event.data)
-            if event.event == "refused":
-                raise KeepholdError(told["message"], code=told["code"])
-            yield told
 
     def talk(self, fact: Mapping[str, Any], want: frames.Want) -> AbstractAsyncContextManager[Talk]:
         return self._talk(str(fact["uid"]), want)
@@ -384,21 +367,6 @@ class RemoteControl(Requests):
             yield talk
         finally:
             await talk.close()
-
-    async def apply(
-        self,
-        uid: str,
-        input: Any | msgspec.UnsetType = msgspec.UNSET,
-        keys: Sequence[str] = (),
-        *,
-        secret: bool = False,
-    ) -> Any:
-        given = {"keys": list(keys), "secret": secret} | ({} if input is msgspec.UNSET else {"input": input})
-        return await self.post(f"/api/handles/{_part(uid)}/apply", given)
-
-    async def answer(self, uid: str, value: Any, *, question: str | None = None) -> Any:
-        given = {"answer": value} | ({} if question is None else {"question": question})
-        return await self.post(f"/api/handles/{_part(uid)}/answer", given)
 
     async def abort(self, uid: str) -> Any:
         return await self.post(f"/api/handles/{_part(uid)}/abort", {}, timeout=None)
@@ -442,20 +410,11 @@ class RemoteControl(Requests):
     async def conversation(self, id: str, *, before: int | None = None, limit: int = 20) -> Any:
         return await self.get(f"/api/conversations/{_part(id)}", before=before, limit=limit)
 
-    async def calls(self, conversation: str, turn: str | None = None) -> Any:
-        return await self.get("/api/calls", conversation=conversation, turn=turn)
-
-    async def transcript(self, id: str, after: int = 0, limit: int = 200) -> Any:
-        return await self.get("/api/transcript", conversation=id, after=after, limit=limit)
-
     async def forget(self, conversation: str) -> dict[str, Any]:
         forgotten: dict[str, Any] = await self.post("/api/forget", {"conversation": conversation})
         return forgotten
 
     # Keys, news, and the rest
-
-    async def keys(self, conversation: str | None = None, after: str | None = None, limit: int = 50) -> Any:
-        return await self.get("/api/keys", conversation=conversation, after=after, limit=limit)
 
     async def revoke(self, conversation: str) -> dict[str, Any]:
         revoked: dict[str, Any] = await self.post("/api/keys/revoke", {"conversation": conversation})
@@ -470,17 +429,8 @@ class RemoteControl(Requests):
             raise refused(response, answered)
         return {"status": answered["status"], "terminal": answered.get("terminal")}
 
-    async def notifications(self, conversation: str | None = None, before: int | None = None, limit: int = 50) -> Any:
-        return await self.get("/api/notifications", conversation=conversation, before=before, limit=limit)
-
     async def stats(self) -> Any:
         return await self.get("/api/stats")
-
-    async def tools(self) -> Any:
-        return await self.get("/api/tools")
-
-    async def workflow(self, uid: str) -> Any:
-        return await self.get(f"/api/handles/{_part(uid)}/workflow")
 
     async def collect(self, *, older_than: float | None, dry_run: bool, vacuum: bool) -> dict[str, Any]:
         body = {"older_than": older_than, "dry_run": dry_run, "vacuum": vacuum}

@@ -1,18 +1,16 @@
-"""What is to be seen of a system that runs: what its store has (`reading.py`), what waits for a person (`asked.py`),
-tools, numbers. Nothing here changes anything.
+"""Read a runtime: its handles with what only their process knows, its tools, and its numbers. Nothing here writes.
 
-What this runtime runs is described as it is in memory, which is ahead of the store.
+Handles that this runtime runs are described from memory, which is ahead of the store.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from keephold.control.handle_json import live_facts
-from keephold.control.open_requests import OpenPrompts, OpenRequests
-from keephold.control.store_view import PAGE
+from keephold.control.handle_json import facts, live_facts
+from keephold.control.store_view import PAGE, StoreView
 from keephold.durable.keys import masked
 from keephold.runtime import Runtime
 from keephold.schema.canonical import canonical
@@ -21,33 +19,35 @@ from keephold.tools.waiting.execute import NAME as EXECUTE_AGENT
 
 _WAITING_TOOLS = ("await", "wait_for", "wait_for_multiple")
 _LANES = 500
-"""Calls of one turn that a timeline has."""
+"""Calls of one turn in a timeline."""
 
 
-class RuntimeView(OpenPrompts):
-    """A runtime, and the person's side of it, to be looked at."""
+class RuntimeView:
+    """Reads a runtime, and its store through `store_view`."""
 
     def __init__(
         self,
         runtime: Runtime,
-        needs: OpenRequests | None = None,
-        *,
+        count_requests: Callable[[], Awaitable[int]],
         snapshot: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
-        """`needs` is what waits for a person; `snapshot` tells the numbers of this process."""
-        super().__init__(runtime, needs)
+        """`snapshot` returns the counters of this process."""
+        self._runtime = runtime
+        self._store = runtime.registry.store
+        self._count_requests = count_requests
         self._snapshot = snapshot
         self._began = time.time()
+        self.store_view = StoreView(self._store, self.glance)
 
     # Handles
 
-    def fact(self, record: Record) -> dict[str, Any]:
-        """A handle at a glance, with what only the process that runs it knows, if that is this one."""
-        handle = self.runtime.registry.loaded(record.uid)
+    def glance(self, record: Record) -> dict[str, Any]:
+        """Describe a handle for a list, with what only its process knows if that is this one."""
+        handle = self._runtime.registry.loaded(record.uid)
         if handle is not None and handle.owner not in (self._store.owner, None):
             handle = None
-        fact = live_facts(handle, super().fact(record))
-        tool, output = self.runtime.toolbox.get(record.tool), record.output
+        fact = live_facts(handle, facts(self._store, record))
+        tool, output = self._runtime.toolbox.get(record.tool), record.output
         if (tool is not None and tool.source == "terminal") or (output is not None and output.times):
             fact["terminal"] = True
         if output is not None and fact["output_bytes"] is None:
@@ -55,16 +55,17 @@ class RuntimeView(OpenPrompts):
         return fact
 
     async def handle(self, uid: str, conversation: str | None = None) -> dict[str, Any]:
-        """Everything of a handle but its keys and what it printed; of its journal the end. With `conversation`, `uid`
-        may be an id."""
-        found = await self.described(await self.record(uid, conversation))
+        """Describe a handle in full, without its keys and its output, with the end of its journal.
+
+        With `conversation`, `uid` may be an id."""
+        found = await self.store_view.described(await self.store_view.record(uid, conversation))
         output = found["output_bytes"]
         return {**found, "output": None if output is None else {"bytes": output}}
 
     async def waiters(self, uid: str) -> list[dict[str, Any]]:
-        """The calls that wait for a handle just now, wherever they run."""
-        record = await self.record(uid)
-        here = {handle.uid: handle for handle in self.runtime.registry.live(record.conversation)}
+        """List the calls that wait for a handle now, in any process."""
+        record = await self.store_view.record(uid)
+        here = {handle.uid: handle for handle in self._runtime.registry.live(record.conversation)}
         found = [
             _waiter(handle.uid, handle.tool.name, handle.id, handle.conversation, handle.state.created)
             for handle in here.values()
@@ -80,18 +81,18 @@ class RuntimeView(OpenPrompts):
         ]
 
     async def calls(self, conversation: str, turn: str | None = None) -> list[dict[str, Any]]:
-        """The calls of a conversation, or of one turn of it, the newest of them, in the order they came."""
+        """List the newest calls of a conversation, or of one turn of it, in the order they came."""
         records = await self._store.handles(
             conversation=conversation, turn=turn, stateful=None, newest=True, limit=_LANES
         )
         return [
             {
-                **self.fact(record),
+                **self.glance(record),
                 "batch": record.batch,
                 "position": record.position,
                 "call_id": record.call_id,
                 "waits_on": masked(_waits_on(record.tool, record.arguments)),
-                "serial": self.runtime.registry.tool(record.tool).scheduling == "serial",
+                "serial": self._runtime.registry.tool(record.tool).scheduling == "serial",
             }
             for record in reversed(records)
         ]
@@ -99,7 +100,7 @@ class RuntimeView(OpenPrompts):
     # Tools and numbers
 
     async def tools(self) -> list[dict[str, Any]]:
-        """What can be called: what MCP clients are given."""
+        """List the tools that MCP clients get."""
         return [
             {
                 "name": tool.name,
@@ -110,17 +111,17 @@ class RuntimeView(OpenPrompts):
                 "run": tool.run,
                 "parameters": canonical(tool),
             }
-            for tool in self.runtime.toolbox.served()
-            if tool.name != EXECUTE_AGENT or self.runtime.has_agents
+            for tool in self._runtime.toolbox.served()
+            if tool.name != EXECUTE_AGENT or self._runtime.has_agents
         ]
 
     async def stats(self) -> dict[str, Any]:
-        """Numbers: of the store, and of this process since its start."""
+        """Return the numbers of the store, and of this process since its start."""
         first, last = await self._store.events_range()
         path = getattr(self._store, "path", None)
         return {
             "handles": await self._store.count(),
-            "needs": await self.count_needs(),
+            "needs": await self._count_requests(),
             "server": {"started": self._began, **(self._snapshot() if self._snapshot is not None else {})},
             "store": {
                 "path": None if path is None else str(path),
@@ -132,7 +133,7 @@ class RuntimeView(OpenPrompts):
 
 
 def _waits_on(tool: str, arguments: Any) -> list[str]:
-    """The ids that a call names, if it is one of `await` or of a wait tool."""
+    """The ids that a call of a waiting tool names."""
     if tool not in _WAITING_TOOLS or not isinstance(arguments, dict):
         return []
     named: list[Any] = [arguments.get("handleId")]

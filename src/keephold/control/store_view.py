@@ -1,12 +1,13 @@
-"""What is to be seen of a store: handles, conversations, keys, news. Nothing here changes anything, or needs a runtime:
-commands look at what others run without one.
+"""Read a store: handles, conversations, keys, notifications. Nothing here writes, and no runtime is needed: commands
+read what other processes run.
 
-Everything is JSON, in pages that the store cuts. No key leaves it: where one was written, its id is shown (K5).
+Everything is returned as JSON, in pages that the store cuts. Keys are replaced by their ids (K5).
 """
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, get_args
 
 import msgspec
@@ -30,16 +31,18 @@ _EVENTS = 1000
 
 
 class StoreView:
-    """A store, to be looked at."""
+    """Reads a store."""
 
-    most = PAGE
-    """Of one page, however many are asked for."""
-
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self, store: Store, glance: Callable[[Record], dict[str, Any]] | None = None, *, longest_page: int = PAGE
+    ) -> None:
+        """`glance` describes a handle in lists; a runtime's includes what only its process knows."""
         self._store = store
+        self.glance = glance or partial(facts, store)
+        self._longest_page = longest_page
 
     def _size(self, limit: int) -> int:
-        return max(1, min(limit, self.most))
+        return max(1, min(limit, self._longest_page))
 
     # Handles
 
@@ -75,12 +78,8 @@ class StoreView:
             after=after,
             limit=size + 1,
         )
-        listed = [self.fact(record) for record in records[:size]]
+        listed = [self.glance(record) for record in records[:size]]
         return {"handles": listed, "next": records[size - 1].uid if len(records) > size else None}
-
-    def fact(self, record: Record) -> dict[str, Any]:
-        """A handle at a glance."""
-        return facts(self._store, record)
 
     async def record(self, ref: str, conversation: str | None = None) -> Record:
         """The handle of a uid, or the newest of an id in a conversation. Raises `KeepholdError` if there is none."""
@@ -98,10 +97,9 @@ class StoreView:
 
     async def described(self, record: Record, keys: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Everything of a handle but what it printed; of its journal the end. Its keys only if they are given."""
-        fact = self.fact(record)
         entries, count = await self._store.journal_end(record.uid, limit=PAGE)
         return {
-            **fact,
+            **self.glance(record),
             **details(record),
             "waits": [wait_json(row) for row in await self._store.waits(record.uid)],
             **({} if keys is None else {"keys": keys}),

@@ -43,7 +43,7 @@ class Streams:
 
     async def follow(self, given: Given, request: Request) -> EventStream:
         """What a handle prints and how it changes, until it has stopped."""
-        await self._control.record(given["uid"])
+        await self._control.store_view.record(given["uid"])
         followed = self._followed(given["uid"], _last(request, given.get("offset", 0)))
         return EventStream(followed, self._counting("output"))
 
@@ -130,7 +130,7 @@ def routes(control: Control, feed: Feed, counting: Counting) -> list[BaseRoute]:
 
 
 class Api:
-    """The operations of a control. One asks for what has its name there, unless something else is said here."""
+    """Binds each operation to its handler here, or to the method of that name of the control or one of its views."""
 
     def __init__(self, control: Control, feed: Feed, counting: Counting) -> None:
         streams = Streams(control, feed, counting)
@@ -138,10 +138,13 @@ class Api:
         self._streams = {"follow": streams.follow, "events": streams.events, "glances": streams.glances}
         self._handlers: dict[str, Handler] = {
             # an empty field of a form narrows nothing
-            "handles": lambda given: control.handles(**{name: value for name, value in given.items() if value != ""}),
+            "handles": lambda given: control.store_view.handles(
+                **{name: value for name, value in given.items() if value != ""}
+            ),
             "output": lambda given: _output(control, **given),
-            "journal": self._of_known(control.journal),
-            "timeline": self._of_known(control.timeline),
+            "journal": self._of_known(control.store_view.journal),
+            "timeline": self._of_known(control.store_view.timeline),
+            "needs": _asking(control.requests.page),
             "decide": lambda given: control.decide(given["id"], given["body"]),
         }
 
@@ -150,15 +153,20 @@ class Api:
         return [
             replace(each, streams=self._streams[each.id])
             if each.id in self._streams
-            else replace(each, does=self._handlers.get(each.id) or _asking(getattr(self._control, each.id)))
+            else replace(each, does=self._handlers.get(each.id) or self._named(each.id))
             for each in OPERATIONS
         ]
+
+    def _named(self, id: str) -> Handler:
+        control = self._control
+        owner = next(part for part in (control, control.runtime_view, control.store_view) if hasattr(part, id))
+        return _asking(getattr(owner, id))
 
     def _of_known(self, ask: Callable[..., Awaitable[Any]]) -> Handler:
         """Asked of a handle that there is; of another, nothing would be told."""
 
         async def does(given: Given) -> Any:
-            await self._control.record(given["uid"])
+            await self._control.store_view.record(given["uid"])
             return await ask(**given)
 
         return does

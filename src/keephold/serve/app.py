@@ -31,7 +31,7 @@ class App:
         self._server = server
         self._control = control
         self._metrics = metrics
-        metrics.needs = control.count_needs
+        metrics.needs = control.requests.count
         self.feed = Feed(self.runtime)
         self.screens = Screens(self.runtime)
         self._telling = False
@@ -39,8 +39,8 @@ class App:
     async def open(self) -> None:
         """Listen to what happens."""
         await self.feed.open()
-        if self._control.prompts is not None:
-            self._control.prompts.changed = self._needs_changed
+        if self._control.requests.here is not None:
+            self._control.requests.here.changed = self._needs_changed
 
     def _needs_changed(self) -> None:
         """A batch may ask a thousand things at once, which is one change to whoever looks."""
@@ -49,9 +49,9 @@ class App:
             asyncio.get_running_loop().call_soon(self._tell_needs)
 
     def _tell_needs(self) -> None:
-        assert self._control.prompts is not None
+        assert self._control.requests.here is not None
         self._telling = False
-        self.feed.tell("needs", {"open": len(self._control.prompts)})
+        self.feed.tell("needs", {"open": len(self._control.requests.here)})
 
     async def close(self) -> None:
         """Let go of everyone who listens, so that the server can end."""

@@ -123,7 +123,7 @@ class _Page:
         id, asked = request.path_params["id"], request.query_params
         before = _number(asked.get("before"))
         try:
-            conversation = await self._control.conversation(id, before=before, limit=TURNS)
+            conversation = await self._control.store_view.conversation(id, before=before, limit=TURNS)
         except KeepholdError as error:
             return await self._look.problem(request, error.message, 404, "/conversations")
         path = f"/conversations/{quote(id)}"
@@ -146,12 +146,12 @@ class _Page:
     async def _turn(self, id: str, turn: dict[str, Any] | None) -> dict[str, Any]:
         """A turn with its calls. Of calls without turns: the newest."""
         now = time.time()
-        calls = await self._control.calls(id, None if turn is None else turn["turn"])
+        calls = await self._control.runtime_view.calls(id, None if turn is None else turn["turn"])
         shown = calls[-MOST:]
         went: dict[str, list[Stretch]] = {}
         for fact in shown:
             if fact["stateful"] or fact["tool"] == "ask_user":  # another one-shot call's facts tell all of it
-                went[fact["uid"]] = stretches(await self._control.timeline(fact["uid"]), fact, now)
+                went[fact["uid"]] = stretches(await self._control.store_view.timeline(fact["uid"]), fact, now)
         return {
             "turn": turn,
             "calls": shown,
@@ -161,18 +161,18 @@ class _Page:
 
     async def _said(self, id: str, count: int, line: int | None, path: str) -> dict[str, Any]:
         after = max(0, count - LINES) if line is None else line
-        found = await self._control.transcript(id, after, LINES) if count else {"lines": [], "next": None}
+        found = await self._control.store_view.transcript(id, after, LINES) if count else {"lines": [], "next": None}
         earlier = f"{path}?{urlencode({'line': max(0, after - LINES)})}#said" if after > 0 else None
         later = f"{path}?{urlencode({'line': found['next']})}#said" if found["next"] is not None else None
         return {"said": messages(found["lines"]), "earlier": earlier, "later": later}
 
     async def _inquiries(self, id: str) -> list[dict[str, Any]]:
         """What was asked of the model on the side (Q6), newest first."""
-        return await self._control.inquiries(id, _INQUIRIES)
+        return await self._control.store_view.inquiries(id, _INQUIRIES)
 
     async def _below(self, id: str) -> list[dict[str, Any]]:
         """The conversations of the agents that this one started."""
-        found = await self._control.conversations(after=f"{id}/", limit=_BELOW)
+        found = await self._control.store_view.conversations(after=f"{id}/", limit=_BELOW)
         return [place for place in found["conversations"] if place["parent"] == id]
 
 

@@ -95,18 +95,18 @@ class Forms:
 
     async def _meant(self, id: str, card: str) -> dict[str, Any] | None:
         """The need of an id. Of one that a server before this one gave: what asks the same here."""
-        need = await self._control.need(id)
+        need = await self._control.requests.get(id)
         handle, dash, _ = card.rpartition("-")
         if need is not None or not dash:
             return need
-        same = (each for each in await self._control.needs(handle=handle) if card_key(each) == card)
+        same = (each for each in await self._control.requests.page(handle=handle) if card_key(each) == card)
         asked = next(same, None)
         return asked if asked is not None and _giver(asked["id"]) != _giver(id) else None
 
     async def abort(self, request: Request, fields: Fields) -> Response:
         """End a handle."""
         uid = request.path_params["uid"]
-        fact = await self._control.handle(uid)
+        fact = await self._control.runtime_view.handle(uid)
         if fact["state"] == "stopped":
             return _back(fields, "stopped", fact["id"])
         await self._control.abort(uid)

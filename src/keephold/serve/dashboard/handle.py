@@ -52,7 +52,7 @@ class _Page:
         """A handle, by its uid; of an id, the newest that has it."""
         uid, control, now = request.path_params["uid"], self._control, time.time()
         try:
-            fact = await control.handle(uid)
+            fact = await control.runtime_view.handle(uid)
             printed = await self._printed(request, fact)
         except KeepholdError as error:
             if error.code == "handle_not_found":
@@ -60,16 +60,16 @@ class _Page:
             title = "No such handle any more" if error.code in _GONE else None
             status = (STATUS | _GONE).get(error.code, 400)
             return await self._look.problem(request, error.message, status, "/handles", title)
-        events = await control.timeline(uid)
-        workflow = await control.workflow(uid) if fact["kind"] == "workflow" else None
+        events = await control.store_view.timeline(uid)
+        workflow = await control.store_view.workflow(uid) if fact["kind"] == "workflow" else None
         return await self._look.page(
             request,
             "handle.html",
             fact=fact,
-            mine=await control.needs(handle=uid),
+            mine=await control.requests.page(handle=uid),
             moments=moments(events, fact),
             stretches=_scaled(stretches(events, fact, now)),
-            waiters=await control.waiters(uid),
+            waiters=await control.runtime_view.waiters(uid),
             printed=printed,
             terminal=await self._terminal(fact),
             journal=fact["journal"],
@@ -85,7 +85,7 @@ class _Page:
 
     async def _named(self, request: Request, id: str) -> Response:
         """To the newest handle of an id. Of several conversations that have one: a page with the newest of each."""
-        found = await self._control.handles(search=id, oneshot=True, limit=_FOUND)
+        found = await self._control.store_view.handles(search=id, oneshot=True, limit=_FOUND)
         newest: dict[str, dict[str, Any]] = {}
         for fact in found["handles"]:
             if fact["id"] == id:
@@ -131,7 +131,7 @@ class _Page:
         screen = self._screens.now(fact["uid"])
         if screen is not None:
             return screen | {"html": Markup(screen["html"])}  # made by `screen_html`, which escapes every text
-        tools = await self._control.tools()
+        tools = await self._control.runtime_view.tools()
         known = any(tool["name"] == fact["tool"] and tool["source"] == "terminal" for tool in tools)
         if not known and not fact["terminal"]:
             return None
@@ -143,7 +143,7 @@ class _Page:
             return None
         id = conversation_of(fact["conversation"], fact["metadata"].get("agentId") or fact["tool"], fact["uid"])
         try:
-            await self._control.conversation(id)
+            await self._control.store_view.conversation(id)
         except KeepholdError:  # a program's conversation is its own
             return None
         return id

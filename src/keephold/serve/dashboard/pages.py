@@ -55,10 +55,10 @@ class Today:
     """Those with the most failures, the first of them; none that has not failed."""
 
 
-async def today(control: StoreView, now: float) -> Today:
+async def today(view: StoreView, now: float) -> Today:
     """What has stopped since midnight, by the clock of this machine."""
     handles, failures, outcomes = Counter[str](), Counter[str](), Counter[str]()
-    for (tool, status, ended_by), count in (await control.ended(_midnight(now))).items():
+    for (tool, status, ended_by), count in (await view.ended(_midnight(now))).items():
         shape, word = mark({"state": "stopped", "ended_by": ended_by, "ok": status == "completed"})
         outcomes[word] += count
         handles[tool] += count
@@ -154,12 +154,12 @@ class Pages:
     async def home(self, request: Request, *, status: int = 200, drafts: dict[str, Any] | None = None) -> Response:
         """What needs the person, what runs, what has just happened. `drafts`: what was typed and could not be taken,
         by need."""
-        needs = await self._control.needs(limit=_NEEDS)
+        needs = await self._control.requests.page(limit=_NEEDS)
         listed = {need["id"] for need in needs}
         for id in set(drafts or ()) - listed:  # of one that would not be on the page yet
-            needs = [need for need in [await self._control.need(id)] if need is not None] + needs
-        running = await self._control.handles(state="live", oneshot=True, limit=_RUNNING)
-        happened = await self._control.handles(state="stopped", sort="stopped", limit=_HAPPENED)
+            needs = [need for need in [await self._control.requests.get(id)] if need is not None] + needs
+        running = await self._control.store_view.handles(state="live", oneshot=True, limit=_RUNNING)
+        happened = await self._control.store_view.handles(state="stopped", sort="stopped", limit=_HAPPENED)
         return await self._look.page(
             request,
             "home.html",
@@ -189,7 +189,7 @@ class Pages:
             "group": _one_of(GROUPS, asked.get("group")),
             "oneshot": "yes" if asked.get("oneshot") else "",
         }
-        found = await self._control.handles(
+        found = await self._control.store_view.handles(
             conversation=chosen["conversation"] or None,
             state=chosen["state"] or None,
             kind=chosen["kind"] or None,
@@ -201,7 +201,7 @@ class Pages:
             oneshot=bool(chosen["oneshot"]),
         )
         await self._tell_ends(found["handles"])
-        needs = await self._control.needs()
+        needs = await self._control.requests.page()
         query = {name: value for name, value in chosen.items() if value and (name, value) != ("sort", "newest")}
         return await self._look.page(
             request,
@@ -216,7 +216,7 @@ class Pages:
                 "sort": {sort: _ORDERS.get(sort, f"By {sort}") for sort in SORTS},
                 "group": tuple(GROUPS),
             },
-            tools=sorted(tool["name"] for tool in await self._control.tools()),
+            tools=sorted(tool["name"] for tool in await self._control.runtime_view.tools()),
             first=_address("/handles", query) if asked.get("after") else None,
             following=_address("/handles", query | {"after": found["next"]}) if found["next"] else None,
         )
@@ -233,7 +233,7 @@ class Pages:
     async def conversations(self, request: Request) -> Response:
         """Conversations, each sub-agent's below its caller's."""
         after = request.query_params.get("after") or None
-        found = await self._control.conversations(after=after, limit=_PLACES)
+        found = await self._control.store_view.conversations(after=after, limit=_PLACES)
         whole = after is None and found["next"] is None
         return await self._look.page(
             request,
@@ -248,7 +248,7 @@ class Pages:
         asked = request.query_params
         place = asked.get("conversation", "").strip()
         before = int(asked["before"]) if asked.get("before", "").isdecimal() and len(asked["before"]) < 19 else None
-        found = await self._control.notifications(conversation=place or None, before=before, limit=_NEWS)
+        found = await self._control.store_view.notifications(conversation=place or None, before=before, limit=_NEWS)
         query = {"conversation": place} if place else {}
         return await self._look.page(
             request,
@@ -263,7 +263,7 @@ class Pages:
     async def keys(self, request: Request) -> Response:
         """What waits for the outside, by the ids of its keys: the keys themselves are on no page (K5)."""
         place, after = request.query_params.get("conversation", "").strip(), request.query_params.get("after")
-        found = await self._control.keys(place or None, after or None, _KEYS)
+        found = await self._control.store_view.keys(place or None, after or None, _KEYS)
         by_place: dict[str, list[dict[str, Any]]] = {}
         for key in found["keys"]:
             by_place.setdefault(key["conversation"], []).append(key)
@@ -272,19 +272,21 @@ class Pages:
             request,
             "keys.html",
             places=by_place,
-            counts=await self._control.count_keys(list(by_place)),
+            counts=await self._control.store_view.count_keys(list(by_place)),
             first=_address("/keys", query) if after else None,
             following=_address("/keys", query | {"after": found["next"]}) if found["next"] else None,
         )
 
     async def stats(self, request: Request) -> Response:
         """Numbers: of now, of today, since the server started, and how much is stored."""
-        stopped = await today(self._control, time.time())
-        return await self._look.page(request, "stats.html", stats=await self._control.stats(), today=stopped)
+        stopped = await today(self._control.store_view, time.time())
+        return await self._look.page(
+            request, "stats.html", stats=await self._control.runtime_view.stats(), today=stopped
+        )
 
     async def tools(self, request: Request) -> Response:
         """What can be called."""
-        tools = sorted(await self._control.tools(), key=lambda tool: str(tool["name"]))
+        tools = sorted(await self._control.runtime_view.tools(), key=lambda tool: str(tool["name"]))
         own = [tool for tool in tools if not tool["builtin"]]
         return await self._look.page(
             request, "tools.html", own=own, builtin=[tool for tool in tools if tool["builtin"]]

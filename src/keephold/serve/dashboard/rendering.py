@@ -80,7 +80,7 @@ class Look:
         frame = {
             "path": request.url.path,
             "here": f"{request.url.path}?{query}" if query else request.url.path,
-            "open_needs": await self._control.count_needs(),
+            "open_needs": await self._control.requests.count(),
             "now": time.time(),
             "said": said(request.query_params.get("said", ""), request.query_params.get("of", "")),
             "wrong": None,
