@@ -17,7 +17,7 @@ from keephold.durable.calls import Durability
 from keephold.durable.deferred import ResolveOutcome, read_resolution
 from keephold.durable.keys import Key
 from keephold.durable.waits import open_keys
-from keephold.errors import KeepholdError, ToolError
+from keephold.errors import KeepholdError
 from keephold.handles.clock import Clock, SystemClock
 from keephold.handles.handle import HandleInfo
 from keephold.handles.registry import Registry
@@ -349,15 +349,13 @@ class Runtime:
     async def send(
         self, id: str, input: Any = msgspec.UNSET, *, keys: Sequence[str] = (), conversation: str
     ) -> dict[str, Any]:
-        """As a person, send a handle of this runtime input or a terminal's keys, or answer its open question (C6, Q4).
+        """As a person, send a handle input or a terminal's keys, or answer its open question (C6, Q4).
         None closes its input.
 
         Returns its state when it has settled, as a reply shows it (C3). Raises `ToolError` if it is refused.
         """
         await self._ready()
         handle = await Handles(self.registry, conversation).find(id)
-        if self.relay.elsewhere(handle):
-            raise ToolError(f"Handle `{id}` is run by another process; `keephold send` reaches it", code="not_running")
         reply = await send_input.send(self.actions, handle, input, keys)
         return msgspec.json.decode(reply.result, type=dict[str, Any])
 

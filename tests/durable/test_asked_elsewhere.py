@@ -1,9 +1,10 @@
 """Questions and permission of a handle that another runtime on the same store runs (Q4, A6, P1)."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.durable.lives import in_state, only, stored_in, until
@@ -12,6 +13,10 @@ from tests.turn.people import Person
 
 import keephold
 from keephold import Call, Question, Runtime, Tool, Turn
+from keephold.handles.handle import Handle
+from keephold.handles.question import question_key
+from keephold.handles.state import Waiting
+from keephold.mcp.tasks import Tasks
 from keephold.policies import QuestionPolicy
 from keephold.tools.base import SpawnPolicy
 from keephold.turn.prompts import Answer, Approved, Denied, RunTool
@@ -27,7 +32,7 @@ async def asks(call: Call, secret: bool = False) -> str:
 
 @asynccontextmanager
 async def another(
-    directory: Path, tool: Tool, person: Person | None, **arguments: bool
+    directory: Path, tool: Tool, person: Person | None, **arguments: int
 ) -> AsyncIterator[tuple[Runtime, Turn]]:
     """The second runtime and its turn; the first runs handle `a` of that tool, with that person before it."""
     tools, store = [replace(tool, spawn=KEPT)], stored_in(directory)
@@ -91,3 +96,49 @@ async def test_P1_the_person_at_the_handles_own_runtime_is_asked(
         assert result in response.result and not response.is_error
         (prompt,) = person.seen
         assert isinstance(prompt, RunTool) and (prompt.action, prompt.id) == ("apply", "a")
+
+
+@keephold.tool(actions=TALKING)
+async def talks(call: Call, questions: int = 1) -> str:
+    """Asks so many times, then reads a line."""
+    said = [await call.ask(Question(id="q", text="?", answer_type="Text")) for _ in range(questions)]
+    return f"{said} {await call.input()}"
+
+
+async def by_model(rt: Runtime, handle: Handle, key: str) -> None:
+    """As a batch does: without naming the question."""
+    late = await rt.actions.perform(handle, "apply", {"input": "late"}, by="model")
+    assert (late.code, "nothing was sent" in late.result) == ("not_running", True)
+
+
+async def by_tasks_update(rt: Runtime, handle: Handle, key: str) -> None:
+    tasks = Tasks(SimpleNamespace(runtime=rt, followed_by=lambda tasks: None), after=1)  # type: ignore[arg-type]
+    await tasks.answer(handle, {key: {"action": "accept", "content": {"q": "late"}}})
+
+
+async def by_declined_task(rt: Runtime, handle: Handle, key: str) -> None:
+    tasks = Tasks(SimpleNamespace(runtime=rt, followed_by=lambda tasks: None), after=1)  # type: ignore[arg-type]
+    await tasks.answer(handle, {key: {"action": "decline"}})
+
+
+@pytest.mark.parametrize("answering", [by_model, by_tasks_update, by_declined_task])
+@pytest.mark.parametrize("questions", [1, 2], ids=["it reads now", "it asks again"])
+async def test_C6_a_late_answer_from_another_process_is_refused_and_never_input(
+    tmp_path: Path, answering: Callable[[Runtime, Handle, str], Awaitable[None]], questions: int
+) -> None:
+    async with another(tmp_path, talks, None, questions=questions) as (second, turn):
+        await until(lambda: in_state(second, "a", "waiting"))
+        handle = second.registry.find("a", "main")
+        seen = handle.state
+        assert isinstance(seen, Waiting)
+        await reply(turn, apply("talks", "a", "yes"))
+        await until(lambda: in_state(second, "a", "running" if questions == 1 else "waiting"))
+        now = handle.state
+        assert now != seen
+        handle.state = handle.decided = seen  # what this process saw before the answer
+        await answering(second, handle, question_key(seen.question, seen.number))
+        handle.state = handle.decided = now
+        for _ in range(questions):
+            await reply(turn, apply("talks", "a", "in time"))
+        (done,) = (await reply(turn, wait_all("a")))["completed"]
+        assert done["result"] == ("['yes'] in time" if questions == 1 else "['yes', 'in time'] in time")

@@ -262,24 +262,25 @@ async def test_Q1_yes_and_no_are_answers(tmp_path: Path, typed: str, answer: boo
         assert (await rt.send("s", typed, conversation="main"))["result"] == str(answer).lower()
 
 
-async def test_rt_send_is_for_handles_of_this_runtime(tmp_path: Path) -> None:
+async def test_rt_send_reaches_a_handle_wherever_it_runs(tmp_path: Path) -> None:
     async with (
         Runtime([talk], store=stored_in(tmp_path)) as rt,
         Runtime([talk], store=stored_in(tmp_path)) as other,
         rt.turn("main") as turn,
     ):
         await turn.run([spawn("talk", "t")])
-        with pytest.raises(ToolError, match="run by another process"):
-            await other.send("t", "bye", conversation="main")
-        with pytest.raises(ToolError, match="nothing to send"):
-            await rt.send("t", conversation="main")
-        with pytest.raises(ToolError, match="takes no keys"):
-            await rt.send("t", keys=["ENTER"], conversation="main")
-        with pytest.raises(ToolError, match="not found"):
-            await rt.send("u", "bye", conversation="main")
+        assert (await other.send("t", "hi", conversation="main"))["content"].endswith("you said hi\n")
+        for each in (rt, other):
+            with pytest.raises(ToolError, match="nothing to send"):
+                await each.send("t", conversation="main")
+            with pytest.raises(ToolError, match="takes no keys"):
+                await each.send("t", keys=["ENTER"], conversation="main")
+            with pytest.raises(ToolError, match="not found"):
+                await each.send("u", "bye", conversation="main")
         await rt.send("t", "bye", conversation="main")
-        with pytest.raises(ToolError, match="is stopped"):
-            await rt.send("t", "bye", conversation="main")
+        for each in (rt, other):
+            with pytest.raises(ToolError, match="is stopped"):
+                await each.send("t", "bye", conversation="main")
 
 
 async def test_attach_is_for_terminals(tmp_path: Path) -> None:

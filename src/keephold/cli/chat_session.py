@@ -31,10 +31,9 @@ from keephold.control.handle_json import facts
 from keephold.control.resolve_handle import find
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
-from keephold.handles.state import Reply, Stopped
+from keephold.handles.state import Stopped
 from keephold.store.base import Record, TranscriptLine
 from keephold.turn.notifications import AUTOMATIC
-from keephold.turn.slot import slot_of
 
 if TYPE_CHECKING:
     from keephold.agent.conversation import Conversation
@@ -150,18 +149,7 @@ class Commands:
         if not handle.active:
             self._say(f"{one_line(id)} has stopped already.")
             return
-        answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        slot = slot_of(handle, "abort", {}, by="person")
-
-        def answer(reply: Reply) -> None:
-            if not answered.done():
-                answered.set_result(reply)
-
-        if runtime.relay.elsewhere(handle):
-            runtime.relay.ask(handle, slot, answer)
-        else:
-            runtime.actions.act(slot, handle, answer)
-        reply = await answered
+        reply = await runtime.actions.perform(handle, "abort", by="person")
         if reply.is_error:
             raise KeepholdError(reply.result, code=reply.code or "tool_error")
 

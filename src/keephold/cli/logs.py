@@ -13,9 +13,9 @@ import msgspec
 from keephold.cli.parameters import NAME
 from keephold.cli.printing import print_json
 from keephold.cli.store import Where, opened, run, where_options
-from keephold.control.owner_connection import gone
 from keephold.control.safe_text import Plain, Raw, Readable, Rendered
 from keephold.turn import attach_protocol as frames
+from keephold.turn.owner_connection import gone
 
 
 @click.command()

@@ -4,7 +4,6 @@ Clients were authenticated before (`serve/door.py`) and act as the runtime's use
 such as answering an exclusive question.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, cast
@@ -14,7 +13,6 @@ import msgspec
 from keephold.control import output
 from keephold.control.open_requests import OpenRequests, RequestsView, question_of
 from keephold.control.runtime_view import RuntimeView
-from keephold.control.stored_output import talking
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
 from keephold.handles.question import question_key
@@ -22,12 +20,11 @@ from keephold.handles.state import Reply, Waiting
 from keephold.handles.view import Handles
 from keephold.handles.waits import all_of, any_of
 from keephold.runtime import Runtime
-from keephold.store.base import Forgotten, Record
+from keephold.store.base import Forgotten
 from keephold.tools.base import Action
-from keephold.turn import attach_protocol as frames
 from keephold.turn import send_input
 from keephold.turn.prompts import RunTool
-from keephold.turn.slot import Slot, ToolCall, checked_again, slot_of
+from keephold.turn.slot import Slot, ToolCall, checked_again
 
 
 class Control:
@@ -84,45 +81,23 @@ class Control:
         """Send a handle input or keys, or answer its open question, as the user (C6); None closes its stdin.
 
         With `answers`, send it only as the answer to that question (`turn/slot.py`). Returns the reply of C3."""
-        handle, record = await self._known(uid)
+        handle = await self._known(uid)
         if isinstance(handle.state, Waiting):
             self._check_writable()
-        if self.runtime.relay.elsewhere(handle):  # not by way of the store: it may be a password
-            want = frames.Want(uid=uid, want="send", input=input, keys=tuple(keys), secret=secret, answers=answers)
-            return await self._send(record, want)
         reply = await send_input.send(self.runtime.actions, handle, input, keys, secret=secret, answers=answers)
         return _decoded(reply)
 
-    async def _send(self, record: Record, want: frames.Want) -> dict[str, Any]:
-        async with talking(self._store, record, want) as talk:
-            while True:
-                kind, payload = await talk.receive()
-                if kind == frames.REPLY:
-                    return msgspec.json.decode(payload, type=dict[str, Any])
-
     async def abort(self, uid: str) -> dict[str, Any]:
         """Abort a handle in any process (C7), and return the reply of C3. A second abort does nothing."""
-        handle, _ = await self._known(uid)
-        slot = slot_of(handle, "abort", {}, by="person")
-        answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-
-        def answer(reply: Reply) -> None:
-            if not answered.done():
-                answered.set_result(reply)
-
-        if self.runtime.relay.elsewhere(handle):
-            self.runtime.relay.ask(handle, slot, answer)
-        else:
-            self.runtime.actions.act(slot, handle, answer)
-        reply = await answered
+        handle = await self._known(uid)
+        reply = await self.runtime.actions.perform(handle, "abort", by="person")
         if reply.is_error and handle.active:
             raise KeepholdError(reply.result, code=reply.code or "tool_error")
         return _decoded(reply)
 
-    async def _known(self, uid: str) -> tuple[Handle, Record]:
+    async def _known(self, uid: str) -> Handle:
         """Return this runtime's handle of that uid. Raises `KeepholdError` if there is none."""
-        record = await self.store_view.record(uid)
-        return self.runtime.registry.adopt(record), record
+        return self.runtime.registry.adopt(await self.store_view.record(uid))
 
     async def wait(
         self,

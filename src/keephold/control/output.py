@@ -15,7 +15,6 @@ from typing import Any, cast
 import msgspec
 
 from keephold.control.base import Talk
-from keephold.control.owner_connection import running
 from keephold.control.safe_text import Keyless, Plain, Readable, Rendered
 from keephold.control.stored_output import stored_output, talking
 from keephold.durable.keys import LONGEST, masked, masked_part, unfinished_key
@@ -30,6 +29,7 @@ from keephold.store.base import Record, Store
 from keephold.tools.builtin.read_output import Kept, matches_in, piece_of
 from keephold.turn import attach_protocol as frames
 from keephold.turn.output_follower import Following
+from keephold.turn.owner_connection import running
 
 PIECE = 65_536
 """The most bytes of one piece."""

@@ -10,7 +10,6 @@ import msgspec
 
 from keephold.control.base import Talk
 from keephold.control.handle_json import is_parked, owner_of
-from keephold.control.owner_connection import gone, linked, running
 from keephold.errors import KeepholdError
 from keephold.handles.handle import HandleInfo
 from keephold.handles.output import Output
@@ -20,6 +19,7 @@ from keephold.handles.text import to_json
 from keephold.handles.timeline import asciicast
 from keephold.store.base import Record, Store
 from keephold.turn import attach_protocol as frames
+from keephold.turn.owner_connection import gone, linked, running
 
 _CHUNK = 1 << 16
 

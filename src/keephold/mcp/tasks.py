@@ -21,13 +21,12 @@ from pydantic import Field
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle, OnStop
 from keephold.handles.question import question_key
-from keephold.handles.state import Failure, Outcome, Reply, Running, State, Stopped, Waiting
+from keephold.handles.state import Failure, Outcome, Running, State, Stopped, Waiting
 from keephold.mcp.calls import Calls, Context, Served, elicits, plain, unknown
 from keephold.mcp.elicit import Asker, Elicit, elicitation, question_form
 from keephold.mcp.results import may_be_task, result
 from keephold.store.base import Annotated, TakenBack
 from keephold.turn.prompt_queue import PromptQueue
-from keephold.turn.slot import slot_of
 
 TASKS = "io.modelcontextprotocol/tasks"
 MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
@@ -199,38 +198,21 @@ class Tasks(Extension):
         if asker is not None:
             await asker.taken(responses)
         elif isinstance(handle.state, Waiting) and runtime.relay.elsewhere(handle):
-            question = handle.state.question
-            said = responses.get(question_key(question, handle.state.number))
+            question, perform = handle.state.question, runtime.actions.perform
+            key = question_key(question, handle.state.number)
+            said = responses.get(key)
             content = said.get("content") if isinstance(said, Mapping) else None
             if isinstance(said, Mapping) and said.get("action") in ("decline", "cancel"):
-                await self._by_person(handle, "apply", {}, declines=True)
+                await perform(handle, "apply", by="person", answers=key, declines=True)
             elif isinstance(content, Mapping) and question.id in content:
-                await self._by_person(handle, "apply", {"input": content[question.id]})
+                given = {"input": content[question.id]}
+                await perform(handle, "apply", given, by="person", answers=key, secret=question.secret)
         await runtime.registry.write(())
 
     async def cancel(self, handle: Handle) -> None:
         """End a task; one that is over stays as it is."""
         if handle.active:
-            await self._by_person(handle, "abort", {})
-
-    async def _by_person(
-        self, handle: Handle, action: Any, arguments: dict[str, Any], *, declines: bool = False
-    ) -> None:
-        """What a client does with its task, it does as the person behind it."""
-        runtime = self._calls.runtime
-        slot = slot_of(handle, action, arguments, by="person")
-        slot.declines = declines
-        done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-
-        def answer(reply: Reply) -> None:
-            if not done.done():
-                done.set_result(reply)
-
-        if runtime.relay.elsewhere(handle):
-            runtime.relay.ask(handle, slot, answer)
-        else:
-            runtime.actions.act(slot, handle, answer)
-        await done
+            await self._calls.runtime.actions.perform(handle, "abort", by="person")
 
     # What a task looks like
 

@@ -19,7 +19,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from keephold.control.owner_connection import running
 from keephold.errors import KeepholdError, ToolError
 from keephold.serve.dashboard.painting import screen_html
 from keephold.serve.operations import read_body, refusal
@@ -27,6 +26,7 @@ from keephold.serve.sse import EventStream, event
 from keephold.serve.watched_terminal import LocalTerminal, RemoteTerminal, Shown, Watched
 from keephold.tools.terminal.keys import as_bytes
 from keephold.turn.attach_protocol import Size
+from keephold.turn.owner_connection import running
 
 if TYPE_CHECKING:
     from keephold.runtime import Runtime

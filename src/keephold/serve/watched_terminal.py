@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 
-from keephold.control.owner_connection import Link, OwnerAddress, linked
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.tools.base import Screen, SupportsScreen
@@ -20,6 +19,7 @@ from keephold.turn import attach_protocol as frames
 from keephold.turn.attach_protocol import Size
 from keephold.turn.attach_server import Driving, Streams
 from keephold.turn.output_follower import Following
+from keephold.turn.owner_connection import Link, OwnerAddress, linked
 from keephold.turn.replies import time_of_day
 
 PAUSE = 0.05
@@ -220,7 +220,7 @@ class RemoteTerminal:
         return shown_by(self._emulator)
 
     async def follow(self) -> AsyncIterator[None]:
-        want = frames.Want(uid=self._to.record.uid, want="follow", screen=True)
+        want = frames.Want(uid=self._to.uid, want="follow", screen=True)
         async with linked(self._to, want) as link:
             while True:
                 kind, payload = await link.receive()
@@ -259,7 +259,7 @@ class RemoteTerminal:
 
     async def _printed(self, total: int) -> bytes:
         data = bytearray()
-        async with linked(self._to, frames.Want(uid=self._to.record.uid, want="read")) as link:
+        async with linked(self._to, frames.Want(uid=self._to.uid, want="read")) as link:
             while len(data) < total:
                 kind, payload = await link.receive()
                 if kind == frames.OUTPUT:
@@ -270,7 +270,7 @@ class RemoteTerminal:
 
     async def drive(self, size: Size) -> None:
         screen = self._emulator.screen()
-        want = frames.Want(uid=self._to.record.uid, want="attach", rows=size.rows, cols=size.cols)
+        want = frames.Want(uid=self._to.uid, want="attach", rows=size.rows, cols=size.cols)
         async with contextlib.AsyncExitStack() as stack:
             link = await stack.enter_async_context(linked(self._to, want))
             await link.receive()  # what it shows, or a refusal

@@ -5,7 +5,7 @@
 
 import asyncio
 from collections.abc import Callable, Container, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from keephold.durable.calls import Durability
 from keephold.errors import ToolError
@@ -13,20 +13,21 @@ from keephold.handles.handle import Handle, OnStop, Watcher
 from keephold.handles.observing import answered
 from keephold.handles.question import answer_fits, expected, question_key
 from keephold.handles.registry import Registry
-from keephold.handles.state import Failure, Outcome, Pending, Reply, Running, State, Stopped, Waiting, name
+from keephold.handles.state import Failure, Outcome, Pending, Reply, Running, Stopped, Waiting, name
 from keephold.handles.view import Handles
 from keephold.limits import Limits
 from keephold.schema.arguments import decode_input
 from keephold.store.base import Rewritten
-from keephold.tools.base import Invocation, Launching, Tool
+from keephold.tools.base import Action, Invocation, Launching, Tool
 from keephold.tools.toolbox import Toolbox
 from keephold.turn.admission import Admission
 from keephold.turn.permission import ASK, Permission, Verdict, require
 from keephold.turn.questions import not_answered
 from keephold.turn.relay import Relay
 from keephold.turn.replies import CANCELLED, Replies, aborted, error_reply, failed_reply
+from keephold.turn.send_input import read_input
 from keephold.turn.settle import Settle, printed
-from keephold.turn.slot import Slot, checked_again
+from keephold.turn.slot import By, Slot, backs_out, checked_again, slot_of
 
 Answer = Callable[[Reply], None]
 
@@ -70,14 +71,47 @@ class Actions:
         else:
             self.act(slot, handle, answer)
 
+    async def perform(
+        self,
+        handle: Handle,
+        action: Action,
+        arguments: dict[str, Any] | None = None,
+        *,
+        by: By,
+        secret: bool = False,
+        answers: str | None = None,
+        declines: bool = False,
+    ) -> Reply:
+        """Fetch, apply or abort a handle outside any batch, in whichever process it runs; a refusal is an error reply.
+
+        `secret`, `answers` and `declines` are those of `Slot`. The store never gets a secret, nor what a person types.
+        """
+        slot = slot_of(handle, action, arguments or {}, by)
+        slot.secret, slot.answers, slot.declines = secret, answers, declines
+        answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+        def answer(reply: Reply) -> None:
+            if not answered.done():
+                answered.set_result(reply)
+
+        try:
+            if self._relay.elsewhere(handle):
+                self._relay.ask(handle, slot, answer)
+            else:
+                self.act(slot, handle, answer)
+        except ToolError as error:
+            return error_reply(error)
+        return await answered
+
     def act(self, slot: Slot, handle: Handle, answer: Answer) -> None:
         """Fetch, apply or abort a handle of this runtime, or one that nobody runs, if that is permitted (P1)."""
         tool = handle.tool
         if slot.action == "apply":
+            if slot.by == "person" and not slot.declines:
+                slot.arguments = read_input(handle, slot.arguments)
             _check_takes_input(handle)  # before anybody is asked about it
-        if slot.declines and isinstance(handle.state, Waiting) and handle.run is not None:
-            handle.watch(OnStop(lambda _: answer(self._replies.handle(handle))))
-            handle.run.end(not_answered(handle.state.question.id, None), "self")
+        if slot.declines:
+            self._decline(slot, handle, answer)
             return
         verdict = None
         if slot.by != "person":
@@ -94,6 +128,14 @@ class Actions:
                 handle.watch(ended)
         else:
             self._act(slot, handle, verdict, answer)
+
+    def _decline(self, slot: Slot, handle: Handle, answer: Answer) -> None:
+        """Q7: the user does not want to answer the question."""
+        state = handle.state
+        _check_asks(handle, slot.answers or "")
+        assert isinstance(state, Waiting) and handle.run is not None
+        handle.watch(OnStop(lambda _: answer(self._replies.handle(handle))))
+        handle.run.end(not_answered(state.question.id, None), "self")
 
     def _act(self, slot: Slot, handle: Handle, verdict: Outcome | None, answer: Answer) -> None:
         skipped = require(verdict)
@@ -327,7 +369,7 @@ class Actions:
 
     def _apply(self, handle: Handle, slot: Slot, answer: Answer) -> None:
         """C6: input for a running tool, the answer for a waiting one; which of them, is what the caller can see."""
-        if slot.by == "assistant" and handle.run is not None and handle.run.unseen:
+        if slot.by == "model" and handle.run is not None and handle.run.unseen:
             handle.run.probe()  # a password prompt that nobody has noticed yet is not the assistant's to answer (Q4)
         if handle.decided is handle.state:
             self._apply_now(handle, slot, answer)
@@ -344,19 +386,18 @@ class Actions:
         given, state, run, since = slot.arguments.get("input"), handle.state, handle.run, printed(handle)
         _check_takes_input(handle)
         assert run is not None
-        if handle.driver is not None and slot.by == "assistant":
+        if handle.driver is not None and slot.by == "model":
             raise ToolError(
                 f"A person is driving handle `{handle.id}` at the moment; nothing was sent. Look with `fetch`, or wait "
                 "until it is handed back.",
                 code="driven_by_person",
             )
-        if slot.answers is not None and not _asks(state, slot.answers):
-            which = "no question" if not slot.answers else f"no question `{slot.answers}`"
-            raise ToolError(f"Handle `{handle.id}` asks {which} now; nothing was sent", code="not_running")
+        if slot.answers is not None:
+            _check_asks(handle, slot.answers)
         if slot.secret and not (isinstance(state, Waiting) and state.question.secret):
             raise ToolError(f"Handle `{handle.id}` asks for no secret now; nothing was sent", code="not_running")
-        if isinstance(state, Waiting) and not _backs_out(slot):
-            if slot.by == "assistant" and not run.open_to_caller:
+        if isinstance(state, Waiting) and not backs_out(slot):
+            if slot.by == "model" and not run.open_to_caller:
                 raise ToolError(
                     f"Only a person may answer question `{state.question.id}` of handle `{handle.id}`; it stays open. "
                     "Wait for them with `await`, or abort the handle.",
@@ -377,7 +418,7 @@ class Actions:
     def _settle(self, handle: Handle, since: int, answer: Answer) -> None:
         Settle(handle, lambda because: answer(self._replies.handle(handle, because=because)), since=since)
 
-    def _abort(self, handle: Handle, by: Literal["assistant", "person"], answer: Answer) -> None:
+    def _abort(self, handle: Handle, by: By, answer: Answer) -> None:
         """C7: the reply is the stopped state; aborting twice is harmless."""
         if handle.active:
             handle.watch(OnStop(lambda _: answer(self._replies.handle(handle))))
@@ -406,17 +447,13 @@ def _check_takes_input(handle: Handle) -> None:
         )
 
 
-def _asks(state: State, answers: str) -> bool:
-    """Whether that question is open: by its id or its key; empty: any."""
-    if not isinstance(state, Waiting):
-        return False
-    return answers in ("", state.question.id, question_key(state.question, state.number))
-
-
-def _backs_out(slot: Slot) -> bool:
-    """Whether it presses Ctrl-C at a terminal and nothing else: that answers no question, whoever may answer it."""
-    keys = slot.arguments.get("keys") or ()
-    return slot.arguments.get("input") is None and bool(keys) and all(key.upper() == "C-C" for key in keys)
+def _check_asks(handle: Handle, answers: str) -> None:
+    """Refuse an answer if its question, named by id or key, is not open; empty stands for any question."""
+    state = handle.state
+    if isinstance(state, Waiting) and answers in ("", state.question.id, question_key(state.question, state.number)):
+        return
+    which = "no question" if not answers else f"no question `{answers}`"
+    raise ToolError(f"Handle `{handle.id}` asks {which} now; nothing was sent", code="not_running")
 
 
 class _OnPark(OnStop):

@@ -1,26 +1,30 @@
-"""Handles of other processes on the same store: what only their owner can do is asked of it (M3).
+"""Handles of other processes on the same store: owner-only operations are forwarded to the owner (M3).
 
-A request is a row; the bell tells the owner, who acts and writes the reply. An owner that lives and is silent for 5 s
-is an error that says so; of one that is dead the handle is recovered first.
+A request is a row; the bell wakes the owner, which acts and writes the reply. Input that a person sends goes over the
+owner's attach socket instead: it may be a password, so the store never gets it. If the owner lives but is silent for
+5 s, the call fails and says so. If the owner is dead, its handle is recovered first.
 """
 
 import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
+from keephold.handles.question import question_key
 from keephold.handles.registry import Registry
-from keephold.handles.state import Reply
+from keephold.handles.state import Reply, Waiting
 from keephold.store.base import Replied, Request, RequestClosed, Requested
 from keephold.tools.base import Action
 from keephold.tools.run import FORCE_SECS
+from keephold.turn.attach_protocol import REPLY, Want
+from keephold.turn.owner_connection import OwnerAddress, linked, socket_of
 from keephold.turn.replies import aborted, error_reply
-from keephold.turn.slot import Slot, slot_of
+from keephold.turn.slot import By, Slot, backs_out, slot_of
 
 if TYPE_CHECKING:
     from keephold.turn.actions import Actions
@@ -33,15 +37,16 @@ _TAKEN = b""
 """The reply of an owner that has begun and is not done yet."""
 
 
-class _Wanted(msgspec.Struct):
-    """A request, as it is stored."""
+class _Wanted(msgspec.Struct, omit_defaults=True):
+    """A request, as it is stored: the whole call, but never a secret."""
 
     action: Action
     cursor: int
     arguments: dict[str, Any] = {}
-    """What else the call says: of `apply` its input, of a terminal's also keys, a size, a view."""
+    """The other arguments of the call: the input of an `apply`; for a terminal also keys, a size, a view."""
     cause: str = ""
-    by: Literal["assistant", "person"] = "assistant"
+    by: By = "model"
+    answers: str | None = None
     declines: bool = False
 
 
@@ -66,23 +71,57 @@ class Relay:
         self._registry.run_soon(self._ask(handle, slot, answer))
 
     async def _ask(self, handle: Handle, slot: Slot, answer: Callable[[Reply], None]) -> None:
-        assert slot.action is not None
         try:
-            reply = await self._request(
-                handle, _Wanted(slot.action, handle.cursor, slot.arguments, slot.cause.decode(), slot.by, slot.declines)
-            )
+            reply = await self._forward(handle, slot)
             if reply is not None:
                 answer(reply)
             elif slot.cause and await self._registry.recorded(handle, slot.cause):
                 answer(self.actions.show(handle))
-            else:  # nobody there did it, and nobody there will
+            else:  # no process has done it, or will
                 self.actions.act(slot, handle, answer)
         except KeepholdError as error:
             answer(error_reply(error if isinstance(error, ToolError) else ToolError(error.message, code=error.code)))
 
-    async def _request(self, handle: Handle, wanted: _Wanted) -> Reply | None:
-        registry, store, owner = self._registry, self._registry.store, handle.owner
-        assert owner is not None
+    async def _forward(self, handle: Handle, slot: Slot) -> Reply | None:
+        """Return the owner's reply; None if no other process runs the handle any more."""
+        store = self._registry.store
+        while self.elsewhere(handle):
+            owner, reply = handle.owner, None
+            assert owner is not None
+            if store.alive(owner):
+                path = socket_of(store, owner) if _is_typed(slot) else None
+                if path is not None:
+                    return await _send(OwnerAddress(handle.uid, handle.id, handle.tool.name, path), slot)
+                if slot.secret:
+                    raise _no_socket(handle)
+                reply = await self._request(handle, owner, slot)
+            if reply is not None:
+                return reply
+            await self._recover(handle, owner, slot)
+        return None
+
+    async def _recover(self, handle: Handle, owner: str, slot: Slot) -> None:
+        await self.recovery.take(owner)
+        await self._registry.refresh((handle.uid,))
+        if handle.owner == owner and slot.action == "abort":
+            await self.recovery.end_left(handle.uid, owner, aborted(slot.by))
+            await self._registry.refresh((handle.uid,))
+        if self.elsewhere(handle) and handle.owner == owner:
+            raise _gone(handle)
+
+    async def _request(self, handle: Handle, owner: str, slot: Slot) -> Reply | None:
+        """Write the request and wait for the reply; None if the owner dies."""
+        registry, store = self._registry, self._registry.store
+        assert slot.action is not None
+        wanted = _Wanted(
+            slot.action,
+            handle.cursor,
+            slot.arguments,
+            slot.cause.decode(),
+            slot.by,
+            _question_answered(handle, slot),
+            slot.declines,
+        )
         id, rung = secrets.token_hex(12), asyncio.Event()
         self._awaited[id] = rung
         try:
@@ -90,16 +129,7 @@ class Relay:
             body, asked_at = None, asyncio.get_running_loop().time()
             while not body:
                 if not store.alive(owner):
-                    await self.recovery.take(owner)
-                    await registry.refresh((handle.uid,))
-                    if handle.owner == owner and wanted.action == "abort":
-                        await self.recovery.end_left(handle.uid, owner, aborted(wanted.by))
-                        await registry.refresh((handle.uid,))
-                    if not self.elsewhere(handle):
-                        return None
-                    if handle.owner == owner:
-                        raise _gone(handle)
-                    return await self._request(handle, wanted)  # somebody who has the tool was first
+                    return None
                 with contextlib.suppress(TimeoutError):  # nothing rings when a process dies
                     async with asyncio.timeout(_LOOK_SECS):
                         await rung.wait()
@@ -142,8 +172,8 @@ class Relay:
             answer(error_reply(ToolError("the handle is not run here any more; ask again", code="handle_not_found")))
             return
         handle.cursor = max(handle.cursor, wanted.cursor)
-        slot = slot_of(handle, wanted.action, wanted.arguments, by=wanted.by)
-        slot.cause, slot.declines = wanted.cause.encode(), wanted.declines
+        slot = slot_of(handle, wanted.action, wanted.arguments, wanted.by)
+        slot.cause, slot.answers, slot.declines = wanted.cause.encode(), wanted.answers, wanted.declines
         try:
             self.actions.act(slot, handle, answer)
         except ToolError as error:
@@ -151,6 +181,40 @@ class Relay:
 
     def _reply(self, id: str, body: bytes) -> None:
         self._registry.commit((Replied(id, body),), lambda _: None, lambda _: None, keep=True)
+
+
+def _is_typed(slot: Slot) -> bool:
+    return slot.by == "person" and slot.action == "apply" and not slot.declines
+
+
+def _question_answered(handle: Handle, slot: Slot) -> str | None:
+    """Name the question that an `apply` answers, so that it is not taken for input if the question is closed by then.
+
+    C6: whether an `apply` is input or an answer depends on what its sender can see, which is the state in this process.
+    """
+    state = handle.state
+    if slot.answers is not None or slot.action != "apply" or not isinstance(state, Waiting) or backs_out(slot):
+        return slot.answers
+    return question_key(state.question, state.number)
+
+
+async def _send(to: OwnerAddress, slot: Slot) -> Reply:
+    """Send the owner what a person typed, over its attach socket."""
+    given, keys = slot.arguments.get("input", msgspec.UNSET), tuple(slot.arguments.get("keys", ()))
+    want = Want(uid=to.uid, want="send", input=given, keys=keys, secret=slot.secret, answers=slot.answers)
+    async with linked(to, want) as link:
+        while True:
+            kind, payload = await link.receive()
+            if kind == REPLY:
+                return Reply(payload.decode(), payload.decode())
+
+
+def _no_socket(handle: Handle) -> ToolError:
+    return ToolError(
+        f"The process that runs handle `{handle.id}` has no socket, and a secret is not written to the store; "
+        "answer where the handle runs.",
+        code="owner_not_answering",
+    )
 
 
 def _longest(handle: Handle) -> float:

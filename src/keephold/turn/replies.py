@@ -41,9 +41,9 @@ def failed_reply(call_id: str, error: Exception, tool: Tool | None = None) -> Re
     return error_reply(ToolError(f"The call failed: {type(error).__name__}: {error}"), tool)
 
 
-def aborted(by: Literal["assistant", "person"]) -> Failure:
+def aborted(by: Literal["model", "person"]) -> Failure:
     """C7: how a handle ends that somebody did not want any more."""
-    return Failure(f"Aborted by {'the assistant' if by == 'assistant' else 'a person'}.", "aborted")
+    return Failure(f"Aborted by {'the assistant' if by == 'model' else 'a person'}.", "aborted")
 
 
 def cancelled_reply() -> Reply:

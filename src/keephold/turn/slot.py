@@ -33,6 +33,10 @@ class Tools(Protocol):
     def check(self, tool: Tool, action: Action | None) -> ArgumentCheck: ...
 
 
+By = Literal["model", "person"]
+"""Who acts on a handle."""
+
+
 class Slot:
     """A call's place in its batch."""
 
@@ -80,8 +84,8 @@ class Slot:
         """The arguments as they were given, or `{}` where they are not even JSON: what is stored of them."""
         self.cause = b""
         """Of an `apply`: which call it is, recorded with what it sends, so that a resumed batch sends it once (B9)."""
-        self.by: Literal["assistant", "person"] = "assistant"
-        """Who sends it: a person may do what the assistant may not (C2, Q4)."""
+        self.by: By = "model"
+        """Who sends it: a person may do what the model may not (C2, Q4)."""
         self.declines = False
         """The person does not want to answer the open question (Q7)."""
         self.answers: str | None = None
@@ -112,14 +116,18 @@ class Slot:
             self.asking = None
 
 
-def slot_of(
-    handle: Handle, action: Action, arguments: dict[str, Any], *, by: Literal["assistant", "person"] = "assistant"
-) -> Slot:
-    """What is done to a handle outside any batch: for another process, or by the person behind a client."""
+def slot_of(handle: Handle, action: Action, arguments: dict[str, Any], by: By) -> Slot:
+    """Make the call of an action on a handle outside any batch."""
     slot = Slot(ToolCall(handle.call_id, handle.tool.name), 0)
     slot.tool, slot.action, slot.handle_id = handle.tool, action, handle.id
     slot.arguments, slot.by = arguments, by
     return slot
+
+
+def backs_out(slot: Slot) -> bool:
+    """Return whether an `apply` only presses Ctrl-C at a terminal: that answers no question, whoever sends it."""
+    keys = slot.arguments.get("keys") or ()
+    return slot.arguments.get("input") is None and bool(keys) and all(key.upper() == "C-C" for key in keys)
 
 
 def checked_again(slot: Slot, tool: Tool, edited: Any, toolbox: Toolbox, limits: Limits) -> dict[str, Any]:

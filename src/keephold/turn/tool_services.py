@@ -18,7 +18,7 @@ from keephold.tools.waiting.agents import Agents
 from keephold.tools.waiting.measure import Measure
 from keephold.turn.ending import all_stopped
 from keephold.turn.replies import CANCELLED
-from keephold.turn.slot import ToolCall, slot_of
+from keephold.turn.slot import ToolCall
 
 if TYPE_CHECKING:
     from keephold.runtime import Runtime
@@ -53,15 +53,11 @@ class ToolServices:
 
     async def end(self, handle: Handle, error: Failure, ended_by: EndedBy) -> None:
         """End a handle; it has stopped when this returns. One of another process ends in that one's words."""
-        relay = self._runtime.relay
-        if not relay.elsewhere(handle):
+        if not self._runtime.relay.elsewhere(handle):
             self._runtime.admission.end(handle, error, ended_by)
             await all_stopped([handle])
             return
-        slot = slot_of(handle, "abort", {})
-        answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        relay.ask(handle, slot, lambda reply: None if answered.done() else answered.set_result(reply))
-        reply = await answered
+        reply = await self._runtime.actions.perform(handle, "abort", by="model")
         if reply.is_error:
             raise ToolError(reply.result, code=reply.code or "tool_error")
 

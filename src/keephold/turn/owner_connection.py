@@ -1,4 +1,4 @@
-"""A connection to the process that runs a handle; `turn/attach_protocol.py` is what they speak."""
+"""The client's end of the attach protocol: a connection to the process that runs a handle."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,50 +7,57 @@ from typing import NamedTuple
 
 import msgspec
 
-from keephold.control.handle_json import owner_of
 from keephold.errors import KeepholdError
+from keephold.handles.state import Stopped
 from keephold.store.base import Record, Store
 from keephold.turn import attach_protocol as frames
 
 SILENT_SECS = 5.0
-"""How long the process may take to say its first word."""
+"""How long the process may take to send its first frame."""
 
 
 class OwnerAddress(NamedTuple):
-    """A handle that a process runs, and where that process listens."""
+    """A handle that a live process runs, and the socket of that process."""
 
-    record: Record
+    uid: str
+    id: str
+    tool: str
     path: str
 
 
 def running(store: Store, record: Record) -> OwnerAddress | None:
-    """Where a handle is run; None if no process does."""
-    where = getattr(store, "stream", None)  # SupportsStreams
-    if where is None or record.owner is None or owner_of(store, record) != "alive":
+    """Return where a handle is run; None if no live process runs it."""
+    if record.owner is None or isinstance(record.state, Stopped) or not store.alive(record.owner):
         return None
-    path = where(record.owner)
-    return None if path is None else OwnerAddress(record, path)
+    path = socket_of(store, record.owner)
+    return None if path is None else OwnerAddress(record.uid, record.id, record.tool, path)
+
+
+def socket_of(store: Store, owner: str) -> str | None:
+    """Return the path at which the runtime of an owner listens; None if the store does not know one."""
+    where = getattr(store, "stream", None)  # SupportsStreams
+    return None if where is None else where(owner)
 
 
 class Link:
-    """What the process says, frame by frame."""
+    """An open connection, read frame by frame."""
 
-    def __init__(self, record: Record, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._record = record
+    def __init__(self, to: OwnerAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._to = to
         self._reader = reader
         self._writer = writer
         self._patience: float | None = SILENT_SECS
 
     async def receive(self) -> tuple[str, bytes]:
-        """The next frame. Raises `KeepholdError` for a refusal, for silence, and if the process is gone."""
+        """Return the next frame. Raises `KeepholdError` if the process refuses, is silent or has died."""
         try:
             async with asyncio.timeout(self._patience):
                 received = await frames.receive(self._reader)
         except TimeoutError:
-            raise _silent(self._record) from None
+            raise _silent(self._to.id) from None
         self._patience = None
         if received is None:
-            raise gone(self._record.id, self._record.tool)
+            raise gone(self._to.id, self._to.tool)
         if received[0] == frames.ERROR:
             refused = msgspec.json.decode(received[1], type=frames.Refused)
             raise KeepholdError(refused.message, code=refused.code)
@@ -62,21 +69,21 @@ class Link:
 
 @asynccontextmanager
 async def linked(to: OwnerAddress, want: frames.Want) -> AsyncIterator[Link]:
-    """A connection over which that is asked for."""
+    """Connect to the process and send the request."""
     try:
         reader, writer = await asyncio.open_unix_connection(to.path)
     except OSError:
-        raise _silent(to.record) from None
-    link = Link(to.record, reader, writer)
+        raise _silent(to.id) from None
+    link = Link(to, reader, writer)
     try:
         link.send(frames.WANT, want)
         yield link
     finally:
-        writer.transport.abort()  # whatever was to be said is said, unless nobody listens
+        writer.transport.abort()
 
 
 def gone(id: str, tool: str) -> KeepholdError:
-    """What is said of a handle whose process has died."""
+    """Make the error for a handle whose process has died."""
     return KeepholdError(
         f"The process that ran handle `{id}` is gone; a runtime that has its tool `{tool}` goes on with it, or tells "
         "how it ended",
@@ -84,8 +91,8 @@ def gone(id: str, tool: str) -> KeepholdError:
     )
 
 
-def _silent(record: Record) -> KeepholdError:
+def _silent(id: str) -> KeepholdError:
     return KeepholdError(
-        f"The process that runs handle `{record.id}` lives but does not answer; it may be stopped or busy. Try again.",
+        f"The process that runs handle `{id}` lives but does not answer; it may be stopped or busy. Try again.",
         code="owner_not_answering",
     )
