@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from keephold.tools.base import Tool
     from keephold.tools.call import Call, FileDiff
     from keephold.tools.function import tool
+    from keephold.tools.program import command, terminal
     from keephold.tools.remote.server import mcp_server
-    from keephold.tools.terminal.make import terminal
     from keephold.turn.notifications import Notification, notification_block
     from keephold.turn.slot import ToolCall
     from keephold.turn.turn import Response, Turn
@@ -46,6 +46,7 @@ __all__ = [
     "ToolCall",
     "ToolError",
     "Turn",
+    "command",
     "mcp_server",
     "notification_block",
     "terminal",
@@ -71,9 +72,10 @@ _HOMES = {
     "ToolCall": "keephold.turn.slot",
     "ToolError": "keephold.errors",
     "Turn": "keephold.turn.turn",
+    "command": "keephold.tools.program",
     "mcp_server": "keephold.tools.remote.server",
     "notification_block": "keephold.turn.notifications",
-    "terminal": "keephold.tools.terminal.make",
+    "terminal": "keephold.tools.program",
     "tool": "keephold.tools.function",
 }
 

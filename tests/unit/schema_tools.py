@@ -7,7 +7,7 @@ from typing import Any
 from keephold.schema.dialects import DIALECTS
 from keephold.tools.base import ACTIONS, Action, Invocation, Live, Sink, Tool
 from keephold.tools.builtin.await_ import DESCRIPTION, PARAMETERS
-from keephold.tools.terminal.make import ACTION_PARAMETERS
+from keephold.tools.program import ACTION_PARAMETERS
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 WIRE = [dialect for dialect in DIALECTS if dialect != "canonical"]

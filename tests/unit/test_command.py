@@ -17,8 +17,9 @@ from keephold.errors import ToolError
 from keephold.handles.question import Question
 from keephold.handles.state import Failure, Ok, Outcome, PrintedOutput
 from keephold.tools.base import Invocation, SpawnPolicy, Tool
-from keephold.tools.command import OPEN_QUESTIONS, Command, CommandLine, Tail
+from keephold.tools.command import OPEN_QUESTIONS, Command, Tail
 from keephold.tools.guard import Guard
+from keephold.tools.template import CommandLine
 
 SURE = {"id": "sure", "text": "Sure?", "answer_type": "Boolean"}
 WAITING = json.dumps({"type": "waiting", "question": SURE})
@@ -106,7 +107,7 @@ def start(guard: Guard, tmp_path: Path) -> Start:
     ) -> tuple[Any, Recorder]:
         defaults: dict[str, Any] = {"env": {}, "stdin": False, "input": "line", "wire": False, "options": {}}
         parsed = CommandLine.parse(line, "command")
-        command = Command(parsed, cwd=str(tmp_path), root="/root", guard=guard, **{**defaults, **settings})
+        command = Command(line=parsed, cwd=str(tmp_path), root="/root", guard=guard, **{**defaults, **settings})
         tool = Tool(name="t", runtime=command, spawn=SpawnPolicy(abort_grace_ms=500))
         call: dict[str, Any] = {"uid": "u1", "call_id": "call-1", "conversation": "main", "turn": "turn-1"}
         invocation = Invocation(tool=tool, arguments=arguments or {}, stateful=stateful, **call)

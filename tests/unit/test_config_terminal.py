@@ -10,7 +10,7 @@ from keephold.config import Config, build_tools, load_config
 from keephold.errors import ConfigError
 from keephold.tools.base import ACTIONS, QuestionPolicy, Tool
 from keephold.tools.guard import Guard
-from keephold.tools.terminal.make import ACTION_PARAMETERS
+from keephold.tools.program import ACTION_PARAMETERS
 from keephold.tools.terminal.terminal import Terminal
 
 TERMINAL = "[conversation.tools.t]\nsource = 'terminal'\ncommand = ['bash']\n"

@@ -24,8 +24,8 @@ from keephold.tools.base import SpawnPolicy, Tool, ToolRuntime, Window
 from keephold.tools.command import Command
 from keephold.tools.function import tool as make_tool
 from keephold.tools.guard import Guard
+from keephold.tools.program import ACTION_PARAMETERS, QUESTIONS
 from keephold.tools.template import CommandLine
-from keephold.tools.terminal.make import ACTION_PARAMETERS, QUESTIONS
 from keephold.tools.waiting import NAMES as WAITING
 
 
@@ -115,37 +115,29 @@ def _check_resources(config: Config, name: str, made: Tool) -> None:
         raise ConfigError(problems)
 
 
+def _program(config: Config, name: str, guard: Guard) -> dict[str, Any]:
+    settings = config.conversation.tools[name]
+    return {
+        "line": CommandLine.parse(settings.command, dotted((*TOOLS, name, "command"))),
+        "env": settings.env,
+        "cwd": working_directory(config, name),
+        "root": str(config.root),
+        "input": settings.input,
+        "options": settings.options,
+        "guard": guard,
+    }
+
+
 def _command(config: Config, name: str, guard: Guard) -> Command:
     settings = config.conversation.tools[name]
-    return Command(
-        CommandLine.parse(settings.command, dotted((*TOOLS, name, "command"))),
-        env=settings.env,
-        cwd=working_directory(config, name),
-        root=str(config.root),
-        stdin=settings.spawn.stdin,
-        input=settings.input,
-        wire=settings.wire,
-        options=settings.options,
-        guard=guard,
-    )
+    return Command(**_program(config, name, guard), stdin=settings.spawn.stdin, wire=settings.wire)
 
 
 def _terminal_tool(config: Config, name: str, guard: Guard) -> Tool:
     from keephold.tools.terminal.terminal import Terminal  # nobody pays for terminals who has none
 
-    settings = config.conversation.tools[name]
-    runtime = Terminal(
-        CommandLine.parse(settings.command, dotted((*TOOLS, name, "command"))),
-        env=settings.env,
-        cwd=working_directory(config, name),
-        root=str(config.root),
-        input=settings.input,
-        rows=settings.terminal.rows,
-        cols=settings.terminal.cols,
-        term=settings.terminal.term,
-        options=settings.options,
-        guard=guard,
-    )
+    size = config.conversation.tools[name].terminal
+    runtime = Terminal(**_program(config, name, guard), rows=size.rows, cols=size.cols, term=size.term)
     tool = _program_tool(config, name, runtime)
     return replace(tool, action_parameters=ACTION_PARAMETERS, questions={**tool.questions, **QUESTIONS})
 

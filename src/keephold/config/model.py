@@ -41,7 +41,7 @@ from keephold.tools.base import (
     RunMode,
     Window,
 )
-from keephold.tools.terminal.make import MAX_COLS, MAX_ROWS
+from keephold.tools.program import MAX_COLS, MAX_ROWS
 
 if TYPE_CHECKING:
     from keephold.tools.remote.server import McpServer

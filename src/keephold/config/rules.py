@@ -24,8 +24,8 @@ from keephold.config.source import TOOLS, KeyPath, Problem, Source, dotted
 from keephold.errors import ConfigError
 from keephold.schema.canonical import check_parameters, wrong_types
 from keephold.tools.builtin import NAMES, RESERVED
+from keephold.tools.program import ACTION_PARAMETERS, QUESTIONS
 from keephold.tools.template import CommandLine, Template
-from keephold.tools.terminal.make import ACTION_PARAMETERS, QUESTIONS
 from keephold.tools.toolbox import name_problem
 
 SERVERS: KeyPath = ("mcp", "servers")

@@ -10,7 +10,7 @@ failed or was killed.
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -19,14 +19,10 @@ from keephold.handles.question import Question
 from keephold.handles.state import Failure, Ok, Outcome, PrintedOutput, error_of
 from keephold.handles.text import strip_controls
 from keephold.tools.base import Invocation, Sink
-from keephold.tools.child import as_json, as_text, ending, environment, remove
-from keephold.tools.guard import Guard
-from keephold.tools.marks import call_mark
+from keephold.tools.child import as_json, as_text, ending, remove
 from keephold.tools.process import Exit, Process
-from keephold.tools.template import CommandLine, values_of
+from keephold.tools.program import Program
 from keephold.tools.wire import Asks, Ends, Lines, Whole, Wire, WireState, answer_line
-
-__all__ = ["Command", "CommandLine"]
 
 ROUNDS = 8
 """Times that a one-shot command may ask (C8)."""
@@ -38,31 +34,12 @@ STOPS_ITSELF = 0.2
 _UNTOLD = Exit(None, None)
 
 
-class Command:
-    """Starts the processes of one configured command."""
+@dataclass(kw_only=True, eq=False)
+class Command(Program):
+    """Starts the processes of one command."""
 
-    def __init__(
-        self,
-        line: CommandLine,
-        *,
-        env: Mapping[str, str],
-        cwd: str,
-        root: str,
-        stdin: bool,
-        input: Literal["line", "raw"],
-        wire: bool,
-        options: Mapping[str, Any],
-        guard: Guard,
-    ) -> None:
-        self.line = line
-        self.env = dict(env)
-        self.cwd = cwd
-        self.root = root
-        self.stdin = stdin
-        self.input = input
-        self.wire = wire
-        self.options = dict(options)
-        self.guard = guard
+    stdin: bool = False
+    wire: bool = False
 
     def start(self, invocation: Invocation, sink: Sink) -> "_Call":
         """Start the call's process. Raises `ToolError` if the command cannot be rendered or started."""
@@ -92,9 +69,6 @@ class _Call:
     def run(self) -> None:
         """Start a process with the answers given so far."""
         command, invocation = self._command, self._invocation
-        values = values_of(invocation, answers=self._answers, options=command.options, root=command.root)
-        argv = command.line.render(values)
-        command.guard.ensure()
         self._said: Wire | None = None
         self._stopping: asyncio.TimerHandle | None = None
         self._ended_by_us = False
@@ -102,23 +76,22 @@ class _Call:
         self._whole = None if invocation.stateful else Whole(self._sink.output)
         text = self._sink.output if self._whole is None else self._whole.feed
         self._lines = Lines(text, self._heard) if command.wire else None
-        self._call_file, env = environment(command.env, command.guard, invocation.uid, values)
-        try:
-            self._process = Process(
+        self._process, self._call_file = command.launch(
+            invocation,
+            lambda argv, env, mark: Process(
                 argv,
                 env=env,
                 cwd=command.cwd,
                 stdin=self._takes_input,
                 merge_stderr=invocation.stateful and not command.wire,
-                mark=call_mark(command.guard.mark, invocation.uid),
+                mark=mark,
                 on_output=text if self._lines is None else self._lines.feed,
                 on_stderr=self._sink.output if invocation.stateful else self._stderr.add,
                 on_exit=self._exited,
                 grace=invocation.tool.spawn.abort_grace_ms / 1000,
-            )
-        except ToolError:
-            remove(self._call_file)
-            raise
+            ),
+            answers=self._answers,
+        )
 
     def _exited(self, how: Exit) -> None:
         self._process = None

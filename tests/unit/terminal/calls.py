@@ -91,7 +91,7 @@ def start(guard: Guard, tmp_path: Path) -> Start:
         line: Any, arguments: dict[str, Any] | None = None, *, stateful: bool = True, **settings: Any
     ) -> tuple[Any, Recorder]:
         given: dict[str, Any] = {"env": {}, "cwd": str(tmp_path), "root": "/root", "options": {}, **settings}
-        terminal = Terminal(CommandLine.parse(line, "command"), guard=None, **given).guarded(guard)
+        terminal = Terminal(line=CommandLine.parse(line, "command"), guard=None, **given).guarded(guard)
         tool = Tool(name="t", runtime=terminal, spawn=SpawnPolicy(abort_grace_ms=500))
         call: dict[str, Any] = {"uid": next(UIDS), "call_id": "call-1", "conversation": "main", "turn": "turn-1"}
         recorder = Recorder()

@@ -17,9 +17,9 @@ A program that wants to show it can: letter by letter with pauses, or with colou
 
 import asyncio
 import contextlib
-import copy
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -28,14 +28,11 @@ from keephold.handles.question import Question
 from keephold.handles.state import Failure, Ok, Outcome, PrintedOutput, error_of
 from keephold.handles.text import strip_controls
 from keephold.tools.base import Invocation, Screen, Sink
-from keephold.tools.child import as_json, as_text, ending, environment, remove
-from keephold.tools.guard import Guard
-from keephold.tools.marks import call_mark
+from keephold.tools.child import as_json, as_text, ending, remove
+from keephold.tools.program import MAX_COLS, MAX_ROWS, Program
 from keephold.tools.session import Exit
-from keephold.tools.template import CommandLine, values_of
 from keephold.tools.terminal.emulator import SupportsCells, open_emulator
 from keephold.tools.terminal.keys import as_bytes
-from keephold.tools.terminal.make import MAX_COLS, MAX_ROWS
 from keephold.tools.terminal.probe import Look, may_come_back
 from keephold.tools.terminal.pty import Pty
 
@@ -141,39 +138,14 @@ QUIET, LONGEST_PAUSE = 0.1, 1.0
 _LOOKS = 5  # at a prompt whose reader may only have been disturbed
 
 
-class Terminal:
-    """Starts the programs of one configured terminal."""
+@dataclass(kw_only=True, eq=False)
+class Terminal(Program):
+    """Starts the programs of one terminal."""
 
-    def __init__(
-        self,
-        line: CommandLine,
-        *,
-        env: Mapping[str, str],
-        cwd: str,
-        root: str,
-        input: Literal["line", "raw"] = "raw",
-        rows: int = 24,
-        cols: int = 80,
-        term: str = "xterm-256color",
-        options: Mapping[str, Any],
-        guard: Guard | None,
-    ) -> None:
-        self.line = line
-        self.env = dict(env)
-        self.cwd = cwd
-        self.root = root
-        self.input = input
-        self.rows = rows
-        self.cols = cols
-        self.term = term
-        self.options = dict(options)
-        self.guard = guard
-
-    def guarded(self, guard: Guard) -> "Terminal":
-        """The same with this guard: one made in Python gets that of the runtime that will run it."""
-        other = copy.copy(self)
-        other.guard = guard
-        return other
+    input: Literal["line", "raw"] = "raw"
+    rows: int = 24
+    cols: int = 80
+    term: str = "xterm-256color"
 
     def start(self, invocation: Invocation, sink: Sink) -> "_Call":
         """Start the call's program. Raises `ToolError` if the command cannot be rendered or started."""
@@ -216,29 +188,23 @@ class _Call:
             self._quiet = self._loop.call_later(QUIET, self._look_once, QUIET)
 
     def _start(self, terminal: Terminal, invocation: Invocation) -> Pty:
-        guard = terminal.guard
-        assert guard is not None, "a terminal runs in a runtime, which gives it a guard"
-        values = values_of(invocation, options=terminal.options, root=terminal.root)
-        argv = terminal.line.render(values)
-        guard.ensure()
-        self._call_file, env = environment(terminal.env | {"TERM": terminal.term}, guard, invocation.uid, values)
-        env.pop("COLUMNS", None)  # a program would believe them, and never hear of another size
-        env.pop("LINES", None)
-        try:
+        def start(argv: list[str], env: dict[str, str], mark: str) -> Pty:
+            env.pop("COLUMNS", None)  # a program would believe them, and not learn of another size
+            env.pop("LINES", None)
             return Pty(
                 argv,
                 env=env,
                 cwd=terminal.cwd,
                 rows=terminal.rows,
                 cols=terminal.cols,
-                mark=call_mark(guard.mark, invocation.uid),
+                mark=mark,
                 on_output=self._printed,
                 on_exit=self._exited,
                 grace=self._grace,
             )
-        except ToolError:
-            remove(self._call_file)
-            raise
+
+        pty, self._call_file = terminal.launch(invocation, start, env={"TERM": terminal.term})
+        return pty
 
     @property
     def _grace(self) -> float:
