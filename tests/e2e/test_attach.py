@@ -69,7 +69,7 @@ def test_a_person_sees_the_screen_and_types_and_detaches(agent: Agent, pane: Pan
     pane.type("echo from the person: $((6 * 9))")
     pane.until("from the person: 54")
     pane.press("C-]")
-    pane.until("detached from sh, which goes on")
+    pane.until("detached from sh, which keeps running")
     pane.back()
     pane.type("stty -a | grep -o ' echo ' && echo exit code $?")
     pane.until("exit code 0")

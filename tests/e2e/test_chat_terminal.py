@@ -446,7 +446,7 @@ def test_attach_takes_over_a_terminal_and_comes_back(chats: Chats, pane: ChatPan
     pane.type("echo $((6 * 7)) is it")
     pane.until("42 is it")
     pane.press("C-]")
-    pane.until("which goes on")
+    pane.until("which keeps running")
     pane.until("● sh (shell)")
     assert pane.last == ">"
     pane.type("done")

@@ -161,7 +161,7 @@ def test_forget_lets_go_of_what_was_said_and_of_nothing_else(place: Place) -> No
         ["talk", "-", "0", "0"],  # also one that has nothing but words
     ]
     asked = place.keephold("forget", "one", stdin="\n")
-    assert asked.code == 1 and "gone for ever" in asked.err
+    assert asked.code == 1 and "cannot be undone" in asked.err
     assert place.keephold("forget", "one", stdin="y\n").out == "2 lines of one forgotten\n"
     assert place.keephold("forget", "talk", "--yes", "--json").json == {"lines": 2}
     assert [row[:3] for row in place.keephold("conversations").rows] == [["one", "-", "1"]]

@@ -149,7 +149,7 @@ def test_K5_the_token_is_that_of_the_environment_the_option_or_the_store_beside(
     assert place.there("ps", "--token-file", "right").code == 0
     unread = place.there("ps", "--token-file", "none")
     assert unread.code == 2 and "cannot be read: No such file" in unread.err
-    assert place.there("ps", "--token-file", "work.db").err.endswith("cannot be read: it is no text\n")
+    assert place.there("ps", "--token-file", "work.db").err.endswith("cannot be read: it is not text\n")
     for held in ("secret-one\nsecret-two", "secret-oné", ""):
         (tmp_path / "other").write_text(held)
         refused = place.there("ps", "--token-file", "other")
@@ -310,7 +310,7 @@ def test_a_person_attaches_over_a_server_and_hands_back_by_leaving(agent: Agent)
             other.until("exit code 2")
             assert "somebody has been driving terminal `sh`" in other.screen
         pane.press("C-]")
-        pane.until("detached from sh, which goes on")
+        pane.until("detached from sh, which keeps running")
     until(lambda: agent.apply("shell", "sh", "\r")[1] != "driven_by_person")
 
 

@@ -10,7 +10,7 @@ from tests.programs import needs
 
 
 @pytest.mark.parametrize(
-    ("command", "asked"), [("send x --password", "Secret"), ("forget x", "will be gone for ever. Go on?")]
+    ("command", "asked"), [("send x --password", "Secret"), ("forget x", "This cannot be undone.")]
 )
 def test_L3_ctrl_c_at_a_question_is_130(tmp_path: Path, command: str, asked: str) -> None:
     needs("tmux", "bash")

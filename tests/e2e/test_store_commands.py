@@ -240,14 +240,14 @@ def test_R1_ps_says_what_nobody_goes_on_with(place: Place) -> None:
     gone = "running, owner gone"
     assert states == {"g": gone, "s": gone, "a": "running, parked", "call:0": gone, "call:1": gone}
     notes = [line for line in said.out.splitlines() if line.startswith("note: ")]
-    nobody = "the owner is gone, and no process that has this tool has gone on with it; start one"
+    nobody = "the owner is gone, and no process that has this tool has resumed it; start one"
     assert notes[:2] == [f"note: 2 calls of `gate`: {nobody}", f"note: 1 call of `steps`: {nobody}"]
     assert "1 call of a batch of `main` that was never answered" in notes[2]
     assert "`keephold turn --conversation main --resume`" in notes[2]
     assert "gone, and no other process" in place.keephold("show", "g").out
     waited = place.keephold("wait", "g", "--timeout", "0")
     assert (waited.code, waited.out) == (124, "g: running\n")
-    assert waited.err == "g: the process that ran it is gone, and no other has gone on with it yet\n"
+    assert waited.err == "g: the process that ran it is gone, and no other has resumed it yet\n"
     assert {row[0]: row[2] for row in place.keephold("ps").rows if len(row) == 6} == states  # looking recovers nothing
 
     place.worker().run()  # has the tools: by their `on_crash`

@@ -35,7 +35,7 @@ def test_R1_wait_tells_of_each_process_that_dies_and_goes_on(place: Place, over:
 
         waiting = place.start("wait", "call:0", "s", *(("--server", server.url) if server is not None else ()))
         assert waiting.stderr is not None
-        gone = "the process that ran it is gone, and no other has gone on with it yet\n"
+        gone = "the process that ran it is gone, and no other has resumed it yet\n"
         assert waiting.stderr.readline() == f"call:0: {gone}"  # at the start, so that from now on it waits
         die(worker)
         assert waiting.stderr.readline() == f"s: {gone}"

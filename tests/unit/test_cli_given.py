@@ -73,7 +73,7 @@ def test_K5_a_token_that_no_header_can_bear_is_refused_and_not_shown(token: str)
 @pytest.mark.parametrize(
     ("held", "why"),
     [
-        (b"\xff\xfe\x00", "cannot be read: it is no text"),
+        (b"\xff\xfe\x00", "cannot be read: it is not text"),
         ("ann secret-token-of-é-mine".encode(), "line 1: the token has"),
     ],
 )

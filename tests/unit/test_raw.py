@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from keephold.cli.raw_terminal import Key, over, redraw
+from keephold.cli.raw_terminal import DetachKey, over, redraw
 from keephold.tools.base import Screen
 from keephold.tools.terminal.emulator import Emulator, open_emulator
 
@@ -18,19 +18,19 @@ from keephold.tools.terminal.emulator import Emulator, open_emulator
     ],
 )
 def test_a_key_is_named_in_the_usual_ways(named: str, shown: str, sent: bytes) -> None:
-    key = Key.parse(named)
+    key = DetachKey.parse(named)
     assert (key.name, key.forms[0]) == (shown, sent)
 
 
 @pytest.mark.parametrize("named", ["", "]", "C-", "C-ä", "C-]]", "F1", "M-x", "C-1"])
 def test_what_is_no_key_is_refused_with_an_example(named: str) -> None:
     with pytest.raises(click.BadParameter, match="such as `C-]`"):
-        Key.parse(named)
+        DetachKey.parse(named)
 
 
 @pytest.mark.parametrize("form", [b"\x1d", b"\x1b[93;5u", b"\x1b[27;5;93~"])
 def test_the_key_is_found_in_every_form_that_terminals_send(form: bytes) -> None:
-    key = Key.parse("C-]")
+    key = DetachKey.parse("C-]")
     assert key.before(b"typed" + form + b"more") == b"typed"
     assert key.before(form) == b""
     assert key.before(b"typed \x1b[93;2u") is None

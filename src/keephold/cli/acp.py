@@ -1,7 +1,4 @@
-"""`keephold acp`: an agent for editors, over standard input and output (X1, L1).
-
-Standard output holds the protocol and nothing else: whatever a tool or a library prints goes to standard error.
-"""
+"""`keephold acp`: an agent for editors over stdin and stdout (X1). Output of tools and libraries goes to stderr."""
 
 import asyncio
 import logging
@@ -22,23 +19,23 @@ from keephold.runtime import Runtime
 @click.command()
 @config_option
 @store_option
-@click.option("--model", metavar="M", help="The model, as provider:name. Default: what keephold.toml says.")
+@click.option("--model", metavar="M", help="Use this model, `provider:name`. Default: the one of keephold.toml.")
 @click.option(
     "--mode",
     type=click.Choice(["ask", "unattended"]),
     default="ask",
     show_default=True,
-    help="The mode that sessions begin in.",
+    help="Start sessions in this mode.",
 )
 def acp(config: Path | None, store: str | None, model: str | None, mode: Literal["ask", "unattended"]) -> None:
-    """Be an agent for an editor that speaks the Agent Client Protocol.
+    """Run an agent for an editor that speaks the Agent Client Protocol.
 
     \b
-    As editors are told to start it:
+    The editor starts it with this setting:
       {"command": "keephold", "args": ["acp"]}
 
-    One process serves all sessions of its editor, with the keephold.toml found upwards from the directory it was
-    started in. Sessions are kept in the store, and a turn that was cut off goes on with the next prompt.
+    One process serves all sessions of its editor, with the keephold.toml of the directory it was started in or the
+    nearest one above. Sessions are kept in the store. The next prompt resumes a turn that was interrupted.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     loaded = load_config(the_config(config))
@@ -47,7 +44,7 @@ def acp(config: Path | None, store: str | None, model: str | None, mode: Literal
 
 
 def _own_stdio() -> tuple[int, int]:
-    """The client's pipes, out of the reach of everyone else: of programs that are started, and of `print`."""
+    """Return the client's pipes, moved where neither child processes nor `print` can reach them."""
     read_fd, write_fd = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -59,7 +56,7 @@ def _own_stdio() -> tuple[int, int]:
 async def _serve(
     config: Config, store: str, model: str | None, mode: Literal["ask", "unattended"], read_fd: int, write_fd: int
 ) -> int:
-    """Serve until the client goes, or a signal comes. The runtime is closed in good order then (R6)."""
+    """Serve until the client leaves or a signal comes, then close the runtime in good order (R6)."""
     from keephold.acp.agent.server import Agent, Persons
 
     persons = Persons()
@@ -72,7 +69,7 @@ async def _serve(
 
         def stop(number: int) -> None:
             if stopped:
-                os._exit(128 + number)  # asked twice: the guard ends what is left
+                os._exit(128 + number)  # the second signal: the guard ends the remaining processes
             stopped.append(number)
             agent.stop()
 

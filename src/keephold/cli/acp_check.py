@@ -1,13 +1,11 @@
-"""`keephold acp-check`: run the conformance kit against any ACP agent (X5).
-
-Exit code 0 when nothing failed, 1 when something did, 2 for wrong usage and for an agent that could not be started.
-"""
+"""`keephold acp-check`: run the conformance kit against any ACP agent (X5)."""
 
 import asyncio
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from keephold.cli.parameters import json_option
 from keephold.cli.printing import one_line, print_json, printable, terminal_width
 
 if TYPE_CHECKING:
@@ -18,15 +16,15 @@ _ARROWS = {"client": "→", "agent": "←"}
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True, metavar="S",
-    help="Seconds that the agent has for an answer.",
+    help="Wait this long for each answer of the agent, in seconds.",
 )  # fmt: skip
-@click.option("--only", multiple=True, metavar="NAME", help="Run this check or topic alone; may be given again.")
-@click.option("--prompt", metavar="TEXT", help="What makes the agent talk and use a tool.")
-@click.option("--permission-prompt", metavar="TEXT", help="What makes the agent ask for permission.")
-@click.option("--slow-prompt", metavar="TEXT", help="What keeps the agent busy until it is cancelled.")
+@click.option("--only", multiple=True, metavar="NAME", help="Run only this check or topic; may be repeated.")
+@click.option("--prompt", metavar="TEXT", help="Send this prompt to make the agent talk and use a tool.")
+@click.option("--permission-prompt", metavar="TEXT", help="Send this prompt to make the agent ask for permission.")
+@click.option("--slow-prompt", metavar="TEXT", help="Send this prompt to keep the agent busy until it is cancelled.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def acp_check(
@@ -41,11 +39,10 @@ def acp_check(
 ) -> None:
     """Check an ACP agent: order of updates, ends of turns, cancelling, permission, robustness.
 
-    COMMAND starts the agent, which speaks ACP on its standard input and output. It is started anew for every scene, its
-    sessions work in an empty directory of their own, and its requests for permission are granted where a check does not
-    need them refused.
+    COMMAND starts the agent, which speaks ACP on its standard input and output. It is started again for every scene,
+    and its sessions work in an empty directory. Requests for permission are granted unless a check needs a refusal.
 
-    How an agent behaves depends on its model. A check that could not be made says what was missing, and most often a
+    How an agent behaves depends on its model. A check that could not be made says what was missing; most often a
     prompt of your own helps.
     """
     from keephold.acp.check import CHECKS, Settings, run
@@ -63,7 +60,7 @@ def acp_check(
 
 
 def as_data(report: "Report") -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return the JSON object of `--json`."""
     import msgspec
 
     counts = {outcome: report.count(outcome) for outcome in _COLOURS}

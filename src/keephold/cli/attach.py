@@ -1,8 +1,5 @@
-"""`keephold attach`: a person at the terminal of a handle, whichever process runs it.
-
-What the program prints is shown as it is, and what is typed goes to it, until the person detaches or it ends. Exit code
-0 when they detached or it ended well, 1 when it failed or was ended.
-"""
+"""`keephold attach`: connect the user's terminal to that of a handle, in any process, until the user detaches or the
+program ends."""
 
 import asyncio
 import signal
@@ -10,11 +7,11 @@ import signal
 import click
 import msgspec
 
-from keephold.cli.parameters import NAME
+from keephold.cli.parameters import conversation_option
 from keephold.cli.printing import one_line
-from keephold.cli.raw_terminal import Key, RawTerminal, over, redraw
-from keephold.cli.store import Where, opened, run, where_options
-from keephold.control.base import Talk
+from keephold.cli.raw_terminal import DetachKey, RawTerminal, over, redraw
+from keephold.cli.store import Where, ask, where_options
+from keephold.control.base import Controls, Talk
 from keephold.handles.handle import HandleInfo
 from keephold.handles.state import Failure
 from keephold.tools.base import Screen
@@ -22,62 +19,58 @@ from keephold.turn import attach_protocol as frames
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _QUIET_SECS = 0.3
-"""After this time without output a program has drawn what it had to."""
+"""After this time without output, the program is taken to have finished drawing."""
 
 
-def _key(context: click.Context, parameter: click.Parameter, value: str) -> Key:
-    return Key.parse(value)
+def _key(context: click.Context, parameter: click.Parameter, value: str) -> DetachKey:
+    return DetachKey.parse(value)
 
 
 @click.command()
 @click.argument("ID")
-@click.option("--read-only", is_flag=True, help="Watch, and leave the driving to others.")
-@click.option("--detach-key", metavar="KEY", default="C-]", callback=_key, help="The key that detaches; default: C-].")
-@click.option(
-    "--conversation", metavar="C", type=NAME, help="The conversation it is in, if several have one of that id."
-)
+@click.option("--read-only", is_flag=True, help="Watch only; send nothing to the program.")
+@click.option("--detach-key", metavar="KEY", default="C-]", callback=_key, help="Detach with this key. Default: C-].")
+@conversation_option
 @where_options
 @click.pass_context
 def attach(
-    context: click.Context, id: str, read_only: bool, detach_key: Key, conversation: str | None, where: Where
+    context: click.Context, id: str, read_only: bool, detach_key: DetachKey, conversation: str | None, where: Where
 ) -> None:
-    """Take over the terminal of the handle of an ID, or a uid. Ctrl-] detaches, and the program goes on."""
+    """Take over the terminal of the handle of an ID, or a uid. Ctrl-] detaches, and the program keeps running."""
     terminal = RawTerminal()
-    name, ended, stopped_by = run(_attach(terminal, where, id, conversation, detach_key, read_only=read_only))
+    name, ended, stopped_by = ask(
+        where, lambda controls: _attach(controls, terminal, id, conversation, detach_key, read_only=read_only)
+    )
     if ended is not None:
-        failed = isinstance(ended.outcome, Failure)
         click.echo(_how(ended), err=True)
-        context.exit(int(failed))
-    click.echo(f"detached from {one_line(name)}, which goes on", err=True)
+        context.exit(int(isinstance(ended.outcome, Failure)))
+    click.echo(f"detached from {one_line(name)}, which keeps running", err=True)
     context.exit(128 + stopped_by if stopped_by else 0)
 
 
 async def _attach(
-    terminal: RawTerminal, where: Where, id: str, conversation: str | None, key: Key, *, read_only: bool
+    controls: Controls, terminal: RawTerminal, id: str, conversation: str | None, key: DetachKey, *, read_only: bool
 ) -> tuple[str, HandleInfo | None, int]:
-    """The handle's id, how it ended, if it did, and the number of the signal that ended this, if one did."""
+    """Return the handle's id, its end if it has stopped, and the number of the signal that ended this, if one did."""
     rows, cols = terminal.size()
-    async with opened(where) as controls:
-        (fact,) = await controls.find((id,), conversation)
-        watching = frames.Want(uid=fact["uid"], want="follow", screen=True)
-        driving = frames.Want(uid=fact["uid"], want="attach", rows=rows, cols=cols)
-        async with controls.talk(fact, watching if read_only else driving) as talk:
-            first = await talk.receive()  # refused while the terminal is still as it was
-            session = _Session(terminal, talk, key, read_only=read_only)
-            return fact["id"], *await session.run(first)
+    (fact,) = await controls.find((id,), conversation)
+    watching = frames.Want(uid=fact["uid"], want="follow", screen=True)
+    driving = frames.Want(uid=fact["uid"], want="attach", rows=rows, cols=cols)
+    async with controls.talk(fact, watching if read_only else driving) as talk:
+        first = await talk.receive()  # a refusal must come before the terminal changes
+        session = _AttachSession(terminal, talk, key, read_only=read_only)
+        return fact["id"], *await session.run(first)
 
 
-class _Session:
-    """From the first screen to the last."""
-
-    def __init__(self, terminal: RawTerminal, talk: Talk, key: Key, *, read_only: bool) -> None:
+class _AttachSession:
+    def __init__(self, terminal: RawTerminal, talk: Talk, key: DetachKey, *, read_only: bool) -> None:
         self._terminal = terminal
         self._talk = talk
         self._key = key
         self._read_only = read_only
         self._hint = f" {'watching' if read_only else 'attached'}; {key.name} detaches "
-        self._again = b""
-        self._later: asyncio.TimerHandle | None = None
+        self._hint_again = b""
+        self._timer: asyncio.TimerHandle | None = None
         self._left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self, first: tuple[str, bytes]) -> tuple[HandleInfo | None, int]:
@@ -97,7 +90,7 @@ class _Session:
                 return None, self._left.result()
             finally:
                 loop.remove_reader(terminal.input)
-                self._again = b""
+                self._hint_again = b""
                 showing.cancel()
                 await asyncio.gather(showing, return_exceptions=True)
 
@@ -107,31 +100,31 @@ class _Session:
             if kind == frames.SCREEN:
                 screen = msgspec.json.decode(payload, type=Screen)
                 self._terminal.write(redraw(screen))
-                self._say_how(screen)
+                self._show_hint(screen)
             elif kind == frames.OUTPUT:
                 self._terminal.write(payload)
-                self._say_later()
+                self._repeat_hint_later()
             elif kind == frames.END:
                 return msgspec.json.decode(payload, type=frames.HandleStatus).handle
             received = await self._talk.receive()
 
-    def _say_how(self, screen: Screen) -> None:
-        """Once, how to detach. A full-screen program draws over it when it hears of another size: then once again."""
+    def _show_hint(self, screen: Screen) -> None:
+        """Show once how to detach. A full-screen program draws over it when its size changes: then show it again."""
         if self._hint:
             drawn = over(screen, self._hint)
             self._terminal.write(drawn)
-            self._hint, self._again = "", drawn if screen.alternate else b""
-            self._say_later()
+            self._hint, self._hint_again = "", drawn if screen.alternate else b""
+            self._repeat_hint_later()
 
-    def _say_later(self) -> None:
-        if self._again:
-            if self._later is not None:
-                self._later.cancel()
-            self._later = asyncio.get_running_loop().call_later(_QUIET_SECS, self._say_again)
+    def _repeat_hint_later(self) -> None:
+        if self._hint_again:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_later(_QUIET_SECS, self._repeat_hint)
 
-    def _say_again(self) -> None:
-        self._terminal.write(self._again)
-        self._again = b""
+    def _repeat_hint(self) -> None:
+        self._terminal.write(self._hint_again)
+        self._hint_again = b""
 
     def _typed(self) -> None:
         typed = self._terminal.read()

@@ -28,7 +28,7 @@ import click
 
 import keephold
 from keephold.cli.printing import print_json, table
-from keephold.cli.store import place_of, run, store_option
+from keephold.cli.store import place_of, store_option
 from keephold.durable.effects import Effects
 from keephold.errors import KeepholdError
 from keephold.handles.view import Handles
@@ -334,7 +334,7 @@ def bench(store: str | None, as_json: bool) -> None:
     if not as_json:
         click.echo(f"in {directory}, for about five seconds", err=True)
     try:
-        figures = run(_measured(directory))
+        figures = asyncio.run(_measured(directory))
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
     if as_json:

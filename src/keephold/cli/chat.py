@@ -23,7 +23,7 @@ from keephold.cli.keyboard import Tty, open_tty
 from keephold.cli.parameters import NAME, config_option
 from keephold.cli.printing import one_line
 from keephold.cli.prompter import TerminalPrompter, open_prompter
-from keephold.cli.store import run, store_of, store_option
+from keephold.cli.store import store_of, store_option
 from keephold.config import Config, find_config, load_config
 from keephold.runtime import Runtime
 from keephold.turn.prompts import Decision, Dismissed, Prompt, Prompter
@@ -100,7 +100,7 @@ def chat(
     loaded = Config() if file is None else load_config(file)
     wanted = _Wanted(loaded, store or store_of(loaded), model, conversation, prompt, detached, as_json)
     tty = None if as_json else _screen_tty()
-    left = run(_plain(wanted) if tty is None else _terminal(wanted, tty))
+    left = asyncio.run(_plain(wanted) if tty is None else _terminal(wanted, tty))
     if conversation is not None or left.talked:
         options = {"--model": model, "--config": None if config is None else str(config), "--store": _said(context)}
         with suppress(OSError):  # the terminal may be gone

@@ -25,7 +25,7 @@ from keephold.agent.events import Event, Interjected
 from keephold.cli.chat_lines import Piece, Style, StyledLine, Teller, running_line, usage_words, user_line
 from keephold.cli.chat_screen import Screen
 from keephold.cli.keyboard import Gone, KeyPress, Tty
-from keephold.cli.printing import duration, one_line, printable, standing, table
+from keephold.cli.printing import duration, one_line, printable, state_words, table
 from keephold.cli.prompter import PAUSE_SECS, Typing
 from keephold.control.handle_json import facts
 from keephold.control.resolve_handle import find
@@ -118,7 +118,7 @@ class Commands:
         for record in sorted(records, key=lambda record: record.state.created):
             fact = facts(store, record)
             where = "" if record.conversation == self._conversation.id else record.conversation
-            texts = (record.id, record.tool, standing(fact, now), where)
+            texts = (record.id, record.tool, state_words(fact, now), where)
             rows.append((*(one_line(text) for text in texts), duration(now - fact["created"])))
         for row in table(rows, shrinking=(0, 1, 2, 3)):
             self._say("  ".join(row).rstrip())

@@ -1,12 +1,16 @@
-"""`keephold gc`: let go now of what retention lets go of anyway, and of what a crash has left (S5)."""
+"""`keephold gc`: delete now what retention would delete later, and files that a crash has left (S5)."""
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.cli.printing import counted, going_on, print_json, time_of_day
-from keephold.cli.store import Where, opened, run, where_options
+from keephold.cli.parameters import json_option
+from keephold.cli.printing import counted, print_json, progress, time_of_day
+from keephold.cli.store import Where, ask, where_options
+
+if TYPE_CHECKING:
+    from keephold.control.base import Controls
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _OLDEST = 100 * 365 * 86_400
@@ -27,37 +31,36 @@ def _age(context: click.Context, parameter: click.Parameter, value: str | None) 
 
 @click.command()
 @click.option(
-    "--before", metavar="AGE", callback=_age, help="What is older than this: `12h`, `30d`. Default: the retention."
+    "--before", metavar="AGE", callback=_age, help="Delete what is older: `12h`, `30d`. Default: the retention period."
 )
-@click.option("--dry-run", is_flag=True, help="Say what would go, and let nothing go.")
-@click.option(
-    "--vacuum", is_flag=True, help="Then make the store's file smaller. Whoever writes to it waits meanwhile."
-)
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted; delete nothing.")
+@click.option("--vacuum", is_flag=True, help="Then shrink the store's file. Writers wait until that is done.")
 @where_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def gc(context: click.Context, before: float | None, dry_run: bool, vacuum: bool, where: Where, as_json: bool) -> None:
-    """Let go of handles that stopped long ago, of old events, and of files that belong to nothing.
+    """Delete handles that stopped long ago, old events, and files that belong to no handle.
 
-    Handles of conversations with an open turn stay, and so does what was said: `keephold forget` is for that.
+    Handles of conversations with an open turn stay. Transcripts stay as well; `keephold forget` deletes one.
     """
     if dry_run and vacuum:
         raise click.UsageError("--dry-run changes nothing; leave --vacuum out", context)
-    freed = run(_collect(where, before, dry_run=dry_run, vacuum=vacuum))
+
+    async def collect(controls: "Controls") -> dict[str, Any]:
+        with progress("deleting what is old"):
+            return await controls.collect(older_than=before, dry_run=dry_run, vacuum=vacuum)
+
+    freed = ask(where, collect, acting=True)
     if as_json:
         print_json(freed)
     else:
         _show(freed)
 
 
-async def _collect(where: Where, before: float | None, *, dry_run: bool, vacuum: bool) -> dict[str, Any]:
-    async with opened(where, acting=True) as controls:
-        with going_on("letting go of what is old"):
-            return await controls.collect(older_than=before, dry_run=dry_run, vacuum=vacuum)
-
-
 def _show(freed: dict[str, Any]) -> None:
-    click.echo(f"{'would go' if freed['dry_run'] else 'gone'}, of what is older than {time_of_day(freed['before'])}:")
+    click.echo(
+        f"{'would delete' if freed['dry_run'] else 'deleted'} what is older than {time_of_day(freed['before'])}:"
+    )
     click.echo(f"  {counted(freed['handles'], 'handle')}, {counted(freed['calls'], 'one-shot call')}")
     click.echo(f"  {counted(freed['events'], 'event')}")
     click.echo(f"  {counted(freed['files'], 'file')} of no handle, {counted(freed['file_bytes'], 'byte')}")

@@ -1,7 +1,7 @@
-"""`keephold logs`: what a handle has printed: from the process that runs it, or from the store.
+"""`keephold logs`: print the output of a handle, from the process that runs it or from the store.
 
-For people it is text: a terminal's lines as they were to be seen, anything else without control sequences. `--raw`
-gives the bytes, `--json` the text with its place. What was not kept is told on stderr.
+Output of a terminal is printed as the lines that it showed, other output without control sequences. Gaps are reported
+on stderr.
 """
 
 from pathlib import Path
@@ -10,9 +10,10 @@ from typing import BinaryIO, Self
 import click
 import msgspec
 
-from keephold.cli.parameters import NAME
+from keephold.cli.parameters import conversation_option
 from keephold.cli.printing import print_json
-from keephold.cli.store import Where, opened, run, where_options
+from keephold.cli.store import Where, ask, where_options
+from keephold.control.base import Controls
 from keephold.control.safe_text import Plain, Raw, Readable, Rendered
 from keephold.turn import attach_protocol as frames
 from keephold.turn.owner_connection import gone
@@ -20,16 +21,14 @@ from keephold.turn.owner_connection import gone
 
 @click.command()
 @click.argument("ID")
-@click.option("-f", "--follow", is_flag=True, help="Go on until it stops.")
-@click.option("--raw", is_flag=True, help="The bytes as they were printed, control sequences included.")
-@click.option("--since", metavar="OFFSET", type=click.IntRange(min=0), default=0, help="From that byte on.")
+@click.option("-f", "--follow", is_flag=True, help="Print new output until the handle stops.")
+@click.option("--raw", is_flag=True, help="Print the bytes unchanged, control sequences included.")
+@click.option("--since", metavar="OFFSET", type=click.IntRange(min=0), default=0, help="Start at this byte.")
 @click.option("--cast", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True),
               help="Write a terminal's session as an asciicast (version 2) instead; `-` is stdout.")  # fmt: skip
-@click.option(
-    "--conversation", metavar="C", type=NAME, help="The conversation it is in, if several have one of that id."
-)
+@conversation_option
 @where_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line, of a piece and its offset.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line: a piece of text and its offset.")
 @click.pass_context
 def logs(
     context: click.Context,
@@ -42,35 +41,32 @@ def logs(
     where: Where,
     as_json: bool,
 ) -> None:
-    """Print what the handle of an ID, or a uid, has printed, as far as it is kept."""
+    """Print the stored output of the handle of an ID, or a uid."""
     if cast is not None and (follow or raw or since or as_json):
         raise click.UsageError("--cast takes the whole session; leave --follow, --raw, --since and --json out", context)
     if raw and as_json:
         raise click.UsageError("--raw gives bytes, which JSON cannot; leave one of --raw and --json out", context)
     if cast is None:
         printer = _Printer(raw=raw, as_json=as_json)
-        run(_print(where, id, conversation, printer, follow=follow, since=since))
+        ask(where, lambda controls: _print(controls, id, conversation, printer, follow=follow, since=since))
     else:
-        with _File(cast) as file:
-            run(_record(where, id, conversation, file))
+        with _CastFile(cast) as file:
+            ask(where, lambda controls: _record(controls, id, conversation, file))
 
 
 class _Printer:
-    """Prints what comes, from wherever it comes."""
-
     def __init__(self, *, raw: bool, as_json: bool) -> None:
         self._readable: Readable = Raw() if raw else Plain()
         self._raw = raw
         self._as_json = as_json
-        self._offset: int | None = None
-        """Where what comes next was printed."""
+        self._offset: int | None = None  # of the next output; None until the first status
 
-    def told(self, told: frames.HandleStatus) -> None:
-        """How it is. The first time also where the output begins, and whether it comes from a terminal."""
+    def status(self, status: frames.HandleStatus) -> None:
+        """Take where the output begins, and whether it comes from a terminal."""
         if self._offset is None:
-            self._offset = told.offset
-        if told.cols and not self._raw and not isinstance(self._readable, Rendered):
-            self._readable = Rendered(told.cols)
+            self._offset = status.offset
+        if status.cols and not self._raw and not isinstance(self._readable, Rendered):
+            self._readable = Rendered(status.cols)
 
     def data(self, data: bytes) -> None:
         begins = self._begins
@@ -88,7 +84,7 @@ class _Printer:
 
     @property
     def _begins(self) -> int:
-        """Where what is written next was printed: it was held back, or comes."""
+        """The offset of the next text, which the converter may have held back."""
         return (self._offset or 0) - self._readable.held
 
     def _write(self, data: bytes, offset: int) -> None:
@@ -99,32 +95,28 @@ class _Printer:
 
 
 async def _print(
-    where: Where, id: str, conversation: str | None, printer: _Printer, *, follow: bool, since: int
+    controls: Controls, id: str, conversation: str | None, printer: _Printer, *, follow: bool, since: int
 ) -> None:
-    async with opened(where) as controls:
-        (fact,) = await controls.find((id,), conversation)
-        if fact["owner"] == "gone":
-            click.echo(f"{gone(fact['id'], fact['tool']).message}. What was stored of it:", err=True)
-        want = frames.Want(uid=fact["uid"], want="follow" if follow else "read", since=since)
-        async with controls.talk(fact, want) as talk:
-            while True:
-                kind, payload = await talk.receive()
-                if kind == frames.OUTPUT:
-                    printer.data(payload)
-                elif kind == frames.GAP:
-                    printer.gap(msgspec.json.decode(payload, type=frames.Gap))
-                elif kind == frames.STATE:
-                    printer.told(msgspec.json.decode(payload, type=frames.HandleStatus))
-                elif kind == frames.END:
-                    printer.end()
-                    return
+    (fact,) = await controls.find((id,), conversation)
+    if fact["owner"] == "gone":
+        click.echo(f"{gone(fact['id'], fact['tool']).message}. Its stored output:", err=True)
+    want = frames.Want(uid=fact["uid"], want="follow" if follow else "read", since=since)
+    async with controls.talk(fact, want) as talk:
+        while True:
+            kind, payload = await talk.receive()
+            if kind == frames.OUTPUT:
+                printer.data(payload)
+            elif kind == frames.GAP:
+                printer.gap(msgspec.json.decode(payload, type=frames.Gap))
+            elif kind == frames.STATE:
+                printer.status(msgspec.json.decode(payload, type=frames.HandleStatus))
+            elif kind == frames.END:
+                printer.end()
+                return
 
 
-# Casts
-
-
-class _File:
-    """Where a cast goes. It is made when there is something to write: what is refused leaves no file."""
+class _CastFile:
+    """The file of a cast, created with the first write: a refusal leaves no file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -151,13 +143,12 @@ class _File:
             self._open.close()
 
 
-async def _record(where: Where, id: str, conversation: str | None, file: _File) -> None:
-    async with opened(where) as controls:
-        (fact,) = await controls.find((id,), conversation)
-        async with controls.talk(fact, frames.Want(uid=fact["uid"], want="cast")) as talk:
-            while True:
-                kind, payload = await talk.receive()
-                if kind == frames.OUTPUT:
-                    file.write(payload)
-                elif kind == frames.END:
-                    return
+async def _record(controls: Controls, id: str, conversation: str | None, file: _CastFile) -> None:
+    (fact,) = await controls.find((id,), conversation)
+    async with controls.talk(fact, frames.Want(uid=fact["uid"], want="cast")) as talk:
+        while True:
+            kind, payload = await talk.receive()
+            if kind == frames.OUTPUT:
+                file.write(payload)
+            elif kind == frames.END:
+                return

@@ -1,24 +1,27 @@
-"""Kinds of parameters whose values are refused before the command does anything.
+"""Options that several commands share, and kinds of values that are refused before a command does anything.
 
-The configuration that a command uses: the option `--config`, else the keephold.toml found upwards from here.
-
-Tokens as commands are given them: in `KEEPHOLD_TOKEN`, or in files. What cannot be one is refused, and never shown
-(K5): it may be a token with a mistake in it, or something else that is secret.
+A value that cannot be a token is refused without being shown (K5): it may be a token with a mistake in it.
 """
 
 import re
-from collections.abc import Callable
+import sys
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from keephold.errors import ConfigError, KeepholdError
 
+TOKEN = "KEEPHOLD_TOKEN"
+LEAST = 16
+"""The shortest token that nobody guesses, in characters."""
+RIGHT = "a token is one line of visible ASCII characters"
+_TOKEN = re.compile("[!-~]([ -~]*[!-~])?")  # an HTTP header carries these characters unchanged
+
 
 class _Name(click.types.StringParamType):
-    """The name of a conversation. An empty one, of a variable that is not set, would mean none in one place and all of
-    them in another."""
+    """The name of a conversation. An empty one, from a variable that is not set, would mean none in one command and all
+    of them in another."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         name: str = super().convert(value, param, ctx)
@@ -30,10 +33,10 @@ class _Name(click.types.StringParamType):
 
 
 class _Address(click.types.StringParamType):
-    """An address that others are given, with a path after it."""
+    """The address of a server, to which paths are added."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from keephold.config.values import BASE, is_base  # takes a while
+        from keephold.config.values import BASE, is_base  # slow to import
 
         url: str = super().convert(value, param, ctx)
         if not is_base(url):
@@ -44,22 +47,24 @@ class _Address(click.types.StringParamType):
 NAME = _Name()
 ADDRESS = _Address()
 
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def config_option(command: F) -> F:
-    """The option `--config`."""
-    return click.option(
-        "--config",
-        metavar="FILE",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="The configuration. Default: the keephold.toml found upwards from here.",
-    )(command)
+config_option = click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Use this configuration. Default: the keephold.toml of this directory or the nearest one above it.",
+)
+conversation_option = click.option(
+    "--conversation", metavar="C", type=NAME, help="Look only in this conversation; needed if several have the ID."
+)
+detached_option = click.option(
+    "--detached", is_flag=True, help="Ask nobody, even if a terminal is there; `detached` decides instead."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+json_lines_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 
 
 def the_config(path: Path | None) -> Path:
-    """The file that is named, else the one found. Raises `ConfigError` that says how to get one if there is none."""
+    """Return the file that is named, else the one found. Raise `ConfigError` if there is none."""
     from keephold.config import find_config
 
     path = path or find_config(Path.cwd())
@@ -70,16 +75,8 @@ def the_config(path: Path | None) -> Path:
     return path
 
 
-TOKEN = "KEEPHOLD_TOKEN"
-LEAST = 16
-"""Characters of a token that nobody guesses."""
-RIGHT = "a token is one line of visible ASCII characters"
-_TOKEN = re.compile("[!-~]([ -~]*[!-~])?")
-"""What goes through a header as it is."""
-
-
 def is_token(text: str) -> bool:
-    """Whether it can be sent as a token."""
+    """Return whether the text can be sent as a token."""
     return _TOKEN.fullmatch(text) is not None
 
 
@@ -92,21 +89,21 @@ def check_own_token(token: str | None) -> None:
 
 
 def text_of(file: Path, option: str) -> str:
-    """The text of a file that an option names. Raises `KeepholdError` if it cannot be read, or is none."""
+    """Return the text of a file that an option names. Raise `KeepholdError` if it cannot be read or is not text."""
     try:
         return file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise KeepholdError(f"{option} `{file}` cannot be read: {why}", code="invalid_arguments") from None
 
 
 def tokens_of(file: Path | None) -> dict[str, str]:
-    """Tokens by principal, of a file of `principal token` lines."""
+    """Return the tokens by principal, from a file of `principal token` lines."""
     known: dict[str, str] = {}
     for number, line in enumerate(text_of(file, "--tokens").splitlines() if file is not None else (), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        words = line.split()  # never shown: one of them is a secret (K5)
+        words = line.split()  # never shown: one of them is a secret
         if len(words) != 2 or words[0] in known:
             why = "a principal that was there before" if len(words) == 2 else "not a principal and a token"
             raise ConfigError([f"{file}, line {number}: {why}; each line is `principal token`, each principal once"])
@@ -114,3 +111,11 @@ def tokens_of(file: Path | None) -> dict[str, str]:
             raise ConfigError([f"{file}, line {number}: the token has characters that no token has; {RIGHT}"])
         known[words[0]] = words[1]
     return known
+
+
+def text_of_stdin(limit: int) -> str:
+    """Return the text of stdin. Raise `UsageError` if it is longer than this."""
+    data = sys.stdin.buffer.read(limit + 1)
+    if len(data) > limit:
+        raise click.UsageError(f"stdin holds more than {limit} bytes; send less at once")
+    return data.decode(errors="surrogateescape")

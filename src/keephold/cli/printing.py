@@ -1,11 +1,5 @@
-"""What commands print: text without what a terminal would act on (K4), JSON a line, tables that fit.
-
-That a command is still at it: one line of a terminal, with the time it has taken, gone when it is done.
-
-It is on stderr, and only where that is a terminal: what is printed is for scripts, too.
-
-What commands say of handles.
-"""
+"""Prints for commands: text without the controls that a terminal would obey (K4), lines of JSON, tables that fit, and a
+progress line on stderr if that is a terminal."""
 
 import asyncio
 import os
@@ -20,42 +14,30 @@ from typing import Any
 
 import click
 
-from keephold.handles.text import printable, to_json
-
-__all__ = [
-    "counted",
-    "duration",
-    "going_on",
-    "one_line",
-    "print_json",
-    "printable",
-    "relative",
-    "standing",
-    "table",
-    "tell",
-    "terminal_width",
-    "time_of_day",
-]
+from keephold.handles.text import printable as printable
+from keephold.handles.text import to_json
 
 _RAW_CONTROLS = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _NARROWEST = 3
 """Columns that a table's cell keeps, however narrow the terminal is."""
+_PROGRESS_SECS = 1.0
+"""Shorter work needs no progress line."""
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON. The controls that JSON allows in a string are escaped: a terminal might obey them."""
+    """Print one line of JSON. The controls that JSON allows in a string are escaped: a terminal might obey them."""
     click.echo(_RAW_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", to_json(value).decode()))
 
 
 def one_line(value: Any, width: int | None = None) -> str:
-    """A value on one line, cut if need be: a string as it is, anything else as JSON."""
+    """Return a value on one line, cut to the width: a string as it is, anything else as JSON."""
     text = value if isinstance(value, str) else to_json(value).decode()
     line = " ".join(printable(text).split())
     return line if width is None else _cut(line, width)
 
 
 def terminal_width() -> int | None:
-    """The columns there are; None if it is no terminal, which takes lines of any length."""
+    """Return the columns of stdout; None if it is not a terminal and takes lines of any length."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns
     except (OSError, ValueError, AttributeError):  # it may be closed
@@ -63,8 +45,8 @@ def terminal_width() -> int | None:
 
 
 def table(rows: Sequence[Sequence[str]], shrinking: Sequence[int]) -> list[list[str]]:
-    """The rows with their cells padded to columns. If they are too wide together, the columns of those numbers are cut,
-    the widest first."""
+    """Return the rows with their cells padded to columns. If they are wider than the terminal, cut the `shrinking`
+    columns, the widest first."""
     widths = [max(_columns(row[column]) for row in rows) for column in range(len(rows[0]))]
     room = terminal_width()
     if room is not None:
@@ -92,7 +74,6 @@ def _cut(text: str, width: int) -> str:
 
 
 def _columns(text: str) -> int:
-    """How wide a terminal shows it."""
     if text.isascii():
         return len(text)
     return sum(_width(character) for character in text)
@@ -105,12 +86,12 @@ def _width(character: str) -> int:
 
 
 def counted(number: int, what: str) -> str:
-    """`1 key`, `3 keys`."""
+    """Return `1 key`, `3 keys`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
-    """The two largest units: `45s`, `2m 3s`, `1h 2m`, `3d 4h`."""
+    """Return the two largest units: `45s`, `2m 3s`, `1h 2m`, `3d 4h`."""
     whole = max(0, int(seconds))
     for size, unit, smaller, next_unit in ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
         if whole >= size:
@@ -119,58 +100,52 @@ def duration(seconds: float) -> str:
 
 
 def relative(at: float, now: float) -> str:
-    """A time as seen from now: `in 3m 5s`, `3m 5s ago`."""
+    """Return a time relative to now: `in 3m 5s`, `3m 5s ago`."""
     return f"in {duration(at - now)}" if at > now else f"{duration(now - at)} ago"
 
 
 def time_of_day(at: float) -> str:
-    """`2026-01-01T00:00:00Z`."""
+    """Return `2026-01-01T00:00:00Z`."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-_SECS = 1.0
-"""What takes less than this needs no line."""
-
-
 @contextmanager
-def going_on(what: str) -> Iterator[None]:
-    """Say so, every second, while the block lasts. Only inside a running loop."""
+def progress(what: str) -> Iterator[None]:
+    """Show on stderr what the command does and for how long, while the block runs. Needs a running loop."""
     if not sys.stderr.isatty():
         yield
         return
-    saying = asyncio.get_running_loop().create_task(_say(what))
+    showing = asyncio.get_running_loop().create_task(_show_progress(what))
     try:
         yield
     finally:
-        saying.cancel()
+        showing.cancel()
         click.echo("\r\x1b[K", nl=False, err=True)
 
 
-def tell(line: str) -> None:
-    """A line on stderr that stays, in the place of the one that says it is going on."""
+def print_above_progress(line: str) -> None:
+    """Print a line on stderr that stays, in place of the progress line."""
     click.echo(f"\r\x1b[K{line}" if sys.stderr.isatty() else line, err=True)
 
 
-async def _say(what: str) -> None:
+async def _show_progress(what: str) -> None:
     began = time.monotonic()
     while True:
-        await asyncio.sleep(_SECS)
+        await asyncio.sleep(_PROGRESS_SECS)
         line = f"{what}, {duration(time.monotonic() - began)}"
         click.echo(f"\r\x1b[K{line[: (terminal_width() or 80) - 1]}", nl=False, err=True)
 
 
-def standing(fact: dict[str, Any], now: float) -> str:
-    """The state and what else is to be said of it: `running, parked`, `running, attempt 2, owner gone`."""
+def state_words(fact: dict[str, Any], now: float) -> str:
+    """Return a handle's state with its details: `running, parked`, `running, attempt 2, owner gone`."""
     if fact["state"] == "stopped":
-        how = "ok" if fact["ok"] else "error" if fact["ended_by"] == "self" else fact["ended_by"]
-        return f"stopped, {how}"
-    said = [fact["state"]]
-    if fact["parked"]:
-        said.append("parked")
-    if fact["attempt"] > 1:
-        said.append(f"attempt {fact['attempt']}")
-    if fact["next_attempt_at"] is not None:
-        said.append(f"next {relative(fact['next_attempt_at'], now)}")
-    if fact["owner"] == "gone":
-        said.append("owner gone")
-    return ", ".join(said)
+        return f"stopped, {'ok' if fact['ok'] else 'error' if fact['ended_by'] == 'self' else fact['ended_by']}"
+    following = fact["next_attempt_at"]
+    words = [
+        fact["state"],
+        "parked" if fact["parked"] else "",
+        f"attempt {fact['attempt']}" if fact["attempt"] > 1 else "",
+        "" if following is None else f"next {relative(following, now)}",
+        "owner gone" if fact["owner"] == "gone" else "",
+    ]
+    return ", ".join(filter(None, words))

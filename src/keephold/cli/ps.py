@@ -1,4 +1,4 @@
-"""`keephold ps`: what is going on, whoever runs it (L1, R1). It only looks."""
+"""`keephold ps`: list the calls that have not stopped, of all processes (L1, R1). It changes nothing."""
 
 import time
 from collections import Counter
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.cli.parameters import NAME
-from keephold.cli.printing import counted, duration, one_line, print_json, relative, standing, table
-from keephold.cli.store import Where, opened, run, where_options
+from keephold.cli.parameters import NAME, json_lines_option
+from keephold.cli.printing import counted, duration, one_line, print_json, relative, state_words, table
+from keephold.cli.store import Where, ask, where_options
 
 if TYPE_CHECKING:
     from keephold.control.base import Controls
@@ -17,21 +17,23 @@ if TYPE_CHECKING:
 _LIVE = ("pending", "running", "waiting")
 _HEAD = ("ID", "TOOL", "STATE", "CONVERSATION", "AGE", "DEADLINE")
 _COLOURS = {"waiting": "yellow", "running": "green"}
-_LOOKED_AT = 100
-"""So many calls whose owner is gone are looked at for the notes."""
+_EXAMINED = 100
+"""Calls without an owner that are examined one by one for the notes."""
 
 
 @click.command()
-@click.option("--conversation", metavar="C", type=NAME, help="Only those of this conversation.")
-@click.option("--all", "everything", is_flag=True, help="Also handles that have stopped and are still kept.")
-@click.option("--state", type=click.Choice([*_LIVE, "stopped", "parked"]), help="Only those in this state.")
-@click.option("--limit", metavar="N", type=click.IntRange(min=1), default=1000, help="At most so many, oldest first.")
+@click.option("--conversation", metavar="C", type=NAME, help="List only the calls of this conversation.")
+@click.option("--all", "everything", is_flag=True, help="List stopped handles as well, until they are deleted.")
+@click.option("--state", type=click.Choice([*_LIVE, "stopped", "parked"]), help="List only calls in this state.")
+@click.option(
+    "--limit", metavar="N", type=click.IntRange(min=1), default=1000, help="List at most the oldest N. Default: 1000."
+)
 @where_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@json_lines_option
 def ps(conversation: str | None, everything: bool, state: str | None, limit: int, where: Where, as_json: bool) -> None:
     """List the calls that have not stopped: spawned handles, and one-shot calls as `call:<label>`."""
     states = (state,) if state else ("live", "stopped") if everything else ("live",)
-    listed, more, notes, place = run(_look(where, conversation, states, limit))
+    listed, more, notes, place = ask(where, lambda controls: _list(controls, conversation, states, limit))
     if not listed:
         kind = f"{state or 'live'} call" if state or not everything else "call"
         notes = [f"(no {kind}{'' if conversation is None else f' of `{one_line(conversation)}`'} in {place})"]
@@ -44,44 +46,39 @@ def ps(conversation: str | None, everything: bool, state: str | None, limit: int
         click.echo(f"These are the oldest {limit}; there are more, see --limit.", err=True)
 
 
-async def _look(
-    where: Where, conversation: str | None, states: Sequence[str], limit: int
+async def _list(
+    controls: "Controls", conversation: str | None, states: Sequence[str], limit: int
 ) -> tuple[list[dict[str, Any]], bool, list[str], str]:
-    """What is listed, whether there would be more, what is to be said of calls that nobody goes on with, and where."""
+    """Return the calls, whether there are more, notes on calls without an owner, and the name of the store."""
     found: list[dict[str, Any]] = []
     more = False
-    async with opened(where) as controls:
-        for state in states:
-            page = await controls.handles(
-                conversation=conversation,
-                state=state,
-                oneshot=state != "stopped",  # one-shot calls that are over are nothing to see
-                sort="oldest",
-                limit=limit,
-            )
-            found += page["handles"]
-            more |= page["next"] is not None
-        if len(states) > 1:
-            found.sort(key=lambda fact: fact["uid"])  # which begins with the time
-        listed = found[:limit]
-        orphans = [fact for fact in listed if fact["owner"] == "gone"]
-        return listed, more or len(found) > limit, await _notes(controls, orphans), controls.place
+    for state in states:  # stopped one-shot calls are never listed
+        page = await controls.handles(
+            conversation=conversation, state=state, oneshot=state != "stopped", sort="oldest", limit=limit
+        )
+        found += page["handles"]
+        more |= page["next"] is not None
+    if len(states) > 1:
+        found.sort(key=lambda fact: fact["uid"])  # a uid begins with the time
+    listed = found[:limit]
+    orphans = [fact for fact in listed if fact["owner"] == "gone"]
+    return listed, more or len(found) > limit, await _notes(controls, orphans), controls.place
 
 
 async def _notes(controls: "Controls", orphans: Sequence[dict[str, Any]]) -> list[str]:
-    """R1: calls whose owner is gone stay until somebody comes who has their tool, or resumes their turn (B9)."""
+    """Say how calls whose owner is gone can be resumed: by a process with their tool (R1), or with their turn (B9)."""
     tools: Counter[str] = Counter()
     conversations: Counter[str] = Counter()
-    for fact in orphans[:_LOOKED_AT]:
+    for fact in orphans[:_EXAMINED]:
         if await controls.waits_for_resume(fact["uid"]):
             conversations[fact["conversation"]] += 1
         else:
             tools[fact["tool"]] += 1
-    tools.update(fact["tool"] for fact in orphans[_LOOKED_AT:])
-    nobody = "the owner is gone, and no process that has this tool has gone on with it; start one"
+    tools.update(fact["tool"] for fact in orphans[_EXAMINED:])
+    nobody = "the owner is gone, and no process that has this tool has resumed it; start one"
     return [f"{counted(count, 'call')} of `{one_line(tool)}`: {nobody}" for tool, count in tools.items()] + [
         f"{counted(count, 'call')} of a batch of `{one_line(name)}` that was never answered: the program that began "
-        f"it, or `keephold turn --conversation {one_line(name)} --resume`, can go on with the turn"
+        f"it, or `keephold turn --conversation {one_line(name)} --resume`, can resume the turn"
         for name, count in conversations.items()
     ]
 
@@ -90,7 +87,7 @@ def _show(listed: Sequence[dict[str, Any]], notes: Sequence[str]) -> None:
     now = time.time()
     rows: list[tuple[str, ...]] = [_HEAD]
     for fact in listed:
-        texts = (fact["id"], fact["tool"], standing(fact, now), fact["conversation"])
+        texts = (fact["id"], fact["tool"], state_words(fact, now), fact["conversation"])
         deadline = "-" if fact["deadline"] is None else relative(fact["deadline"], now)
         rows.append((*(one_line(text) for text in texts), duration(now - fact["created"]), deadline))
     head, *cells = table(rows, shrinking=(0, 1, 2, 3))

@@ -1,5 +1,4 @@
-"""The terminal that a command was started in, given to a program elsewhere: raw while it is entered, and afterwards as
-it was, whatever that program has done to it."""
+"""The user's terminal in raw mode, connected to a program elsewhere, and restored afterwards."""
 
 import contextlib
 import os
@@ -16,7 +15,7 @@ from keephold.errors import KeepholdError
 from keephold.handles.text import strip_controls
 from keephold.tools.base import Screen
 
-_AS_IT_WAS = (
+_RESET = (
     b"\x1b[?1049l"  # the alternate screen
     b"\x1b[?1000;1002;1003;1004;1006;2004;2026l"  # mouse, focus, bracketed paste, output held back
     b"\x1b[<9u\x1b[>4;0m"  # other encodings of keys
@@ -25,14 +24,14 @@ _AS_IT_WAS = (
 _KEY = re.compile(r"(?:C-|ctrl-|\^)([a-z@\[\]\\^_])", re.IGNORECASE)
 
 
-class Key(NamedTuple):
-    """A key held down with Ctrl, as a person names it and in every form in which terminals send it."""
+class DetachKey(NamedTuple):
+    """A key held down with Ctrl: its name, and every form in which terminals send it."""
 
     name: str
     forms: tuple[bytes, ...]
 
     @classmethod
-    def parse(cls, text: str) -> "Key":
+    def parse(cls, text: str) -> "DetachKey":
         found = _KEY.fullmatch(text)
         if found is None:
             raise click.BadParameter(f"a key held down with Ctrl, such as `C-]` or `C-a`, not `{text}`")
@@ -42,7 +41,7 @@ class Key(NamedTuple):
         return cls(f"Ctrl-{letter}", (plain, b"\x1b[%d;5u" % code, b"\x1b[27;5;%d~" % code))
 
     def before(self, typed: bytes) -> bytes | None:
-        """What was typed before the key; None if it was not pressed."""
+        """Return the input before the key; None if the key was not pressed."""
         places = [place for form in self.forms if (place := typed.find(form)) >= 0]
         return typed[: min(places)] if places else None
 
@@ -58,7 +57,7 @@ class RawTerminal:
         self.input, self._output = sys.stdin.fileno(), sys.stdout.fileno()
 
     def __enter__(self) -> Self:
-        # What is on the screen goes where it can be scrolled back to.
+        # Scroll the screen's text up, so that the user can scroll back to it.
         self.write(b"\x1b[%d;1H" % self.rows + b"\n" * self.rows)
         self._before = termios.tcgetattr(self.input)
         tty.setraw(self.input, termios.TCSADRAIN)
@@ -67,8 +66,8 @@ class RawTerminal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(OSError, termios.error):  # it may be gone: that is one way to leave
-            self.write(_AS_IT_WAS + b"\x1b[%d;1H\r\n" % self.rows)
+        with contextlib.suppress(OSError, termios.error):  # the terminal may be gone
+            self.write(_RESET + b"\x1b[%d;1H\r\n" % self.rows)
             termios.tcsetattr(self.input, termios.TCSAFLUSH, self._before)
 
     @property
@@ -76,12 +75,12 @@ class RawTerminal:
         return self.size()[0]
 
     def size(self) -> tuple[int, int]:
-        """Rows and columns; 0, 0 if it does not know."""
+        """Return rows and columns; 0, 0 if the terminal does not know."""
         columns, rows = os.get_terminal_size(self._output)
         return rows, columns
 
     def read(self) -> bytes:
-        """What was typed; nothing if the terminal is gone."""
+        """Return the input; nothing if the terminal is gone."""
         try:
             return os.read(self.input, 1 << 16)
         except OSError:
@@ -94,7 +93,7 @@ class RawTerminal:
 
 
 def redraw(screen: Screen) -> bytes:
-    """What makes a terminal show that screen."""
+    """Return the sequences that make a terminal show this screen."""
     drawn = [b"\x1b[?1049h" if screen.alternate else b"\x1b[?1049l", b"\x1b[0m\x1b[r\x1b[H\x1b[2J"]
     for row, line in enumerate(screen.lines, start=1):
         drawn.append(b"\x1b[%d;1H" % row + strip_controls(line).encode(errors="replace"))
@@ -103,6 +102,6 @@ def redraw(screen: Screen) -> bytes:
 
 
 def over(screen: Screen, text: str) -> bytes:
-    """What writes a text over a line of that screen: the last one if it is free."""
+    """Return the sequences that write a text over one line of the screen: the last one if it is free."""
     row = 1 if screen.alternate or any(screen.lines[screen.rows - 1 :]) else screen.rows
     return b"\x1b7\x1b[%d;1H\x1b[7m%s\x1b[0m\x1b8" % (row, text[: screen.cols - 1].encode())

@@ -1,42 +1,42 @@
-"""`keephold show`: everything there is of one handle; of what it waits for the key's id, and the key only if it is
-asked for (K5)."""
+"""`keephold show`: print everything that is stored of one handle; its open keys only with `--keys` (K5)."""
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.cli.parameters import NAME
+from keephold.cli.parameters import conversation_option, json_option
 from keephold.cli.printing import (
     one_line,
     print_json,
     printable,
     relative,
-    standing,
+    state_words,
     table,
     terminal_width,
     time_of_day,
 )
-from keephold.cli.store import Where, opened, run, where_options
+from keephold.cli.store import Where, ask, where_options
+
+if TYPE_CHECKING:
+    from keephold.control.base import Controls
 
 _TAIL_LINES = 20
 _VALUE = 200
-"""Columns of a value where there is no terminal to fit."""
+"""Columns of a value if stdout is not a terminal."""
 _INDENT = 16
 
 
 @click.command()
 @click.argument("ID")
-@click.option(
-    "--conversation", metavar="C", type=NAME, help="The conversation it is in, if several have one of that id."
-)
+@conversation_option
 @where_options
-@click.option("--keys", is_flag=True, help="Print its open keys, too: who has one may resolve what it stands for.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--keys", is_flag=True, help="Print its open keys, too. Anyone who has a key can resolve its wait.")
+@json_option
 def show(id: str, conversation: str | None, where: Where, keys: bool, as_json: bool) -> None:
     """Show the newest handle of an ID, or the one of a uid."""
-    found = run(_read(where, id, conversation, keys=keys))
+    found = ask(where, lambda controls: _read(controls, id, conversation, keys=keys))
     if as_json:
         print_json(found)
     else:
@@ -44,13 +44,9 @@ def show(id: str, conversation: str | None, where: Where, keys: bool, as_json: b
             click.echo(line)
 
 
-async def _read(where: Where, id: str, conversation: str | None, *, keys: bool) -> dict[str, Any]:
-    async with opened(where) as controls:
-        (fact,) = await controls.find((id,), conversation)
-        return await controls.handle(fact["uid"], keys=keys)
-
-
-# For people
+async def _read(controls: "Controls", id: str, conversation: str | None, *, keys: bool) -> dict[str, Any]:
+    (fact,) = await controls.find((id,), conversation)
+    return await controls.handle(fact["uid"], keys=keys)
 
 
 def _lines(found: dict[str, Any], now: float) -> Iterator[str]:
@@ -61,7 +57,7 @@ def _lines(found: dict[str, Any], now: float) -> Iterator[str]:
     if found.get("keys"):
         yield "keys"
         for name, key in found["keys"].items():
-            yield f"  {one_line(name)}  {key}"  # whole, however wide the terminal is: it is there to be copied
+            yield f"  {one_line(name)}  {key}"  # never cut: the user copies it
     entries, count = found["journal"], found["journal_entries"]
     title = "journal" if len(entries) == count else f"journal, the last {len(entries)} of {count}"
     yield from _section(title, [_entry_cells(entry) for entry in entries])
@@ -87,7 +83,7 @@ def _entry_cells(entry: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _facts(found: dict[str, Any], now: float) -> Iterator[tuple[str, Any]]:
-    yield "state", standing(found, now)
+    yield "state", state_words(found, now)
     yield "tool", found["tool"]
     yield "conversation", found["conversation"]
     yield "call", f"{found['call_id'] or '-'}, batch {found['batch']} of turn {found['turn']}"
@@ -108,7 +104,7 @@ def _facts(found: dict[str, Any], now: float) -> Iterator[tuple[str, Any]]:
 
 
 def _question(question: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What is asked, and what may be answered: all that `keephold send` has to be told."""
+    """Yield the question and its possible answers: all that `keephold send` needs."""
     yield "question", f"{question['text']} ({question['id']})"
     kind = question["answer_type"]
     if question["secret"]:
@@ -128,7 +124,7 @@ def _ownership(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     elif found["owner"] == "alive":
         yield "owner", "a process that lives"
     elif found["owner"] == "gone":
-        yield "owner", "gone, and no other process has gone on with it"
+        yield "owner", "gone, and no other process has resumed it"
 
 
 def _end(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:

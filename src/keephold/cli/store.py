@@ -1,13 +1,12 @@
-"""Where a command looks: a server, or a store (Y1), and opening it.
+"""Finds and opens the server or the store (Y1) that a command works on.
 
-A server if `--server` or `KEEPHOLD_SERVER` names one. Else the store: `--store`, else `KEEPHOLD_STORE`, else `[store]
-url` of the configuration, else a SQLite file in the user's state directory. Commands that look at what others run want
-a store that is there: they make none.
+`--server` or `KEEPHOLD_SERVER` names a server. Else the store is `--store`, else `KEEPHOLD_STORE`, else `[store] url`
+of the configuration, else a SQLite file in the user's state directory. Only commands that run tools create the store.
 """
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import wraps
 from pathlib import Path
@@ -30,22 +29,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 SQLITE = "sqlite:///"
 _RETENTION_SECS = 7 * 86_400.0
-"""How long a store keeps what has stopped (S5)."""
-
-
-def store_option(command: F) -> F:
-    """The option `--store`."""
-    return click.option(
-        "--store",
-        metavar="URL",
-        envvar="KEEPHOLD_STORE",
-        callback=_store_url,
-        help="Where handles are kept: sqlite:///FILE. Default: what keephold.toml says, else a file of yours.",
-    )(command)
+"""How long a store keeps stopped handles by default (S5)."""
 
 
 def _store_url(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """The URL, if it is one of a store: what was wrong is said of the option, or the variable, that it came by."""
+    """Refuse a URL that names no store, by the name of the option or the variable that has it."""
     if not value or context.resilient_parsing:
         return value
     from keephold.store.urls import open_store
@@ -58,8 +46,17 @@ def _store_url(context: click.Context, parameter: click.Parameter, value: str | 
     return value
 
 
+store_option = click.option(
+    "--store",
+    metavar="URL",
+    envvar="KEEPHOLD_STORE",
+    callback=_store_url,
+    help="Use this store: sqlite:///FILE. Default: [store] url of keephold.toml, else a file in your home directory.",
+)
+
+
 class Where(NamedTuple):
-    """What a command was told about where to look."""
+    """The options that say where a command looks."""
 
     store: str | None = None
     server: str | None = None
@@ -67,19 +64,19 @@ class Where(NamedTuple):
 
 
 def where_options(command: F) -> F:
-    """The options `--store`, `--server` and `--token-file`, given to the command as `where`."""
+    """Add `--store`, `--server` and `--token-file`, which the command gets as `where`."""
 
     @click.option(
         "--server",
         metavar="URL",
         envvar="KEEPHOLD_SERVER",
-        help="Ask the `keephold serve` at that address instead of the store.",
+        help="Ask the `keephold serve` at this address instead of the store.",
     )
     @click.option(
         "--token-file",
         metavar="FILE",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="A file with the token of --server; else KEEPHOLD_TOKEN has it, or the file beside the store.",
+        help="Read the token of --server from this file. Default: KEEPHOLD_TOKEN, else the file beside the store.",
     )
     @wraps(command)
     def called(*arguments: Any, store: str | None, server: str | None, token_file: Path | None, **given: Any) -> Any:
@@ -88,27 +85,22 @@ def where_options(command: F) -> F:
     return store_option(called)  # type: ignore[return-value]
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """What the coroutine returns."""
-    return asyncio.run(work)
-
-
 # Which one
 
 
 def store_of(config: "Config") -> str:
-    """The store of a configuration, or the user's own, whose directory is made."""
+    """Return the store of a configuration, or the user's own, whose directory is created."""
     return config.store_url or default_store(make=True)
 
 
 def place_of(url: str | None, *, make: bool = False) -> str:
-    """The store that is named, else that of the configuration found here, else the user's own, whose directory is made
-    if asked for."""
+    """Return the store that is named, else that of the configuration found here, else the user's own; `make` creates
+    the directory of the last."""
     return url or _of_this_directory() or default_store(make=make)
 
 
 def _existing(url: str | None) -> "Store":
-    """The store that a command is to look at: the one named, else the one that `keephold turn` would use here."""
+    """Return the store that is named, else the one that `keephold turn` would use here. Refuse one that is missing."""
     from keephold.store.urls import open_store
 
     store = open_store(place_of(url))
@@ -125,7 +117,7 @@ def _existing(url: str | None) -> "Store":
 
 
 def _of_this_directory() -> str | None:
-    """What the configuration found here says. Mistakes in the rest of it hide no handles."""
+    """Return the store of the configuration found here. Mistakes in the rest of that file do not matter."""
     from keephold.config import find_config
     from keephold.config.load import inspect_config
 
@@ -141,8 +133,8 @@ def _of_this_directory() -> str | None:
 
 
 def keep_as_configured(registry: "Registry") -> None:
-    """Let a runtime without tools keep handles as long as the configuration found here says, if it is about its store;
-    else as long as usual (S5, W8)."""
+    """Set the retention of a runtime without tools: from the configuration found here, if that names the same store,
+    else the default (S5, W8)."""
     from keephold.config import find_config
     from keephold.config.load import load_config
     from keephold.store.urls import open_store
@@ -161,7 +153,7 @@ def keep_as_configured(registry: "Registry") -> None:
 
 
 def default_store(*, make: bool = False) -> str:
-    """The user's own store."""
+    """Return the user's own store."""
     given = Path(os.environ.get("XDG_STATE_HOME", ""))
     try:
         base = given if given.is_absolute() else Path.home() / ".local" / "state"
@@ -176,7 +168,7 @@ def default_store(*, make: bool = False) -> str:
 
 
 def _token(where: Where, server: str) -> str | None:
-    """The token of a server: that of this machine's own store is for a server on this machine only."""
+    """Return the token of a server. The token beside a store of this machine is only for a server on this machine."""
     if where.token_file is not None:
         return _sendable(text_of(where.token_file, "--token-file").strip(), f"--token-file `{where.token_file}`")
     given = os.environ.get(TOKEN)
@@ -195,7 +187,7 @@ def _sendable(token: str, source: str) -> str:
 
 
 def _stored_token(url: str | None) -> str | None:
-    """What `keephold serve` keeps beside its store."""
+    """Return the token that `keephold serve` keeps beside its store."""
     try:
         path = getattr(_existing(url), "path", None)
         token = "" if path is None else Path(f"{path}-token").read_text("utf-8").strip()
@@ -209,7 +201,7 @@ def _stored_token(url: str | None) -> str | None:
 
 @asynccontextmanager
 async def opened(where: Where, *, acting: bool = False) -> "AsyncIterator[Controls]":
-    """What a command speaks to. Only with `acting` it may change anything."""
+    """Open the server or the store. Without `acting`, nothing can be changed."""
     if where.server:
         from keephold.control.remote import RemoteControl
 
@@ -226,9 +218,19 @@ async def opened(where: Where, *, acting: bool = False) -> "AsyncIterator[Contro
             yield Stored(store)
 
 
+def ask(where: Where, operation: "Callable[[Controls], Awaitable[T]]", *, acting: bool = False) -> T:
+    """Return the result of one operation on the server or the store."""
+
+    async def asked() -> T:
+        async with opened(where, acting=acting) as controls:
+            return await operation(controls)
+
+    return asyncio.run(asked())
+
+
 @asynccontextmanager
 async def reading(url: str | None) -> "AsyncIterator[Store]":
-    """The store, to be looked at and left as it is: nothing is recovered, ended or collected."""
+    """Open the store read-only: nothing is recovered, ended or collected."""
     store = _existing(url)
     path = getattr(store, "path", None)
     if path is not None:
@@ -244,8 +246,8 @@ async def reading(url: str | None) -> "AsyncIterator[Store]":
 
 @asynccontextmanager
 async def without_tools(url: str | None) -> "AsyncIterator[Runtime]":
-    """A runtime that recovers nothing, as it has no tools (R1), and forgets nothing, as it does not know how long
-    handles are to be kept here (S5)."""
+    """Open a runtime that recovers nothing, because it has no tools (R1), and deletes nothing, because it does not know
+    the retention (S5)."""
     import math
 
     from keephold.runtime import Runtime

@@ -1,7 +1,4 @@
-"""`keephold top`: what goes on, live, and what needs a person first.
-
-It is told of changes and asks for no more than is to be seen. It needs `keephold[tui]`; `--json` does not.
-"""
+"""`keephold top`: watch handles live. The screen needs `keephold[tui]`; `--json` does not."""
 
 import asyncio
 import signal
@@ -11,25 +8,25 @@ from functools import partial
 import click
 
 from keephold.cli.printing import print_json
-from keephold.cli.store import Where, run, where_options
+from keephold.cli.store import Where, where_options
 from keephold.errors import KeepholdError
 
 
 @click.command()
 @where_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with what would be shown, and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the handles, and exit.")
 def top(where: Where, as_json: bool) -> None:
-    """Watch handles live, what needs a person first, and act on them.
+    """Watch handles live and act on them. Handles that need an answer come first.
 
     \b
-    Enter  what a handle prints, live       /  show only some
-    r      answer what it asks              s  sort otherwise
+    Enter  show the output, live            /  filter
+    r      answer its question              s  change the order
     a      abort it                         g  group by conversation
-    t      take its terminal over           e  also those that have ended
+    t      take over its terminal           e  show stopped handles
     q      quit
     """
     if as_json:
-        print_json(run(_snapshot(where)))
+        print_json(asyncio.run(_snapshot(where)))
         return
     try:
         import textual  # noqa: F401
@@ -41,7 +38,7 @@ def top(where: Where, as_json: bool) -> None:
         ) from error
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("`keephold top` needs a terminal; `--json` prints what it would show")
-    sys.exit(run(_watch(where)))
+    sys.exit(asyncio.run(_watch(where)))
 
 
 async def _snapshot(where: Where) -> dict[str, object]:
@@ -54,7 +51,7 @@ async def _snapshot(where: Where) -> dict[str, object]:
 
 
 async def _watch(where: Where) -> int:
-    """The exit code. A signal that ends it is no reason to leave the terminal as only a screen can use it."""
+    """Return the exit code. A signal closes the screen, so that the terminal is restored."""
     from keephold.cli.top_app import Top
     from keephold.cli.top_source import open_source
 
@@ -67,6 +64,6 @@ async def _watch(where: Where) -> int:
 
 
 def _words(where: Where) -> list[str]:
-    """The options that say the same to another command."""
+    """Return the options by which another command finds the same store or server."""
     given = {"--store": where.store, "--server": where.server, "--token-file": where.token_file}
     return [word for option, value in given.items() if value is not None for word in (option, str(value))]

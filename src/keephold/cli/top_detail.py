@@ -18,7 +18,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Footer, Log, Static
 
-from keephold.cli.printing import duration, one_line, standing, time_of_day
+from keephold.cli.printing import duration, one_line, state_words, time_of_day
 from keephold.cli.top_rows import Fact, latest
 from keephold.cli.top_source import Source
 from keephold.errors import KeepholdError
@@ -84,7 +84,10 @@ class Detail(Screen[None]):
 def _lines(fact: Fact, now: float) -> Iterator[tuple[str, Any]]:
     yield "handle", f"{fact['id']}, of {fact['tool']}, in {fact['conversation']}"
     spent = (fact["stopped"] or now) - (fact["started"] or fact["created"])
-    yield "state", f"{standing(fact, now)}, {duration(spent)} since {time_of_day(fact['started'] or fact['created'])}"
+    yield (
+        "state",
+        f"{state_words(fact, now)}, {duration(spent)} since {time_of_day(fact['started'] or fact['created'])}",
+    )
     yield "uid", fact["uid"]
     if fact.get("arguments") is not None:
         yield "arguments", fact["arguments"]

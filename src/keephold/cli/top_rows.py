@@ -6,7 +6,7 @@ What needs a person is always first. Texts of tools and models come out without 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from keephold.cli.printing import duration, one_line, standing
+from keephold.cli.printing import duration, one_line, state_words
 
 Fact = dict[str, Any]
 
@@ -88,7 +88,7 @@ def rows(facts: Sequence[Fact], lines: dict[str, str], now: float, *, grouped: b
 
 def cells(fact: Fact, line: str, now: float) -> tuple[str, ...]:
     """What the columns of a handle say."""
-    state = fact["need"]["kind"] if fact.get("need") else standing(fact, now)
+    state = fact["need"]["kind"] if fact.get("need") else state_words(fact, now)
     began = fact["started"] or fact["created"]
     spent = (fact["stopped"] or now) - began
     last = one_line(latest(fact, line))

@@ -1,7 +1,4 @@
-"""`keephold wait`: until handles have stopped, whoever runs them (A2, A3, L3).
-
-Exit code 0 when they have, 1 when one of them failed or was aborted, 124 when the time was up first.
-"""
+"""`keephold wait`: wait until handles of any process have stopped (A2, A3, L3)."""
 
 import asyncio
 import math
@@ -11,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.cli.parameters import NAME
-from keephold.cli.printing import going_on, one_line, print_json, tell, terminal_width
-from keephold.cli.store import Where, opened, run, where_options
+from keephold.cli.parameters import conversation_option, json_option
+from keephold.cli.printing import one_line, print_above_progress, print_json, progress, terminal_width
+from keephold.cli.store import Where, ask, where_options
 from keephold.errors import KeepholdError
 
 if TYPE_CHECKING:
@@ -21,9 +18,9 @@ if TYPE_CHECKING:
 
 _TIMED_OUT = 124
 _LOOK_SECS = 1.0
-"""How often is looked whether the processes live that run them: nothing rings when one dies."""
+"""Interval of checks whether the owners live: a process that dies notifies nobody."""
 _WIDTH = 200
-"""Columns of a line where there is no terminal to fit."""
+"""Columns of a line if stdout is not a terminal."""
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -34,13 +31,11 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: float | 
 
 @click.command()
 @click.argument("ID", nargs=-1, required=True)
-@click.option("--any", "any_of_them", is_flag=True, help="Until one of them has stopped; otherwise all.")
-@click.option("--timeout", metavar="SECS", type=float, callback=_seconds, help="How long at most; 0 looks and returns.")
-@click.option(
-    "--conversation", metavar="C", type=NAME, help="The conversation they are in, if several have one of that id."
-)
+@click.option("--any", "any_of_them", is_flag=True, help="Wait until one of them has stopped. Default: all.")
+@click.option("--timeout", metavar="SECS", type=float, callback=_seconds, help="Wait at most this long; 0 only looks.")
+@conversation_option
 @where_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def wait(
     context: click.Context,
@@ -53,10 +48,21 @@ def wait(
 ) -> None:
     """Wait until the handles of these IDs, or uids, have stopped.
 
-    Of each a line is printed: how it ended, and the last line of its result, or of what it printed. --json has all of
-    the result.
+    For each handle, one line is printed: how it ended, and the last line of its result or output. --json prints the
+    whole result.
     """
-    waited = run(_wait(where, id, any_of_them, timeout, conversation, whole=as_json))
+
+    async def wait(controls: "Controls") -> dict[str, Any]:
+        facts = await controls.find(id, conversation)
+        live = [fact for fact in facts if fact["state"] != "stopped"]
+        async with _reporting_lost_owners(controls, live):
+            with progress(f"waiting for {_named(live)}"):
+                waited = await controls.wait_for(facts, any=any_of_them, timeout=timeout)
+        if not as_json:
+            await _add_output(controls, facts, waited["completed"])
+        return waited
+
+    waited = ask(where, wait, acting=True)
     if as_json:
         print_json(waited)
     else:
@@ -66,32 +72,12 @@ def wait(
     context.exit(_TIMED_OUT if "timed_out" in waited else int(failed))
 
 
-async def _wait(
-    where: Where,
-    ids: tuple[str, ...],
-    any_of_them: bool,
-    timeout: float | None,
-    conversation: str | None,
-    *,
-    whole: bool,
-) -> dict[str, Any]:
-    async with opened(where, acting=True) as controls:
-        facts = await controls.find(ids, conversation)
-        open_ones = [fact for fact in facts if fact["state"] != "stopped"]
-        async with _telling_who_is_gone(controls, open_ones):
-            with going_on(f"waiting for {_named(open_ones)}"):
-                waited = await controls.wait_for(facts, any=any_of_them, timeout=timeout)
-        if not whole:
-            await _look_up(controls, facts, waited["completed"])
-        return waited
-
-
 @asynccontextmanager
-async def _telling_who_is_gone(controls: "Controls", facts: list[dict[str, Any]]) -> AsyncIterator[None]:
-    """Say whose process is gone: now, and while the block lasts."""
-    told: set[tuple[str, int]] = set()
-    _tell(facts, told)
-    looking = asyncio.create_task(_look(controls, {fact["uid"] for fact in facts}, told))
+async def _reporting_lost_owners(controls: "Controls", facts: list[dict[str, Any]]) -> AsyncIterator[None]:
+    """Report which handles have lost their process: now, and while the block runs."""
+    reported: set[tuple[str, int]] = set()
+    _report(facts, reported)
+    looking = asyncio.create_task(_look(controls, {fact["uid"] for fact in facts}, reported))
     try:
         yield
     finally:
@@ -100,28 +86,29 @@ async def _telling_who_is_gone(controls: "Controls", facts: list[dict[str, Any]]
             await looking
 
 
-async def _look(controls: "Controls", uids: set[str], told: set[tuple[str, int]]) -> None:
+async def _look(controls: "Controls", uids: set[str], reported: set[tuple[str, int]]) -> None:
     while True:
         await asyncio.sleep(_LOOK_SECS)
         for uid in tuple(uids):
-            with suppress(KeepholdError):  # what is wrong is told by the wait itself
+            with suppress(KeepholdError):  # the wait itself reports errors
                 (fact,) = await controls.find((uid,), None)
-                _tell((fact,), told)
+                _report((fact,), reported)
                 if fact["state"] == "stopped":
                     uids.discard(uid)
 
 
-def _tell(facts: Iterable[dict[str, Any]], told: set[tuple[str, int]]) -> None:
-    """Say it once of each, and again if a process that has gone on with it, which is another attempt, goes too."""
+def _report(facts: Iterable[dict[str, Any]], reported: set[tuple[str, int]]) -> None:
+    """Report each attempt once: a process that resumed the handle can be lost as well."""
     for fact in facts:
         attempt = fact["uid"], fact["attempt"]
-        if fact["owner"] == "gone" and attempt not in told:
-            told.add(attempt)
-            tell(f"{one_line(fact['id'])}: the process that ran it is gone, and no other has gone on with it yet")
+        if fact["owner"] == "gone" and attempt not in reported:
+            reported.add(attempt)
+            lost = "the process that ran it is gone, and no other has resumed it yet"
+            print_above_progress(f"{one_line(fact['id'])}: {lost}")
 
 
-async def _look_up(controls: "Controls", facts: list[dict[str, Any]], completed: list[dict[str, Any]]) -> None:
-    """What the assistant has read already is no part of a result any more, and is still the end of what was printed."""
+async def _add_output(controls: "Controls", facts: list[dict[str, Any]], completed: list[dict[str, Any]]) -> None:
+    """Give results that the model has already read the end of the handle's output."""
     for entry in completed:
         bearing = [fact["uid"] for fact in facts if fact["id"] == entry["id"]]
         if not entry["result"] and len(bearing) == 1:
@@ -142,6 +129,6 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def _last_line(result: Any) -> str:
-    """The last line that says something; a value that is no text is one line."""
+    """Return the last line with a letter or digit; a value that is not text is one line."""
     lines = result.splitlines() if isinstance(result, str) else [one_line(result)]
     return next((line for line in reversed(lines) if any(each.isalnum() for each in line)), "")
