@@ -21,7 +21,7 @@ import msgspec
 from tests.e2e.driver import PATIENCE, until
 from tests.leaks import all_pids
 
-from keephold.handles.question import AnswerType, Question
+from keephold.handles.question import Question
 from keephold.tools.terminal.emulator import open_emulator
 from keephold.turn.prompts import AskQuestion, DeliverResult, Prompt, RunTool
 
@@ -236,7 +236,7 @@ def deliver(result: str, **fields: Any) -> DeliverResult:
     return DeliverResult(**fields, result=result, conversation="main")
 
 
-def ask(kind: AnswerType, *, may_remember: bool = False, problem: str | None = None, **fields: Any) -> AskQuestion:
+def ask(kind: Any, *, may_remember: bool = False, problem: str | None = None, **fields: Any) -> AskQuestion:
     question = Question(**{"id": "q", "text": "What now?", **fields}, answer_type=kind)
     return AskQuestion(
         tool="guide", id="g", question=question, conversation="main", may_remember=may_remember, problem=problem

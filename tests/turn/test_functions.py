@@ -61,6 +61,22 @@ def test_Y_a_schema_comes_from_the_signature_and_the_docstring() -> None:
     assert parameters["required"] == ["query"]
 
 
+async def test_Y_a_first_parameter_named_call_gets_the_call_without_an_annotation(clock: VirtualClock) -> None:
+    @keephold.tool
+    async def bare(call, text: str) -> str:  # type: ignore[no-untyped-def]
+        return f"{call.id} {text}"
+
+    @keephold.tool
+    async def phone(number: str, call: str) -> str:
+        return f"{call} {number}"
+
+    assert list(bare.parameters["properties"]) == ["text"]
+    assert phone.parameters["required"] == ["number", "call"]
+    async with opened(clock, [bare, phone]) as (_, turn):
+        first, second = await texts(turn, call("bare", text="a"), call("phone", number="1", call="b"))
+    assert (first.split()[1], second) == ("a", "b 1")
+
+
 async def test_Y_arguments_arrive_as_the_types_of_the_signature(clock: VirtualClock) -> None:
     class Colour(enum.Enum):
         RED = "red"

@@ -3,8 +3,9 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import pytest
 from tests.turn.calls import STATEFUL, TALKING, apply, call, opened, replies, reply, settings, spawn, texts, wait_all
 
@@ -30,12 +31,34 @@ def with_policy(tool: Tool, **policy: Any) -> Tool:
 
 def test_Q1_a_question_is_checked_when_it_is_made() -> None:
     selects: list[Any] = [{}, {"options": []}, {"options": [1]}, {"options": "ab"}, ["a"]]
-    wrong: list[Any] = ["Yes", {}, {"select": {"options": ["a"]}}, *({"Select": select} for select in selects)]
+    wrong: list[Any] = [
+        "Yes",
+        int,
+        Literal[1, 2],
+        {},
+        {"select": {"options": ["a"]}},
+        *({"Select": select} for select in selects),
+    ]
     for answer_type in wrong:
         with pytest.raises(ValueError, match="answer_type"):
             Question(id="q", text="?", answer_type=answer_type)
     with pytest.raises(ValueError, match="id"):
         Question(id="", text="?", answer_type="Text")
+
+
+@pytest.mark.parametrize(
+    ("given", "recorded"),
+    [(bool, "Boolean"), (str, "Text"), (Literal["a", "b"], {"Select": {"options": ["a", "b"]}})],
+)
+def test_Q1_a_question_takes_python_types_and_keeps_the_recorded_form(given: Any, recorded: Any) -> None:
+    question = Question("q", "Which?", given)
+    assert question == Question(id="q", text="Which?", answer_type=recorded)
+    assert question.answer_type == recorded
+    assert msgspec.json.decode(msgspec.json.encode(question), type=Question) == question
+
+
+def test_Q1_a_question_needs_no_names_for_its_id_and_text() -> None:
+    assert Question("q", "Which?") == Question(id="q", text="Which?", answer_type="Text")
 
 
 @pytest.mark.parametrize(

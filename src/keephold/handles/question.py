@@ -1,34 +1,42 @@
 """Questions a tool asks while it runs (Q1), and the check of an answer against its type (C6)."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
-AnswerType = Literal["Boolean", "Text"] | dict[str, Any]
-"""`"Boolean"`, `"Text"` or `{"Select": {"options": [...]}}`, as tools write it."""
 
-
-class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a tool wants to know before it goes on."""
+class Question(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A question that a tool asks while it runs, and the type of its answer."""
 
     id: str
     text: str
-    answer_type: AnswerType = msgspec.field(default_factory=lambda: "Text")  # not a default: shown also when it is Text
+    answer_type: Any = msgspec.field(default_factory=lambda: "Text")  # not a default: shown also when it is Text
+    """`bool`, `str` or `Literal["a", "b"]`; kept as `"Boolean"`, `"Text"` or `{"Select": {"options": ["a", "b"]}}`."""
     pre_amble: str | None = None
     default: Any = None
     secret: bool = False
-    """The answer is a password or the like: for a person only, never shown, stored or logged."""
+    """The answer is a password or the like: only the user may give it, and it is never shown, stored or logged."""
 
     def __post_init__(self) -> None:
         if not self.id:
             raise ValueError("a question needs a non-empty id")
+        msgspec.structs.force_setattr(self, "answer_type", _recorded(self.answer_type))
         if self.answer_type not in ("Boolean", "Text"):
             options = select_options(self)
             if not options or not all(isinstance(option, str) for option in options):
                 raise ValueError(
                     f'answer_type of question `{self.id}` must be "Boolean", "Text" or '
-                    '{"Select": {"options": ["…"]}} with at least one option'
+                    '{"Select": {"options": ["…"]}} with at least one option, or the type bool, str or Literal["…"]'
                 )
+
+
+def _recorded(answer_type: Any) -> Any:
+    """The form that is recorded and sent, of a Python type or of that form itself (Q1)."""
+    if answer_type is bool:
+        return "Boolean"
+    if answer_type is str:
+        return "Text"
+    return {"Select": {"options": list(get_args(answer_type))}} if get_origin(answer_type) is Literal else answer_type
 
 
 class Open(NamedTuple):

@@ -104,8 +104,8 @@ def tool(
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a tool of a function: its schema comes from the signature, its description from the docstring.
 
-    A first parameter annotated `keephold.Call` gets the call and is not part of the schema. With `actions` the
-    tool is stateful: a model may spawn it, look after it and talk to it.
+    A parameter annotated `keephold.Call`, or a first one named `call` without an annotation, gets the call and is not
+    part of the schema. With `actions` the tool is stateful: a model may spawn it, fetch its output and send it input.
     """
     if function is not None:
         return _make(function)

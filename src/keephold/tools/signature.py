@@ -40,13 +40,13 @@ class Signature:
         hints = get_type_hints(function, include_extras=True)
         description, argument_texts = read_docstring(inspect.getdoc(function) or "")
         call_parameter, fields, plain = None, {}, True
-        for name, parameter in inspect.signature(function).parameters.items():
+        for at, (name, parameter) in enumerate(inspect.signature(function).parameters.items()):
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
                 raise ConfigError(
                     [f"tool `{function.__name__}`: parameter `{name}` must be a plain named one; a model sends names"]
                 )
             annotation = hints.get(name, Any)
-            if annotation is Call:
+            if annotation is Call or (at == 0 and name == "call" and name not in hints):
                 call_parameter = name
                 continue
             plain = plain and annotation in _PLAIN

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from keephold.errors import ToolError
-from keephold.handles.question import AnswerType, Question, answer_fits, expected
+from keephold.handles.question import Question, answer_fits, expected
 from keephold.tools.base import QuestionPolicy, Tool
 from keephold.tools.call import Call
 from keephold.tools.function import tool
@@ -58,7 +58,7 @@ def ask_user_tool() -> Tool:
 def _question(
     text: str, context: str | None, kind: str | None, options: list[str] | None, default: str | bool | None
 ) -> Question:
-    answer_type: AnswerType = "Text"
+    answer_type: Any = "Text"
     if kind == "select" or (kind is None and options):
         if not options:
             raise ToolError('`answer_type` "select" needs `options`', code="invalid_arguments")

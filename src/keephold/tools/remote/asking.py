@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keephold.errors import ToolError
-from keephold.handles.question import AnswerType, Question
+from keephold.handles.question import Question
 from keephold.tools.call import Call
 
 CONFIRM = "confirm"
@@ -133,7 +133,7 @@ def _field(name: str, table: Mapping[str, Any], message: str, required: bool, si
     return _Field(question, required, values)
 
 
-def _kind(table: Mapping[str, Any]) -> AnswerType | None:
+def _kind(table: Mapping[str, Any]) -> Any | None:
     """What sort of question a field is; None for one that cannot be asked."""
     if table.get("type") == "boolean":
         return "Boolean"
