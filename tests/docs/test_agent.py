@@ -48,14 +48,14 @@ def test_G1_a_conversation_is_declared_on_the_page_as_in_the_code() -> None:
 
 
 def test_G1_every_stop_reason_is_explained() -> None:
-    _, *explained = rows(sections(ROOT / "docs" / "howto" / "agent.md")["Watch it"])
+    _, *explained = rows(sections(ROOT / "docs" / "howto" / "agent.md")["Watch the turn"])
     reasons = typing.get_args(events.StopReason)
     assert explained == list(reasons)
     assert [reason for reason in reasons if f'`"{reason}"`' not in sections(PAGE)["Answer"]] == []
 
 
 def test_X4_every_event_is_known_to_those_who_read_json() -> None:
-    chat = sections(ROOT / "docs" / "howto" / "chat.md")["What happens, as JSON"]
+    chat = sections(ROOT / "docs" / "howto" / "chat.md")["JSON events"]
     assert [name for name in EVENTS if f"`{name}`" not in chat] == []
 
 
