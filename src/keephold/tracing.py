@@ -32,6 +32,7 @@ from keephold.store.base import (
     Done,
     Entry,
     Failed,
+    HandleQuery,
     Journaled,
     Op,
     Parked,
@@ -117,7 +118,7 @@ class CallTraces:
 
     async def resuming(self, conversation: str, turn: str) -> None:
         store = self._registry.store
-        for record in await store.handles(conversation=conversation, turn=turn, stateful=None, limit=1):
+        for record in await store.handles(HandleQuery(conversation=conversation, turn=turn, stateful=None, limit=1)):
             found = _stored(await store.journal(record.uid), "turn")
             if found is not None:
                 self._earlier[conversation, turn] = found

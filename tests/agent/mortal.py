@@ -28,6 +28,7 @@ import keephold
 from keephold import Call, Question, Runtime
 from keephold.agent.conversation import Conversation
 from keephold.agent.events import Answered, Event, Text
+from keephold.store.base import HandleQuery
 from keephold.store.sqlite import SqliteStore
 from keephold.testing.clock import where
 
@@ -95,7 +96,7 @@ async def later(name: str) -> str:
 async def _slow(call: Call) -> str:
     _here.act(f"slow {call.attempt}")
     while _here.moment == "in a batch" and _here.store is not None and call.attempt == 1:
-        stopped = await _here.store.handles(conversation=call.conversation, state="stopped", stateful=None)
+        stopped = await _here.store.handles(HandleQuery(conversation=call.conversation, state="stopped", stateful=None))
         if len(stopped) >= 2:
             _here.at("in a batch")
             break

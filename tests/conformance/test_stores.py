@@ -7,7 +7,7 @@ import pytest
 pytest.register_assert_rewrite("keephold.testing.conformance")
 
 from keephold.errors import KeepholdError  # noqa: E402
-from keephold.store.base import Store  # noqa: E402
+from keephold.store.base import Browse  # noqa: E402
 from keephold.store.memory import MemoryStore  # noqa: E402
 from keephold.store.urls import open_store  # noqa: E402
 from keephold.testing.conformance import StoreConformance  # noqa: E402
@@ -16,7 +16,7 @@ from keephold.testing.conformance import StoreConformance  # noqa: E402
 class Memory(StoreConformance):
     durable = False
 
-    def make(self) -> Store:
+    def make(self) -> Browse:
         return MemoryStore()
 
 
@@ -25,12 +25,12 @@ class Sqlite(StoreConformance):
         super().__init__()
         self._directory = directory
 
-    def make(self) -> Store:
+    def make(self) -> Browse:
         from keephold.store.sqlite import SqliteStore
 
         return SqliteStore(self._directory / "store.db")
 
-    def again(self, store: Store) -> Store:
+    def again(self, store: Browse) -> Browse:
         return self.make()
 
 

@@ -7,7 +7,7 @@ from tests.durable.lives import START, stored_in
 
 from keephold import Runtime
 from keephold.control.control import Control
-from keephold.store.base import Emitted, Registered
+from keephold.store.base import Emitted, Registered, browsable
 from keephold.testing.conformance.suite import record, uid
 
 
@@ -17,7 +17,7 @@ async def test_S5_as_many_events_go_as_a_dry_run_said(kind: str, tmp_path: Path)
         await rt.registry.write((Registered(record(1)),))
         for _ in range(3 if kind == "memory" else 25):  # a pass lets go of ten thousand
             await rt.registry.write(tuple(Emitted(uid(1), "built", {}, START) for _ in range(1000)))
-        control, store = Control(rt), rt.registry.store
+        control, store = Control(rt), browsable(rt.registry.store)
         first, last = await store.events_range()
         said = await control.collect(older_than=0.0, dry_run=True, vacuum=False)
         assert said["events"] == last - first, "the newest one stays"

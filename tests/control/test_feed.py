@@ -13,7 +13,7 @@ from tests.durable.lives import START, stored_in
 from keephold import KeepholdError, Runtime
 from keephold.control import feed as feeding
 from keephold.control.feed import Feed, FeedItem, Passing
-from keephold.store.base import Collected, Emitted, Registered, StoredEvent
+from keephold.store.base import Collected, Emitted, Registered, StoredEvent, browsable
 from keephold.testing.conformance.suite import record, uid
 
 PLACES = ("main", "other")
@@ -96,7 +96,7 @@ class Log:
 
     async def note(self) -> None:
         """Read what is new, as often as it takes."""
-        store = self.runtime.registry.store
+        store = browsable(self.runtime.registry.store)
         self.all += await store.events(self.all[-1].seq if self.all else 0, 10_000)
 
     async def collect(self) -> None:
@@ -203,7 +203,7 @@ async def test_S5_who_comes_back_for_what_is_gone_is_told_once_and_then_gets_the
         await log.write()
         await log.collect()
         await log.write(2)
-        first, last = await log.runtime.registry.store.events_range()
+        first, last = await browsable(log.runtime.registry.store).events_range()
         assert first > 3
         heard, kept, just = Heard(feed, 2), Heard(feed, first), Heard(feed, first - 1)
         for each in (heard, kept, just):
@@ -267,7 +267,7 @@ async def test_a_memory_store_that_was_not_read_for_long_says_that_events_are_go
         for _ in range(11):
             await log.runtime.registry.write(tuple(Emitted(uid(1), "built", {}, START) for _ in range(1000)))
         late = Heard(feed, early.numbers[-1])
-        _, last = await log.runtime.registry.store.events_range()
+        _, last = await browsable(log.runtime.registry.store).events_range()
         await late.until(last)
         assert late.events[0] is None and late.events.count(None) == 1
         assert late.numbers == list(range(late.numbers[0], last + 1))
@@ -329,7 +329,7 @@ async def test_what_passes_is_told_to_those_who_listen_once_and_the_newest_count
 
 async def test_a_store_that_cannot_be_read_for_a_moment_costs_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
     async with fed("memory", Path()) as (feed, log):
-        heard, store = Heard(feed, None), log.runtime.registry.store
+        heard, store = Heard(feed, None), browsable(log.runtime.registry.store)
         await until_listening(feed, 1)
         before, real = log.last, store.events
 
@@ -359,7 +359,7 @@ async def test_K6_who_comes_back_after_long_lets_others_go_on(
             await log.write(20)
         await log.write(process=2)
         passes, reads, encoded, real = 0, list[int](), list[StoredEvent](), feeding._told
-        store = log.runtime.registry.store
+        store = browsable(log.runtime.registry.store)
         events = store.events
 
         async def noted(*given: Any, **asked: Any) -> list[StoredEvent]:

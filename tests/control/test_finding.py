@@ -14,6 +14,7 @@ import keephold
 from keephold import Call, KeepholdError, Pending, Response, Runtime, ToolCall
 from keephold.control.control import Control
 from keephold.control.resolve_handle import find
+from keephold.store.base import HandleQuery
 
 
 @keephold.tool
@@ -48,7 +49,7 @@ class Place:
         return new.pop()
 
     async def _uids(self) -> set[str]:
-        return {record.uid for record in await self.rt.registry.store.handles(stateful=None)}
+        return {record.uid for record in await self.rt.registry.store.handles(HandleQuery(stateful=None))}
 
     async def found(self, id: str, conversation: str | None = None) -> str:
         (record,) = await find(self.rt.registry.store, (id,), conversation)

@@ -17,6 +17,7 @@ from tests.crash.world import World
 import keephold.runtime
 import keephold.turn.relay
 from keephold import KeepholdError, ToolCall
+from keephold.store.base import HandleQuery
 
 Request = dict[str, Any]
 
@@ -95,7 +96,7 @@ async def park(world: World, request: Request) -> str:
     ]
     async with runtime_of(world) as runtime, runtime.turn("many") as turn:
         await turn.run(calls)
-        while len(await runtime.registry.store.handles(parked=True, limit=10_000)) < len(calls):  # noqa: ASYNC110
+        while len(await runtime.registry.store.handles(HandleQuery(parked=True, limit=10_000))) < len(calls):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return "done"
 

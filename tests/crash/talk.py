@@ -14,6 +14,7 @@ import msgspec
 from tests.crash.world import World
 
 from keephold import HandleInfo, KeepholdError, Response, Runtime, ToolCall, ToolError, Turn
+from keephold.store.base import HandleQuery
 
 _PAUSE = 0.003
 
@@ -62,7 +63,9 @@ class Play:
 
     async def any(self, conversation: str) -> bool:
         """Whether a run before has made a call in the conversation."""
-        return bool(await self.runtime.registry.store.handles(conversation=conversation, stateful=None, limit=1))
+        return bool(
+            await self.runtime.registry.store.handles(HandleQuery(conversation=conversation, stateful=None, limit=1))
+        )
 
     async def resolve(self, name: str) -> None:
         """Resolve the key of that name with something that tells this run from all others."""

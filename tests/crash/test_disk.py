@@ -21,6 +21,7 @@ import keephold
 from keephold import Call, KeepholdError, Key, Runtime, Turn
 from keephold.handles.state import name
 from keephold.outcomes import Ok
+from keephold.store.base import HandleQuery
 from keephold.store.sqlite import opening, writer
 from keephold.turn import ending
 
@@ -127,7 +128,7 @@ async def trouble(rt: Runtime) -> None:
 
 async def committed(rt: Runtime) -> list[tuple[str, str]]:
     """The calls that a power cut now would leave, and their states."""
-    return [(each.id, name(each.state)) for each in await rt.registry.store.handles(stateful=None)]
+    return [(each.id, name(each.state)) for each in await rt.registry.store.handles(HandleQuery(stateful=None))]
 
 
 async def test_R4_new_batches_are_refused_with_what_to_do(tmp_path: Path, disk: Disk) -> None:

@@ -17,6 +17,7 @@ from tests.turn.calls import STATEFUL
 
 import keephold
 from keephold import Call, Key, Pending, Response, Runtime, ToolCall, Turn
+from keephold.store.base import HandleQuery
 from keephold.tools.function import FunctionTool
 
 START = 1_767_225_600.0
@@ -130,7 +131,7 @@ async def parked(rt: Runtime, count: int = 1) -> None:
     """Until so many calls of the store are parked, one-shot calls included, and the runtime knows it."""
 
     async def so() -> bool:
-        return len(await rt.registry.store.handles(parked=True, stateful=None)) == count
+        return len(await rt.registry.store.handles(HandleQuery(parked=True, stateful=None))) == count
 
     await until(so)
     await rt.registry.write(())

@@ -28,7 +28,7 @@ import keephold
 from keephold import Call, KeepholdError, Key, Pending, Question, Runtime, ToolCall
 from keephold.handles.state import Stopped
 from keephold.outcomes import Ok
-from keephold.store.base import Record
+from keephold.store.base import HandleQuery, Record
 from keephold.turn.single_calls import QueuedCall
 
 __all__ = ["disk"]
@@ -91,7 +91,7 @@ def orphans(store: str) -> list[str]:
 
 
 async def rows(rt: Runtime) -> list[Record]:
-    return list(await rt.registry.store.handles(stateful=None))
+    return list(await rt.registry.store.handles(HandleQuery(stateful=None)))
 
 
 async def handed_back(rt: Runtime) -> None:

@@ -23,6 +23,7 @@ from tests.turn.calls import STATEFUL, abort, call, fetch, reply, spawn, wait_al
 import keephold
 from keephold import Call, KeepholdError, Key, Pending, Runtime, Tool, ToolCall
 from keephold.errors import TurnFailed
+from keephold.store.base import HandleQuery
 
 
 class Cut:
@@ -48,7 +49,7 @@ async def cut_in(
     store = stored_in(directory)
 
     async def stopped_calls() -> bool:
-        return len(await rt.registry.store.handles(state="stopped", stateful=None)) >= stops
+        return len(await rt.registry.store.handles(HandleQuery(state="stopped", stateful=None))) >= stops
 
     async with Runtime(tools, store=store, clock=clock) as rt:
         turn = await rt.turn("main").__aenter__()

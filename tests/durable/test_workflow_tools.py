@@ -11,6 +11,7 @@ from tests.durable.lives import HandClock, ok, parked, power_cut, stopped, store
 import keephold
 from keephold import Call, Key, Pending, Runtime, ToolCall, ToolError
 from keephold.outcomes import Failure, Ok
+from keephold.store.base import HandleQuery
 from keephold.tools.function import FunctionTool
 
 EVENT = {"id": "then", "type": "wait", "config": {"event": "go"}}
@@ -36,7 +37,7 @@ async def result(rt: Runtime, id: str) -> Any:
 
 async def calls(rt: Runtime, tool: str) -> list[Any]:
     """The states of all calls of a tool."""
-    return [each.state for each in await rt.registry.store.handles(stateful=None) if each.tool == tool]
+    return [each.state for each in await rt.registry.store.handles(HandleQuery(stateful=None)) if each.tool == tool]
 
 
 async def attempt(rt: Runtime, id: str, number: int) -> None:

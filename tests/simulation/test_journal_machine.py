@@ -60,6 +60,7 @@ from keephold.store.base import (
     Delivered,
     Emitted,
     EntryKind,
+    HandleQuery,
     HookCalled,
     Inquired,
     Journaled,
@@ -371,7 +372,9 @@ class JournalMachine(RuleBasedStateMachine):
 
     async def _compare(self, store: SqliteStore) -> None:
         model = self._model
-        found = [each for name in CONVERSATIONS for each in await store.handles(conversation=name, limit=10_000)]
+        found = [
+            each for name in CONVERSATIONS for each in await store.handles(HandleQuery(conversation=name, limit=10_000))
+        ]
         assert {each.uid: each for each in found} == {uid: call.record for uid, call in model.calls.items()}
         for each in found:
             assert await store.handle(each.uid) == each
@@ -417,7 +420,7 @@ class JournalMachine(RuleBasedStateMachine):
     async def _check_owners(self, store: SqliteStore) -> None:
         """A parked call has no owner, and every other one is its owner's."""
         calls = self._model.calls.items()
-        parked = await store.handles(parked=True)
+        parked = await store.handles(HandleQuery(parked=True))
         assert all(each.owner is None and not isinstance(each.state, Stopped) for each in parked)
         assert [each.uid for each in parked] == sorted(uid for uid, call in calls if call.parked)
         owners = {call.record.owner for _, call in calls} - {None}

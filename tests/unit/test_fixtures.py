@@ -16,7 +16,7 @@ from tests.turn.calls import abort, call, reply
 
 from keephold import KeepholdError, Runtime
 from keephold.outcomes import Failure, Ok
-from keephold.store.base import Expired, Store
+from keephold.store.base import Expired, HandleQuery, Store
 
 VERSIONS = sorted(facts.parent.name for facts in HERE.glob("*/facts.json"))
 
@@ -60,7 +60,7 @@ async def test_D7_everything_is_found(left: Left) -> None:
         states = {each.id: each.state for each in await rt.handles()}
         live, over = ("deploy", "order", "parked"), ("short", "long", "told", "revoked")
         assert states == {**dict.fromkeys(live, "running"), **dict.fromkeys(over, "stopped")}
-        assert {each.id for each in await store.handles(parked=True)} == {"order", "parked"}
+        assert {each.id for each in await store.handles(HandleQuery(parked=True))} == {"order", "parked"}
         due, following = await store.due(left.clock.at)
         assert due == [] and following == left.facts["at"] + 3600
 

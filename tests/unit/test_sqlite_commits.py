@@ -8,7 +8,7 @@ import pytest
 from tests.unit.sqlite_stores import NOON, commit, end, give, line, opened, record, registered, uid
 
 from keephold.errors import KeepholdError
-from keephold.store.base import Attempted, Collected, Emitted, Journaled, KeptOutput, Registered
+from keephold.store.base import Attempted, Collected, Emitted, HandleQuery, Journaled, KeptOutput, Registered
 
 pytestmark = pytest.mark.usefixtures("by")
 
@@ -156,7 +156,9 @@ async def test_what_comes_while_the_thread_writes_comes_after_it(tmp_path: Path)
         for number, each in enumerate(given):
             each.add_done_callback(lambda _, number=number: told.append(number))  # type: ignore[misc]
         await asyncio.gather(*given)
-        assert told == [0, 1, 2] and [each.uid for each in await store.handles(state="stopped")] == [uid(1)]
+        assert told == [0, 1, 2] and [each.uid for each in await store.handles(HandleQuery(state="stopped"))] == [
+            uid(1)
+        ]
         given = [give(store, Collected(NOON, NOON))]
         await asyncio.sleep(0)
         given.append(give(store, registered(2)))

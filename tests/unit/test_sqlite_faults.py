@@ -11,7 +11,7 @@ import pytest
 from tests.unit.sqlite_stores import NOON, commit, end, give, line, opened, registered, uid
 
 from keephold.errors import KeepholdError
-from keephold.store.base import Claimed, Emitted, Record
+from keephold.store.base import Claimed, Emitted, HandleQuery, Record
 from keephold.store.sqlite import SqliteStore, opening, writer
 
 pytestmark = pytest.mark.usefixtures("by")
@@ -238,4 +238,4 @@ async def test_a_group_that_fails_is_told_or_kept_each_for_itself_and_in_order(t
         await fails(told)
         await asyncio.gather(kept, later)
         assert await store.handle(uid(1)) is None
-        assert [each.uid for each in await store.handles(state="stopped")] == [uid(2)]
+        assert [each.uid for each in await store.handles(HandleQuery(state="stopped"))] == [uid(2)]

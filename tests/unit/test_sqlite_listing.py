@@ -11,16 +11,11 @@ import pytest
 from tests.unit.sqlite_stores import NOON, commit, opened, registered, uid
 
 from keephold.handles.state import Ok, Running, Stopped, name
-from keephold.store.base import EVENTS_LIMIT, Collected, status_of
+from keephold.store.base import EVENTS_LIMIT, Collected, HandleQuery, status_of
 from keephold.store.sqlite import events
 from keephold.store.sqlite.listing import listing
 from keephold.store.sqlite.sql import APPLICATION_ID, migrations
 
-NOTHING: dict[str, Any] = {
-    "conversation": None, "state": None, "live": False, "turn": None, "parked": None, "stateful": True, "kind": None,
-    "status": None, "tool": None, "metadata": None, "search": None, "timers": False, "sort": "created", "after": None,
-    "limit": 50, "newest": True,
-}  # fmt: skip
 ALL = {"handles_live", "handles_over"}
 
 
@@ -49,7 +44,7 @@ def test_L3_a_page_is_read_from_an_index_in_order(wanted: dict[str, Any], indexe
     connection = apsw.Connection(":memory:")
     for script in migrations().values():
         connection.execute(script)
-    query, bound = listing(**{**NOTHING, **wanted})
+    query, bound = listing(HandleQuery(**{"limit": 50, "newest": True, **wanted}))
     plan = [str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", bound)]
     connection.close()
     assert {found for step in plan for found in re.findall(r"INDEX (handles_\w+)", step)} == indexes, plan
@@ -91,9 +86,11 @@ async def test_D7_handles_of_the_fourth_schema_are_listed_and_counted(tmp_path: 
         spawned = list(range(0, 24, 2))
         assert [each.uid for each in await store.handles()] == [uid(number) for number in spawned]
         live = [number for number in spawned if number % 3 == 0]
-        assert [each.uid for each in await store.handles(live=True, newest=True)] == [uid(n) for n in live[::-1]]
+        assert [each.uid for each in await store.handles(HandleQuery(live=True, newest=True))] == [
+            uid(n) for n in live[::-1]
+        ]
         assert await store.count() == {"pending": 0, "running": 4, "waiting": 0, "stopped": 8, "parked": 0}
-        assert [(place.id, place.handles, place.live) for place in await store.places()] == [
+        assert [(place.id, place.handles, place.live) for place in await store.summaries()] == [
             ("main", 6, 2), ("other", 6, 2),
         ]  # fmt: skip
         (entry,) = await store.journal(uid(0))

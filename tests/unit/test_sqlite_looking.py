@@ -10,7 +10,7 @@ from tests.unit.sqlite_stores import commit, opened, registered, uid
 from tests.unit.test_sqlite_listing import fourth_version
 
 from keephold import KeepholdError
-from keephold.store.base import SecretAdded
+from keephold.store.base import HandleQuery, SecretAdded
 from keephold.store.sqlite.read_only import ReadOnlyStore
 
 
@@ -27,7 +27,9 @@ async def test_L3_it_is_seen_as_it_is_and_left_as_it_is(tmp_path: Path) -> None:
         looking = ReadOnlyStore(path)
         await looking.open(lambda _: None)
         assert [record.uid for record in await looking.handles()] == [uid(1), uid(2)]
-        assert [record.uid for record in await looking.handles(search="h2")] == [uid(2)], "by its own thread"
+        assert [record.uid for record in await looking.handles(HandleQuery(search="h2"))] == [uid(2)], (
+            "by its own thread"
+        )
         assert looking.alive(store.owner) and not looking.alive("somebody") and looking.stream(store.owner)
         await commit(store, registered(3))
         assert await looking.handle(uid(3)) is not None

@@ -8,14 +8,11 @@ import pytest
 from tests.unit.sqlite_stores import commit, opened, registered, uid
 
 from keephold import KeepholdError
+from keephold.store.base import HandleQuery
 from keephold.store.sqlite import SqliteStore
 from keephold.store.sqlite.listing import scans
 
 LONG = "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n LIMIT 3000000) SELECT max(n) FROM n"
-NOTHING: dict[str, Any] = {
-    "conversation": None, "state": None, "live": False, "stateful": True, "kind": None, "status": None, "tool": None,
-    "metadata": None, "search": None, "sort": "created",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -37,7 +34,7 @@ NOTHING: dict[str, Any] = {
     ],
 )
 def test_L3_what_is_in_no_index_is_known(asked: dict[str, Any], looks_at_all: bool) -> None:
-    assert scans(**{**NOTHING, **asked}) is looks_at_all
+    assert scans(HandleQuery(**asked)) is looks_at_all
 
 
 async def filled(store: SqliteStore) -> None:
@@ -49,7 +46,10 @@ async def test_L3_the_loop_goes_on_while_a_list_is_looked_for(tmp_path: Path) ->
         await filled(store)
         long = asyncio.create_task(store._scanner.rows(LONG, ()))
         await asyncio.sleep(0)
-        lists = [asyncio.create_task(store.handles(search="H7")), asyncio.create_task(store.handles(sort="tool"))]
+        lists = [
+            asyncio.create_task(store.handles(HandleQuery(search="H7"))),
+            asyncio.create_task(store.handles(HandleQuery(sort="tool"))),
+        ]
         await asyncio.sleep(0)
         assert len(await store.handles()) == 10 and await store.handle(uid(3)) is not None
         await commit(store, registered(10, id="h70"))
@@ -64,8 +64,8 @@ async def test_who_goes_away_or_closes_the_store_leaves_nothing_behind(tmp_path:
     async with opened(tmp_path / "store.db") as store:
         await filled(store)
         long = asyncio.create_task(store._scanner.rows(LONG, ()))
-        gone = asyncio.create_task(store.handles(search="h"))
-        late = asyncio.create_task(store.handles(search="h"))
+        gone = asyncio.create_task(store.handles(HandleQuery(search="h")))
+        late = asyncio.create_task(store.handles(HandleQuery(search="h")))
         await asyncio.sleep(0)
         gone.cancel()
         closing = asyncio.create_task(store.close())
@@ -73,7 +73,7 @@ async def test_who_goes_away_or_closes_the_store_leaves_nothing_behind(tmp_path:
         assert gone.cancelled() and long.done()
         await closing
         with pytest.raises(KeepholdError) as error:
-            await store.handles(search="h")
+            await store.handles(HandleQuery(search="h"))
         assert error.value.code == "store_unavailable"
     assert not [each for each in tmp_path.iterdir() if each.name.endswith(("-wal", "-shm"))], "no connection is open"
 
@@ -84,4 +84,4 @@ async def test_a_list_that_cannot_be_read_is_refused_and_the_next_one_is_not(tmp
         with pytest.raises(KeepholdError) as error:
             await store._scanned("SELECT * FROM nowhere", ())
         assert error.value.code == "store_unavailable" and "nowhere" in error.value.message
-        assert len(await store.handles(search="h")) == 10
+        assert len(await store.handles(HandleQuery(search="h"))) == 10

@@ -21,7 +21,7 @@ from keephold.handles.state import (
     State,
     Stopped,
 )
-from keephold.store.base import Annotated, Status, status_of
+from keephold.store.base import Annotated, HandleQuery, Status, status_of
 from keephold.store.endings import CANCELLED, TIMED_OUT
 from keephold.store.sqlite.sql import APPLICATION_ID, migrations
 
@@ -75,11 +75,11 @@ async def test_W1_handles_of_the_second_schema_have_their_status(tmp_path: Path)
     assert all(wanted.values()), "each of them is tried"
     async with opened(path) as store:
         for status in STATUSES:
-            found = await store.handles(conversation="main", status=status)
+            found = await store.handles(HandleQuery(conversation="main", status=status))
             assert [each.uid for each in found] == wanted[status], status
         assert await store.tally("main") == {("tool", status): len(wanted[status]) for status in STATUSES}
-        assert [each.state for each in await store.handles(limit=100)] == STATES
-        assert all(each.progress is None for each in await store.handles(limit=100))
+        assert [each.state for each in await store.handles(HandleQuery(limit=100))] == STATES
+        assert all(each.progress is None for each in await store.handles(HandleQuery(limit=100)))
 
 
 async def test_W1_they_change_like_any_other(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from keephold.agent.spending import Allowance, Spending
 from keephold.agent.transcript import Transcript
 from keephold.config.model import AgentSettings, AssistantSettings, Config
 from keephold.errors import KeepholdError
+from keephold.store.base import HandleQuery
 from keephold.tools.base import Tool
 from keephold.tools.toolbox import Selection
 from keephold.turn.inquiry import Inquiry
@@ -124,7 +125,7 @@ class Agency:
         store, spent = self._runtime.registry.store, list[ModelResponse]()
         after: str | None = None
         while page := await store.handles(
-            conversation=conversation, turn=turn, kind="agent", stateful=None, after=after
+            HandleQuery(conversation=conversation, turn=turn, kind="agent", stateful=None, after=after)
         ):
             for record in page:
                 name = conversation_of(conversation, record.arguments.get("agentId", record.tool), record.uid)

@@ -26,6 +26,7 @@ from keephold.agent.transcript import response_text, until_readable
 from keephold.durable.keys import present
 from keephold.handles.state import name
 from keephold.handles.text import to_json
+from keephold.store.base import HandleQuery
 
 if TYPE_CHECKING:
     from keephold.agent.conversation import Conversation
@@ -132,7 +133,7 @@ async def _open(conversation: "Conversation", old: Sequence[ModelMessage]) -> st
     handles: dict[str, str] = {}
     for state in ("pending", "running", "waiting"):
         after: str | None = None
-        while page := await registry.store.handles(conversation=conversation.id, state=state, after=after):
+        while page := await registry.store.handles(HandleQuery(conversation=conversation.id, state=state, after=after)):
             handles |= {each.id: f"- {each.id}: {each.tool}, {name(each.state)}" for each in page}
             after = page[-1].uid
     lines = list(handles.values())

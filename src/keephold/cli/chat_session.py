@@ -32,7 +32,7 @@ from keephold.control.resolve_handle import find
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Stopped
-from keephold.store.base import Record, TranscriptLine
+from keephold.store.base import HandleQuery, Record, TranscriptLine
 from keephold.turn.notifications import AUTOMATIC
 
 if TYPE_CHECKING:
@@ -105,7 +105,9 @@ class Commands:
             record
             for conversation in conversations
             for state in _LIVE
-            for record in await registry.store.handles(conversation=conversation, state=state, stateful=None)
+            for record in await registry.store.handles(
+                HandleQuery(conversation=conversation, state=state, stateful=None)
+            )
         ]
 
     async def _ps(self) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from keephold.durable.keys import masked
 from keephold.errors import KeepholdError
 from keephold.runtime import Runtime
-from keephold.store.base import StoredEvent
+from keephold.store.base import StoredEvent, browsable
 
 PAUSE = 0.02
 """Seconds between two groups."""
@@ -47,7 +47,7 @@ class Feed:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._store = runtime.registry.store
+        self._store = browsable(runtime.registry.store)
         self._ring: deque[FeedItem] = deque(maxlen=_RING)
         self._last = 0
         """The number of the newest event that was read."""

@@ -24,7 +24,7 @@ from keephold.errors import KeepholdError
 from keephold.handles.question import answer_fits, expected
 from keephold.handles.state import Waiting
 from keephold.runtime import Runtime
-from keephold.store.base import Record
+from keephold.store.base import HandleQuery, Record, browsable
 from keephold.turn.prompt_queue import LeftOpen
 from keephold.turn.prompts import (
     Answer,
@@ -345,7 +345,7 @@ class RequestsView:
     async def _others(self) -> dict[str, int]:
         """Count the open questions of each other live process."""
         store = self._store
-        asking = await store.asking()
+        asking = await browsable(store).asking()
         return {each: count for each, count in asking.items() if each != store.owner and store.alive(each)}
 
     async def _asking_elsewhere(self, most: int) -> list[Record]:
@@ -353,7 +353,7 @@ class RequestsView:
         others, after = await self._others(), None
         found: list[Record] = []
         while len(found) < min(most, sum(others.values())):
-            page = await self._store.handles(state="waiting", stateful=None, after=after, limit=PAGE)
+            page = await self._store.handles(HandleQuery(state="waiting", stateful=None, after=after, limit=PAGE))
             if not page:
                 break
             found += [each for each in page if each.owner in others]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from keephold.errors import KeepholdError
 from keephold.handles.state import Stopped
-from keephold.store.base import Expired, Record, Store
+from keephold.store.base import Expired, HandleQuery, Record, Store, browsable
 
 T = TypeVar("T", Record, dict[str, Any])
 
@@ -31,7 +31,7 @@ async def find(store: Store, ids: Iterable[str], conversation: str | None) -> li
             found[id] = [record]
         else:
             found[id] = await _bearing(store, id, conversation)
-        if not found[id] and await store.expired(id) is not None:
+        if not found[id] and await browsable(store).expired(id) is not None:
             raise expired(id)
     return choose(wanted, found, place_of(store), lambda each: (each.conversation, not isinstance(each.state, Stopped)))
 
@@ -85,7 +85,7 @@ async def _pages(store: Store, id: str, conversation: str | None, *, live: bool)
     """The handles that bear the id, the oldest first."""
     after = None
     while page := await store.handles(
-        conversation=conversation, live=live, search=id, stateful=None, after=after, limit=_PAGE
+        HandleQuery(conversation=conversation, live=live, search=id, stateful=None, after=after, limit=_PAGE)
     ):
         for record in page:
             if record.id == id:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from keephold.errors import KeepholdError
 from keephold.handles.registry import Registry
-from keephold.store.base import EVENTS_LIMIT, WAIT_KINDS, Collected, Store
+from keephold.store.base import EVENTS_LIMIT, WAIT_KINDS, Browse, Collected, Store, browsable
 
 _MANY = 100_000
 """So many handles a dry run counts."""
@@ -30,7 +30,7 @@ async def collect(registry: Registry, *, older_than: float | None, dry_run: bool
     Says what went, or with `dry_run` what would: `handles` (one-shot `calls` apart), `events`, `files` and their
     `file_bytes`, and `bytes`, by how much the store's own file has become smaller.
     """
-    store, now = registry.store, registry.clock.now()
+    store, now = browsable(registry.store), registry.clock.now()
     ops = _ops(registry, older_than, now)
     size, (first, _) = _size(store), await store.events_range()
     gone = [record for op in ops for record in await _go(registry, op, dry_run=dry_run)]
@@ -80,13 +80,14 @@ async def _go(registry: Registry, op: Collected, *, dry_run: bool) -> Any:
 
 async def _go_on(registry: Registry, op: Collected) -> None:
     """A pass lets go of some events; go on until none goes."""
-    first, before = (await registry.store.events_range())[0], -1
+    store = browsable(registry.store)
+    first, before = (await store.events_range())[0], -1
     while first != before:
         await registry.write((replace(op, only=()),), keep=False)
-        first, before = (await registry.store.events_range())[0], first
+        first, before = (await store.events_range())[0], first
 
 
-async def _first_after(store: Store, before: float) -> int:
+async def _first_after(store: Browse, before: float) -> int:
     """The number of the first event that stays: not older than that, and not too many before the newest, which always
     stays. Their times grow with their numbers."""
     low, high = await store.events_range()

@@ -14,7 +14,7 @@ from keephold.control.store_view import PAGE, StoreView
 from keephold.durable.keys import masked
 from keephold.runtime import Runtime
 from keephold.schema.canonical import canonical
-from keephold.store.base import Record
+from keephold.store.base import HandleQuery, Record, browsable
 from keephold.tools.waiting.execute import NAME as EXECUTE_AGENT
 
 _WAITING_TOOLS = ("await", "wait_for", "wait_for_multiple")
@@ -33,7 +33,7 @@ class RuntimeView:
     ) -> None:
         """`snapshot` returns the counters of this process."""
         self._runtime = runtime
-        self._store = runtime.registry.store
+        self._store = browsable(runtime.registry.store)
         self._count_requests = count_requests
         self._snapshot = snapshot
         self._began = time.time()
@@ -73,7 +73,9 @@ class RuntimeView:
             and handle.run is not None
             and record.id in _waits_on(handle.tool.name, handle.run.arguments)
         ]
-        rows = await self._store.handles(conversation=record.conversation, live=True, stateful=False, limit=PAGE)
+        rows = await self._store.handles(
+            HandleQuery(conversation=record.conversation, live=True, stateful=False, limit=PAGE)
+        )
         return found + [
             _waiter(row.uid, row.tool, row.id, row.conversation, row.state.created)
             for row in rows
@@ -83,7 +85,7 @@ class RuntimeView:
     async def calls(self, conversation: str, turn: str | None = None) -> list[dict[str, Any]]:
         """List the newest calls of a conversation, or of one turn of it, in the order they came."""
         records = await self._store.handles(
-            conversation=conversation, turn=turn, stateful=None, newest=True, limit=_LANES
+            HandleQuery(conversation=conversation, turn=turn, stateful=None, newest=True, limit=_LANES)
         )
         return [
             {

@@ -17,7 +17,7 @@ from keephold.control.resolve_handle import expired
 from keephold.durable.keys import masked
 from keephold.errors import KeepholdError
 from keephold.handles.state import EndedBy, Stopped
-from keephold.store.base import Expired, Kind, Record, Status, Store, StoredEvent, WaitRow
+from keephold.store.base import Expired, HandleQuery, Kind, Record, Status, Store, StoredEvent, WaitRow, browsable
 from keephold.turn.lineage import parent_of
 
 PAGE = 200
@@ -37,7 +37,7 @@ class StoreView:
         self, store: Store, glance: Callable[[Record], dict[str, Any]] | None = None, *, longest_page: int = PAGE
     ) -> None:
         """`glance` describes a handle in lists; a runtime's includes what only its process knows."""
-        self._store = store
+        self._store = browsable(store)
         self.glance = glance or partial(facts, store)
         self._longest_page = longest_page
 
@@ -65,18 +65,20 @@ class StoreView:
         _check("sort", sort, SORTS)
         size = self._size(limit)
         records = await self._store.handles(
-            conversation=conversation,
-            state=None if state in ("parked", "live") else state,
-            parked=True if state == "parked" else None,
-            live=state == "live",
-            kind=kind,  # type: ignore[arg-type]  # checked above
-            tool=tool,
-            search=search or None,
-            stateful=None if oneshot else True,
-            sort="created" if sort in ("newest", "oldest") else sort,  # type: ignore[arg-type]
-            newest=sort in ("newest", "stopped"),
-            after=after,
-            limit=size + 1,
+            HandleQuery(
+                conversation=conversation,
+                state=None if state in ("parked", "live") else state,
+                parked=True if state == "parked" else None,
+                live=state == "live",
+                kind=kind,  # type: ignore[arg-type]  # checked above
+                tool=tool,
+                search=search or None,
+                stateful=None if oneshot else True,
+                sort="created" if sort in ("newest", "oldest") else sort,  # type: ignore[arg-type]
+                newest=sort in ("newest", "stopped"),
+                after=after,
+                limit=size + 1,
+            )
         )
         listed = [self.glance(record) for record in records[:size]]
         return {"handles": listed, "next": records[size - 1].uid if len(records) > size else None}
@@ -151,7 +153,7 @@ class StoreView:
     async def conversations(self, *, after: str | None = None, limit: int = 50) -> dict[str, Any]:
         """A page of conversations, by name: whatever has handles, turns or a transcript."""
         size = self._size(limit)
-        places = await self._store.places(after=after or "", limit=size + 1)
+        places = await self._store.summaries(after=after or "", limit=size + 1)
         listed = []
         for place in places[:size]:
             turn = await self._store.turn(place.id)
@@ -173,7 +175,11 @@ class StoreView:
         """A conversation and its turns, newest first; `before` is the number of the last one of the page before."""
         described, size = await self._store.conversation(id), self._size(limit)
         turns = await self._store.turns(id, before=before, limit=size + 1)
-        if described is None and not turns and not await self._store.handles(conversation=id, stateful=None, limit=1):
+        if (
+            described is None
+            and not turns
+            and not await self._store.handles(HandleQuery(conversation=id, stateful=None, limit=1))
+        ):
             raise KeepholdError(f"there is no conversation `{id}`", code="conversation_not_found")
         return {
             "id": id,

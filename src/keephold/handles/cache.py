@@ -33,6 +33,7 @@ from keephold.store.base import (
     Done,
     Expired,
     Failed,
+    HandleQuery,
     Op,
     Record,
     Status,
@@ -310,7 +311,7 @@ class Cache:
     ) -> list[HandleInfo]:
         """Spawned handles, oldest first, after the one of that uid; those we run as they are in memory."""
         records = await self.store.handles(
-            conversation=conversation, state=state, status=status, after=after, limit=limit, newest=newest
+            HandleQuery(conversation=conversation, state=state, status=status, after=after, limit=limit, newest=newest)
         )
         return [self._as_known(record).info() for record in records]
 

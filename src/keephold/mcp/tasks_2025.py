@@ -18,6 +18,7 @@ from keephold.mcp.calls import Calls, Context, by_request, elicits
 from keephold.mcp.listen import Listeners
 from keephold.mcp.results import may_be_task
 from keephold.mcp.tasks import MARK, POLL_MS, Tasks, protocol_error
+from keephold.store.base import HandleQuery
 
 VERSION = "2025-11-25"
 RELATED = "io.modelcontextprotocol/related-task"
@@ -113,7 +114,7 @@ class Tasks2025:
             raise MCPError(INVALID_PARAMS, "`cursor` must be the `nextCursor` of the page before")
         registry = self._calls.runtime.registry
         records = await registry.store.handles(
-            conversation=self._calls.conversation(ctx), stateful=None, after=cursor, limit=_PAGE
+            HandleQuery(conversation=self._calls.conversation(ctx), stateful=None, after=cursor, limit=_PAGE)
         )
         tasks = [registry.adopt(record) for record in records if MARK in (record.metadata or {})]
         listed: dict[str, Any] = {"tasks": [self._shown(handle) for handle in tasks]}

@@ -35,6 +35,7 @@ from keephold.handles.registry import Registry
 from keephold.handles.state import Ok, Stopped
 from keephold.handles.text import to_json, to_utf8
 from keephold.serve.commit_metrics import Written
+from keephold.store.base import browsable
 from keephold.store.rows import Kind, status_of
 from keephold.tools.waiting.measure import CREATED, SECONDS, SETTLED, WAIT_SECONDS, WAITS
 
@@ -243,7 +244,7 @@ class Prometheus:
 
     async def _look(self) -> None:
         """What is read when somebody asks, as counting it would cost more."""
-        store = self._of.store if self._of is not None else None
+        store = browsable(self._of.store) if self._of is not None else None
         if store is None or self._of is None or (store.durable and self._of.closing):
             return
         self.child("keephold_store_transactions").value = getattr(store, "commits", 0)

@@ -10,8 +10,9 @@ runs is owned by it; every operation about a call carries the call's fencing num
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from keephold.errors import KeepholdError
 from keephold.handles.state import EndedBy
 from keephold.listeners import Listeners
 from keephold.store.events import EVENTS_LIMIT, NOTIFICATION_TYPES, StoredEvent
@@ -52,19 +53,21 @@ from keephold.store.ops import (
 )
 from keephold.store.rows import (
     CARRIERS,
+    EVERY_SPAWNED,
     LIVE,
     NOTIFICATION_LIMIT,
     TOMBSTONE_SECS,
     TOMBSTONES,
     WAIT_KINDS,
     Answers,
-    BatchRow,
     Carrier,
     ConversationRow,
+    ConversationSummary,
     Entry,
     EntryKind,
     Expired,
     Given,
+    HandleQuery,
     InquiryRow,
     KeptOutput,
     Kind,
@@ -73,7 +76,6 @@ from keephold.store.rows import (
     Opened,
     OpenTurn,
     Parking,
-    Place,
     ProcessEvent,
     QueuedNotification,
     Record,
@@ -93,6 +95,7 @@ from keephold.store.rows import (
 __all__ = [
     "CARRIERS",
     "EVENTS_LIMIT",
+    "EVERY_SPAWNED",
     "LIVE",
     "NOTIFICATION_LIMIT",
     "NOTIFICATION_TYPES",
@@ -102,12 +105,13 @@ __all__ = [
     "Annotated",
     "Answers",
     "Attempted",
-    "BatchRow",
+    "Browse",
     "Carrier",
     "Changed",
     "Claimed",
     "Collected",
     "ConversationRow",
+    "ConversationSummary",
     "Delivered",
     "Described",
     "Done",
@@ -120,6 +124,7 @@ __all__ = [
     "Forgotten",
     "Given",
     "HandedOut",
+    "HandleQuery",
     "Heard",
     "HookCalled",
     "Inquired",
@@ -135,7 +140,6 @@ __all__ = [
     "Opened",
     "Parked",
     "Parking",
-    "Place",
     "ProcessEvent",
     "QueuedNotification",
     "Record",
@@ -166,6 +170,7 @@ __all__ = [
     "WaitOpened",
     "WaitRow",
     "Wrote",
+    "browsable",
     "made_at",
     "status_of",
 ]
@@ -180,24 +185,24 @@ may have changed."""
 
 
 class Committing(Protocol):
-    """What takes commits: `Store.commit`, and whatever looks at them on their way to it."""
+    """The signature of `Store.commit`."""
 
     def __call__(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None: ...
 
 
 class Store(Protocol):
-    """Keeps what happened. Everything is called on the event loop's thread and calls back on it."""
+    """Everything a runtime needs of its store. Methods are called on the event loop's thread and call back on it."""
 
     durable: bool
     """Whether anything survives the process (E9)."""
     owner: str
-    """Who we are, from `open` on."""
+    """The id of this process in the store, from `open` on."""
     inline_output: int
     """Output up to this size goes into the commit, more into a file of `directory`."""
     directory: Path | None
-    """Where output files are. None: there is no such place, outputs stay where they are."""
+    """Where output files are. None: the store has no directory, and outputs stay in the runtime's spool."""
     trouble: str | None
-    """Why it cannot write at present; None: it can."""
+    """Why the store cannot write at present; None: it can."""
 
     @property
     def on_commit(self) -> Listeners[[]]:
@@ -205,128 +210,145 @@ class Store(Protocol):
         new event. `open`'s `heard` is called for what other processes write."""
 
     async def open(self, heard: Heard) -> None:
-        """Be ready. Raises `KeepholdError` if that cannot be, and then has changed nothing."""
+        """Get ready. If that fails, raise `KeepholdError` and change nothing."""
 
     async def close(self) -> None:
-        """Write what was given, then let go of everything, our lock last. Twice is harmless."""
+        """Write all that was given, then release everything, the owner's lock last. Calling it twice is harmless."""
 
     def commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
-        """Write all of `ops` or none, then call `done`, or `failed` if that is refused. No operations: a barrier.
+        """Write all of `ops` or none, then call `done`, or `failed` if the store refuses. No operations: a barrier.
 
-        If the store cannot write now it finds out whether it has written nevertheless. If not, `failed` gets
-        `store_unavailable`; with `keep` the commit waits, in its place, until it can be written.
+        If the store cannot write now, it finds out whether the operations were written nevertheless. If they were not,
+        `failed` gets `store_unavailable`; with `keep` the commit waits, in its place, until it can be written.
         """
 
     def alive(self, owner: str) -> bool:
-        """Whether the process behind an owner lives. Of a dead one nothing is heard any more."""
+        """Whether the process behind an owner lives. A dead process does not write any more."""
+
+    # Handles
 
     async def handle(self, uid: str) -> Record | None: ...
 
     async def named(self, conversation: str, id: str) -> Record | Expired | None:
-        """The newest handle that bears the id, or its tombstone."""
-
-    async def expired(self, uid: str) -> Expired | None:
-        """The tombstone of the handle of a uid."""
+        """Return the newest handle of the id, or its tombstone."""
 
     async def called(self, conversation: str, call_id: str) -> Record | None:
-        """The newest one-shot call of that label."""
+        """Return the newest one-shot call of that label."""
 
-    async def handles(
-        self,
-        *,
-        conversation: str | None = None,
-        state: str | None = None,
-        live: bool = False,
-        turn: str | None = None,
-        parked: bool | None = None,
-        stateful: bool | None = True,
-        kind: Kind | None = None,
-        status: Status | None = None,
-        tool: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        search: str | None = None,
-        timers: bool = False,
-        sort: Sort = "created",
-        after: str | None = None,
-        limit: int = 1000,
-        newest: bool = False,
-    ) -> list[Record]:
-        """Handles, oldest first or, with `newest`, newest first; after the one of uid `after` in that order.
-
-        `live`: those that have not stopped. `metadata`: those that have each of these keys with the same JSON value.
-        `search`: those whose id, tool or uid has that text in it, whatever the case of its ASCII letters. `timers`:
-        besides spawned handles the one-shot calls of kind `timer` that have not stopped (W1). Sorted by anything but
-        `created`, a list that goes on after a handle that is gone is empty; by `stopped`, what lives is the oldest.
-        """
-
-    async def count(self) -> dict[str, int]:
-        """How many spawned handles there are, by the name of their state; and how many of those are `parked`."""
-
-    async def asking(self) -> dict[str, int]:
-        """How many calls ask something at present, spawned or not, by who owns them."""
+    async def handles(self, query: HandleQuery = EVERY_SPAWNED, /) -> list[Record]:
+        """Return the handles that the query describes. The default is the first thousand spawned handles."""
 
     async def tally(self, conversation: str, *, timers: bool = True) -> dict[tuple[Kind, Status], int]:
-        """How many spawned handles the conversation has, and timers as in `handles`; only what there is."""
-
-    async def ended(self, since: float) -> dict[tuple[str, Status, EndedBy], int]:
-        """How many spawned handles have stopped since then, by tool, status and what ended them; only what there is.
-        What has completed ended by itself."""
+        """Count the conversation's spawned handles, and timers as in `HandleQuery`, without zeros."""
 
     async def expiring(self, op: Collected) -> list[Record]:
-        """What that operation would let go of now, what stopped first first."""
+        """Return the handles that this operation would delete now, the first to have stopped first."""
+
+    # Calls of other processes, and what has to be done about parked ones
 
     async def owners(self) -> list[str]:
-        """Everyone but us who owns a call, or a cancelled one whose hook is due."""
+        """Return every other owner of a call, or of a cancelled call whose hook is due."""
 
     async def owned(self, owner: str | None, limit: int = 1000, after: str = "") -> list[Record]:
-        """What an owner has: calls that have not stopped, and cancelled ones whose hook is due.
+        """Return an owner's calls that have not stopped, and its cancelled calls whose hook is due.
 
-        None: cancelled calls whose hook is due and that nobody has, and held calls (`Parking.hold`) that are resolved.
+        None: cancelled calls without an owner whose hook is due, and held calls (`Parking.hold`) that are resolved.
         """
 
     async def holding(self) -> list[Record]:
-        """Parked calls that hold resources (B5)."""
+        """Return the parked calls that hold resources (B5)."""
+
+    async def due(self, now: float, limit: int = 1000) -> tuple[list[Record], float | None]:
+        """Return the parked calls whose deadline has passed, and the next deadline."""
+
+    async def requests(self) -> list[Request]:
+        """Return the requests of other processes to this one that have no reply."""
+
+    async def reply(self, id: str) -> bytes | None:
+        """Return the reply to a request of this process, once there is one."""
+
+    # Journals, waits and keys
 
     async def journal(self, uid: str) -> list[Entry]: ...
 
-    async def journal_end(self, uid: str, *, before: int | None = None, limit: int = 200) -> tuple[list[Entry], int]:
-        """The last lines of a journal, traces aside, or the last of its first `before`, newest first; and how many it
-        has."""
-
     async def waits(self, uid: str) -> list[WaitRow]: ...
-
-    async def open_waits(
-        self, *, conversation: str | None = None, after: str | None = None, limit: int = 1000
-    ) -> list[tuple[WaitRow, Record]]:
-        """Waits that are open, of calls that have not stopped, each with its handle: by conversation, the oldest first,
-        after the one of key id `after`, which may have been resolved since."""
-
-    async def count_open_waits(self, conversations: Sequence[str]) -> dict[str, int]:
-        """How many of those each of these conversations has."""
 
     async def wait(self, key_id: str) -> WaitRow | None: ...
 
     async def secret(self, id: str | None = None, *, oldest: bool = False) -> tuple[str, bytes] | None:
-        """The secret of that id, or the one to use for new keys, or the first there was."""
+        """Return the secret of that id, or the one to use for new keys, or the first there was."""
 
-    async def due(self, now: float, limit: int = 1000) -> tuple[list[Record], float | None]:
-        """Parked calls whose deadline has come, and when the next one will."""
+    async def process_events(self, process: str, after: int = 0, limit: int = 1000) -> list[ProcessEvent]: ...
+
+    # Conversations and turns
 
     async def turn(self, conversation: str) -> OpenTurn | None: ...
 
-    async def turns(self, conversation: str, *, before: int | None = None, limit: int = 50) -> list[TurnRow]:
-        """The turns of a conversation, newest first, before the one of that number."""
-
-    async def batches(self, conversation: str, turn: str) -> list[BatchRow]:
-        """The batches of a turn, in order. A store that does not last has the open one only."""
-
-    async def places(self, *, after: str = "", limit: int = 1000) -> list[Place]:
-        """Every conversation that has handles, turns or a transcript, by name, after that one."""
-
     async def answers(self, conversation: str, turn: str, batch: int) -> Answers | None:
-        """What a batch was answered; None if it was not, or if that is not kept."""
+        """Return the recorded responses of a batch; None if it has none, or the store does not keep them."""
 
-    async def process_events(self, process: str, after: int = 0, limit: int = 1000) -> list[ProcessEvent]: ...
+    async def notifications(self, conversation: str, limit: int = NOTIFICATION_LIMIT + 1) -> list[QueuedNotification]:
+        """Return the queue, oldest first, after the line that says how many were dropped."""
+
+    async def inquiries(
+        self, conversation: str, turn: str | None = None, limit: int = 1000, *, newest: bool = False
+    ) -> list[InquiryRow]:
+        """Return the inquiries of one turn or all, oldest or newest first. They are deleted with their turn's batches
+        (Q6)."""
+
+    async def transcript(self, conversation: str, after: int = 0, limit: int = 10_000) -> list[TranscriptLine]:
+        """Return what was said in a conversation, oldest first, after the line of that number."""
+
+    async def conversation(self, id: str) -> ConversationRow | None: ...
+
+    async def conversations(
+        self,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        before: tuple[float, str] | None = None,
+        limit: int = 100,
+    ) -> list[ConversationRow]:
+        """Return conversations with a transcript or a description, by `updated`, then id, the highest first.
+
+        `metadata`: as in `HandleQuery`. `before`: `updated` and `id` of the last one of the page before.
+        """
+
+
+@runtime_checkable
+class Browse(Store, Protocol):
+    """A store with the reads that only lists and pages need: the command line, the dashboard and the API."""
+
+    async def expired(self, uid: str) -> Expired | None:
+        """Return the tombstone of the handle of a uid."""
+
+    async def count(self) -> dict[str, int]:
+        """Count spawned handles by the name of their state, and how many of them are `parked`."""
+
+    async def asking(self) -> dict[str, int]:
+        """Count the calls that have an open question, spawned or not, by owner."""
+
+    async def ended(self, since: float) -> dict[tuple[str, Status, EndedBy], int]:
+        """Count the spawned handles that have stopped since then, by tool, status and what ended them, without zeros.
+        A completed handle ended by itself."""
+
+    async def journal_end(self, uid: str, *, before: int | None = None, limit: int = 200) -> tuple[list[Entry], int]:
+        """Return the last lines of a journal without traces, or the last of its first `before`, newest first; and how
+        many lines it has."""
+
+    async def open_waits(
+        self, *, conversation: str | None = None, after: str | None = None, limit: int = 1000
+    ) -> list[tuple[WaitRow, Record]]:
+        """Return the open waits of calls that have not stopped, each with its handle: by conversation, oldest first,
+        after the one of key id `after`, which may have been resolved since."""
+
+    async def count_open_waits(self, conversations: Sequence[str]) -> dict[str, int]:
+        """Count those waits for each of these conversations."""
+
+    async def turns(self, conversation: str, *, before: int | None = None, limit: int = 50) -> list[TurnRow]:
+        """Return the turns of a conversation, newest first, before the one of that number."""
+
+    async def summaries(self, *, after: str = "", limit: int = 1000) -> list[ConversationSummary]:
+        """Return every conversation that has handles, turns or a transcript, by name, after that one."""
 
     async def events(
         self,
@@ -339,41 +361,18 @@ class Store(Protocol):
         newest: bool = False,
         before: int | None = None,
     ) -> list[StoredEvent]:
-        """What happened, in order, or newest first, between these two numbers: of a handle, its steps aside (see
-        its journal), of a conversation, or only what happened to news."""
+        """Return events between these two numbers, in order or newest first: of a handle (without its steps, which are
+        in its journal), of a conversation, or only those about notifications."""
 
     async def events_range(self) -> tuple[int, int]:
-        """The numbers of the first and of the last event that is kept, as the newest always is; (1, 0): there never was
-        one."""
+        """Return the numbers of the first and the last event that is kept. The newest is always kept; (1, 0): there
+        never was one."""
 
-    async def notifications(self, conversation: str, limit: int = NOTIFICATION_LIMIT + 1) -> list[QueuedNotification]:
-        """What is queued, oldest first, after the line that says how much was dropped."""
 
-    async def inquiries(
-        self, conversation: str, turn: str | None = None, limit: int = 1000, *, newest: bool = False
-    ) -> list[InquiryRow]:
-        """What was asked and answered, of one turn or all, oldest or newest first. It goes when its turn's batches go
-        (Q6)."""
-
-    async def transcript(self, conversation: str, after: int = 0, limit: int = 10_000) -> list[TranscriptLine]:
-        """What was said in a conversation, oldest first, after the line of that number."""
-
-    async def conversation(self, id: str) -> ConversationRow | None: ...
-
-    async def conversations(
-        self,
-        *,
-        metadata: Mapping[str, Any] | None = None,
-        before: tuple[float, str] | None = None,
-        limit: int = 100,
-    ) -> list[ConversationRow]:
-        """Conversations, the newest `updated` first, then by id, the highest first.
-
-        `metadata`: as in `handles`. `before`: `updated` and `id` of the last one of the page before.
-        """
-
-    async def requests(self) -> list[Request]:
-        """What others want of us and has not been answered."""
-
-    async def reply(self, id: str) -> bytes | None:
-        """The answer to a request of ours, once it is there."""
+def browsable(store: Store) -> Browse:
+    """Return the store as one that can be browsed; raise `KeepholdError` if it lacks those reads."""
+    if not isinstance(store, Browse):
+        raise KeepholdError(
+            f"{type(store).__name__} has no lists: it implements Store but not Browse", code="unsupported_store"
+        )
+    return store

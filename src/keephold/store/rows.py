@@ -1,5 +1,6 @@
 """What a store keeps, as its reads give it: handles, waits, journals, turns, events, news, requests, transcripts."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -87,6 +88,40 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     parking: Parking | None = None
     cursor: int = 0
     output: KeptOutput | None = None
+
+
+class HandleQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which handles to read, and in which order. A field that is None does not narrow the list."""
+
+    conversation: str | None = None
+    state: str | None = None
+    live: bool = False
+    """Only handles that have not stopped."""
+    turn: str | None = None
+    parked: bool | None = None
+    stateful: bool | None = True
+    """True: spawned handles; False: one-shot calls; None: both."""
+    kind: Kind | None = None
+    status: Status | None = None
+    tool: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    """Only handles that have each of these keys with the same JSON value."""
+    search: str | None = None
+    """Only handles whose id, tool or uid contains this text; ASCII letters match in either case."""
+    timers: bool = False
+    """Besides spawned handles, list the one-shot calls of kind `timer` that have not stopped (W1)."""
+    sort: Sort = "created"
+    """By `stopped`, handles that have not stopped count as the oldest."""
+    after: str | None = None
+    """Continue after the handle of this uid. If that handle is deleted, the list continues when it is sorted by
+    `created`, and is empty when it is sorted by anything else."""
+    limit: int = 1000
+    newest: bool = False
+    """Newest first instead of oldest first."""
+
+
+EVERY_SPAWNED = HandleQuery()
+"""The first thousand spawned handles."""
 
 
 def made_at(uid: str) -> float:
@@ -211,15 +246,7 @@ class TurnRow(msgspec.Struct, frozen=True):
     """How many it has had."""
 
 
-class BatchRow(msgspec.Struct, frozen=True):
-    """A batch of a turn: the calls as in `Opened`, and what it was answered; None: nothing yet."""
-
-    batch: int
-    calls: tuple[tuple[str, str, dict[str, Any] | str, str | None], ...]
-    answers: "Answers | None" = None
-
-
-class Place(msgspec.Struct, frozen=True):
+class ConversationSummary(msgspec.Struct, frozen=True):
     """A conversation that has handles, turns or a transcript."""
 
     id: str

@@ -23,6 +23,7 @@ from keephold.handles.handle import Handle, Watcher
 from keephold.handles.registry import Registry
 from keephold.handles.state import EndedBy, Failure, Pending, name
 from keephold.handles.waits import Wait, all_of
+from keephold.store.base import HandleQuery
 from keephold.tools.run import FORCE_SECS
 from keephold.turn.admission import Admission
 from keephold.turn.batch import Batch
@@ -254,7 +255,7 @@ class Ender:
     async def _cancel_parked(self, conversation: str, turn: str) -> None:
         after: str | None = None
         while records := await self._registry.store.handles(
-            conversation=conversation, turn=turn, parked=True, stateful=None, after=after
+            HandleQuery(conversation=conversation, turn=turn, parked=True, stateful=None, after=after)
         ):
             handles = [self._registry.adopt(record) for record in records]
             self._end(handles, "cancel")  # also one whose parking is in the file and not yet told
@@ -420,7 +421,9 @@ async def end_conversation(registry: Registry, admission: Admission, conversatio
     live = [handle for handle in registry.live(conversation) if handle.active]
     parked: list[Handle] = []
     after: str | None = None
-    while records := await registry.store.handles(conversation=conversation, parked=True, stateful=None, after=after):
+    while records := await registry.store.handles(
+        HandleQuery(conversation=conversation, parked=True, stateful=None, after=after)
+    ):
         parked += [registry.adopt(record) for record in records]
         after = records[-1].uid
     ended = list(dict.fromkeys([*live, *parked]))

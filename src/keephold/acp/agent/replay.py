@@ -26,7 +26,7 @@ from keephold.acp.agent.updates import (
 )
 from keephold.acp.wire import Peer
 from keephold.handles.state import Pending, Stopped
-from keephold.store.base import Record, Store, TranscriptLine
+from keephold.store.base import HandleQuery, Record, Store, TranscriptLine
 from keephold.tools.base import Tool
 from keephold.turn.notifications import AUTOMATIC
 from keephold.turn.slot import ToolCall
@@ -261,7 +261,7 @@ async def shown_again(conversation: "Conversation", peer: Peer | None) -> Replay
 async def _handles(store: Store, conversation: str) -> Handles:
     found: dict[tuple[str, int, int], Record] = {}
     after: str | None = None
-    while page := await store.handles(conversation=conversation, stateful=None, after=after, limit=_PAGE):
+    while page := await store.handles(HandleQuery(conversation=conversation, stateful=None, after=after, limit=_PAGE)):
         found.update(((record.turn, record.batch, record.position), record) for record in page)
         after = page[-1].uid
     return found

@@ -1,7 +1,7 @@
 """Every way to read the memory store. These are coroutines because other stores' reads have to be; none waits."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import dropwhile, islice, takewhile
 from typing import Any
@@ -10,13 +10,14 @@ from msgspec.structs import replace
 
 from keephold.handles.state import EndedBy, Pending, Running, State, Stopped, Waiting, name
 from keephold.store.base import (
+    EVERY_SPAWNED,
     LIVE,
     NOTIFICATION_LIMIT,
     Answers,
-    BatchRow,
     Collected,
     Entry,
     Expired,
+    HandleQuery,
     InquiryRow,
     Kind,
     OpenTurn,
@@ -80,46 +81,27 @@ class Reads(Tables):
                 return record
         return None
 
-    async def handles(
-        self,
-        *,
-        conversation: str | None = None,
-        state: str | None = None,
-        live: bool = False,
-        turn: str | None = None,
-        parked: bool | None = None,
-        stateful: bool | None = True,
-        kind: Kind | None = None,
-        status: Status | None = None,
-        tool: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        search: str | None = None,
-        timers: bool = False,
-        sort: Sort = "created",
-        after: str | None = None,
-        limit: int = 1000,
-        newest: bool = False,
-    ) -> list[Record]:
-        of_state = None if state is None else _STATES.get(state)
-        if state is not None and of_state is None:
+    async def handles(self, q: HandleQuery = EVERY_SPAWNED, /) -> list[Record]:
+        if q.state is not None and q.state not in _STATES:
             return []
-        sought = None if search is None else folded(search)
+        of_state = None if q.state is None else _STATES[q.state]
+        sought = None if q.search is None else folded(q.search)
         chosen = (
             record
-            for record in self._in_order_of(sort, after, newest=newest)
-            if (conversation is None or record.conversation == conversation)
+            for record in self._in_order_of(q.sort, q.after, newest=q.newest)
+            if (q.conversation is None or record.conversation == q.conversation)
             and (of_state is None or type(record.state) is of_state)
-            and not (live and type(record.state) is Stopped)
-            and (turn is None or record.turn == turn)
-            and (tool is None or record.tool == tool)
+            and not (q.live and type(record.state) is Stopped)
+            and (q.turn is None or record.turn == q.turn)
+            and (q.tool is None or record.tool == q.tool)
             and (sought is None or any(sought in folded(text) for text in (record.id, record.tool, record.uid)))
-            and (parked is None or is_parked(record) is parked)
-            and (stateful is None or record.stateful is stateful or (timers and _is_timer(record)))
-            and (kind is None or record.kind == kind)
-            and (status is None or status_of(record.state) == status)
-            and (metadata is None or holds(record.metadata, metadata))
+            and (q.parked is None or is_parked(record) is q.parked)
+            and (q.stateful is None or record.stateful is q.stateful or (q.timers and _is_timer(record)))
+            and (q.kind is None or record.kind == q.kind)
+            and (q.status is None or status_of(record.state) == q.status)
+            and (q.metadata is None or holds(record.metadata, q.metadata))
         )
-        return list(islice(chosen, limit))
+        return list(islice(chosen, q.limit))
 
     async def tally(self, conversation: str, *, timers: bool = True) -> dict[tuple[Kind, Status], int]:
         return Counter(
@@ -301,11 +283,6 @@ class Reads(Tables):
         """An open turn has had batches since it was noted."""
         turn = None if row.ended_at is not None else self._conversation(conversation).turn
         return row if turn is None else replace(row, owner=turn.owner, batches=turn.batches)
-
-    async def batches(self, conversation: str, turn: str) -> list[BatchRow]:
-        known = self._conversations.get(conversation)
-        is_open = None if known is None or known.turn is None or known.turn.turn != turn else known.turn.batch
-        return [] if is_open is None else [BatchRow(is_open.batch, is_open.calls)]
 
     async def answers(self, conversation: str, turn: str, batch: int) -> Answers | None:
         return None  # whoever could ask for them has got them: nothing survives this process

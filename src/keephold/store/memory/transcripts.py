@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from keephold.handles.state import Stopped
 from keephold.store import base
-from keephold.store.base import ConversationRow, Place, Record, TranscriptLine, made_at
+from keephold.store.base import ConversationRow, ConversationSummary, Record, TranscriptLine, made_at
 from keephold.store.memory.tables import Tables
 from keephold.store.metadata import holds, merged
 
@@ -58,7 +58,7 @@ class Transcripts(Tables):
     async def conversation(self, id: str) -> ConversationRow | None:
         return self._descriptions.get(id)
 
-    async def places(self, *, after: str = "", limit: int = 1000) -> list[Place]:
+    async def summaries(self, *, after: str = "", limit: int = 1000) -> list[ConversationSummary]:
         have_handles = {record.conversation for record in self._records.values()}
         names = have_handles | self._history.turns.keys() | self._descriptions.keys()
         chosen = nsmallest(limit, (each for each in names if each > after))
@@ -66,9 +66,9 @@ class Transcripts(Tables):
         for record in self._records.values():
             if record.conversation in handles:
                 handles[record.conversation].append(record)
-        return [self._place(each, handles[each]) for each in chosen]
+        return [self._summary(each, handles[each]) for each in chosen]
 
-    def _place(self, id: str, records: list[Record]) -> Place:
+    def _summary(self, id: str, records: list[Record]) -> ConversationSummary:
         spawned = [record for record in records if record.stateful]
         live = sum(type(record.state) is not Stopped for record in spawned)
         made = max((made_at(record.uid) for record in records), default=0.0)
@@ -76,7 +76,7 @@ class Transcripts(Tables):
         turn = next(reversed(self._history.turns.get(id, {}).values()), None)
         turned = 0.0 if turn is None else turn.ended_at or turn.began_at
         updated = max(made, turned, 0.0 if described is None else described.updated)
-        return Place(id, len(spawned), live, updated, None if described is None else described.metadata)
+        return ConversationSummary(id, len(spawned), live, updated, None if described is None else described.metadata)
 
     async def conversations(
         self,

@@ -9,15 +9,14 @@ from keephold.handles.state import Progress, State
 from keephold.store.base import (
     CARRIERS,
     Answers,
-    BatchRow,
     Carrier,
     ConversationRow,
+    ConversationSummary,
     Entry,
     Given,
     InquiryRow,
     KeptOutput,
     Parking,
-    Place,
     QueuedNotification,
     Record,
     Resolution,
@@ -107,17 +106,11 @@ def answers(responses: bytes, news: bytes | None) -> Answers:
     return Answers(decode_answers(responses), () if news is None else decode_notification(news))
 
 
-def batch_row(row: Row) -> BatchRow:
-    """A row of the query `batches`."""
-    batch, calls, responses, news = row
-    return BatchRow(batch, decode_calls(calls), None if responses is None else answers(responses, news))
-
-
-def place_row(row: Row) -> Place:
-    """A row of the query `places`."""
+def summary_row(row: Row) -> ConversationSummary:
+    """A row of the query `summaries`."""
     id, handles, live, newest, turned, updated, metadata = row
     latest = max(made_at(newest or ""), turned or 0.0, updated or 0.0)
-    return Place(id, handles, live, latest, None if metadata is None else _decode_object(metadata))
+    return ConversationSummary(id, handles, live, latest, None if metadata is None else _decode_object(metadata))
 
 
 def wait_row(row: Row) -> WaitRow:

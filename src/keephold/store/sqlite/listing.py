@@ -4,12 +4,11 @@ A page of a long list must cost what a page costs. So a list is put together fro
 index of its own; SQLite merges them and stops when the page is full.
 """
 
-from collections.abc import Mapping
 from itertools import product
 from typing import Any, get_args
 
-from keephold.store.base import LIVE, Kind, Sort, Status
-from keephold.store.metadata import holds
+from keephold.store.base import LIVE, HandleQuery, Kind, Sort, Status
+from keephold.store.metadata import folded, holds
 from keephold.store.sqlite.codec import decode, encode
 from keephold.store.sqlite.sql import SQL
 
@@ -29,47 +28,31 @@ def compare(*both: Any) -> bool:
     return holds(metadata, wanted)
 
 
-def listing(
-    *,
-    conversation: str | None,
-    state: str | None,
-    live: bool,
-    turn: str | None,
-    parked: bool | None,
-    stateful: bool | None,
-    kind: Kind | None,
-    status: Status | None,
-    tool: str | None,
-    metadata: Mapping[str, Any] | None,
-    search: str | None,
-    timers: bool,
-    sort: Sort,
-    after: str | None,
-    limit: int,
-    newest: bool = False,
-) -> Query:
-    """The query for these handles."""
-    common = _equal({"h.turn": turn, "h.tool": tool})
-    if parked is not None:
-        common.append((_PARKED if parked else f"NOT ({_PARKED})", ()))
-    if metadata is not None:
-        common.append(("h.metadata IS NOT NULL AND holds(h.metadata, ?)", (encode(metadata),)))
-    if search is not None:
-        common.append((_HAS, (search,) * 3))
-    states = _states(state, live, status)
-    if conversation is not None and parked:
-        parts = _parked_in(conversation, states, stateful, kind, status, timers)
+def listing(query: HandleQuery) -> Query:
+    """Return the SQL for these handles."""
+    conversation, stateful, kind, status = query.conversation, query.stateful, query.kind, query.status
+    common = _equal({"h.turn": query.turn, "h.tool": query.tool})
+    if query.parked is not None:
+        common.append((_PARKED if query.parked else f"NOT ({_PARKED})", ()))
+    if query.metadata is not None:
+        common.append(("h.metadata IS NOT NULL AND holds(h.metadata, ?)", (encode(query.metadata),)))
+    if query.search is not None:
+        common.append((_HAS, (folded(query.search),) * 3))
+    states = _states(query)
+    if conversation is not None and query.parked:
+        parts = _parked_in(conversation, states, stateful, kind, status, query.timers)
     elif conversation is not None and stateful:
-        parts = _in_conversation(conversation, states, kind, status, timers)
+        parts = _in_conversation(conversation, states, kind, status, query.timers)
     else:
-        parts = _anywhere(conversation, states, stateful, timers, narrowed=bool(parked))
+        parts = _anywhere(conversation, states, stateful, query.timers, narrowed=bool(query.parked))
         common += _equal({"h.kind": kind, "h.status": status})
-    order, beyond = ("DESC", "<") if newest else ("ASC", ">")
-    if sort == "stopped" and stateful and states == ("stopped",):
-        place = _equal({"h.conversation": conversation, "h.kind": kind, "h.status": status})
-        return _ended(place, common, after, limit, order, beyond)
-    if sort != "created":
-        return _sorted(parts, common, _KEYS[sort], after, limit, order, beyond)
+    after, limit = query.after, query.limit
+    order, beyond = ("DESC", "<") if query.newest else ("ASC", ">")
+    if query.sort == "stopped" and stateful and states == ("stopped",):
+        narrowing = _equal({"h.conversation": conversation, "h.kind": kind, "h.status": status})
+        return _ended(narrowing, common, after, limit, order, beyond)
+    if query.sort != "created":
+        return _sorted(parts, common, _KEYS[query.sort], after, limit, order, beyond)
     if after:
         common.append((f"h.uid {beyond} ?", (after,)))
     if len(parts) == 1:
@@ -80,30 +63,20 @@ def listing(
     return f"{SQL['records']} WHERE h.number IN ({chosen}) ORDER BY h.uid {order}", (*bound, limit)
 
 
-def scans(
-    *,
-    conversation: str | None,
-    state: str | None,
-    live: bool,
-    stateful: bool | None,
-    kind: Kind | None,
-    status: Status | None,
-    tool: str | None,
-    metadata: Mapping[str, Any] | None,
-    search: str | None,
-    sort: Sort,
-) -> bool:
-    """Whether no index has these handles in order, so that all there are may have to be looked at."""
-    if search is not None or tool is not None:
+def scans(query: HandleQuery) -> bool:
+    """Whether no index has these handles in order, so that SQLite may have to look at all handles."""
+    if query.search is not None or query.tool is not None:
         return True
-    if sort != "created" and not (sort == "stopped" and stateful and _states(state, live, status) == ("stopped",)):
+    if query.sort != "created" and not (query.sort == "stopped" and query.stateful and _states(query) == ("stopped",)):
         return True
-    return conversation is None and (kind is not None or status is not None or metadata is not None)
+    narrowed = query.kind is not None or query.status is not None or query.metadata is not None
+    return query.conversation is None and narrowed
 
 
-def _states(state: str | None, live: bool, status: Status | None) -> tuple[str, ...]:
-    """The states that a handle may be in."""
-    wanted = (*LIVE, "stopped") if state is None else (state,)
+def _states(query: HandleQuery) -> tuple[str, ...]:
+    """Return the states that a handle of the list may be in."""
+    live, status = query.live, query.status
+    wanted = (*LIVE, "stopped") if query.state is None else (query.state,)
     return tuple(
         each
         for each in wanted
@@ -173,9 +146,11 @@ def _anywhere(
     return parts or [("0", ())]
 
 
-def _ended(place: list[Query], common: list[Query], after: str | None, limit: int, order: str, beyond: str) -> Query:
+def _ended(
+    narrowing: list[Query], common: list[Query], after: str | None, limit: int, order: str, beyond: str
+) -> Query:
     """What was spawned and has stopped, by when it did: that is in order in an index."""
-    wanted = [("h.stateful AND h.stopped_at IS NOT NULL", ()), *place, *common]
+    wanted = [("h.stateful AND h.stopped_at IS NOT NULL", ()), *narrowing, *common]
     if after:
         last = "(SELECT x.stopped_at FROM handles x WHERE x.uid = ?)"
         wanted.append((f"(h.stopped_at, h.uid) {beyond} ({last}, ?)", (after, after)))

@@ -10,36 +10,34 @@ import apsw
 from keephold.errors import KeepholdError
 from keephold.handles.state import EndedBy
 from keephold.store.base import (
+    EVERY_SPAWNED,
     LIVE,
     NOTIFICATION_LIMIT,
     Answers,
-    BatchRow,
     Collected,
     ConversationRow,
+    ConversationSummary,
     Entry,
     Expired,
+    HandleQuery,
     InquiryRow,
     Kind,
     Opened,
     OpenTurn,
-    Place,
     ProcessEvent,
     QueuedNotification,
     Record,
     Request,
-    Sort,
     Status,
     StoredEvent,
     TranscriptLine,
     TurnRow,
     WaitRow,
 )
-from keephold.store.metadata import folded
 from keephold.store.sqlite.bell import STREAM
 from keephold.store.sqlite.codec import (
     Row,
     answers,
-    batch_row,
     conversation_row,
     decode,
     decode_calls,
@@ -48,8 +46,8 @@ from keephold.store.sqlite.codec import (
     entry_row,
     inquiry_row,
     notification_row,
-    place_row,
     record,
+    summary_row,
     wait_row,
 )
 from keephold.store.sqlite.events import between, event_row
@@ -122,50 +120,10 @@ class Reads:
     async def called(self, conversation: str, call_id: str) -> Record | None:
         return self._record(RECORDS["called"], conversation, call_id)
 
-    async def handles(
-        self,
-        *,
-        conversation: str | None = None,
-        state: str | None = None,
-        live: bool = False,
-        turn: str | None = None,
-        parked: bool | None = None,
-        stateful: bool | None = True,
-        kind: Kind | None = None,
-        status: Status | None = None,
-        tool: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        search: str | None = None,
-        timers: bool = False,
-        sort: Sort = "created",
-        after: str | None = None,
-        limit: int = 1000,
-        newest: bool = False,
-    ) -> list[Record]:
-        query, bound = listing(
-            conversation=conversation,
-            state=state,
-            live=live,
-            turn=turn,
-            parked=parked,
-            stateful=stateful,
-            kind=kind,
-            status=status,
-            tool=tool,
-            metadata=metadata,
-            search=None if search is None else folded(search),
-            timers=timers,
-            sort=sort,
-            after=after,
-            limit=limit,
-            newest=newest,
-        )
-        if scans(
-            conversation=conversation, state=state, live=live, stateful=stateful, kind=kind, status=status, tool=tool,
-            metadata=metadata, search=search, sort=sort,
-        ):  # fmt: skip
-            return [record(row) for row in await self._scanned(query, bound)]
-        return self._records(query, *bound)
+    async def handles(self, query: HandleQuery = EVERY_SPAWNED, /) -> list[Record]:
+        found = listing(query)
+        rows = await self._scanned(*found) if scans(query) else self._rows(*found)
+        return [record(row) for row in rows]
 
     async def tally(self, conversation: str, *, timers: bool = True) -> dict[tuple[Kind, Status], int]:
         rows = self._rows(SQL["tally"], (conversation,))
@@ -265,11 +223,8 @@ class Reads:
     async def turns(self, conversation: str, *, before: int | None = None, limit: int = 50) -> list[TurnRow]:
         return [TurnRow(*row) for row in self._rows(SQL["turns"], (conversation, before, limit))]
 
-    async def batches(self, conversation: str, turn: str) -> list[BatchRow]:
-        return [batch_row(row) for row in self._rows(SQL["batches"], (conversation, turn))]
-
-    async def places(self, *, after: str = "", limit: int = 1000) -> list[Place]:
-        return [place_row(row) for row in self._rows(SQL["places"], (after, limit))]
+    async def summaries(self, *, after: str = "", limit: int = 1000) -> list[ConversationSummary]:
+        return [summary_row(row) for row in self._rows(SQL["summaries"], (after, limit))]
 
     async def answers(self, conversation: str, turn: str, batch: int) -> Answers | None:
         row = self._row(SQL["answers"], conversation, turn, batch)

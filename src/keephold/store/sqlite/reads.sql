@@ -218,11 +218,7 @@ WHERE state_name = 'waiting' AND stopped_at IS NULL AND owner IS NOT NULL GROUP 
 SELECT number, turn, owner, began_at, ended_at, batches FROM turns
 WHERE conversation = ? AND number < coalesce(?, 9223372036854775807) ORDER BY number DESC LIMIT ?;
 
--- name: batches
--- The batches of a turn, and what they were answered.
-SELECT batch, calls, responses, notifications FROM batches WHERE conversation = ? AND turn = ? ORDER BY batch;
-
--- name: places
+-- name: summaries
 -- Conversations by name: one step in each index for each of them, not for each handle.
 WITH RECURSIVE found (name) AS (
     SELECT min(name) FROM (

@@ -8,12 +8,14 @@ from typing import Any
 from keephold.handles.state import Ended, Ok, Pending, Running, Started, transition
 from keephold.store.base import (
     Attempted,
+    Browse,
     Changed,
     Claimed,
     Collected,
     Delivered,
     Emitted,
     Exposed,
+    HandleQuery,
     HookCalled,
     Inquired,
     Journaled,
@@ -34,7 +36,6 @@ from keephold.store.base import (
     Revoked,
     Rewritten,
     SecretAdded,
-    Store,
     TakenBack,
     TurnBegan,
     TurnEnded,
@@ -46,13 +47,13 @@ from keephold.testing.conformance.suite import DAY, NOON, Suite, record, shared,
 class Commits(Suite):
     """What holds for any list of operations."""
 
-    async def check_commit_gives_one_result_for_each_operation(self, store: Store) -> None:
+    async def check_commit_gives_one_result_for_each_operation(self, store: Browse) -> None:
         results = await self.commit(
             store, Registered(record(1)), Emitted(uid(1), "a", {}, NOON), Emitted(uid(1), "b", {}, NOON)
         )
         assert results == [None, 1, 2], results
 
-    async def check_commit_without_operations_is_a_barrier(self, store: Store) -> None:
+    async def check_commit_without_operations_is_a_barrier(self, store: Browse) -> None:
         order: list[str] = []
         done = asyncio.Event()
 
@@ -67,7 +68,7 @@ class Commits(Suite):
         assert order == ["first", "barrier"], order
         assert await store.handle(uid(1)) is not None
 
-    async def check_commit_calls_back_in_the_order_given(self, store: Store) -> None:
+    async def check_commit_calls_back_in_the_order_given(self, store: Browse) -> None:
         """Also across refusals and barriers, and each exactly once."""
         order: list[tuple[int, bool]] = []
         expected = []
@@ -81,14 +82,14 @@ class Commits(Suite):
         await self.commit(store)
         assert order == expected, order
 
-    async def check_commit_calls_back_on_the_thread_of_the_loop(self, store: Store) -> None:
+    async def check_commit_calls_back_on_the_thread_of_the_loop(self, store: Browse) -> None:
         threads: list[int] = []
         store.commit([Registered(record(1))], lambda _: threads.append(threading.get_ident()), _unexpected)
         store.commit([Registered(record(1))], _unexpected, lambda _: threads.append(threading.get_ident()))
         await self.commit(store)
         assert threads == [threading.get_ident()] * 2, threads
 
-    async def check_commit_may_be_called_from_a_callback(self, store: Store) -> None:
+    async def check_commit_may_be_called_from_a_callback(self, store: Browse) -> None:
         order: list[str] = []
         finished = asyncio.Event()
 
@@ -105,7 +106,7 @@ class Commits(Suite):
         assert sorted(order) == ["inner", "outer"]
         assert await store.handle(uid(1)) is not None and await store.handle(uid(2)) is not None
 
-    async def check_commit_is_readable_when_it_calls_back(self, store: Store) -> None:
+    async def check_commit_is_readable_when_it_calls_back(self, store: Browse) -> None:
         seen: list[asyncio.Task[Any]] = []
         new = record(1)
         store.commit(
@@ -115,7 +116,7 @@ class Commits(Suite):
         found = await seen[0]
         assert found is not None and found.uid == new.uid
 
-    async def check_commit_with_keep_is_a_commit(self, store: Store) -> None:
+    async def check_commit_with_keep_is_a_commit(self, store: Browse) -> None:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         store.commit([Registered(record(1))], answer.set_result, answer.set_exception, keep=True)
         await answer
@@ -123,7 +124,7 @@ class Commits(Suite):
         store.commit([Registered(record(2, id="h1"))], _unexpected, refusal.set_result, keep=True)
         assert (await refusal).code == "batch_rejected"
 
-    async def check_commit_of_several_sees_its_own_earlier_ones(self, store: Store) -> None:
+    async def check_commit_of_several_sees_its_own_earlier_ones(self, store: Browse) -> None:
         """One commit may register a handle, end it and use its id again."""
         first, second = record(1, id="x"), record(2, id="x")
         start, end = Started(NOON + 1), Ended(NOON + 2, Ok("a"))
@@ -138,7 +139,7 @@ class Commits(Suite):
         assert state_tag((await self.found(store, uid(1))).state) == "stopped"
         assert isinstance((await self.found(store, uid(2))).state, Pending)
 
-    async def check_R4_a_refused_list_leaves_nothing_behind(self, store: Store) -> None:
+    async def check_R4_a_refused_list_leaves_nothing_behind(self, store: Browse) -> None:
         """Whatever came before the refused operation is undone, whatever kind it is."""
         await self._furnish(store)
         wrong = Registered(record(99, id="h1"))
@@ -157,28 +158,28 @@ class Commits(Suite):
             0,
         ]
 
-    async def check_every_operation_can_be_committed_at_once(self, store: Store) -> None:
+    async def check_every_operation_can_be_committed_at_once(self, store: Browse) -> None:
         await self._furnish(store)
         ops = await self._one_of_each(store)
         results = await self.commit(store, *ops)
         assert len(results) == len(ops)
 
     @shared
-    async def check_R4_close_writes_what_was_given(self, store: Store) -> None:
+    async def check_R4_close_writes_what_was_given(self, store: Browse) -> None:
         called: list[int] = []
         for number in range(200):
             store.commit([Registered(record(number))], _note(called, number), _unexpected)
         await store.close()
         assert called == list(range(200)), called
         later = await self.reopened(store)
-        assert len(await later.handles(limit=1000)) == 200
+        assert len(await later.handles(HandleQuery(limit=1000))) == 200
 
-    async def check_close_twice_is_harmless(self, store: Store) -> None:
+    async def check_close_twice_is_harmless(self, store: Browse) -> None:
         await self.begin(store, 1)
         await store.close()
         await store.close()
 
-    async def _furnish(self, store: Store) -> None:
+    async def _furnish(self, store: Browse) -> None:
         """Something of everything."""
         await self.commit(store, TurnBegan("main", "turn-1", NOON), SecretAdded("secret-1", b"s" * 32, NOON))
         await self.commit(store, Opened("main", "turn-1", 1, (("a", "deploy", {}, uid(1)),)))
@@ -199,7 +200,7 @@ class Commits(Suite):
             Requested("r2", uid(1), store.owner, b"abort"),
         )
 
-    async def _one_of_each(self, store: Store) -> list[Op]:
+    async def _one_of_each(self, store: Browse) -> list[Op]:
         """Every operation once, each of which has an effect on what `_furnish` made, in an order that is legal."""
         end = Ended(NOON + 9, Ok("x"))
         return [

@@ -4,9 +4,11 @@ from typing import Any
 
 from keephold.handles.state import EndedBy, Failure, Ok, Outcome, PrintedOutput, Reply, Running, Stopped
 from keephold.store.base import (
+    Browse,
     Changed,
     Claimed,
     Collected,
+    HandleQuery,
     HookCalled,
     KeptOutput,
     Op,
@@ -18,7 +20,6 @@ from keephold.store.base import (
     Resolved,
     Resolving,
     Revoked,
-    Store,
     WaitOpened,
     WaitRow,
 )
@@ -37,13 +38,13 @@ RESOLUTIONS = (
 class Deferred(Suite):
     """Calls that wait for their completion from outside."""
 
-    async def check_S3_a_cancelled_call_is_no_failure_in_the_news(self, store: Store) -> None:
+    async def check_S3_a_cancelled_call_is_no_failure_in_the_news(self, store: Browse) -> None:
         of, _ = await self.park(store, 1)
         await self.end(store, of, CANCELLED, "abort")
         (told,) = await store.notifications("main")
         assert (told.kind, told.level) == ("tool.stopped", "info"), told
 
-    async def check_D1_a_key_is_taken_once(self, store: Store) -> None:
+    async def check_D1_a_key_is_taken_once(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         key_id = await self.take_key(store, of)
         await self.take_key(store, of)
@@ -56,13 +57,13 @@ class Deferred(Suite):
         assert await store.wait("key-e") == event
         assert (await self.found(store, of)).parking is None
 
-    async def check_D1_pending_needs_a_key(self, store: Store) -> None:
+    async def check_D1_pending_needs_a_key(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         await self.refused(store, "pending_tool_missing_completion_key", Parked(of, 1, Parking(), NOON + 2))
         await self.commit(store, WaitOpened(of, 1, "key-e", "event", "e", "secret-1"))
         await self.refused(store, "pending_tool_missing_completion_key", Parked(of, 1, Parking(), NOON + 2))
 
-    async def check_D1_a_plain_result_resolves_the_key(self, store: Store) -> None:
+    async def check_D1_a_plain_result_resolves_the_key(self, store: Browse) -> None:
         outcomes: list[Outcome] = [
             Ok({"a": 1}),
             PrintedOutput(),
@@ -89,7 +90,7 @@ class Deferred(Suite):
         await self.end(store, of)
         assert await store.notifications("main") == [], "its runtime tells of a call that was not parked"
 
-    async def check_D2_a_parked_call_is_nobodys(self, store: Store) -> None:
+    async def check_D2_a_parked_call_is_nobodys(self, store: Browse) -> None:
         parking = Parking(NOON + 60, "fail_turn", "ignore", True, True)
         of = await self.begin(store, 1)
         await self.take_key(store, of)
@@ -99,10 +100,10 @@ class Deferred(Suite):
         assert (found.owner, found.parking, found.output) == (None, parking, KeptOutput(1, 1, 0, data=b"x")), found
         assert await store.owned(store.owner) == []
         assert await store.owned(None) == []
-        assert uids(await store.handles(parked=True)) == [of]
+        assert uids(await store.handles(HandleQuery(parked=True))) == [of]
         assert await store.notifications("main") == []
 
-    async def check_D4_every_resolution_ends_a_parked_call(self, store: Store) -> None:
+    async def check_D4_every_resolution_ends_a_parked_call(self, store: Browse) -> None:
         for number, (resolution, outcome, ended_by) in enumerate(RESOLUTIONS):
             of, key_id = await self.park(store, number, Parking(hook=True))
             result = await self.resolve(store, key_id, resolution)
@@ -114,7 +115,7 @@ class Deferred(Suite):
             assert (await self.found(store, of)).owner is None, "a resolution from outside calls no hook"
         assert await store.owned(store.owner) == [] and await store.owned(None) == []
 
-    async def check_D5_first_resolution_wins(self, store: Store) -> None:
+    async def check_D5_first_resolution_wins(self, store: Browse) -> None:
         of, key_id = await self.park(store, 1)
         told: list[Any] = []
         for number in range(3):
@@ -130,11 +131,11 @@ class Deferred(Suite):
         assert (await self.stopped(store, of)).outcome == Ok(0)
         assert len(await store.notifications("main")) == 1
 
-    async def check_D5_an_unknown_key(self, store: Store) -> None:
+    async def check_D5_an_unknown_key(self, store: Browse) -> None:
         assert await self.resolve(store, "never issued") == Resolving("unknown_or_revoked")
         assert await store.wait("never issued") is None
 
-    async def check_D5_a_resolution_before_anyone_waits_is_kept(self, store: Store) -> None:
+    async def check_D5_a_resolution_before_anyone_waits_is_kept(self, store: Browse) -> None:
         for number, (resolution, outcome, _) in enumerate(RESOLUTIONS):
             of = await self.begin(store, number)
             key_id = await self.take_key(store, of)
@@ -147,10 +148,10 @@ class Deferred(Suite):
             assert state == stopped and stopped.outcome == outcome and stopped.stopped == NOON + 40, state
             found = await self.found(store, of)
             assert found.owner is None and found.output == KeptOutput(1, 1, 0, data=b"x")
-        assert await store.handles(parked=True) == []
+        assert await store.handles(HandleQuery(parked=True)) == []
         assert len(await store.notifications("main")) == len(RESOLUTIONS)
 
-    async def check_D5_a_resolved_event_stops_nothing(self, store: Store) -> None:
+    async def check_D5_a_resolved_event_stops_nothing(self, store: Browse) -> None:
         of, _ = await self.park(store, 1)
         other = await self.begin(store, 2)
         for each in (of, other):
@@ -161,7 +162,7 @@ class Deferred(Suite):
             assert row is not None and row.resolution == Resolution("ok", 5)
             assert state_tag((await self.found(store, each)).state) == "running"
 
-    async def check_D9_the_end_of_a_parked_call_is_news(self, store: Store) -> None:
+    async def check_D9_the_end_of_a_parked_call_is_news(self, store: Browse) -> None:
         good, key_id = await self.park(store, 1, id="good")
         await self.resolve(store, key_id)
         bad, key_id = await self.park(store, 2, id="bad")
@@ -176,7 +177,7 @@ class Deferred(Suite):
         ], told
         assert await store.notifications("other") == []
 
-    async def check_D7_deadlines_are_due(self, store: Store) -> None:
+    async def check_D7_deadlines_are_due(self, store: Browse) -> None:
         for number, deadline in ((1, NOON + 30), (2, NOON + 10), (3, None), (4, NOON + 20), (5, NOON + 20)):
             await self.park(store, number, Parking(deadline=deadline))
         running = await self.begin(store, 6)
@@ -206,7 +207,7 @@ class Deferred(Suite):
         await self.commit(store, Collected(NOON + DAY, NOON + DAY))
         assert await store.due(NOON + 100) == ([], None)
 
-    async def check_D6_many_deadlines(self, store: Store) -> None:
+    async def check_D6_many_deadlines(self, store: Browse) -> None:
         total, settled = 1500, 1450
         ops: list[Op] = []
         for number in range(total):
@@ -225,7 +226,7 @@ class Deferred(Suite):
         assert uids(due) == [of for _, of in wanted[:30]]
         assert following == wanted[30][0], following
 
-    async def check_P1_a_held_call_waits_for_a_runtime(self, store: Store) -> None:
+    async def check_P1_a_held_call_waits_for_a_runtime(self, store: Browse) -> None:
         """Its outcome must pass a runtime before anyone sees it, whether it comes before or after it parked."""
         after, key_id = await self.park(store, 1, Parking(hold=True, deadline=NOON + 5))
         untouched, _ = await self.park(store, 2, Parking(hold=True, deadline=NOON + DAY))
@@ -238,7 +239,7 @@ class Deferred(Suite):
         assert state == Running(NOON, NOON + 1)
         assert sorted(uids(await store.owned(None))) == [after, before]
         assert uids(await store.owned(None, limit=1, after=after)) == [before]
-        assert uids(await store.handles(parked=True)) == [after, untouched, before]
+        assert uids(await store.handles(HandleQuery(parked=True))) == [after, untouched, before]
         assert await store.due(NOON + 10) == ([], NOON + DAY), "what was resolved in time cannot time out"
         assert await store.notifications("main") == []
         late = await self.ending(store, after, TIMED_OUT, "timeout")
@@ -252,7 +253,7 @@ class Deferred(Suite):
         assert row is not None and row.resolution == Resolution("ok", 42), "the first resolution stands"
         assert (await self.stopped(store, after)).outcome == Ok("edited")
 
-    async def check_D5_a_call_may_time_out_although_its_key_was_resolved(self, store: Store) -> None:
+    async def check_D5_a_call_may_time_out_although_its_key_was_resolved(self, store: Browse) -> None:
         """As long as somebody runs it, that one decides."""
         of = await self.begin(store, 1)
         key_id = await self.take_key(store, of, Parking())
@@ -260,7 +261,7 @@ class Deferred(Suite):
         await self.end(store, of, Failure("too long", "timeout"), "timeout")
         assert (await self.resolve(store, key_id)).terminal == Resolution("ok", 42)
 
-    async def check_D5_revoked_keys_are_worth_nothing(self, store: Store) -> None:
+    async def check_D5_revoked_keys_are_worth_nothing(self, store: Browse) -> None:
         first, first_key = await self.park(store, 1)
         held, held_key = await self.park(store, 2, Parking(hold=True))
         owned = await self.begin(store, 3)
@@ -293,7 +294,7 @@ class Deferred(Suite):
         (again,) = await self.commit(store, Revoked("main", NOON + 9))
         assert [list(part) for part in again] == [[], []], again
 
-    async def check_D5_a_call_cannot_park_on_a_revoked_key(self, store: Store) -> None:
+    async def check_D5_a_call_cannot_park_on_a_revoked_key(self, store: Browse) -> None:
         """Nobody could end it any more."""
         of = await self.begin(store, 1)
         await self.take_key(store, of)
@@ -301,7 +302,7 @@ class Deferred(Suite):
         (state,) = await self.commit(store, Parked(of, 1, Parking(), NOON + 3))
         assert isinstance(state, Stopped) and state.outcome == REVOKED, state
 
-    async def check_D2_a_cancelled_call_makes_its_hook_due(self, store: Store) -> None:
+    async def check_D2_a_cancelled_call_makes_its_hook_due(self, store: Browse) -> None:
         cancels: tuple[EndedBy, ...] = ("abort", "cancel", "turn_end", "shutdown")
         for number, ended_by in enumerate(cancels):
             of, _ = await self.park(store, number, Parking(hook=True))
@@ -317,7 +318,7 @@ class Deferred(Suite):
         assert await store.owned(store.owner) == [] and await store.owned(None) == []
         await self.commit(store, HookCalled(due[0]), HookCalled("unknown"))
 
-    async def check_D2_a_due_hook_changes_hands(self, store: Store) -> None:
+    async def check_D2_a_due_hook_changes_hands(self, store: Browse) -> None:
         """Whoever cannot call it lets go of it; whoever can claims it first."""
         of, _ = await self.park(store, 1, Parking(hook=True))
         await self.end(store, of, CANCELLED, "abort")
@@ -331,7 +332,7 @@ class Deferred(Suite):
         await self.commit(store, HookCalled(of))
         assert await self.commit(store, Claimed(of, None)) == [None]
 
-    async def check_D2_nothing_else_makes_a_hook_due(self, store: Store) -> None:
+    async def check_D2_nothing_else_makes_a_hook_due(self, store: Browse) -> None:
         cases: list[tuple[Parking, EndedBy]] = [
             (Parking(hook=True), "timeout"),
             (Parking(hook=True), "self"),
@@ -348,7 +349,7 @@ class Deferred(Suite):
         await self.end(store, owned, CANCELLED, "abort")
         assert await store.owned(store.owner) == [], "a call that was not parked had its own chance"
 
-    async def check_B5_parked_calls_hold_their_resources(self, store: Store) -> None:
+    async def check_B5_parked_calls_hold_their_resources(self, store: Browse) -> None:
         holder, key_id = await self.park(store, 1, resources=("file:a", "file:b"))
         await self.park(store, 2)
         running = await self.begin(store, 3, resources=("file:c",))

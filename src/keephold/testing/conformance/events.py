@@ -9,6 +9,7 @@ from keephold.store.base import (
     NOTIFICATION_LIMIT,
     Annotated,
     Attempted,
+    Browse,
     Changed,
     Claimed,
     Collected,
@@ -27,7 +28,6 @@ from keephold.store.base import (
     Responded,
     Revoked,
     Rewritten,
-    Store,
     StoredEvent,
     TakenBack,
     TranscriptAppended,
@@ -58,7 +58,7 @@ def of(number: int, type: str, **data: Any) -> Told:
 class Events(Suite):
     """What happened, as it was committed."""
 
-    async def since(self, store: Store, *ops: Any) -> list[Told]:
+    async def since(self, store: Browse, *ops: Any) -> list[Told]:
         """What these operations, as one commit, add."""
         _, last = await store.events_range()
         await self.commit(store, *ops)
@@ -66,7 +66,7 @@ class Events(Suite):
         assert [event.seq for event in events] == list(range(last + 1, last + 1 + len(events))), "without a gap"
         return told(events)
 
-    async def check_L1_the_life_of_a_handle(self, store: Store) -> None:
+    async def check_L1_the_life_of_a_handle(self, store: Browse) -> None:
         assert await store.events_range() == (1, 0) and await store.events() == []
         made = {"id": "h1", "tool": "deploy", "kind": "tool", "state": "pending", "stateful": True}
         begun = await self.since(store, Registered(record(1)))
@@ -90,7 +90,7 @@ class Events(Suite):
         assert len(events) == 7 and "handle.stepped" not in types(events), "steps are in the journal"
         assert b"result" not in str(events).encode() and "input" not in str(events), "no value is in an event"
 
-    async def check_L1_a_handle_changes_hands(self, store: Store) -> None:
+    async def check_L1_a_handle_changes_hands(self, store: Browse) -> None:
         await self.begin(store, 1)
         await self.begin(store, 2, stateful=False)
         assert await self.since(store, Rewritten(uid(1), 1, {})) == [of(1, "changed", what="edited")]
@@ -103,7 +103,7 @@ class Events(Suite):
         first = (await store.events(uid=uid(2)))[0]
         assert (first.data["id"], first.data["stateful"]) == ("h2", False), "as it was then"
 
-    async def check_D1_keys_and_what_their_resolution_stops(self, store: Store) -> None:
+    async def check_D1_keys_and_what_their_resolution_stops(self, store: Browse) -> None:
         await self.begin(store, 1)
         taken = WaitOpened(uid(1), 1, "k1", "completion", "completion", "s")
         opened = ("key.opened", "main", uid(1), {"key_id": "k1", "kind": "completion", "name": "completion"})
@@ -122,7 +122,7 @@ class Events(Suite):
         assert resolved.data == {"key_id": key_id, "status": "ok"} and resolved.uid == of_two
         assert (stopped.type, news.type, news.data["kind"]) == ("handle.stopped", "notification.queued", "tool.stopped")
 
-    async def check_D5_revoked_keys(self, store: Store) -> None:
+    async def check_D5_revoked_keys(self, store: Browse) -> None:
         await self.begin(store, 1)
         await self.commit(store, WaitOpened(uid(1), 1, "k1", "event", "go", "s"))
         parked, key_id = await self.park(store, 2)
@@ -133,7 +133,7 @@ class Events(Suite):
         ]  # fmt: skip
         assert revoked[1][3] == {"key_id": key_id}
 
-    async def check_D10_what_is_parked_from_the_start(self, store: Store) -> None:
+    async def check_D10_what_is_parked_from_the_start(self, store: Browse) -> None:
         terms = Parking(deadline=NOON + 1)
         begun = await self.since(store, Registered(record(1, parking=terms)))
         assert [each[0] for each in begun] == ["handle.created", "handle.parked"]
@@ -142,7 +142,7 @@ class Events(Suite):
         assert [each[0] for each in begun] == ["handle.created", "handle.stopped"]
         assert begun[0][3]["state"] == "stopped"
 
-    async def check_T1_turns_and_what_is_said(self, store: Store) -> None:
+    async def check_T1_turns_and_what_is_said(self, store: Browse) -> None:
         began = ("turn.began", "main", None, {"turn": "t1"})
         assert await self.since(store, TurnBegan("main", "t1", NOON)) == [began]
         other = await self.since(store, TurnBegan("main", "t2", NOON, was="t1"))
@@ -157,7 +157,7 @@ class Events(Suite):
         assert await self.since(store, Forgotten("main")) == [("conversation.forgotten", "main", None, {})]
         assert await self.since(store, Forgotten("main")) == []
 
-    async def check_N3_news_comes_and_goes(self, store: Store) -> None:
+    async def check_N3_news_comes_and_goes(self, store: Browse) -> None:
         await self.begin(store, 1)
         change = await self.ending(store, uid(1), notice=Notice("tool.stopped", "info", None))
         stopped, queued = await self.since(store, change)
@@ -180,7 +180,7 @@ class Events(Suite):
         (given,) = await self.since(store, HandedOut("main", (handed,)))
         assert given[0] == "notification.delivered" and given[3]["carrier"] == "message"
 
-    async def check_N6_news_that_is_dropped_or_expires(self, store: Store) -> None:
+    async def check_N6_news_that_is_dropped_or_expires(self, store: Browse) -> None:
         for number in range(NOTIFICATION_LIMIT):
             await self.commit(store, Notified("main", "k.n", "info", str(number), NOON))
         queued, dropped = await self.since(store, Notified("main", "k.n", "info", "new", NOON))
@@ -193,13 +193,13 @@ class Events(Suite):
             ("notification.removed", "other", "expired")
         ]
 
-    async def check_N3_what_may_not_have_arrived_is_queued_again(self, store: Store) -> None:
+    async def check_N3_what_may_not_have_arrived_is_queued_again(self, store: Browse) -> None:
         await self.commit(store, TurnBegan("main", "t1", NOON), Notified("main", "k.n", "info", "x", NOON))
         await self.commit(store, Delivered("main", "message"))
         again = await self.since(store, TurnBegan("main", "t2", NOON, was="t1"))
         assert [each[0] for each in again] == ["turn.ended", "turn.began", "notification.queued"]
 
-    async def check_R4_what_is_refused_leaves_no_event(self, store: Store) -> None:
+    async def check_R4_what_is_refused_leaves_no_event(self, store: Browse) -> None:
         await self.begin(store, 1)
         taken = Registered(record(9, id="h1"))
         before = await store.events_range()
@@ -215,7 +215,7 @@ class Events(Suite):
         assert len(answers) == 3
         assert [event.uid for event in await store.events(before[1])] == [uid(3), uid(5)]
 
-    async def check_L1_whoever_looks_on_is_called(self, store: Store) -> None:
+    async def check_L1_whoever_looks_on_is_called(self, store: Browse) -> None:
         calls: list[int] = []
         store.on_commit.add(lambda: calls.append(1))
         await self.commit(store, Registered(record(1)))
@@ -226,7 +226,7 @@ class Events(Suite):
         await self.commit(store, Registered(record(2)), Registered(record(3)))
         assert calls == [1, 1]
 
-    async def lively(self, store: Store) -> list[StoredEvent]:
+    async def lively(self, store: Browse) -> list[StoredEvent]:
         """Events of two conversations, with news among them."""
         for number in range(20):
             await self.begin(store, number, conversation=("main", "other")[number % 2])
@@ -234,7 +234,7 @@ class Events(Suite):
                 await self.commit(store, Notified(("main", "other")[number % 2], "k.n", "info", "x", NOON, uid(number)))
         return await store.events()
 
-    async def check_L1_reading_goes_on_anywhere(self, store: Store) -> None:
+    async def check_L1_reading_goes_on_anywhere(self, store: Browse) -> None:
         events = await self.lively(store)
         first, last = await store.events_range()
         assert [event.seq for event in events] == list(range(first, last + 1)) and len(events) == 47
@@ -247,7 +247,7 @@ class Events(Suite):
         assert await store.events(5, newest=True, before=10) == events[8:4:-1]
         assert all(isinstance(event.at, float) and event.at > 0 for event in events)
 
-    async def check_L1_reading_some_of_them(self, store: Store) -> None:
+    async def check_L1_reading_some_of_them(self, store: Browse) -> None:
         events = await self.lively(store)
         for of_one in (uid(0), uid(3), uid(77)):
             wanted = [event for event in events if event.uid == of_one]
@@ -269,7 +269,7 @@ class Events(Suite):
             == [e for e in events[30:] if e.type == "notification.queued"][:2]
         )
 
-    async def check_S5_old_events_go_and_numbers_are_not_used_again(self, store: Store) -> None:
+    async def check_S5_old_events_go_and_numbers_are_not_used_again(self, store: Browse) -> None:
         events = await self.lively(store)
         await self.commit(store, Collected(NOON, NOON))
         assert await store.events_range() == (1, len(events)), "nothing is that old"
@@ -284,11 +284,11 @@ class Events(Suite):
         assert [event.seq for event in await store.events()] == [len(events), len(events) + 1]
 
     @shared
-    async def check_L1_two_processes_have_one_order(self, store: Store) -> None:
+    async def check_L1_two_processes_have_one_order(self, store: Browse) -> None:
         other = await self.second(store)
         both = ((store, 0), (other, 1000))
 
-        async def work(which: Store, base: int) -> None:
+        async def work(which: Browse, base: int) -> None:
             for number in range(base, base + 25):
                 await self.begin(which, number)
                 await self.end(which, uid(number))
@@ -302,7 +302,7 @@ class Events(Suite):
             assert mine == [uid(number) for number in range(base, base + 25) for _ in range(3)]
 
     @shared
-    async def check_L1_events_outlive_the_process_and_are_heard(self, store: Store) -> None:
+    async def check_L1_events_outlive_the_process_and_are_heard(self, store: Browse) -> None:
         other = await self.second(store)
         await self.begin(store, 1)
         await self.word(other, uid(1))

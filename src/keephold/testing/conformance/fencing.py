@@ -14,9 +14,11 @@ from keephold.handles.state import (
 )
 from keephold.store.base import (
     Attempted,
+    Browse,
     Changed,
     Claimed,
     Entry,
+    HandleQuery,
     Journaled,
     KeptOutput,
     Op,
@@ -27,7 +29,6 @@ from keephold.store.base import (
     Released,
     Revoked,
     Rewritten,
-    Store,
     WaitOpened,
     Wrote,
 )
@@ -38,7 +39,7 @@ from keephold.testing.conformance.suite import NOON, Suite, record, uids
 class Fencing(Suite):
     """Who may write: attempts, journals, fencing numbers, claims."""
 
-    async def check_E6_a_stale_fence_is_refused(self, store: Store) -> None:
+    async def check_E6_a_stale_fence_is_refused(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         await self.take_key(store, of)
         (claimed,) = await self.commit(store, Claimed(of, store.owner))
@@ -52,7 +53,7 @@ class Fencing(Suite):
         for op in fenced(of, 1):
             await self.refused(store, "lease_lost", op)
 
-    async def check_E6_only_what_is_seen_is_claimed(self, store: Store) -> None:
+    async def check_E6_only_what_is_seen_is_claimed(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         before = await self.dump(store)
         for was in (None, "another"):
@@ -64,7 +65,7 @@ class Fencing(Suite):
         assert await self.commit(store, Claimed(of, None), Claimed(of, store.owner)) == [None, None]
         assert await self.dump(store) == before
 
-    async def check_E10_a_claim_withdraws_the_question(self, store: Store) -> None:
+    async def check_E10_a_claim_withdraws_the_question(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         event = Asked(NOON + 2, Question(id="q", text="?"))
         waiting = Waiting(NOON, NOON + 1, NOON + 2, event.question)
@@ -73,24 +74,24 @@ class Fencing(Suite):
         assert claimed.state == Running(NOON, NOON + 1), claimed.state
         assert (await self.found(store, of)).state == Running(NOON, NOON + 1)
 
-    async def check_R1_a_released_call_is_nobodys(self, store: Store) -> None:
+    async def check_R1_a_released_call_is_nobodys(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         await self.take_key(store, of, Parking(deadline=NOON + 10))
-        assert await store.handles(parked=True) == []
+        assert await store.handles(HandleQuery(parked=True)) == []
         await self.commit(store, Released(of, 1))
         found = await self.found(store, of)
         assert found.owner is None and found.parking == Parking(deadline=NOON + 10), found
-        assert uids(await store.handles(parked=True)) == [of]
+        assert uids(await store.handles(HandleQuery(parked=True))) == [of]
         assert uids((await store.due(NOON + 10))[0]) == [of]
         (claimed,) = await self.commit(store, Claimed(of, None))
         assert claimed is not None and claimed.owner == store.owner and claimed.fence == 2
         plain = await self.begin(store, 2)
         await self.commit(store, Released(plain, 1))
-        assert await store.handles(parked=True) == [], "without terms to wait on it is not parked"
+        assert await store.handles(HandleQuery(parked=True)) == [], "without terms to wait on it is not parked"
         await self.end(store, plain)
         assert await store.notifications("main") == []
 
-    async def check_R1_a_released_call_whose_completion_was_there_first_stops(self, store: Store) -> None:
+    async def check_R1_a_released_call_whose_completion_was_there_first_stops(self, store: Browse) -> None:
         """Somebody resolved it before it was found that its owner had died; nobody else would end it."""
         of = await self.begin(store, 1)
         key_id = await self.take_key(store, of, Parking(deadline=NOON + 10))
@@ -111,7 +112,7 @@ class Fencing(Suite):
         stopped = await self.stopped(store, revoked)
         assert (stopped.outcome, stopped.stopped) == (REVOKED, NOON + 9), stopped
 
-    async def check_R5_attempts_forget_recorded_errors(self, store: Store) -> None:
+    async def check_R5_attempts_forget_recorded_errors(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         await self.commit(store, Attempted(of, 1, 1, NOON))
         good, bad = Entry("step", "good", b"1", b"1", True), Entry("step", "bad", b"2", b"2", False)
@@ -131,7 +132,7 @@ class Fencing(Suite):
         await self.end(store, of)
         assert (await self.found(store, of)).next_attempt_at is None
 
-    async def check_R5_a_claim_counts_an_attempt_that_was_cut_short_and_no_other(self, store: Store) -> None:
+    async def check_R5_a_claim_counts_an_attempt_that_was_cut_short_and_no_other(self, store: Browse) -> None:
         waiting = record(1)
         await self.commit(store, Registered(waiting))
         planned = await self.begin(store, 2)
@@ -141,7 +142,7 @@ class Fencing(Suite):
             (claimed,) = await self.commit(store, Claimed(of, store.owner))
             assert isinstance(claimed, Record) and (claimed.attempt, claimed.fence) == (attempt, 2), claimed
 
-    async def check_E10_what_a_call_has_printed_so_far_is_found_again(self, store: Store) -> None:
+    async def check_E10_what_a_call_has_printed_so_far_is_found_again(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         for text in (b"one", b"one, two"):
             kept = KeptOutput(len(text), 1024, 1024, data=text)
@@ -152,7 +153,7 @@ class Fencing(Suite):
         await self.end(store, of)
         assert (await self.found(store, of)).output == kept, "an end that tells of no output takes none away"
 
-    async def check_P5_edited_arguments_are_what_is_recorded(self, store: Store) -> None:
+    async def check_P5_edited_arguments_are_what_is_recorded(self, store: Browse) -> None:
         of = await self.begin(store, 1, start=False)
         other = await self.begin(store, 2)
         for arguments in ({"env": "ü", "list": [1, None]}, {}):
@@ -164,7 +165,7 @@ class Fencing(Suite):
         (claimed,) = await self.commit(store, Claimed(of, store.owner))
         assert claimed.arguments == {}, "and what runs again after a crash"
 
-    async def check_E2_the_journal_comes_back_in_order(self, store: Store) -> None:
+    async def check_E2_the_journal_comes_back_in_order(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         other = await self.begin(store, 2)
         kinds: tuple[Literal["step", "sleep", "event", "ask", "input"], ...] = (
@@ -181,7 +182,7 @@ class Fencing(Suite):
         assert await store.journal(of) == entries
         assert await store.journal(other) == []
 
-    async def check_E3_the_same_entry_twice_is_refused(self, store: Store) -> None:
+    async def check_E3_the_same_entry_twice_is_refused(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         await self.commit(store, Journaled(of, 1, "step", "a", b"1", b"1"))
         await self.refused(store, None, Journaled(of, 1, "step", "a", b"1", b"1"))

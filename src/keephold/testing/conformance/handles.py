@@ -21,10 +21,12 @@ from keephold.handles.state import (
     transition,
 )
 from keephold.store.base import (
+    Browse,
     Changed,
     Claimed,
     Collected,
     Exposed,
+    HandleQuery,
     KeptOutput,
     Op,
     Parking,
@@ -33,7 +35,6 @@ from keephold.store.base import (
     Resolution,
     Responded,
     Revoked,
-    Store,
     WaitOpened,
 )
 from keephold.store.endings import REVOKED, TIMED_OUT, timed_out
@@ -60,7 +61,7 @@ OUTCOMES: list[Outcome] = [
 class Handles(Suite):
     """Handles, one by one and in lists."""
 
-    async def check_S4_a_record_comes_back_as_it_was_given(self, store: Store) -> None:
+    async def check_S4_a_record_comes_back_as_it_was_given(self, store: Browse) -> None:
         given = record(
             1,
             id="dépl/oy:1",
@@ -78,7 +79,7 @@ class Handles(Suite):
         found = await self.found(store, uid(1))
         assert found == expected, (found, expected)
 
-    async def check_E6_a_registered_handle_is_ours(self, store: Store) -> None:
+    async def check_E6_a_registered_handle_is_ours(self, store: Browse) -> None:
         await self.begin(store, 1)
         found = await self.found(store, uid(1))
         assert (found.owner, found.fence, found.attempt) == (store.owner, 1, 1), found
@@ -88,7 +89,7 @@ class Handles(Suite):
         assert await store.owners() == []
         assert await store.owned("nobody") == []
 
-    async def check_S1_every_state_comes_back(self, store: Store) -> None:
+    async def check_S1_every_state_comes_back(self, store: Browse) -> None:
         question = Question(id="q", text="Sure?", answer_type={"Select": {"options": ["a", "b"]}}, pre_amble="Well.")
         await self.begin(store, 1, start=False)
         state = (await self.found(store, uid(1))).state
@@ -99,7 +100,7 @@ class Handles(Suite):
             assert found == state, (found, state)
         assert isinstance(state, Stopped) and state.started == NOON + 1.25
 
-    async def check_S3_every_outcome_comes_back(self, store: Store) -> None:
+    async def check_S3_every_outcome_comes_back(self, store: Browse) -> None:
         for number, outcome in enumerate(OUTCOMES):
             of = await self.begin(store, number)
             event = Ended(NOON + 9, outcome, "crash", 3, 9)
@@ -108,12 +109,12 @@ class Handles(Suite):
             assert stopped == Stopped(NOON, NOON + 1, NOON + 9, outcome, "crash", 3, 9), (outcome, stopped)
             assert type(stopped.outcome) is type(outcome)
 
-    async def check_S2_a_handle_that_never_ran_stops(self, store: Store) -> None:
+    async def check_S2_a_handle_that_never_ran_stops(self, store: Browse) -> None:
         of = await self.begin(store, 1, start=False)
         await self.end(store, of, Failure("refused", "permission_denied"))
         assert (await self.stopped(store, of)).started is None
 
-    async def check_S2_stopped_is_final(self, store: Store) -> None:
+    async def check_S2_stopped_is_final(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         late = await self.ending(store, of, Ok("late"), at=NOON + 70)
         await self.end(store, of, Ok("first"))
@@ -123,7 +124,7 @@ class Handles(Suite):
         for op in fenced(of, 1):
             await self.refused(store, "already_stopped", op)
 
-    async def check_S2_of_two_ends_at_once_the_first_counts(self, store: Store) -> None:
+    async def check_S2_of_two_ends_at_once_the_first_counts(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         ends = [await self.ending(store, of, Ok(number)) for number in range(3)]
         told: list[str] = []
@@ -133,13 +134,13 @@ class Handles(Suite):
         assert told == ["written", "already_stopped", "already_stopped"], told
         assert (await self.stopped(store, of)).outcome == Ok(0)
 
-    async def check_S3_a_stopped_handle_has_no_owner(self, store: Store) -> None:
+    async def check_S3_a_stopped_handle_has_no_owner(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         await self.end(store, of)
         assert (await self.found(store, of)).owner is None
         assert await store.owned(store.owner) == []
 
-    async def check_S6_an_active_id_is_refused(self, store: Store) -> None:
+    async def check_S6_an_active_id_is_refused(self, store: Browse) -> None:
         await self.begin(store, 1, id="x")
         refusal = await self.refused(store, "batch_rejected", Registered(record(2, id="x")))
         assert "x" in str(refusal)
@@ -147,7 +148,7 @@ class Handles(Suite):
         await self.refused(store, "batch_rejected", Registered(record(4, id="y")), Registered(record(5, id="y")))
         assert await store.named("main", "y") is None
 
-    async def check_S6_the_id_of_a_stopped_handle_names_the_newest(self, store: Store) -> None:
+    async def check_S6_the_id_of_a_stopped_handle_names_the_newest(self, store: Browse) -> None:
         for number in (1, 2, 3):
             await self.begin(store, number, id="x")
             found = await store.named("main", "x")
@@ -157,7 +158,7 @@ class Handles(Suite):
         assert isinstance(found, Record) and found.uid == uid(3), found
         assert await self.found(store, uid(1)) is not None
 
-    async def check_S6_one_shot_calls_take_no_id(self, store: Store) -> None:
+    async def check_S6_one_shot_calls_take_no_id(self, store: Browse) -> None:
         await self.begin(store, 1, id="x", stateful=False)
         await self.begin(store, 2, id="x", stateful=False)
         await self.begin(store, 3, id="x")
@@ -166,13 +167,13 @@ class Handles(Suite):
         await self.begin(store, 4, call_id="x", stateful=False)
         await self.begin(store, 5, call_id="x", stateful=False)
 
-    async def check_S6_a_uid_is_used_once(self, store: Store) -> None:
+    async def check_S6_a_uid_is_used_once(self, store: Browse) -> None:
         await self.begin(store, 1)
         await self.refused(store, "batch_rejected", Registered(record(1, id="x", conversation="other")))
         await self.end(store, uid(1))
         await self.refused(store, "batch_rejected", Registered(record(1, id="x", stateful=False)))
 
-    async def check_B6_a_handle_may_be_stopped_from_the_start(self, store: Store) -> None:
+    async def check_B6_a_handle_may_be_stopped_from_the_start(self, store: Browse) -> None:
         stopped = Stopped(NOON, None, NOON, Failure("refused", "permission_denied"))
         await self.commit(store, Registered(record(1, id="x", state=stopped)), Registered(record(2, id="x")))
         found = await self.found(store, uid(1))
@@ -180,7 +181,7 @@ class Handles(Suite):
         assert uids(await store.owned(store.owner)) == [uid(2)]
         assert await self.commit(store, Collected(NOON + 1, NOON + 1)) == [1]
 
-    async def check_O4_a_one_shot_call_is_found_by_its_label(self, store: Store) -> None:
+    async def check_O4_a_one_shot_call_is_found_by_its_label(self, store: Browse) -> None:
         await self.begin(store, 1, call_id="l", stateful=False)
         await self.end(store, uid(1))
         assert (await self._called(store, "l")) == uid(1)
@@ -194,11 +195,11 @@ class Handles(Suite):
         assert (await self._called(store, "l")) == uid(1), "an exposed call has a name instead"
         assert await self._called(store, "unknown") is None
 
-    async def _called(self, store: Store, label: str) -> str | None:
+    async def _called(self, store: Browse, label: str) -> str | None:
         found = await store.called("main", label)
         return None if found is None else found.uid
 
-    async def check_D10_an_exposed_call_has_a_name(self, store: Store) -> None:
+    async def check_D10_an_exposed_call_has_a_name(self, store: Browse) -> None:
         of = await self.begin(store, 1, stateful=False)
         assert await store.handles() == []
         await self.commit(store, Exposed(of, "call:label1"))
@@ -210,7 +211,7 @@ class Handles(Suite):
         await self.refused(store, "batch_rejected", Exposed(uid(2), "call:label1"))
         await self.refused(store, "batch_rejected", Registered(record(3, id="call:label1")))
 
-    async def check_S5_what_is_not_there_is_none(self, store: Store) -> None:
+    async def check_S5_what_is_not_there_is_none(self, store: Browse) -> None:
         assert await store.handle(uid(1)) is None
         assert await store.named("main", "x") is None
         assert await store.called("main", "x") is None
@@ -230,22 +231,22 @@ class Handles(Suite):
         assert await store.owned(None) == []
         assert await store.owned(store.owner) == []
 
-    async def check_Y_handles_are_listed_oldest_first(self, store: Store) -> None:
+    async def check_Y_handles_are_listed_oldest_first(self, store: Browse) -> None:
         for number in range(1, 8):
             await self.begin(store, number)
         everything = [uid(number) for number in range(1, 8)]
         assert uids(await store.handles()) == everything
-        assert uids(await store.handles(limit=3)) == everything[:3]
-        assert uids(await store.handles(limit=3, after=uid(3))) == everything[3:6]
-        assert await store.handles(after=uid(7)) == []
+        assert uids(await store.handles(HandleQuery(limit=3))) == everything[:3]
+        assert uids(await store.handles(HandleQuery(limit=3, after=uid(3)))) == everything[3:6]
+        assert await store.handles(HandleQuery(after=uid(7))) == []
         ours = uids(await store.owned(store.owner, 4))
         assert ours == everything[:4], ours
         assert uids(await store.owned(store.owner, 4, ours[-1])) == everything[4:]
         await self.end(store, uid(3))
         assert await self.commit(store, Collected(NOON + 1000, NOON + 1000)) == [1]
-        assert uids(await store.handles(after=uid(3))) == everything[3:], "also after one that is gone"
+        assert uids(await store.handles(HandleQuery(after=uid(3)))) == everything[3:], "also after one that is gone"
 
-    async def check_Y_handles_are_chosen(self, store: Store) -> None:
+    async def check_Y_handles_are_chosen(self, store: Browse) -> None:
         await self.begin(store, 1, start=False)
         await self.begin(store, 2, turn="turn-2")
         await self.begin(store, 3, conversation="other")
@@ -271,16 +272,16 @@ class Handles(Suite):
             ({"state": "running", "after": uid(2), "limit": 1}, [3]),
         ]
         for chosen, numbers in wanted:
-            found = uids(await store.handles(**chosen))
+            found = uids(await store.handles(HandleQuery(**chosen)))
             assert found == [uid(number) for number in numbers], (chosen, found)
 
-    async def check_C5_cursors_only_move_forward(self, store: Store) -> None:
+    async def check_C5_cursors_only_move_forward(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         for offset, expected in ((5, 5), (3, 5), (9, 9)):
             await self.commit(store, Responded("main", "turn-1", 1, (), ((of, offset), ("unknown", 1))))
             assert (await self.found(store, of)).cursor == expected
 
-    async def check_O5_kept_output_comes_back(self, store: Store) -> None:
+    async def check_O5_kept_output_comes_back(self, store: Browse) -> None:
         outputs = [
             KeptOutput(3, 2, 1, data=b"\xff\x00a"),
             KeptOutput(1 << 40, 1 << 39, 1 << 39, 5, 77, b"", "output-1"),
@@ -292,7 +293,7 @@ class Handles(Suite):
             found = (await self.found(store, of)).output
             assert found == output, number
 
-    async def check_K6_big_and_strange_values_come_back(self, store: Store) -> None:
+    async def check_K6_big_and_strange_values_come_back(self, store: Browse) -> None:
         big = 'ü\U0001f600\u0000"\\\u2028' * (1 << 17)
         of = await self.begin(store, 1, arguments={"text": big, "deep": NESTED})
         await self.end(store, of, Ok({"text": big}))
@@ -316,27 +317,27 @@ def creation(number: int, parking: Parking | None = None, **changes: Any) -> tup
 class Created(Suite):
     """Handles that are parked when they come."""
 
-    async def create(self, store: Store, number: int, parking: Parking | None = None, **changes: Any) -> str:
+    async def create(self, store: Browse, number: int, parking: Parking | None = None, **changes: Any) -> str:
         """Make a parked handle; the id of its key."""
         ops, _, key_id = creation(number, parking, **changes)
         await self.commit(store, *ops)
         return key_id
 
-    async def check_W1_a_created_handle_is_parked_from_the_start(self, store: Store) -> None:
+    async def check_W1_a_created_handle_is_parked_from_the_start(self, store: Browse) -> None:
         parking = Parking(NOON + 60, "fail_turn", "ignore", timed_out=LATE)
         await self.create(store, 1, parking, resources=("file:a",))
         parked, _ = await self.park(store, 2, parking, resources=("file:a",))
         await self.begin(store, 3)
         found = await self.found(store, uid(1))
         assert (found.owner, found.parking, found.state) == (None, parking, Running(NOON, NOON)), found
-        assert uids(await store.handles(parked=True)) == [uid(1), parked]
-        assert uids(await store.handles(parked=True, conversation="main")) == [uid(1), parked]
+        assert uids(await store.handles(HandleQuery(parked=True))) == [uid(1), parked]
+        assert uids(await store.handles(HandleQuery(parked=True, conversation="main"))) == [uid(1), parked]
         assert uids(await store.holding()) == [uid(1), parked]
         assert uids(await store.owned(store.owner)) == [uid(3)], "nobody runs it"
         assert await store.owned(None) == [] and await store.owners() == []
         assert await store.notifications("main") == []
 
-    async def check_W1_its_key_ends_it_and_that_is_news(self, store: Store) -> None:
+    async def check_W1_its_key_ends_it_and_that_is_news(self, store: Browse) -> None:
         for number, resolution in enumerate((Resolution("ok", {"a": 1}), Resolution("cancelled"))):
             key_id = await self.create(store, number, Parking(hook=True, carriers=("turn",)))
             result = await self.resolve(store, key_id, resolution)
@@ -353,7 +354,7 @@ class Created(Suite):
         late = await self.resolve(store, f"key-{uid(0)}", Resolution("ok", "late"))
         assert (late.status, late.terminal) == ("already_resolved", Resolution("ok", {"a": 1})), late
 
-    async def check_W5_its_deadline_comes(self, store: Store) -> None:
+    async def check_W5_its_deadline_comes(self, store: Browse) -> None:
         for number in (1, 2):
             await self.create(store, number, Parking(NOON + 10 * number, timed_out=LATE))
         await self.create(store, 3)
@@ -369,13 +370,13 @@ class Created(Suite):
         assert (told.kind, told.level, LATE in told.message) == ("tool.failed", "error", True), told
         assert (await store.due(NOON + 10))[0] == []
 
-    async def check_W5_a_timeout_from_outside_is_told_in_the_usual_words(self, store: Store) -> None:
+    async def check_W5_a_timeout_from_outside_is_told_in_the_usual_words(self, store: Browse) -> None:
         key_id = await self.create(store, 1, Parking(NOON + 10, timed_out=LATE))
         await self.resolve(store, key_id, Resolution("timeout"))
         assert (await self.stopped(store, uid(1))).outcome == TIMED_OUT
         assert timed_out(None) == timed_out(Parking()) == TIMED_OUT
 
-    async def check_W1_a_created_handle_ends_like_any_parked_call(self, store: Store) -> None:
+    async def check_W1_a_created_handle_ends_like_any_parked_call(self, store: Browse) -> None:
         await self.create(store, 1)
         await self.create(store, 2, Parking(hook=True))
         cancelled = Failure("aborted", "aborted")
@@ -388,14 +389,14 @@ class Created(Suite):
         assert [of for of, _ in stopped] == [uid(3)] and others == (), (stopped, others)
         assert (await self.stopped(store, uid(3))).outcome == REVOKED
 
-    async def check_W1_a_held_one_waits_for_a_runtime(self, store: Store) -> None:
+    async def check_W1_a_held_one_waits_for_a_runtime(self, store: Browse) -> None:
         key_id = await self.create(store, 1, Parking(hold=True))
         assert (await self.resolve(store, key_id)).uid is None
         assert uids(await store.owned(None)) == [uid(1)]
         (claimed,) = await self.commit(store, Claimed(uid(1), None))
         assert (claimed.owner, claimed.fence) == (store.owner, 2)
 
-    async def check_W7_its_id_is_taken_like_any_other(self, store: Store) -> None:
+    async def check_W7_its_id_is_taken_like_any_other(self, store: Browse) -> None:
         await self.create(store, 1, Parking(NOON + 10), id="x")
         await self.refused(store, "batch_rejected", *creation(2, Parking(NOON + 5), id="x")[0])
         assert await store.wait(f"key-{uid(2)}") is None
@@ -404,9 +405,9 @@ class Created(Suite):
         await self.refused(store, "batch_rejected", *both)
         assert (await store.due(NOON))[1] == NOON + 10, "nothing is left of the first of two"
 
-    async def check_W1_one_that_has_stopped_is_not_parked(self, store: Store) -> None:
+    async def check_W1_one_that_has_stopped_is_not_parked(self, store: Browse) -> None:
         stopped = Stopped(NOON, NOON, NOON + 1, Ok(1))
         await self.commit(store, Registered(record(1, state=stopped, parking=Parking(NOON + 10))))
-        assert await store.due(NOON + 20) == ([], None) and await store.handles(parked=True) == []
+        assert await store.due(NOON + 20) == ([], None) and await store.handles(HandleQuery(parked=True)) == []
         assert await store.notifications("main") == []
         assert await self.commit(store, Collected(NOON + DAY, NOON + DAY)) == [1]

@@ -11,11 +11,13 @@ from msgspec.structs import replace
 from keephold.errors import KeepholdError
 from keephold.handles.state import Ended, Failure, Ok, Outcome, Running, Started, transition
 from keephold.store.base import (
+    Browse,
     Changed,
     Claimed,
     Collected,
     Emitted,
     Expired,
+    HandleQuery,
     HookCalled,
     Inquired,
     Journaled,
@@ -34,7 +36,6 @@ from keephold.store.base import (
     Resolution,
     Resolving,
     SecretAdded,
-    Store,
     TurnBegan,
     TurnEnded,
 )
@@ -47,12 +48,12 @@ HOUR = 3600.0
 class Retention(Suite):
     """Stopped handles stay readable, then a tombstone says that they were there."""
 
-    async def collect(self, store: Store, before: float, at: float, limit: int = 1000) -> int:
+    async def collect(self, store: Browse, before: float, at: float, limit: int = 1000) -> int:
         (gone,) = await self.commit(store, Collected(before, at, limit))
         assert isinstance(gone, int)
         return gone
 
-    async def check_S5_what_stopped_long_ago_leaves_a_tombstone(self, store: Store) -> None:
+    async def check_S5_what_stopped_long_ago_leaves_a_tombstone(self, store: Browse) -> None:
         for number in (1, 2, 3):
             await self.begin(store, number)
         await self.begin(store, 4, stateful=False)
@@ -70,10 +71,10 @@ class Retention(Suite):
         for number in (2, 3):
             found = await store.named("main", f"h{number}")
             assert isinstance(found, Record), found
-        assert uids(await store.handles(stateful=None)) == [uid(2), uid(3)]
+        assert uids(await store.handles(HandleQuery(stateful=None))) == [uid(2), uid(3)]
         assert await self.collect(store, NOON + 20, NOON + HOUR) == 0
 
-    async def check_S5_an_open_turn_keeps_what_it_knows(self, store: Store) -> None:
+    async def check_S5_an_open_turn_keeps_what_it_knows(self, store: Browse) -> None:
         await self.commit(store, TurnBegan("main", "t1", NOON))
         for number, conversation in ((1, "main"), (2, "other")):
             await self.begin(store, number, conversation=conversation)
@@ -84,14 +85,14 @@ class Retention(Suite):
         assert await self.collect(store, NOON + DAY, NOON + 2 * DAY) == 1
         assert isinstance(await store.named("main", "h1"), Expired)
 
-    async def check_S5_letting_go_is_done_in_parts(self, store: Store) -> None:
+    async def check_S5_letting_go_is_done_in_parts(self, store: Browse) -> None:
         for number in range(10):
             await self.begin(store, number)
             await self.end(store, uid(number))
         assert [await self.collect(store, NOON + DAY, NOON + DAY, 4) for _ in range(4)] == [4, 4, 2, 0]
-        assert await store.handles(stateful=None) == []
+        assert await store.handles(HandleQuery(stateful=None)) == []
 
-    async def check_S5_live_and_parked_calls_stay(self, store: Store) -> None:
+    async def check_S5_live_and_parked_calls_stay(self, store: Browse) -> None:
         await self.begin(store, 1, start=False)
         await self.begin(store, 2)
         await self.park(store, 3)
@@ -99,7 +100,7 @@ class Retention(Suite):
         assert await self.collect(store, NOON + 1000 * DAY, NOON + 1000 * DAY) == 0
         assert await self.dump(store) == before
 
-    async def check_S5_letting_go_touches_nothing_else(self, store: Store) -> None:
+    async def check_S5_letting_go_touches_nothing_else(self, store: Browse) -> None:
         await self.commit(store, Notified("main", "k.n", "info", "hello", NOON), Emitted("p", "t", 1, NOON))
         await self.begin(store, 1, conversation="other", stateful=False)
         await self.commit(store, TurnBegan("third", "t1", NOON), SecretAdded("s", b"s", NOON))
@@ -113,7 +114,7 @@ class Retention(Suite):
         assert await store.handle(uid(2)) is not None
         assert len(await store.process_events("p")) == 1
 
-    async def check_S5_time_counts_not_the_order_of_commits(self, store: Store) -> None:
+    async def check_S5_time_counts_not_the_order_of_commits(self, store: Browse) -> None:
         for number, at in ((1, NOON + 30), (2, NOON + 10), (3, NOON + 20), (4, NOON + 40)):
             await self.begin(store, number)
             await self.end(store, uid(number), at=at)
@@ -122,7 +123,7 @@ class Retention(Suite):
         assert await self.collect(store, NOON + 25, NOON + DAY) == 1
         assert uids(await store.handles()) == [uid(1), uid(4)]
 
-    async def check_D5_resolutions_of_one_shot_calls_are_kept_as_well(self, store: Store) -> None:
+    async def check_D5_resolutions_of_one_shot_calls_are_kept_as_well(self, store: Browse) -> None:
         of, key_id = await self.park(store, 1, stateful=False)
         await self.resolve(store, key_id)
         assert await self.collect(store, NOON + DAY, NOON + DAY) == 1
@@ -131,7 +132,7 @@ class Retention(Suite):
         await self.collect(store, NOON, NOON + 92 * DAY)
         assert await self.resolve(store, key_id) == Resolving("unknown_or_revoked")
 
-    async def check_S6_an_id_with_a_tombstone_is_free(self, store: Store) -> None:
+    async def check_S6_an_id_with_a_tombstone_is_free(self, store: Browse) -> None:
         await self.begin(store, 1, id="x")
         await self.end(store, uid(1))
         await self.collect(store, NOON + DAY, NOON + DAY)
@@ -146,7 +147,7 @@ class Retention(Suite):
         left = await store.named("main", "x")
         assert isinstance(left, Expired) and left.uid == uid(2), "only the older tombstone is over"
 
-    async def check_S5_a_tombstone_stays_for_ninety_days(self, store: Store) -> None:
+    async def check_S5_a_tombstone_stays_for_ninety_days(self, store: Browse) -> None:
         of, key_id = await self.park(store, 1)
         await self.resolve(store, key_id)
         await self.collect(store, NOON + HOUR, NOON + HOUR)
@@ -159,7 +160,7 @@ class Retention(Suite):
         assert await self.resolve(store, key_id) == Resolving("unknown_or_revoked")
         assert await store.handle(of) is None
 
-    async def check_S5_the_newest_ten_thousand_tombstones_stay(self, store: Store) -> None:
+    async def check_S5_the_newest_ten_thousand_tombstones_stay(self, store: Browse) -> None:
         total, part = 10_020, 1000
         running, end = Running(NOON, NOON + 1), Ended(NOON + 2, Ok(1))
         stopped = transition(running, end)
@@ -178,7 +179,7 @@ class Retention(Suite):
         assert isinstance(await store.named("main", f"h{total - 9_000}"), Expired)
         assert isinstance(await store.named("other", f"h{total}"), Expired)
 
-    async def check_D2_a_due_hook_is_not_let_go_of(self, store: Store) -> None:
+    async def check_D2_a_due_hook_is_not_let_go_of(self, store: Browse) -> None:
         of, _ = await self.park(store, 1, Parking(hook=True))
         await self.end(store, of, CANCELLED, "abort")
         assert await self.collect(store, NOON + DAY, NOON + DAY) == 0
@@ -186,7 +187,7 @@ class Retention(Suite):
         await self.commit(store, HookCalled(of))
         assert await self.collect(store, NOON + DAY, NOON + DAY) == 1
 
-    async def check_S5_output_files_go_with_their_handle(self, store: Store) -> None:
+    async def check_S5_output_files_go_with_their_handle(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         output = KeptOutput(5, 5, 0, 0, 5, b"", "output-1")
         if store.directory is not None:
@@ -201,7 +202,7 @@ class Lasting(Suite):
     """What the next process finds."""
 
     @shared
-    async def check_R4_everything_is_there_after_a_restart(self, store: Store) -> None:
+    async def check_R4_everything_is_there_after_a_restart(self, store: Browse) -> None:
         opened = Opened("main", "t1", 1, (("a", "deploy", {"x": "ü"}, uid(1)), ("b", "deploy", "{", None)))
         await self.commit(store, TurnBegan("main", "t1", NOON), opened, SecretAdded("s", b"\xff" * 32, NOON))
         await self.begin(store, 1, metadata={"a": [1]})
@@ -234,7 +235,7 @@ class Lasting(Suite):
         assert await self.commit(later, Emitted(uid(1), "t", None, NOON)) == [2]
 
     @shared
-    async def check_E6_a_dead_owners_call_is_claimed(self, store: Store) -> None:
+    async def check_E6_a_dead_owners_call_is_claimed(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         old = store.owner
         later = await self.reopened(store)
@@ -245,7 +246,7 @@ class Lasting(Suite):
         assert await self.commit(later, Claimed(of, old)) == [None]
 
     @shared
-    async def check_D2_a_hook_survives_whoever_had_to_call_it(self, store: Store) -> None:
+    async def check_D2_a_hook_survives_whoever_had_to_call_it(self, store: Browse) -> None:
         of, _ = await self.park(store, 1, Parking(hook=True))
         await self.end(store, of, CANCELLED, "abort")
         old = store.owner
@@ -260,7 +261,7 @@ class Sharing(Suite):
     """What two processes do to each other."""
 
     @shared
-    async def check_E6_each_process_is_an_owner(self, store: Store) -> None:
+    async def check_E6_each_process_is_an_owner(self, store: Browse) -> None:
         other = await self.second(store)
         assert other.owner != store.owner
         assert store.alive(other.owner) and other.alive(store.owner)
@@ -271,7 +272,7 @@ class Sharing(Suite):
         assert not other.alive(store.owner)
 
     @shared
-    async def check_E6_one_of_two_claims_wins(self, store: Store) -> None:
+    async def check_E6_one_of_two_claims_wins(self, store: Browse) -> None:
         calls = [await self.begin(store, number) for number in range(20)]
         dead = store.owner
         first = await self.reopened(store)
@@ -285,7 +286,7 @@ class Sharing(Suite):
             assert (now.owner, now.fence) == (winners[0].owner, 2), now
 
     @shared
-    async def check_E6_the_loser_is_refused(self, store: Store) -> None:
+    async def check_E6_the_loser_is_refused(self, store: Browse) -> None:
         """Its fencing number is stale, whatever it thinks."""
         of = await self.begin(store, 1)
         other = await self.second(store)
@@ -295,7 +296,7 @@ class Sharing(Suite):
         await self.commit(other, Changed(of, 2, end, transition(Running(NOON, NOON + 1), end)))
 
     @shared
-    async def check_D5_of_two_processes_one_resolves(self, store: Store) -> None:
+    async def check_D5_of_two_processes_one_resolves(self, store: Browse) -> None:
         other = await self.second(store)
         for number in range(10):
             of, key_id = await self.park(store, number)
@@ -309,7 +310,7 @@ class Sharing(Suite):
                 assert (await self.stopped(each, of)).outcome == Ok(won)
 
     @shared
-    async def check_A7_a_process_hears_what_another_changed(self, store: Store) -> None:
+    async def check_A7_a_process_hears_what_another_changed(self, store: Browse) -> None:
         other = await self.second(store)
         of, key_id = await self.park(store, 1)
         await self.word(other, of)
@@ -320,7 +321,7 @@ class Sharing(Suite):
         assert state_tag((await self.found(store, of)).state) == "stopped"
 
     @shared
-    async def check_a_kept_resolution_is_heard_of(self, store: Store) -> None:
+    async def check_a_kept_resolution_is_heard_of(self, store: Browse) -> None:
         other = await self.second(store)
         of = await self.begin(store, 1)
         key_id = await self.take_key(store, of)
@@ -328,7 +329,7 @@ class Sharing(Suite):
         await self.word(store, key_id)
 
     @shared
-    async def check_requests_reach_the_owner_and_come_back(self, store: Store) -> None:
+    async def check_requests_reach_the_owner_and_come_back(self, store: Browse) -> None:
         other = await self.second(store)
         of = await self.begin(store, 1)
         await self.commit(other, Requested("r1", of, store.owner, b"abort"))
@@ -338,7 +339,7 @@ class Sharing(Suite):
         assert await other.reply("r1") == b"done" and await store.requests() == []
 
     @shared
-    async def check_S6_ids_and_turns_are_one_for_all_processes(self, store: Store) -> None:
+    async def check_S6_ids_and_turns_are_one_for_all_processes(self, store: Browse) -> None:
         other = await self.second(store)
         told: list[str] = []
         for number, each in enumerate((store, other, store, other)):
@@ -364,16 +365,16 @@ ALL = Collected(NOON + DAY, NOON + DAY)
 class Cleaned(Suite):
     """Handles that are let go of by what they are, and not before they were read."""
 
-    async def stop(self, store: Store, number: int, outcome: Outcome | None = None, **changes: Any) -> str:
+    async def stop(self, store: Browse, number: int, outcome: Outcome | None = None, **changes: Any) -> str:
         """A handle that has stopped, in the order of the numbers."""
         of = await self.begin(store, number, **changes)
         await self.end(store, of, outcome, at=NOON + 100 - number)
         return of
 
-    async def left(self, store: Store) -> list[str]:
-        return uids(await store.handles(stateful=None))
+    async def left(self, store: Browse) -> list[str]:
+        return uids(await store.handles(HandleQuery(stateful=None)))
 
-    async def some(self, store: Store) -> None:
+    async def some(self, store: Browse) -> None:
         """Five that differ in what one can ask for, and one that lives."""
         kinds: tuple[Kind, ...] = ("tool", "hook", "agent")
         outcomes: tuple[Outcome, ...] = (Ok(1), Failure("broke"), TIMED_OUT)
@@ -382,7 +383,7 @@ class Cleaned(Suite):
             await self.stop(store, number, outcomes[number % 3], kind=kinds[number // 2], conversation=conversation)
         await self.begin(store, 9)
 
-    async def check_W8_a_part_goes_and_the_rest_stays(self, store: Store) -> None:
+    async def check_W8_a_part_goes_and_the_rest_stays(self, store: Browse) -> None:
         for part, gone in (
             ({"conversation": "other"}, [4, 5]),
             ({"kinds": ("hook",)}, [2, 3]),
@@ -409,7 +410,7 @@ class Cleaned(Suite):
             assert await self.left(store) == [], "what a part has left goes like anything else"
             await self.commit(store, replace(ALL, at=NOON + 1000 * DAY))  # the tombstones, too: the next begins anew
 
-    async def check_W8_a_part_is_let_go_of_in_parts(self, store: Store) -> None:
+    async def check_W8_a_part_is_let_go_of_in_parts(self, store: Browse) -> None:
         for number in range(8):
             await self.stop(store, number, kind="hook" if number % 2 else "tool")
         op = replace(ALL, kinds=("hook",), limit=3)
@@ -417,7 +418,7 @@ class Cleaned(Suite):
         assert [(await self.commit(store, op))[0] for _ in range(3)] == [3, 1, 0]
         assert uids(await store.expiring(ALL)) == [uid(6), uid(4), uid(2), uid(0)]
 
-    async def check_S5_an_open_turn_keeps_a_part_as_well(self, store: Store) -> None:
+    async def check_S5_an_open_turn_keeps_a_part_as_well(self, store: Browse) -> None:
         await self.commit(store, TurnBegan("main", "t1", NOON))
         of = await self.stop(store, 1)
         op = replace(ALL, conversation="main")
@@ -427,7 +428,7 @@ class Cleaned(Suite):
         assert uids(await store.expiring(op)) == [of]
         assert await self.commit(store, op) == [1]
 
-    async def check_Q6_a_part_is_of_handles_alone(self, store: Store) -> None:
+    async def check_Q6_a_part_is_of_handles_alone(self, store: Browse) -> None:
         await self.commit(store, TurnBegan("main", "t1", NOON))
         await self.commit(store, Inquired("c.q.1", "main", "t1", None, NOON, {"n": 1}), TurnEnded("main", "t1", NOON))
         await self.stop(store, 1)
@@ -437,7 +438,7 @@ class Cleaned(Suite):
         await self.commit(store, replace(ALL, only=()))
         assert await store.inquiries("main") == [], "with `only` it is the same retention, of handles that were read"
 
-    async def check_W8_what_goes_can_be_read_first(self, store: Store) -> None:
+    async def check_W8_what_goes_can_be_read_first(self, store: Browse) -> None:
         for number in (1, 2, 3):
             await self.stop(store, number)
         await self.begin(store, 4)
@@ -453,7 +454,7 @@ class Cleaned(Suite):
         assert await self.commit(store, replace(ALL, only=())) == [0]
         assert await self.left(store) == [uid(4), uid(5)]
 
-    async def check_W8_no_more_goes_than_may(self, store: Store) -> None:
+    async def check_W8_no_more_goes_than_may(self, store: Browse) -> None:
         live = await self.begin(store, 1)
         hooked, _ = await self.park(store, 2, Parking(hook=True))
         await self.end(store, hooked, CANCELLED, "abort")

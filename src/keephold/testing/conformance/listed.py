@@ -20,15 +20,16 @@ from keephold.handles.state import (
 )
 from keephold.store.base import (
     Annotated,
+    Browse,
     Changed,
     Collected,
     Exposed,
+    HandleQuery,
     Kind,
     Op,
     Parking,
     Registered,
     Status,
-    Store,
     status_of,
 )
 from keephold.store.endings import CANCELLED, REVOKED, TIMED_OUT
@@ -53,7 +54,7 @@ STATUSES: tuple[Status, ...] = ("pending", "completed", "failed", "timeout")
 class Listed(Suite):
     """Handles, by what is asked for."""
 
-    async def check_W1_every_end_has_its_status(self, store: Store) -> None:
+    async def check_W1_every_end_has_its_status(self, store: Browse) -> None:
         """However it came: registered, ended by whoever runs it, or parked and ended from outside."""
         wanted: dict[Status, list[str]] = {status: [] for status in STATUSES}
         number = 0
@@ -70,12 +71,12 @@ class Listed(Suite):
         wanted["pending"] = [await self.begin(store, 100), await self.begin(store, 101, start=False)]
         for status in STATUSES:
             for conversation in ("main", None):
-                found = await store.handles(conversation=conversation, status=status)
+                found = await store.handles(HandleQuery(conversation=conversation, status=status))
                 assert uids(found) == wanted[status], (status, conversation, uids(found))
         counts = {("tool", status): len(wanted[status]) for status in STATUSES}
         assert await store.tally("main") == counts, await store.tally("main")
 
-    async def check_W1_kinds_and_statuses_in_one_order(self, store: Store) -> None:
+    async def check_W1_kinds_and_statuses_in_one_order(self, store: Browse) -> None:
         kinds: tuple[Kind, ...] = ("tool", "agent", "workflow", "timer", "hook", "custom")
         ops: list[Op] = []
         for number in range(60):
@@ -92,11 +93,13 @@ class Listed(Suite):
                     for number in all_of_them
                     if kind in (None, kinds[number % 6]) and status in (None, STATUSES[number % 4])
                 ]
-                found = await store.handles(conversation="main", kind=kind, status=status)
+                found = await store.handles(HandleQuery(conversation="main", kind=kind, status=status))
                 assert uids(found) == wanted, (kind, status, uids(found))
                 paged: list[str] = []
                 while page := await store.handles(
-                    conversation="main", kind=kind, status=status, after=paged[-1] if paged else None, limit=3
+                    HandleQuery(
+                        conversation="main", kind=kind, status=status, after=paged[-1] if paged else None, limit=3
+                    )
                 ):
                     assert len(page) <= 3
                     paged += uids(page)
@@ -108,13 +111,13 @@ class Listed(Suite):
             )
         assert await store.tally("main") == counts
         assert await store.tally("nowhere") == {}
-        both = await store.handles(kind="agent", status="completed")
+        both = await store.handles(HandleQuery(kind="agent", status="completed"))
         assert uids(both) == [uid(number) for number in range(60) if number % 6 == 1 and number % 4 == 1]
         nothing: Any = "x' OR 1 --"
-        assert await store.handles(conversation="main", kind=nothing) == []
-        assert await store.handles(conversation="main", status=nothing) == []
+        assert await store.handles(HandleQuery(conversation="main", kind=nothing)) == []
+        assert await store.handles(HandleQuery(conversation="main", status=nothing)) == []
 
-    async def check_W1_filters_go_together(self, store: Store) -> None:
+    async def check_W1_filters_go_together(self, store: Browse) -> None:
         await self.begin(store, 1, kind="hook", turn="turn-2")
         await self.begin(store, 2, kind="hook")
         parked, _ = await self.park(store, 3, kind="hook")
@@ -129,10 +132,10 @@ class Listed(Suite):
             ({"stateful": False}, []),
             ({"stateful": None}, [uid(1), uid(2), parked]),
         ):
-            found = await store.handles(**{**hooks, **narrowed})  # type: ignore[arg-type]
+            found = await store.handles(HandleQuery(**{**hooks, **narrowed}))  # type: ignore[arg-type]
             assert uids(found) == wanted, (narrowed, uids(found))
 
-    async def check_W1_a_timer_is_listed_while_it_lasts(self, store: Store) -> None:
+    async def check_W1_a_timer_is_listed_while_it_lasts(self, store: Browse) -> None:
         spawned = await self.begin(store, 1, kind="timer")
         slept = await self.begin(store, 2, kind="timer", stateful=False)
         await self.begin(store, 3, stateful=False)
@@ -149,16 +152,16 @@ class Listed(Suite):
             ({"timers": False, "kind": "timer"}, [spawned]),
             ({"after": spawned, "kind": "timer"}, [slept]),
         ):
-            found = await store.handles(**{"conversation": "main", "timers": True, **narrowed})  # type: ignore[arg-type]
+            found = await store.handles(HandleQuery(**{"conversation": "main", "timers": True, **narrowed}))  # type: ignore[arg-type]
             assert uids(found) == wanted, (narrowed, uids(found))
         assert await store.tally("main") == {("timer", "pending"): 2, ("tool", "pending"): 1}
         assert await store.tally("main", timers=False) == {("timer", "pending"): 1, ("tool", "pending"): 1}
         assert await store.tally("other") == {("timer", "pending"): 1}
         await self.end(store, slept)
-        assert uids(await store.handles(conversation="main", kind="timer", timers=True)) == [spawned]
+        assert uids(await store.handles(HandleQuery(conversation="main", kind="timer", timers=True))) == [spawned]
         assert await store.tally("main") == {("timer", "pending"): 1, ("tool", "pending"): 1}
 
-    async def check_W1_counts_follow_what_happens(self, store: Store) -> None:
+    async def check_W1_counts_follow_what_happens(self, store: Browse) -> None:
         of = await self.begin(store, 1, stateful=False)
         assert await store.tally("main") == {}
         await self.commit(store, Exposed(of, "call:x"))
@@ -173,7 +176,7 @@ class Listed(Suite):
         await self.commit(store, Collected(NOON + DAY, NOON + DAY))
         assert await store.tally("main") == {("tool", "pending"): 1}
 
-    async def check_W8_metadata_is_equal_as_json(self, store: Store) -> None:
+    async def check_W8_metadata_is_equal_as_json(self, store: Browse) -> None:
         values: list[Any] = [
             1,
             True,
@@ -192,14 +195,29 @@ class Listed(Suite):
         await self.begin(store, 50, metadata={"other": 1})
         await self.begin(store, 51)
         for number, value in enumerate(values):
-            found = await store.handles(conversation="main", metadata={"key": value})
+            found = await store.handles(HandleQuery(conversation="main", metadata={"key": value}))
             assert uids(found) == [uid(number)], (value, uids(found))
-            assert uids(await store.handles(metadata={"key": value, "n": number}, kind="tool")) == [uid(number)]
-            assert await store.handles(metadata={"key": value, "n": number + 1}) == []
-            assert await store.handles(metadata={"key": value, "status": "x"}, conversation="main", kind="tool") == []
-        assert uids(await store.handles(metadata={"key": {"y": 2, "x": 1}})) == [uid(5)], "keys have no order"
-        assert uids(await store.handles(metadata={"key": 1.0})) == [uid(0)], "as JSON has one kind of number"
-        assert await store.handles(metadata={"key": [1]}) == [] == await store.handles(metadata={"key": {"x": 1}})
+            assert uids(await store.handles(HandleQuery(metadata={"key": value, "n": number}, kind="tool"))) == [
+                uid(number)
+            ]
+            assert await store.handles(HandleQuery(metadata={"key": value, "n": number + 1})) == []
+            assert (
+                await store.handles(
+                    HandleQuery(metadata={"key": value, "status": "x"}, conversation="main", kind="tool")
+                )
+                == []
+            )
+        assert uids(await store.handles(HandleQuery(metadata={"key": {"y": 2, "x": 1}}))) == [uid(5)], (
+            "keys have no order"
+        )
+        assert uids(await store.handles(HandleQuery(metadata={"key": 1.0}))) == [uid(0)], (
+            "as JSON has one kind of number"
+        )
+        assert (
+            await store.handles(HandleQuery(metadata={"key": [1]}))
+            == []
+            == await store.handles(HandleQuery(metadata={"key": {"x": 1}}))
+        )
 
 
 def _state(number: int) -> Any:
@@ -220,7 +238,7 @@ def _state(number: int) -> Any:
 class Annotations(Suite):
     """Handles that something is said about."""
 
-    async def check_W8_progress_is_kept(self, store: Store) -> None:
+    async def check_W8_progress_is_kept(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         assert (await self.found(store, of)).progress is None
         for progress in (Progress(1), Progress(2.5, 10, "ü"), Progress(0, None, "")):
@@ -230,12 +248,12 @@ class Annotations(Suite):
         await self.end(store, of)
         assert (await self.found(store, of)).progress == Progress(0, None, "")
 
-    async def check_W8_a_handle_may_come_with_progress(self, store: Store) -> None:
+    async def check_W8_a_handle_may_come_with_progress(self, store: Browse) -> None:
         await self.commit(store, Registered(record(1, progress=Progress(1, 2, "x"), priority=4)))
         found = await self.found(store, uid(1))
         assert (found.progress, found.priority) == (Progress(1, 2, "x"), 4)
 
-    async def check_W8_metadata_is_changed_key_by_key(self, store: Store) -> None:
+    async def check_W8_metadata_is_changed_key_by_key(self, store: Browse) -> None:
         of = await self.begin(store, 1, metadata={"a": 1, "b": {"x": 1, "y": 2}, "kept": None})
         changes = {"b": {"x": 3}, "c": [None], "a": None, "never": None}
         (result,) = await self.commit(store, Annotated(of, metadata=changes))
@@ -247,7 +265,7 @@ class Annotations(Suite):
         (result,) = await self.commit(store, Annotated(bare, metadata={"ü": 1}))
         assert result.metadata == {"ü": 1}
 
-    async def check_W11_what_is_not_given_stays(self, store: Store) -> None:
+    async def check_W11_what_is_not_given_stays(self, store: Browse) -> None:
         of = await self.begin(store, 1, metadata={"a": 1}, priority=3)
         before = await self.found(store, of)
         await self.commit(store, Annotated(of))
@@ -258,7 +276,7 @@ class Annotations(Suite):
         assert (found.progress, found.priority, found.metadata) == (Progress(1), -5, {"a": 1, "b": 2}), found
         assert (found.state, found.owner, found.fence) == (before.state, before.owner, before.fence)
 
-    async def check_W8_parked_and_pending_handles_too(self, store: Store) -> None:
+    async def check_W8_parked_and_pending_handles_too(self, store: Browse) -> None:
         parked, _ = await self.park(store, 1, Parking())
         pending = await self.begin(store, 2, start=False)
         for of in (parked, pending):
@@ -267,20 +285,20 @@ class Annotations(Suite):
             before.progress = Progress(1)
             assert await self.found(store, of) == before
 
-    async def check_W8_not_of_one_that_has_stopped(self, store: Store) -> None:
+    async def check_W8_not_of_one_that_has_stopped(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         await self.end(store, of)
         await self.refused(store, "already_stopped", Annotated(of, Progress(1)))
         await self.refused(store, "lease_lost", Annotated(uid(9), Progress(1)))
 
-    async def check_W8_a_refused_commit_says_nothing(self, store: Store) -> None:
+    async def check_W8_a_refused_commit_says_nothing(self, store: Browse) -> None:
         of = await self.begin(store, 1, metadata={"a": 1})
         await self.refused(
             store, "lease_lost", Annotated(of, Progress(1), 5, {"a": None}), Annotated(uid(9), priority=1)
         )
 
     @shared
-    async def check_W8_others_hear_of_it(self, store: Store) -> None:
+    async def check_W8_others_hear_of_it(self, store: Browse) -> None:
         """Whoever may name a handle may, whichever process runs it."""
         other = await self.second(store)
         of = await self.begin(store, 1)

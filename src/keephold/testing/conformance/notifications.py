@@ -11,6 +11,7 @@ from keephold.store.base import (
     CARRIERS,
     NOTIFICATION_LIMIT,
     Answers,
+    Browse,
     Carrier,
     Changed,
     Collected,
@@ -25,7 +26,6 @@ from keephold.store.base import (
     Resolution,
     Responded,
     Shown,
-    Store,
     TakenBack,
     TurnBegan,
 )
@@ -46,7 +46,7 @@ def messages(news: Any) -> list[str]:
 class Telling(Suite):
     """Putting news on the queue, and taking it back."""
 
-    async def check_N1_news_is_queued_in_order(self, store: Store) -> None:
+    async def check_N1_news_is_queued_in_order(self, store: Browse) -> None:
         for number in range(5):
             await self.commit(
                 store,
@@ -64,7 +64,7 @@ class Telling(Suite):
         assert await store.notifications("main", limit=2) == queued[:2]
         assert await store.notifications("unheard of") == []
 
-    async def check_N3_news_is_queued_with_the_change_it_tells_of(self, store: Store) -> None:
+    async def check_N3_news_is_queued_with_the_change_it_tells_of(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         asked = Asked(NOON + 2, QUESTION)
         waiting = Waiting(NOON, NOON + 1, NOON + 2, QUESTION)
@@ -81,7 +81,7 @@ class Telling(Suite):
         assert end == told, end
         assert await store.notifications("other") == []
 
-    async def check_N1_news_without_words_gets_those_of_the_state(self, store: Store) -> None:
+    async def check_N1_news_without_words_gets_those_of_the_state(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         asked, waiting = Asked(NOON + 2, QUESTION), Waiting(NOON, NOON + 1, NOON + 2, QUESTION)
         await self.commit(store, Changed(of, 1, asked, waiting, notice=Notice("tool.waiting", "warning", None)))
@@ -90,7 +90,7 @@ class Telling(Suite):
         assert asks.message.endswith(f" asks: {QUESTION.text}"), asks
         assert stops.message.endswith(" stopped."), stops
 
-    async def check_N3_no_change_no_news(self, store: Store) -> None:
+    async def check_N3_no_change_no_news(self, store: Browse) -> None:
         """Whoever comes late tells nothing, and neither does a commit that is refused."""
         of = await self.begin(store, 1)
         end = await self.ending(store, of, notice=STOPPED)
@@ -103,7 +103,7 @@ class Telling(Suite):
         await self.refused(store, "already_stopped", end)
         assert messages(await store.notifications("main")) == [STOPPED.message]
 
-    async def check_D9_the_end_of_a_parked_call_is_told_once(self, store: Store) -> None:
+    async def check_D9_the_end_of_a_parked_call_is_told_once(self, store: Browse) -> None:
         """As it is said, or in words of the store's own."""
         said, _ = await self.park(store, 1)
         await self.commit(store, await self.ending(store, said, notice=STOPPED))
@@ -117,7 +117,7 @@ class Telling(Suite):
         ]
         assert (await store.notifications("main"))[1].carriers == CARRIERS
 
-    async def check_N3_a_reply_takes_back_what_it_showed_and_no_more(self, store: Store) -> None:
+    async def check_N3_a_reply_takes_back_what_it_showed_and_no_more(self, store: Browse) -> None:
         kinds = ("tool.content", "tool.waiting", "tool.stopped", "custom.kind")
         left: dict[Shown, tuple[str, ...]] = {
             "running": ("tool.waiting", "tool.stopped", "custom.kind"),
@@ -141,7 +141,7 @@ class Telling(Suite):
                 (gone,) = await self.commit(store, Delivered("main", "turn"))
                 assert gone == tuple(queued)
 
-    async def check_N6_what_a_handle_prints_is_one_line(self, store: Store) -> None:
+    async def check_N6_what_a_handle_prints_is_one_line(self, store: Browse) -> None:
         await self.commit(store, Notified("main", "k.n", "info", "before", NOON))
         for first in range(0, 10_000, 1000):
             numbers = range(first, first + 1000)
@@ -161,7 +161,7 @@ class Telling(Suite):
         (new,) = await store.notifications("main")
         assert new.number > another.number
 
-    async def check_N3_news_comes_and_goes_with_its_commit(self, store: Store) -> None:
+    async def check_N3_news_comes_and_goes_with_its_commit(self, store: Browse) -> None:
         """Also where a commit takes back, replaces, drops and delivers: refused, it has done nothing of it."""
         for first in range(0, NOTIFICATION_LIMIT, 100):
             await self.commit(store, *(notified(number, of=uid(number % 7)) for number in range(first, first + 100)))
@@ -187,7 +187,7 @@ class Telling(Suite):
         assert line.message == "2 earlier notifications were dropped."
         assert later[:-1] == queued[1:], "the oldest goes, also after all that was taken back"
 
-    async def check_N3_news_of_a_handle_goes_with_it(self, store: Store) -> None:
+    async def check_N3_news_of_a_handle_goes_with_it(self, store: Browse) -> None:
         for number in (1, 2):
             await self.begin(store, number)
             await self.commit(store, await self.ending(store, uid(number), notice=STOPPED, at=NOON + number))
@@ -195,7 +195,7 @@ class Telling(Suite):
         await self.commit(store, Collected(NOON + 2, NOON + DAY))
         assert [news.uid for news in await store.notifications("main")] == [uid(2), None]
 
-    async def check_K6_half_of_a_surrogate_pair_is_no_reason_to_lose_an_end(self, store: Store) -> None:
+    async def check_K6_half_of_a_surrogate_pair_is_no_reason_to_lose_an_end(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         event = Ended(NOON + 2, Ok("x"))
         told = Notice("tool.failed", "error", "ü \ud800 \U0001f600")
@@ -207,17 +207,17 @@ class Telling(Suite):
 class Delivering(Suite):
     """Taking news off the queue."""
 
-    async def fill(self, store: Store, count: int, level: Level = "info", first: int = 0) -> None:
+    async def fill(self, store: Browse, count: int, level: Level = "info", first: int = 0) -> None:
         for start in range(first, first + count, 200):
             stop = min(start + 200, first + count)
             await self.commit(store, *(notified(number, level) for number in range(start, stop)))
 
-    async def deliver(self, store: Store, carrier: Carrier = "turn") -> tuple[QueuedNotification, ...]:
+    async def deliver(self, store: Browse, carrier: Carrier = "turn") -> tuple[QueuedNotification, ...]:
         (news,) = await self.commit(store, Delivered("main", carrier))
         assert isinstance(news, tuple)
         return news
 
-    async def check_N4_delivered_news_is_gone(self, store: Store) -> None:
+    async def check_N4_delivered_news_is_gone(self, store: Browse) -> None:
         await self.fill(store, 4)
         await self.commit(store, Notified("other", "k.n", "info", "other", NOON))
         queued = await store.notifications("main")
@@ -229,7 +229,7 @@ class Delivering(Suite):
         (last,) = await store.notifications("main")
         assert last.number > queued[-1].number, "a number is never used again"
 
-    async def check_N4_news_rides_on_its_carriers_only(self, store: Store) -> None:
+    async def check_N4_news_rides_on_its_carriers_only(self, store: Browse) -> None:
         sets: list[tuple[Carrier, ...]] = [("response",), ("message",), ("turn",), ("message", "turn"), CARRIERS]
         for number, carriers in enumerate(sets):
             await self.commit(store, Notified("main", "k.n", "info", str(number), NOON, None, carriers))
@@ -240,14 +240,14 @@ class Delivering(Suite):
         assert messages(await store.notifications("main")) == ["1"]
         assert messages(await self.deliver(store, "message")) == ["1"]
 
-    async def check_N4_critical_news_comes_first(self, store: Store) -> None:
+    async def check_N4_critical_news_comes_first(self, store: Browse) -> None:
         levels: list[Level] = ["info", "error", "critical", "warning", "critical", "info"]
         for number, level in enumerate(levels):
             await self.commit(store, notified(number, level))
         assert messages(await store.notifications("main")) == ["0", "1", "2", "3", "4", "5"]
         assert messages(await self.deliver(store)) == ["2", "4", "0", "1", "3", "5"]
 
-    async def check_N4_news_rides_on_a_response(self, store: Store) -> None:
+    async def check_N4_news_rides_on_a_response(self, store: Browse) -> None:
         """In its commit: what the response showed is taken back, the rest is delivered and kept with the answers."""
         await self.commit(store, TurnBegan("main", "t1", NOON), Opened("main", "t1", 1, ()))
         await self.commit(store, notified(1, of=uid(1)), notified(2, "critical"), notified(3, of=uid(3)))
@@ -269,7 +269,7 @@ class Delivering(Suite):
         assert messages(news) == ["4"], "whatever may ride on one of them"
         assert await self.commit(store, Responded("unheard of", "t1", 1, given, (), (), ("turn",))) == [()]
 
-    async def check_N6_a_thousand_wait_and_a_line_says_how_many_went(self, store: Store) -> None:
+    async def check_N6_a_thousand_wait_and_a_line_says_how_many_went(self, store: Browse) -> None:
         await self.fill(store, NOTIFICATION_LIMIT)
         assert len(await store.notifications("main")) == NOTIFICATION_LIMIT, "so many may wait"
         await self.fill(store, 200, first=NOTIFICATION_LIMIT)
@@ -289,7 +289,7 @@ class Delivering(Suite):
         await self.fill(store, 1, first=NOTIFICATION_LIMIT)
         assert messages(await store.notifications("main"))[:2] == ["1 earlier notification was dropped.", "1"]
 
-    async def check_N6_the_less_it_matters_the_sooner_it_goes(self, store: Store) -> None:
+    async def check_N6_the_less_it_matters_the_sooner_it_goes(self, store: Browse) -> None:
         levels: tuple[Level, ...] = ("critical", "error", "warning", "info")
         for number, level in enumerate(levels):
             await self.fill(store, NOTIFICATION_LIMIT // 4, level, first=number * NOTIFICATION_LIMIT // 4)
@@ -314,7 +314,7 @@ class Delivering(Suite):
         line, *rest = await store.notifications("main", 2 * NOTIFICATION_LIMIT)
         assert rest == queued and line.message.startswith("1501 "), line
 
-    async def check_N6_what_was_taken_back_makes_room(self, store: Store) -> None:
+    async def check_N6_what_was_taken_back_makes_room(self, store: Browse) -> None:
         await self.begin(store, 1)
         await self.end(store, uid(1))
         for ops in (
@@ -336,7 +336,7 @@ class Delivering(Suite):
             assert len(queued) == NOTIFICATION_LIMIT and queued[0].number > 0, (ops, queued[0])
             await self.deliver(store)
 
-    async def check_N6_the_line_rides_on_anything_and_goes_alone(self, store: Store) -> None:
+    async def check_N6_the_line_rides_on_anything_and_goes_alone(self, store: Browse) -> None:
         for number in range(NOTIFICATION_LIMIT + 2):
             await self.commit(store, Notified("main", "k.n", "info", str(number), NOON, None, ("turn",)))
         (line,) = await self.deliver(store, "response")
@@ -347,7 +347,7 @@ class Delivering(Suite):
         assert len(await self.deliver(store)) == NOTIFICATION_LIMIT + 1
 
     @shared
-    async def check_N5_queued_news_is_delivered_after_a_crash(self, store: Store) -> None:
+    async def check_N5_queued_news_is_delivered_after_a_crash(self, store: Browse) -> None:
         await self.commit(store, TurnBegan("main", "t1", NOON), Opened("main", "t1", 1, ()))
         await self.commit(store, notified(7, "error"))
         given = (("a", "10", "ten", False, None),)
@@ -365,7 +365,7 @@ class Delivering(Suite):
         assert await (await self.reopened(later)).notifications("main") == []
 
     @shared
-    async def check_N4_of_two_processes_one_delivers(self, store: Store) -> None:
+    async def check_N4_of_two_processes_one_delivers(self, store: Browse) -> None:
         other = await self.second(store)
         await self.fill(store, 5)
         await self.commit(other, notified(5))
@@ -373,7 +373,7 @@ class Delivering(Suite):
         assert await self.deliver(store) == ()
 
     @shared
-    async def check_N4_a_process_hears_of_news(self, store: Store) -> None:
+    async def check_N4_a_process_hears_of_news(self, store: Browse) -> None:
         """By the handle it is of or, of none, by the conversation: somebody may wait for critical news there."""
         other = await self.second(store)
         of = await self.begin(store, 1)

@@ -6,17 +6,18 @@ from keephold.handles.question import Question
 from keephold.handles.state import EndedBy, Failure, Ok, Outcome, Running, Waiting
 from keephold.store.base import (
     Answers,
-    BatchRow,
+    Browse,
     Collected,
+    ConversationSummary,
     Described,
     Exposed,
+    HandleQuery,
     Journaled,
     Opened,
-    Place,
+    OpenTurn,
     Registered,
     Responded,
     Revoked,
-    Store,
     TranscriptAppended,
     TurnBegan,
     TurnEnded,
@@ -30,7 +31,7 @@ TOOLS = ("build", "Deploy", "test")
 class Paged(Suite):
     """Lists that are read a page at a time."""
 
-    async def thirty(self, store: Store) -> None:
+    async def thirty(self, store: Browse) -> None:
         """Thirty handles, every fifth of which has stopped, and a one-shot call."""
         for number in range(30):
             conversation = ("main", "other")[number % 2]
@@ -39,17 +40,17 @@ class Paged(Suite):
                 await self.end(store, uid(number), at=NOON + 100 - number)
         await self.begin(store, 50, stateful=False)
 
-    async def pages(self, store: Store, **wanted: Any) -> list[int]:
+    async def pages(self, store: Browse, **wanted: Any) -> list[int]:
         """The numbers of all of them, read four at a time."""
         found: list[int] = []
         after = None
-        while page := await store.handles(**wanted, after=after, limit=4):
+        while page := await store.handles(HandleQuery(**wanted, after=after, limit=4)):
             after = page[-1].uid
             found += [int(each.uid[:12], 16) for each in page]
-        assert uids(await store.handles(**wanted)) == [uid(number) for number in found], wanted
+        assert uids(await store.handles(HandleQuery(**wanted))) == [uid(number) for number in found], wanted
         return found
 
-    async def check_L3_handles_by_the_page(self, store: Store) -> None:
+    async def check_L3_handles_by_the_page(self, store: Browse) -> None:
         await self.thirty(store)
         stopped = [number for number in range(30) if number % 5 == 0]
         live = [number for number in range(30) if number % 5]
@@ -83,15 +84,15 @@ class Paged(Suite):
                 assert await self.pages(store, **narrowed) == mine, narrowed
                 assert await self.pages(store, **narrowed, newest=True) == mine[::-1], narrowed
 
-    async def check_L3_a_page_goes_on_after_one_that_is_gone(self, store: Store) -> None:
+    async def check_L3_a_page_goes_on_after_one_that_is_gone(self, store: Browse) -> None:
         for number in range(6):
             await self.begin(store, number)
         await self.end(store, uid(3))
         await self.commit(store, Collected(NOON + DAY, NOON + DAY))
-        assert uids(await store.handles(after=uid(3))) == [uid(4), uid(5)]
-        assert uids(await store.handles(after=uid(3), newest=True)) == [uid(2), uid(1), uid(0)]
+        assert uids(await store.handles(HandleQuery(after=uid(3)))) == [uid(4), uid(5)]
+        assert uids(await store.handles(HandleQuery(after=uid(3), newest=True))) == [uid(2), uid(1), uid(0)]
 
-    async def check_L3_handles_in_another_order(self, store: Store) -> None:
+    async def check_L3_handles_in_another_order(self, store: Browse) -> None:
         await self.thirty(store)
         every = list(range(30))
         ended = [number for number in every if number % 5 == 0]
@@ -106,9 +107,9 @@ class Paged(Suite):
         assert await self.pages(store, sort="id", conversation="other", live=True) == [
             number for number in by_id if number % 2 and number % 5
         ]
-        assert await store.handles(sort="tool", after=uid(99)) == []
+        assert await store.handles(HandleQuery(sort="tool", after=uid(99))) == []
 
-    async def check_L3_counts_are_of_spawned_handles(self, store: Store) -> None:
+    async def check_L3_counts_are_of_spawned_handles(self, store: Browse) -> None:
         nothing = {"pending": 0, "running": 0, "waiting": 0, "stopped": 0, "parked": 0}
         assert await store.count() == nothing
         await self.thirty(store)
@@ -126,7 +127,7 @@ class Paged(Suite):
         assert await store.count() == {**some, "stopped": 0, "parked": 0}
         assert await store.handle(parked) is None
 
-    async def check_Q1_who_asks_is_counted_by_owner(self, store: Store) -> None:
+    async def check_Q1_who_asks_is_counted_by_owner(self, store: Browse) -> None:
         asks = Waiting(NOON, NOON, NOON, Question(id="q", text="Well?", answer_type="Text"), 1)
         assert await store.asking() == {}
         await self.commit(store, *(Registered(record(number, state=asks)) for number in (1, 2)))
@@ -135,7 +136,7 @@ class Paged(Suite):
         await self.end(store, uid(1))
         assert await store.asking() == {store.owner: 2}
 
-    async def check_L3_what_has_ended_is_counted_by_tool_and_how(self, store: Store) -> None:
+    async def check_L3_what_has_ended_is_counted_by_tool_and_how(self, store: Browse) -> None:
         assert await store.ended(0) == {}
         aborted, late, failed = Failure("no more", "aborted"), Failure("late", "timeout"), Failure("it broke")
         ends: tuple[tuple[str, Outcome, EndedBy, float], ...] = (
@@ -159,8 +160,8 @@ class Paged(Suite):
         assert await store.ended(NOON + 8) == {("test", "failed", "crash"): 1}
         assert await store.ended(NOON + 9) == {}
 
-    async def check_L3_conversations_by_name(self, store: Store) -> None:
-        assert await store.places() == []
+    async def check_L3_conversations_by_name(self, store: Browse) -> None:
+        assert await store.summaries() == []
         late = NOON + 5 * DAY
         await self.begin(store, 1, conversation="b")
         await self.begin(store, 2, conversation="b")
@@ -171,19 +172,19 @@ class Paged(Suite):
             store, TranscriptAppended("d", "t", late, (("user", b"1"),)), Described("b", NOON + 3, {"title": "B"})
         )
         wanted = [
-            Place("a", 0, 0, NOON + 1),
-            Place("b", 2, 1, NOON + 3, {"title": "B"}),
-            Place("c", 0, 0, 0.003),
-            Place("d", 0, 0, late, {}),
+            ConversationSummary("a", 0, 0, NOON + 1),
+            ConversationSummary("b", 2, 1, NOON + 3, {"title": "B"}),
+            ConversationSummary("c", 0, 0, 0.003),
+            ConversationSummary("d", 0, 0, late, {}),
         ]
-        assert await store.places() == wanted
+        assert await store.summaries() == wanted
         for place in range(5):
             after = ("", "a", "b", "bb", "c")[place]
             beyond = [each for each in wanted if each.id > after]
-            assert await store.places(after=after) == beyond
-            assert await store.places(after=after, limit=2) == beyond[:2]
+            assert await store.summaries(after=after) == beyond
+            assert await store.summaries(after=after, limit=2) == beyond[:2]
 
-    async def check_T1_turns_newest_first(self, store: Store) -> None:
+    async def check_T1_turns_newest_first(self, store: Browse) -> None:
         for number in range(1, 6):
             turn = f"t{number}"
             await self.commit(store, TurnBegan("main", turn, NOON + number), Opened("main", turn, 1, ()))
@@ -204,19 +205,17 @@ class Paged(Suite):
         await self.commit(store, Collected(NOON + 3, NOON + DAY))
         assert [turn.turn for turn in await store.turns("main")] == ["t5", "t4", "t3"]
 
-    async def check_B9_the_open_batch_is_one_of_its_turn(self, store: Store) -> None:
+    async def check_B9_the_open_batch_is_one_of_its_turn(self, store: Browse) -> None:
         calls = (("a", "deploy", {"x": 1}, uid(1)), ("b", "deploy", "not JSON", None))
         await self.commit(store, TurnBegan("main", "t1", NOON), Opened("main", "t1", 1, calls))
-        assert await store.batches("main", "t1") == [BatchRow(1, calls)]
-        assert await store.batches("main", "t2") == [] == await store.batches("other", "t1")
+        assert await store.turn("main") == OpenTurn("t1", store.owner, 1, Opened("main", "t1", 1, calls))
         given = (("a", "r", "m", False, None), ("b", "r", "m", True, "bad"))
         await self.commit(store, Responded("main", "t1", 1, given, ()), Opened("main", "t1", 2, calls[:1]))
-        batches = await store.batches("main", "t1")
-        assert batches[-1] == BatchRow(2, calls[:1])
+        assert await store.turn("main") == OpenTurn("t1", store.owner, 2, Opened("main", "t1", 2, calls[:1]))
         if self.durable:
-            assert batches[:-1] == [BatchRow(1, calls, Answers(given))]
+            assert await store.answers("main", "t1", 1) == Answers(given)
 
-    async def check_E3_what_a_step_was_given_is_kept(self, store: Store) -> None:
+    async def check_E3_what_a_step_was_given_is_kept(self, store: Browse) -> None:
         await self.commit(store, Registered(record(1, state=Running(NOON, NOON))))
         await self.commit(store, Journaled(uid(1), 1, "step", "a", b"d", b"1", input=b'{"env":"production"}'))
         await self.commit(store, Journaled(uid(1), 1, "step", "b", b"d", b"2", False))
@@ -225,7 +224,7 @@ class Paged(Suite):
             ("a", True, b'{"env":"production"}'), ("b", False, b""),
         ]  # fmt: skip
 
-    async def check_E3_the_end_of_a_journal_is_read_by_the_page(self, store: Store) -> None:
+    async def check_E3_the_end_of_a_journal_is_read_by_the_page(self, store: Browse) -> None:
         await self.commit(store, *(Registered(record(each, state=Running(NOON, NOON))) for each in (1, 2)))
         for number in range(9):
             await self.commit(store, Journaled(uid(1), 1, "step", f"s{number}", b"d", b"%d" % number))
@@ -241,7 +240,7 @@ class Paged(Suite):
         assert entries == [] and (await store.journal_end(uid(1), limit=1))[0][0] in await store.journal(uid(1))
         assert await store.journal_end(uid(3)) == ([], 0)
 
-    async def check_D3_open_waits_are_listed_by_the_page(self, store: Store) -> None:
+    async def check_D3_open_waits_are_listed_by_the_page(self, store: Browse) -> None:
         for number in range(8):
             await self.park(store, number, conversation=("main", "other")[number % 2])
         await self.begin(store, 9, conversation="a third")

@@ -12,7 +12,9 @@ import msgspec
 from keephold.errors import KeepholdError
 from keephold.handles.state import Ended, EndedBy, Ok, Outcome, Pending, Started, State, Stopped, transition
 from keephold.store.base import (
+    Browse,
     Changed,
+    HandleQuery,
     KeptOutput,
     Notice,
     Op,
@@ -23,7 +25,6 @@ from keephold.store.base import (
     Resolution,
     Resolved,
     Resolving,
-    Store,
     WaitOpened,
 )
 
@@ -77,16 +78,16 @@ class Suite:
     durable = True
     """Whether what the store keeps outlives its process. If not, `again` is never called."""
 
-    def make(self) -> Store:
+    def make(self) -> Browse:
         """A new, empty store, not open yet."""
         raise NotImplementedError
 
-    def again(self, store: Store) -> Store:
+    def again(self, store: Browse) -> Browse:
         """Another store on the same place, not open yet: what a second process, or the next one, would have."""
         raise NotImplementedError
 
     def __init__(self) -> None:
-        self._open: list[Store] = []
+        self._open: list[Browse] = []
         self._changed = asyncio.Event()
         self.heard: dict[int, list[frozenset[str] | None]] = {}
         """What each store was told of the others' changes."""
@@ -110,7 +111,7 @@ class Suite:
 
     # Stores
 
-    async def opened(self, store: Store) -> Store:
+    async def opened(self, store: Browse) -> Browse:
         heard: list[frozenset[str] | None] = []
         self.heard[id(store)] = heard
 
@@ -122,16 +123,16 @@ class Suite:
         self._open.append(store)
         return store
 
-    async def second(self, store: Store) -> Store:
+    async def second(self, store: Browse) -> Browse:
         """The store as another process sees it at the same time."""
         return await self.opened(self.again(store))
 
-    async def reopened(self, store: Store) -> Store:
+    async def reopened(self, store: Browse) -> Browse:
         """The store as the next process finds it when this one is gone."""
         await store.close()
         return await self.opened(self.again(store))
 
-    async def word(self, store: Store, of: str) -> None:
+    async def word(self, store: Browse, of: str) -> None:
         """Wait until the store has heard that this uid or key changed."""
         async with asyncio.timeout(PATIENCE):
             while not any(changed is None or of in changed for changed in self.heard[id(store)]):
@@ -140,13 +141,13 @@ class Suite:
 
     # Commits
 
-    async def commit(self, store: Store, *ops: Op) -> list[Any]:
+    async def commit(self, store: Browse, *ops: Op) -> list[Any]:
         """The results, when it is written; raises what it was refused with."""
         answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         store.commit(ops, lambda results: answer.set_result(list(results)), answer.set_exception)
         return await answer
 
-    async def refused(self, store: Store, code: str | None, *ops: Op) -> KeepholdError:
+    async def refused(self, store: Browse, code: str | None, *ops: Op) -> KeepholdError:
         """Commit what must be refused, with that code, and must leave nothing behind."""
         before = await self.dump(store)
         try:
@@ -160,7 +161,7 @@ class Suite:
         assert after == before, _difference(before, after)
         return refusal
 
-    async def dump(self, store: Store) -> dict[str, str]:
+    async def dump(self, store: Browse) -> dict[str, str]:
         """All that can be read, in a form that does not change any more."""
         found: dict[str, Any] = {}
         for conversation in CONVERSATIONS:
@@ -169,7 +170,7 @@ class Suite:
             found[f"inquiries of {conversation}"] = await store.inquiries(conversation)
             found[f"transcript of {conversation}"] = await store.transcript(conversation)
             found[f"description of {conversation}"] = await store.conversation(conversation)
-            for each in await store.handles(conversation=conversation, stateful=None, limit=100_000):
+            for each in await store.handles(HandleQuery(conversation=conversation, stateful=None, limit=100_000)):
                 found[each.uid] = each
                 found[f"journal of {each.uid}"] = await store.journal(each.uid)
                 found[f"waits of {each.uid}"] = await store.waits(each.uid)
@@ -189,7 +190,7 @@ class Suite:
 
     # Handles
 
-    async def begin(self, store: Store, number: int, *, start: bool = True, **changes: Any) -> str:
+    async def begin(self, store: Browse, number: int, *, start: bool = True, **changes: Any) -> str:
         """Register a handle and, unless told otherwise, start it; its uid."""
         new = record(number, **changes)
         ops: list[Op] = [Registered(new)]
@@ -198,13 +199,13 @@ class Suite:
         await self.commit(store, *ops)
         return new.uid
 
-    async def found(self, store: Store, of: str) -> Record:
+    async def found(self, store: Browse, of: str) -> Record:
         """The handle, which must be there."""
         return copy(await store.handle(of))
 
     async def ending(
         self,
-        store: Store,
+        store: Browse,
         of: str,
         outcome: Outcome | None = None,
         ended_by: EndedBy = "self",
@@ -219,7 +220,7 @@ class Suite:
 
     async def end(
         self,
-        store: Store,
+        store: Browse,
         of: str,
         outcome: Outcome | None = None,
         ended_by: EndedBy = "self",
@@ -228,7 +229,7 @@ class Suite:
     ) -> None:
         await self.commit(store, await self.ending(store, of, outcome, ended_by, at, output))
 
-    async def stopped(self, store: Store, of: str) -> Stopped:
+    async def stopped(self, store: Browse, of: str) -> Stopped:
         """The state of a handle that must have stopped."""
         state = (await self.found(store, of)).state
         assert isinstance(state, Stopped), state
@@ -236,13 +237,13 @@ class Suite:
 
     # Waits
 
-    async def take_key(self, store: Store, of: str, parking: Parking | None = None) -> str:
+    async def take_key(self, store: Browse, of: str, parking: Parking | None = None) -> str:
         key_id = f"key-{of}"
         fence = (await self.found(store, of)).fence
         await self.commit(store, WaitOpened(of, fence, key_id, "completion", "completion", "secret-1", parking))
         return key_id
 
-    async def park(self, store: Store, number: int, parking: Parking | None = None, **changes: Any) -> tuple[str, str]:
+    async def park(self, store: Browse, number: int, parking: Parking | None = None, **changes: Any) -> tuple[str, str]:
         """A parked call: its uid and the id of its key."""
         of = await self.begin(store, number, **changes)
         key_id = await self.take_key(store, of)
@@ -250,7 +251,7 @@ class Suite:
         await self.commit(store, Parked(of, fence, Parking() if parking is None else parking, NOON + 2))
         return of, key_id
 
-    async def resolve(self, store: Store, key_id: str, resolution: Resolution | None = None) -> Resolving:
+    async def resolve(self, store: Browse, key_id: str, resolution: Resolution | None = None) -> Resolving:
         given = Resolution("ok", 42) if resolution is None else resolution
         (result,) = await self.commit(store, Resolved(key_id, given, NOON + 30))
         assert isinstance(result, Resolving), result

@@ -4,6 +4,7 @@ from typing import Any
 
 from keephold.store.base import (
     Answers,
+    Browse,
     Collected,
     Emitted,
     Inquired,
@@ -17,7 +18,6 @@ from keephold.store.base import (
     Requested,
     Responded,
     SecretAdded,
-    Store,
     TurnBegan,
     TurnEnded,
 )
@@ -28,7 +28,7 @@ from keephold.testing.conformance.suite import DAY, NOON, Suite, uid
 class Turns(Suite):
     """One open turn a conversation, one open batch in it."""
 
-    async def check_B1_one_open_turn_a_conversation(self, store: Store) -> None:
+    async def check_B1_one_open_turn_a_conversation(self, store: Browse) -> None:
         await self.commit(store, TurnBegan("main", "t1", NOON))
         assert await store.turn("main") == OpenTurn("t1", store.owner, 0), await store.turn("main")
         for wrong in (
@@ -50,13 +50,13 @@ class Turns(Suite):
         turn = await store.turn("main")
         assert turn is not None and turn.turn == "t3"
 
-    async def check_B9_of_two_who_resume_a_turn_one_is_first(self, store: Store) -> None:
+    async def check_B9_of_two_who_resume_a_turn_one_is_first(self, store: Browse) -> None:
         await self.commit(store, TurnBegan("main", "t1", NOON))
         await self.refused(store, "turn_open", TurnBegan("main", "t1", NOON, "t1", "another"))
         await self.refused(store, "turn_open", TurnBegan("main", "t2", NOON, "t1", "another"))
         await self.commit(store, TurnBegan("main", "t1", NOON, "t1", store.owner))
 
-    async def check_R4_what_was_answered_can_be_read_if_anything_survives(self, store: Store) -> None:
+    async def check_R4_what_was_answered_can_be_read_if_anything_survives(self, store: Browse) -> None:
         given = (("a", "10", "ten", False, None), ("ü", "no", "no", True, "tool_error"))
         await self.commit(store, TurnBegan("main", "t1", NOON), Opened("main", "t1", 1, ()))
         assert await store.answers("main", "t1", 1) is None
@@ -64,7 +64,7 @@ class Turns(Suite):
         assert await store.answers("main", "t1", 1) == (Answers(given) if store.durable else None)
         assert await store.answers("main", "t1", 2) is None
 
-    async def check_B9_the_open_batch_comes_back_exactly(self, store: Store) -> None:
+    async def check_B9_the_open_batch_comes_back_exactly(self, store: Browse) -> None:
         calls: tuple[tuple[str, str, dict[str, Any] | str, str | None], ...] = (
             ("a", "deploy", NESTED, uid(1)),
             ("b", "deploy", '{"env": "not  normalised" }', None),
@@ -79,7 +79,7 @@ class Turns(Suite):
         assert turn is not None and turn.batch is not None
         assert [type(arguments) for _, _, arguments, _ in turn.batch.calls] == [dict, str, str, dict, dict]
 
-    async def check_B9_an_answered_batch_is_not_open(self, store: Store) -> None:
+    async def check_B9_an_answered_batch_is_not_open(self, store: Browse) -> None:
         await self.commit(store, TurnBegan("main", "t1", NOON))
         for number in (1, 2):
             opened = Opened("main", "t1", number, (("a", "deploy", {}, None),))
@@ -95,7 +95,7 @@ class Turns(Suite):
             assert await store.turn("main") == OpenTurn("t1", store.owner, number)
             await self.commit(store, Responded("main", "t1", number, (), ()))
 
-    async def check_B9_a_batch_of_no_open_turn_is_not_open(self, store: Store) -> None:
+    async def check_B9_a_batch_of_no_open_turn_is_not_open(self, store: Browse) -> None:
         await self.commit(store, Opened("unheard of", "t1", 1, ()))
         assert await store.turn("unheard of") is None
         await self.commit(store, TurnBegan("main", "t1", NOON))
@@ -105,7 +105,7 @@ class Turns(Suite):
         await self.commit(store, Opened("main", "t1", 1, ()))
         assert await store.turn("main") is None
 
-    async def check_B9_a_resumed_turn_keeps_its_batch_another_one_does_not(self, store: Store) -> None:
+    async def check_B9_a_resumed_turn_keeps_its_batch_another_one_does_not(self, store: Browse) -> None:
         opened = Opened("main", "t1", 1, (("a", "deploy", {}, None),))
         await self.commit(store, TurnBegan("main", "t1", NOON), opened)
         await self.commit(store, TurnBegan("main", "t1", NOON, "t1"))
@@ -123,11 +123,11 @@ class Turns(Suite):
 class Inquiries(Suite):
     """What a model was asked in place of the person or the assistant, kept as long as its turn is (Q6)."""
 
-    async def inquire(self, store: Store, number: int, turn: str, at: float = NOON, **changes: Any) -> None:
+    async def inquire(self, store: Browse, number: int, turn: str, at: float = NOON, **changes: Any) -> None:
         fields: dict[str, Any] = {"conversation": "main", "uid": uid(number), "request": {"n": number}}
         await self.commit(store, Inquired(id=f"c.q.{number}", turn=turn, at=at, **{**fields, **changes}))
 
-    async def check_Q6_inquiries_are_recorded(self, store: Store) -> None:
+    async def check_Q6_inquiries_are_recorded(self, store: Browse) -> None:
         await self.inquire(store, 1, "t1", NOON + 5, request=NESTED, answer=NESTED)
         await self.inquire(store, 2, "t2", NOON, uid=None, error="timed out: ü")
         await self.inquire(store, 3, "t1", NOON + 1, answer=False)
@@ -146,7 +146,7 @@ class Inquiries(Suite):
         assert await store.inquiries("main", "t1", newest=True, limit=5) == [rows[2], rows[0]]
         assert await store.inquiries("main", "t3") == [] == await store.inquiries("unheard of")
 
-    async def check_Q6_inquiries_go_with_their_turn(self, store: Store) -> None:
+    async def check_Q6_inquiries_go_with_their_turn(self, store: Browse) -> None:
         await self.commit(store, TurnBegan("main", "t1", NOON))
         await self.inquire(store, 1, "t1")
         await self.commit(store, TurnBegan("main", "t2", NOON + 10, "t1"))
@@ -156,7 +156,7 @@ class Inquiries(Suite):
             await self.commit(store, Collected(NOON + before, NOON + DAY))
             assert [row.id for row in await store.inquiries("main")] == left, before
 
-    async def check_Q6_a_turn_that_goes_on_keeps_its_inquiries(self, store: Store) -> None:
+    async def check_Q6_a_turn_that_goes_on_keeps_its_inquiries(self, store: Browse) -> None:
         await self.commit(store, TurnBegan("main", "t1", NOON))
         await self.inquire(store, 1, "t1")
         await self.commit(store, TurnEnded("main", "t1", NOON + 10))
@@ -167,7 +167,7 @@ class Inquiries(Suite):
         await self.commit(store, Collected(NOON + 2 * DAY, NOON + 2 * DAY))
         assert await store.inquiries("main") == []
 
-    async def check_Q6_a_call_that_outlives_its_turn_may_inquire(self, store: Store) -> None:
+    async def check_Q6_a_call_that_outlives_its_turn_may_inquire(self, store: Browse) -> None:
         """What is asked then is kept as long as if its turn had ended with it."""
         await self.commit(store, TurnBegan("main", "t1", NOON))
         await self.inquire(store, 0, "t1")
@@ -183,7 +183,7 @@ class Inquiries(Suite):
 class Others(Suite):
     """Process events, requests, secrets."""
 
-    async def check_E8_process_events_are_numbered_from_one(self, store: Store) -> None:
+    async def check_E8_process_events_are_numbered_from_one(self, store: Browse) -> None:
         payloads: list[Any] = [NESTED, None, "ü", 5, []]
         for number, payload in enumerate(payloads, 1):
             results = await self.commit(
@@ -200,7 +200,7 @@ class Others(Suite):
         assert await store.process_events("p1", after=5) == []
         assert len(await store.process_events("p2")) == 5
 
-    async def check_requests_are_answered_once(self, store: Store) -> None:
+    async def check_requests_are_answered_once(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         await self.commit(
             store,
@@ -219,7 +219,7 @@ class Others(Suite):
         await self.commit(store, Replied("r2", b"too late"))
         assert await store.reply("r2") is None, "nobody waits for it"
 
-    async def check_D3_secrets_are_rotated(self, store: Store) -> None:
+    async def check_D3_secrets_are_rotated(self, store: Browse) -> None:
         await self.commit(store, SecretAdded("z", b"\x00" * 32, NOON))
         assert await store.secret() == ("z", b"\x00" * 32)
         await self.commit(store, SecretAdded("a", b"\xff" * 32, NOON + 1))

@@ -10,7 +10,7 @@ from typing import Any
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Ok, Reply, Stopped
 from keephold.handles.text import to_json
-from keephold.store.base import Kind, Record, Status, status_of
+from keephold.store.base import HandleQuery, Kind, Record, Status, status_of
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.tool import READS, Arguments, Show, object_schema, wait_tool
@@ -136,13 +136,15 @@ class Filter:
 
     async def page(self, registry: Registry, conversation: str, after: str | None, limit: int) -> list[Record]:
         return await registry.store.handles(
-            conversation=conversation,
-            kind=self.kind,
-            status=self.status,
-            metadata=self.metadata,
-            timers=True,
-            after=after,
-            limit=limit,
+            HandleQuery(
+                conversation=conversation,
+                kind=self.kind,
+                status=self.status,
+                metadata=self.metadata,
+                timers=True,
+                after=after,
+                limit=limit,
+            )
         )
 
     async def count(self, registry: Registry, conversation: str, tally: "Tally") -> int:

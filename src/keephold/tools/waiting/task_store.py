@@ -19,7 +19,7 @@ from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.registry import check_id
 from keephold.handles.state import Running
-from keephold.store.base import Annotated, Parking, Record, Registered, Resolution
+from keephold.store.base import Annotated, HandleQuery, Parking, Record, Registered, Resolution
 from keephold.tools.call import Call
 from keephold.tools.waiting.view import elapsed, find, instant, milliseconds
 
@@ -173,7 +173,9 @@ async def all_tasks(call: Call) -> Sequence[Task]:
     store = call._durability.registry.store
     newest: dict[str, Record] = {}
     after = None
-    while records := await store.handles(conversation=call.conversation, kind="custom", after=after, limit=_PAGE):
+    while records := await store.handles(
+        HandleQuery(conversation=call.conversation, kind="custom", after=after, limit=_PAGE)
+    ):
         after = records[-1].uid
         newest |= {record.id: record for record in records if record.tool == CREATE}
     return [from_metadata(record.metadata) for record in newest.values() if record.metadata is not None]

@@ -17,6 +17,7 @@ from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Failure, Ok, PrintedOutput, Progress, Reply, State, Stopped, Waiting
 from keephold.handles.text import to_json
+from keephold.store.base import HandleQuery
 from keephold.store.rows import WAIT_KINDS, status_of
 from keephold.tools.call import Call
 
@@ -208,7 +209,7 @@ def in_our_words(id: str, error: ToolError) -> ToolError:
 async def _timer(call: Call, id: str) -> Handle | None:
     registry = call._durability.registry
     timers = await registry.store.handles(
-        conversation=call.conversation, kind="timer", status="pending", stateful=False, timers=True
+        HandleQuery(conversation=call.conversation, kind="timer", status="pending", stateful=False, timers=True)
     )
     record = next((each for each in reversed(timers) if each.id == id), None)
     return None if record is None else registry.adopt(record)
