@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from keephold.tools.program import command, terminal
     from keephold.tools.remote.server import mcp_server
     from keephold.turn.notifications import Notification, notification_block
-    from keephold.turn.slot import ToolCall
+    from keephold.turn.tool_call import ToolCall
     from keephold.turn.turn import Response, Turn
 
 __all__ = [
@@ -69,7 +69,7 @@ _HOMES = {
     "Response": "keephold.turn.turn",
     "Runtime": "keephold.runtime",
     "Tool": "keephold.tools.base",
-    "ToolCall": "keephold.turn.slot",
+    "ToolCall": "keephold.turn.tool_call",
     "ToolError": "keephold.errors",
     "Turn": "keephold.turn.turn",
     "command": "keephold.tools.program",

@@ -53,7 +53,7 @@ from keephold.turn.recovery import Deadlines, Recovery
 from keephold.turn.relay import Relay
 from keephold.turn.replies import Replies
 from keephold.turn.single_calls import CallQueue
-from keephold.turn.slot import Tools
+from keephold.turn.tool_call import Tools
 from keephold.turn.tool_services import ToolServices
 from keephold.turn.turn import Turn
 from keephold.upkeep import Upkeep

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,18 @@ async def test_K6_live_handles_of_a_conversation(clock: VirtualClock, tmp_path: 
         waited = await reply(turn, wait_all("a", "b", "c"))
         assert len(waited["completed"]) == 3  # nothing lost
         assert (await reply(turn, spawn("work", "d")))["state"] == "running"
+
+
+async def test_K6_a_serial_spawn_over_the_limit_does_not_hold_up_the_calls_after_it(
+    clock: VirtualClock, tmp_path: Path
+) -> None:
+    config = settings(tmp_path, "[limits]\nlive_handles = 1\n")
+    serial = replace(work, scheduling="serial")
+    async with Runtime([serial], clock=clock, config=config) as rt, rt.turn("main") as turn:
+        async with asyncio.timeout(60):
+            fits, *over, one_shot = await turn.run([*(spawn("work", id) for id in "abc"), call("work")])
+        assert "running" in fits.result and one_shot.result == "0"
+        assert all("[limits] live_handles" in each.result for each in over)
 
 
 async def test_K6_ten_thousand_is_the_default_of_live_handles(clock: VirtualClock) -> None:

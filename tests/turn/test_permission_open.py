@@ -12,13 +12,13 @@ from tests.turn.calls import TALKING, abort, apply, call, fetch, replies, reply,
 from tests.turn.people import Person, attended, few
 
 import keephold
-from keephold import Call, KeepholdError, Runtime, Tool, ToolCall
+from keephold import Call, KeepholdError, Runtime, Tool
 from keephold.handles.handle import Handle
 from keephold.handles.state import Ok, Reply
 from keephold.testing import VirtualClock
 from keephold.tools.base import Invocation, Sink
 from keephold.turn.prompts import Approved, Denied, Edited, Prompt
-from keephold.turn.slot import Slot
+from keephold.turn.tool_call import ActiveCall, call_on
 
 SKIPPED = "Tool skipped by user."
 ran: list[Any] = []
@@ -48,9 +48,9 @@ def handle_of(rt: Runtime, id: str) -> Handle:
 def aborted_by_a_person(rt: Runtime, id: str) -> Reply | None:
     """What a person who aborts the handle is told, if that is at once."""
     told: list[Reply] = []
-    slot = Slot(ToolCall("person", "work"), 0)
-    slot.action, slot.handle_id, slot.by = "abort", id, "person"
-    rt.actions.act(slot, handle_of(rt, id), told.append)
+    handle = handle_of(rt, id)
+    abort = call_on(handle, "abort", {}, "person")
+    rt.actions.act(ActiveCall(abort, lambda _, reply: told.append(reply), handle=handle))
     return told[0] if told else None
 
 

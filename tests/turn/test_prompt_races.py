@@ -25,7 +25,7 @@ from keephold.store.base import Store
 from keephold.store.memory import MemoryStore
 from keephold.testing import VirtualClock
 from keephold.turn.prompts import Answer, Approved, AskQuestion, Denied, Dismissed, Edited, Prompt, RunTool
-from keephold.turn.slot import Slot
+from keephold.turn.tool_call import ActiveCall, call_on
 
 Step = tuple[str, int]
 wrong: list[str] = []
@@ -131,14 +131,12 @@ class Scene:
     async def person_aborts(self, number: int) -> None:
         if not self.ids:
             return
-        kind, me = self.ids[number % len(self.ids)]
-        slot = Slot(ToolCall("person", kind), 0)
-        slot.action, slot.handle_id, slot.by = "abort", me, "person"
+        _, me = self.ids[number % len(self.ids)]
         try:
             handle = self.rt.registry.find(me, "main")
         except ToolError:
             return
-        self.rt.actions.act(slot, handle, lambda _: None)
+        self.rt.actions.act(ActiveCall(call_on(handle, "abort", {}, "person"), lambda *_: None, handle=handle))
 
     async def person_sends(self, number: int) -> None:
         if self.ids:

@@ -14,7 +14,7 @@ import msgspec
 
 from keephold.adapters._parts import notification_text, part, tool_call
 from keephold.runtime import Runtime
-from keephold.turn.slot import ToolCall
+from keephold.turn.tool_call import ToolCall
 from keephold.turn.turn import Response
 
 __all__ = ["calls", "results", "tools"]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from keephold.adapters._parts import notification_text, part, tool_call
 from keephold.runtime import Runtime
-from keephold.turn.slot import ToolCall
+from keephold.turn.tool_call import ToolCall
 from keephold.turn.turn import Response
 
 __all__ = ["calls", "results", "tools"]

@@ -42,7 +42,7 @@ from keephold.errors import TurnFailed
 from keephold.runtime import Runtime
 from keephold.schema.dialects import Dialect
 from keephold.turn.notifications import Notification, notification_block
-from keephold.turn.slot import ToolCall
+from keephold.turn.tool_call import ToolCall
 from keephold.turn.turn import Response, Turn
 
 _HOOKS = [

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from keephold.turn.notifications import Notification
-from keephold.turn.slot import ToolCall
+from keephold.turn.tool_call import ToolCall
 from keephold.turn.turn import Response
 
 StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled", "error"]

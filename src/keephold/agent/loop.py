@@ -43,7 +43,7 @@ from keephold.agent.spending import Spending
 from keephold.agent.transcript import TurnEnded, interrupted, request, response_text, until_readable
 from keephold.errors import KeepholdError
 from keephold.turn.notifications import Notification, notification_block
-from keephold.turn.slot import ToolCall
+from keephold.turn.tool_call import ToolCall
 from keephold.turn.turn import Response, Turn
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from keephold.handles.state import Failure, Ok, Pending, Progress, Reply, Runnin
 from keephold.handles.text import strip_controls, to_utf8
 from keephold.turn.notifications import Notification
 from keephold.turn.permission import SKIPPED
-from keephold.turn.slot import ToolCall
+from keephold.turn.tool_call import ToolCall
 from keephold.turn.turn import Response
 
 Style = Literal["", "bold", "dim", "green", "red", "yellow"]

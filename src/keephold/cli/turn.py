@@ -18,7 +18,7 @@ from keephold.cli.store import store_of, store_option
 from keephold.config import load_config
 from keephold.runtime import Runtime
 from keephold.turn.ending import Ending
-from keephold.turn.slot import ToolCall
+from keephold.turn.tool_call import ToolCall
 from keephold.turn.turn import Response, Turn
 
 PARK_AFTER_SECS = 30.0

@@ -24,7 +24,7 @@ from keephold.store.base import Forgotten
 from keephold.tools.base import Action
 from keephold.turn import send_input
 from keephold.turn.prompts import RunTool
-from keephold.turn.slot import Slot, ToolCall, checked_again
+from keephold.turn.tool_call import ParsedCall, ToolCall, checked_again
 
 
 class Control:
@@ -80,7 +80,7 @@ class Control:
     ) -> dict[str, Any]:
         """Send a handle input or keys, or answer its open question, as the user (C6); None closes its stdin.
 
-        With `answers`, send it only as the answer to that question (`turn/slot.py`). Returns the reply of C3."""
+        With `answers`, send it only as the answer to that question (`turn/tool_call.py`). Returns the reply of C3."""
         handle = await self._known(uid)
         if isinstance(handle.state, Waiting):
             self._check_writable()
@@ -146,11 +146,9 @@ class Control:
         """Check edited arguments while the user still sees them (P5); those of a turn's own tool are checked later."""
         tool = self.runtime.toolbox.get(prompt.tool)
         if tool is not None:
-            slot = Slot(ToolCall("", prompt.tool), 0)
-            slot.handle_id = prompt.id
-            if tool.launching is None:
-                slot.action = cast(Action | None, prompt.action)
-            checked_again(slot, tool, edited, self.runtime.toolbox, self.runtime.limits)
+            action = cast(Action | None, prompt.action) if tool.launching is None else None
+            parsed = ParsedCall(call=ToolCall("", prompt.tool), action=action, handle_id=prompt.id)
+            checked_again(parsed, tool, edited, self.runtime.toolbox, self.runtime.limits)
 
     async def _written(self) -> None:
         """Wait until the decision is on the disk."""

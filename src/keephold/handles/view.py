@@ -33,11 +33,11 @@ class Waited(msgspec.Struct, frozen=True):
 class Handles:
     """The handles of one conversation. `already_handled`: uids that other calls of the same batch name (A6)."""
 
-    __slots__ = ("_already_handled", "_registry", "conversation")
+    __slots__ = ("_registry", "already_handled", "conversation")
 
     def __init__(self, registry: "Registry", conversation: str, already_handled: Container[str] = ()) -> None:
         self._registry = registry
-        self._already_handled = already_handled
+        self.already_handled = already_handled
         self.conversation = conversation
 
     def named(self, id: str) -> Handle:
@@ -135,7 +135,7 @@ class Handles:
                 if woke is not None:
                     woke.append(time.perf_counter())
 
-        wait = Wait(groups, wake, already_handled=self._already_handled, told=told)
+        wait = Wait(groups, wake, already_handled=self.already_handled, told=told)
         wait.begin()
         if wait.reason != "satisfied" and (timeout is None or timeout > 0):
             for handle in handles:

@@ -32,7 +32,7 @@ from keephold.mcp.results import result
 from keephold.runtime import Runtime
 from keephold.tools.base import Tool
 from keephold.turn.single_calls import CallQueue, QueuedCall
-from keephold.turn.slot import ToolCall
+from keephold.turn.tool_call import ToolCall
 
 Context = ServerRequestContext[Any, Any]
 

@@ -17,7 +17,7 @@ import msgspec
 from keephold.runtime import Runtime
 from keephold.turn.inquiry import Inquiry
 from keephold.turn.notifications import Notification, notification_block
-from keephold.turn.slot import ToolCall
+from keephold.turn.tool_call import ToolCall
 from keephold.turn.turn import Response, Turn
 
 

@@ -55,7 +55,7 @@ class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     secret: bool = False
     """What is sent was read from a person without showing it."""
     answers: str | None = None
-    """What is sent is the answer to this question (`turn/slot.py`), or is not sent at all."""
+    """What is sent is the answer to this question (`turn/tool_call.py`), or is not sent at all."""
 
 
 class Size(msgspec.Struct, frozen=True):

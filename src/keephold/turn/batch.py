@@ -1,12 +1,14 @@
-"""One batch: what the model emitted in one response (B1, B2, B6, B7).
+"""One batch: the calls that the model emitted in one response (B1, B2, B6, B7).
 
-Every call gets exactly one response, in request order, whatever happened. Before anything runs, all handles the batch
-makes are registered, so that a call may name what another one spawns. A batch is answered by callbacks and a countdown:
-a call costs a task only if its tool is one.
+Every call gets exactly one response, in request order, whatever happens. Before anything runs, all handles the batch
+makes are registered, so that a call may name a handle that another one spawns. A batch is answered by callbacks and a
+countdown: a call costs a task only if its tool is one.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+
+from msgspec.structs import replace
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
@@ -18,9 +20,10 @@ from keephold.limits import Limits
 from keephold.store.base import Opened, Record
 from keephold.turn.actions import Actions
 from keephold.turn.lanes import Lanes
+from keephold.turn.prompt_queue import PromptQueue
 from keephold.turn.recovery import waits_for_resume
 from keephold.turn.replies import cancelled_reply, error_reply, failed_reply
-from keephold.turn.slot import Slot
+from keephold.turn.tool_call import ActiveCall, ParsedCall
 
 Claim = Callable[[Record], Awaitable[Record | None]]
 """Makes a call of a dead process ours; None if somebody else was first."""
@@ -36,7 +39,7 @@ class Batch:
 
     def __init__(
         self,
-        slots: Sequence[Slot],
+        calls: Sequence[ParsedCall],
         registry: Registry,
         actions: Actions,
         limits: Limits,
@@ -46,9 +49,11 @@ class Batch:
         park_after: float | None = None,
         *,
         resumable: bool = True,
+        people: PromptQueue | None = None,
+        patience: float | None = None,
     ) -> None:
-        """Not `resumable`: nobody will come back for its answers, so the store is not told that it is open."""
-        self._slots = slots
+        """`resumable`: its answers are wanted after a crash, so the store records that it is open. `people` and
+        `patience` are those of `ActiveCall`."""
         self._registry = registry
         self._actions = actions
         self._limits = limits
@@ -56,15 +61,23 @@ class Batch:
         self._turn = turn
         self.number = number
         self._park_at = None if park_after is None else asyncio.get_running_loop().time() + park_after
-        self._replies: list[Reply | None] = [None] * len(slots)
-        self._left = len(slots)
+        self._replies: list[Reply | None] = [None] * len(calls)
+        self._left = len(calls)
         self._named: dict[str, int] = {}
         """By uid: how many unanswered calls of this batch name the handle. Such a handle is not blocked yet (A6)."""
-        self._handles = Handles(registry, conversation, self._named)
-        self._lanes = Lanes(slots, self._start)
-        for slot in slots:
-            if slot.action == "apply":
-                slot.cause = f"{turn}:{number}:{slot.position}".encode()
+        handles = Handles(registry, conversation, self._named)
+        self._calls = [
+            ActiveCall(
+                self._with_cause(parsed),
+                self._answer,
+                handles=handles,
+                on_parked=self._parked,
+                people=people,
+                patience=patience,
+            )
+            for parsed in calls
+        ]
+        self._lanes = Lanes(self._calls, self._start)
         self._answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cancelled = False
         self._begun: set[int] = set()
@@ -77,6 +90,16 @@ class Batch:
         self.failed: Failure | None = None
         """A parked call timed out that takes the turn with it (D11)."""
 
+    def _with_cause(self, parsed: ParsedCall) -> ParsedCall:
+        if parsed.action != "apply":
+            return parsed
+        return replace(parsed, cause=f"{self._turn}:{self.number}:{parsed.position}".encode())
+
+    @property
+    def made(self) -> list[Handle | None]:
+        """Return the handle that each call makes."""
+        return [call.made for call in self._calls]
+
     async def run(self) -> list[Reply]:
         """Run it. Cancelling this cancels the batch (B7)."""
         await self.begin()
@@ -88,7 +111,7 @@ class Batch:
         await self._name_launched()
         conflict = self._conflict()
         if conflict is not None:
-            self._replies = [error_reply(conflict, slot.tool) for slot in self._slots]
+            self._replies = [error_reply(conflict, call.parsed.tool) for call in self._calls]
             self._answered.set_result(None)
             return
         new = self._make_handles()
@@ -96,37 +119,38 @@ class Batch:
             self._registry.register(new, self._begin, self._not_begun)
             return
         calls = (
-            (slot.call.id, slot.call.name, slot.given, slot.handle.uid if slot.handle is not None else None)
-            for slot in self._slots
+            (each.call.id, each.call.name, each.given, call.made.uid if call.made is not None else None)
+            for call, each in ((call, call.parsed) for call in self._calls)
         )
         opened = Opened(self._conversation, self._turn, self.number, tuple(calls))
         self._registry.register(new, self._begin, self._not_begun, opened)
 
-    async def resume(self, claim: Claim) -> list[Reply]:
-        """Answer a batch that was begun by a process that is no more (B9)."""
+    async def resume(self, claim: Claim, uids: Sequence[str | None]) -> list[Reply]:
+        """Answer a batch that a dead process began (B9); `uids` are those of the handles that its calls made."""
         await self._registry.load(self._conversation, self._ids())
-        for slot in self._slots:
-            record = await self._registry.store.handle(slot.uid) if slot.uid is not None else None
+        for call, uid in zip(self._calls, uids, strict=True):
+            record = await self._registry.store.handle(uid) if uid is not None else None
             if record is None:
                 continue
-            anew = not isinstance(record.state, Stopped) and waits_for_resume(record, slot.tool)
-            claimed = await claim(record) if anew and not self._registry.is_ours(record) else None
+            runs_again = not isinstance(record.state, Stopped) and waits_for_resume(record, call.parsed.tool)
+            claimed = await claim(record) if runs_again and not self._registry.is_ours(record) else None
             if claimed is not None:
-                slot.handle = self._registry.take_over(claimed)
+                call.make(self._registry.take_over(claimed))
             else:
-                slot.handle = self._registry.adopt(record)
-                self._begun.add(slot.position)
+                call.make(self._registry.adopt(record))
+                self._begun.add(call.parsed.position)
         names = self._registry.conversation(self._conversation).names
-        for slot in self._slots:
-            named = names.get(slot.handle_id or "") if slot.cause and slot.error is None else None
-            if named is not None and await self._registry.recorded(named, slot.cause):
-                slot.handle = named
-                self._begun.add(slot.position)
+        for call in self._calls:
+            parsed = call.parsed
+            named = names.get(parsed.handle_id or "") if parsed.cause and parsed.error is None else None
+            if named is not None and await self._registry.recorded(named, parsed.cause):
+                call.make(named)
+                self._begun.add(parsed.position)
         self._begin()
         return await self.replies()
 
     async def replies(self) -> list[Reply]:
-        """What its calls are answered with, when all are. Cancelling this cancels the batch (B7)."""
+        """Wait until every call is answered, and return the replies. Cancelling this cancels the batch (B7)."""
         try:
             await asyncio.shield(self._answered)
         except asyncio.CancelledError:
@@ -136,20 +160,20 @@ class Batch:
         return [reply for reply in self._replies if reply is not None]
 
     def _ids(self) -> list[str]:
-        return list(dict.fromkeys(slot.handle_id for slot in self._slots if slot.handle_id is not None))
+        ids = (call.parsed.handle_id for call in self._calls)
+        return list(dict.fromkeys(id for id in ids if id is not None))
 
     def _not_begun(self, error: Exception) -> None:
         """The store did not take the batch: nothing of it ran."""
         code = error.code if isinstance(error, KeepholdError) else "store_unavailable"
-        if code == "batch_rejected" and self._names_left and any(map(_numbered, self._slots)):
+        if code == "batch_rejected" and self._names_left and any(_numbered(call.parsed) for call in self._calls):
             self._names_left -= 1
             self._renaming = asyncio.get_running_loop().create_task(self._begin_again())
             return
         refusal = ToolError(f"{self._nothing_ran}: {error}", code=code)
-        once = next((_once(slot) for slot in self._slots if _once(slot)), None)
-        if code == "batch_rejected" and once is not None and len(self._slots) == 1:
-            refusal = once  # in the words of its rule (W7)
-        self._replies = [error_reply(refusal, slot.tool) for slot in self._slots]
+        if code == "batch_rejected" and len(self._calls) == 1:
+            refusal = _once(self._calls[0].parsed) or refusal  # in the words of its rule (W7)
+        self._replies = [error_reply(refusal, call.parsed.tool) for call in self._calls]
         if not self._answered.done():
             self._answered.set_result(None)
 
@@ -167,7 +191,10 @@ class Batch:
 
     def waits_for(self, handle: Handle) -> bool:
         """Whether the call that made the handle is not answered yet."""
-        return any(slot.handle is handle and self._replies[slot.position] is None for slot in self._slots)
+        return any(call.made is handle and self._is_open(call) for call in self._calls)
+
+    def _is_open(self, call: ActiveCall) -> bool:
+        return self._replies[call.parsed.position] is None
 
     def leave(self) -> None:
         """The runtime is closing: what is not answered yet stays open in the store (R6, D10)."""
@@ -180,25 +207,30 @@ class Batch:
     async def _name_launched(self) -> None:
         """W12: where the id of a spawn by another name is taken, make another one of it."""
         names = self._registry.conversation(self._conversation).names
-        taken = {slot.handle_id for slot in self._slots if slot.action == "spawn" and not _numbered(slot)}
-        for slot in filter(_numbered, self._slots):
-            assert slot.launch is not None
-            base, count = slot.launch.id, 1
-            while slot.handle_id in names or slot.handle_id in taken:
+        spawns = [call.parsed for call in self._calls if call.parsed.action == "spawn"]
+        taken = {parsed.handle_id for parsed in spawns if not _numbered(parsed)}
+        for call in self._calls:
+            launch = call.parsed.launch
+            if launch is None or not _numbered(call.parsed):
+                continue
+            id, count = call.parsed.handle_id, 1
+            while id in names or id in taken:
                 count += 1
-                slot.handle_id = f"{base}_{count}"
-                await self._registry.load(self._conversation, (slot.handle_id,))
-            taken.add(slot.handle_id)
+                id = f"{launch.id}_{count}"
+                await self._registry.load(self._conversation, (id,))
+            if id != call.parsed.handle_id:
+                call.parsed = replace(call.parsed, handle_id=id)
+            taken.add(id)
 
     def _conflict(self) -> ToolError | None:
         """B2: an id spawned twice, or one that is active, rejects the whole batch."""
         names = self._registry.conversation(self._conversation).names
         seen: set[str] = set()
-        for slot in self._slots:
-            id = slot.handle_id
-            if slot.action != "spawn" or id is None:
+        for parsed in (call.parsed for call in self._calls):
+            id = parsed.handle_id
+            if parsed.action != "spawn" or id is None:
                 continue
-            once = _once(slot)
+            once = _once(parsed)
             active = id in names and (names[id].active or once is not None)
             if once is not None and (id in seen or active):
                 return once
@@ -217,47 +249,52 @@ class Batch:
         known = self._registry.conversation(self._conversation)
         room = self._limits.live_handles - len(known.live)
         new, first, now = [], self._lanes.first, self._registry.clock.now()
-        for slot in self._slots:
-            spawn = slot.action == "spawn" and slot.handle_id is not None
-            if slot.tool is None or slot.action in ("fetch", "apply", "abort") or (slot.error and not spawn):
+        for call in self._calls:
+            parsed, tool = call.parsed, call.parsed.tool
+            spawn = parsed.action == "spawn" and parsed.handle_id is not None
+            if tool is None or parsed.action in ("fetch", "apply", "abort") or (parsed.error and not spawn):
                 continue
-            counts = spawn and not (slot.tool.launching is not None and slot.tool.launching.parks)
+            counts = spawn and not (tool.launching is not None and tool.launching.parks)
             if counts and room <= 0:
                 limit = self._limits.live_handles
-                slot.error = ToolError(
+                error = ToolError(
                     f"{limit} handles of this conversation are live, which is the limit ([limits] live_handles); "
                     "wait for some of them or abort them",
                     code="limit_exceeded",
                 )
+                call.parsed = replace(parsed, error=error)
                 continue
             room -= counts
-            label = to_utf8(slot.call.id).decode()  # as it can be stored
-            slot.handle = self._registry.new_handle(
-                id=slot.handle_id if spawn and slot.handle_id else f"call:{label}",
-                tool=slot.tool,
+            label = to_utf8(parsed.call.id).decode()  # as it can be stored
+            launch = parsed.launch
+            handle = self._registry.new_handle(
+                id=parsed.handle_id if spawn and parsed.handle_id else f"call:{label}",
+                tool=tool,
                 conversation=self._conversation,
                 turn=self._turn,
                 call_id=label,
                 stateful=spawn,
-                priority=slot.tool.spawn.priority if slot.launch is None else slot.launch.priority,
-                kind=slot.tool.kind if slot.launch is None else slot.launch.kind,
+                priority=tool.spawn.priority if launch is None else launch.priority,
+                kind=tool.kind if launch is None else launch.kind,
             )
-            if slot.launch is not None and slot.launch.metadata:
-                slot.handle.metadata = dict(slot.launch.metadata)
-            # What is known already goes into the commit that says that the handle exists: a refused spawn has stopped
-            # (B6), and a call that nothing stands in the way of runs.
-            if slot.error is not None:
-                slot.handle.decided = slot.handle.state = Stopped(now, None, now, error_of(slot.error))
-                slot.handle.owner = None
-            elif slot.position in first and self._actions.may_start(slot, self._conversation):
-                slot.handle.decided = slot.handle.state = Running(now, now)
-            record = self._record(slot, slot.handle)
-            if not self.resumable and slot.error is None and _may_be_over_at_once(slot.handle):
-                slot.handle.unwritten = record
-            new.append((slot.handle, record))
+            call.make(handle)
+            if launch is not None and launch.metadata:
+                handle.metadata = dict(launch.metadata)
+            # What is known already goes into the commit that registers the handle: a refused spawn has stopped (B6),
+            # and a call that starts at once runs.
+            if parsed.error is not None:
+                handle.decided = handle.state = Stopped(now, None, now, error_of(parsed.error))
+                handle.owner = None
+            elif parsed.position in first and self._actions.may_start(call):
+                handle.decided = handle.state = Running(now, now)
+            record = self._record(call, handle)
+            if not self.resumable and parsed.error is None and _may_be_over_at_once(handle):
+                handle.unwritten = record
+            new.append((handle, record))
         return new
 
-    def _record(self, slot: Slot, handle: Handle) -> Record:
+    def _record(self, call: ActiveCall, handle: Handle) -> Record:
+        parsed = call.parsed
         return Record(
             uid=handle.uid,
             id=handle.id,
@@ -265,15 +302,15 @@ class Batch:
             conversation=handle.conversation,
             turn=handle.turn,
             batch=self.number,
-            position=slot.position,
+            position=parsed.position,
             call_id="" if handle.tool.source == "builtin" else handle.call_id,  # a label finds what tools printed (O4)
             stateful=handle.stateful,
             state=handle.state,
-            arguments=slot.arguments,
+            arguments=parsed.arguments,
             kind=handle.kind,
             priority=handle.priority,
             metadata=handle.metadata,
-            resources=self._actions.resources(slot, handle) if handle.tool.resources and slot.error is None else (),
+            resources=self._actions.resources(call) if handle.tool.resources and parsed.error is None else (),
             owner=handle.owner,
         )
 
@@ -283,69 +320,68 @@ class Batch:
             self.leave()
             return
         names = self._registry.conversation(self._conversation).names
-        for slot in self._slots:
-            if slot.handle_id is not None and slot.handle_id in names:
-                slot.named = names[slot.handle_id]
-                self._named[slot.named.uid] = self._named.get(slot.named.uid, 0) + 1
+        for call in self._calls:
+            named = names.get(call.parsed.handle_id or "")
+            if named is not None:
+                call.named = named
+                self._named[named.uid] = self._named.get(named.uid, 0) + 1
         self._lanes.begin()
-        if not self._slots:
+        if not self._calls:
             self._answered.set_result(None)
 
-    def _refuse(self, slot: Slot, error: ToolError) -> None:
-        # B6: whoever awaits its handle hears what was wrong.
-        self._answer(slot, error_reply(error, slot.tool) if slot.handle is None else self._actions.show(slot.handle))
-
-    def _start(self, slot: Slot) -> None:
-        if self._replies[slot.position] is not None:
+    def _start(self, call: ActiveCall) -> None:
+        parsed = call.parsed
+        if not self._is_open(call):
             return
-        if self._cancelled and slot.position not in self._begun:
-            self._withdraw(slot)
+        begun = parsed.position in self._begun
+        if self._cancelled and not begun:
+            self._withdraw(call)
             return
-        if slot.error is not None and slot.position not in self._begun:
-            self._refuse(slot, slot.error)
+        if parsed.error is not None and not begun:
+            # B6: the refusal is also the end of its handle.
+            refusal = error_reply(parsed.error, parsed.tool) if call.made is None else self._actions.show(call.made)
+            self._answer(call, refusal)
             return
-        answer, parked = (lambda reply: self._answer(slot, reply)), (lambda: self._parked(slot))
         try:
-            if slot.position in self._begun:
-                self._actions.follow(slot, self._named, answer, parked)
+            if begun:
+                self._actions.follow(call)
             else:
-                self._actions.start(slot, self._handles, self._named, answer, parked)
+                self._actions.start(call)
         except Exception as error:  # of a tool's runtime; it must not leave the call without its answer (C9)
-            self._answer(slot, failed_reply(slot.call.id, error))
+            self._answer(call, failed_reply(parsed.call.id, error))
 
-    def _answer(self, slot: Slot, reply: Reply) -> None:
-        if self._replies[slot.position] is not None:
+    def _answer(self, call: ActiveCall, reply: Reply) -> None:
+        position = call.parsed.position
+        if self._replies[position] is not None:
             return
-        self._replies[slot.position] = reply
+        self._replies[position] = reply
         self._left -= 1
-        if slot.handle is not None and self.failed is None:
-            self.failed = _fails_turn(slot.handle)
+        if call.made is not None and self.failed is None:
+            self.failed = _fails_turn(call.made)
             if self.failed is not None:
                 self.cancel()
-        self._unname(slot)
-        self._lanes.returned(slot)
+        self._unname(call)
+        self._lanes.returned(call)
         if self._left == 0 and not self._answered.done():
             self._answered.set_result(None)
 
-    def _parked(self, slot: Slot) -> None:
-        """D10: the serial lane goes on; the batch waits, if need be only for so long."""
-        self._lanes.returned(slot)
+    def _parked(self, call: ActiveCall) -> None:
+        """D10: the serial lane continues; the batch waits, with `park_after` only for a while."""
+        self._lanes.returned(call)
         if self._park_at is not None:
-            asyncio.get_running_loop().call_at(self._park_at, self._stop_waiting, slot)
+            asyncio.get_running_loop().call_at(self._park_at, self._stop_waiting, call)
 
-    def _stop_waiting(self, slot: Slot) -> None:
-        over = self._answered.done() or self._registry.closing
-        if not over and self._replies[slot.position] is None and slot.handle is not None and slot.handle.parked:
-            self._registry.run_soon(self.promote_to_handle(slot))
+    def _stop_waiting(self, call: ActiveCall) -> None:
+        done = self._answered.done() or self._registry.closing
+        if not done and self._is_open(call) and call.made is not None and call.made.parked:
+            self._registry.run_soon(self.promote_to_handle(call.made))
 
-    async def promote_to_handle(self, slot: Slot, *, left: bool = False) -> None:
-        """Give a one-shot call a name and answer with that: it is parked (D10), or nobody waits for it any more, though
-        it may have ended by now (`left`)."""
-        handle = slot.handle
-        assert handle is not None
+    async def promote_to_handle(self, handle: Handle, *, left: bool = False) -> None:
+        """Name a one-shot call and answer with that name: it is parked (D10), or its client has left (`left`)."""
+        call = next(call for call in self._calls if call.made is handle)
         number = 1
         while True:
-            id = call_id(slot.call.id) + (f"_{number}" if number > 1 else "")
+            id = call_id(call.parsed.call.id) + (f"_{number}" if number > 1 else "")
             try:
                 await self._registry.load(self._conversation, (id,))
             except KeepholdError:
@@ -356,17 +392,17 @@ class Batch:
             if taken is None or not taken.active:
                 break
             number += 1
-        if left or (self._replies[slot.position] is None and handle.active):
+        if left or (self._is_open(call) and handle.active):
             try:
                 await self._registry.promote_to_handle(handle, id)
             except KeepholdError as error:
                 if error.code == "batch_rejected":  # another process was quicker with the id
-                    await self.promote_to_handle(slot, left=left)
+                    await self.promote_to_handle(handle, left=left)
                 return
-            self._answer(slot, self._actions.show(handle))
+            self._answer(call, self._actions.show(handle))
 
-    def _unname(self, slot: Slot) -> None:
-        handle = slot.named
+    def _unname(self, call: ActiveCall) -> None:
+        handle = call.named
         if handle is None:
             return
         self._named[handle.uid] -= 1
@@ -375,27 +411,26 @@ class Batch:
             self._registry.notify_watchers(handle)  # it may count as blocked from now on
 
     def cancel(self) -> None:
-        """B7: tell every call; those that have no result of their own soon are answered without one."""
+        """B7: cancel every call; those that do not return soon are answered without a result."""
         if self._cancelled:
             return
         self._cancelled = True
-        open_slots = [slot for slot in self._slots if self._replies[slot.position] is None]
-        for slot in open_slots:
-            slot.withdraw()
-        calls = [slot.handle for slot in open_slots if slot.handle is not None and not slot.handle.stateful]
-        self._actions.cancel(calls)
+        open_calls = [call for call in self._calls if self._is_open(call)]
+        for call in open_calls:
+            call.withdraw()
+        self._actions.cancel([call.made for call in open_calls if call.made is not None and not call.made.stateful])
         asyncio.get_running_loop().call_later(CANCEL_GRACE_SECS, self._answer_the_rest)
 
     def _answer_the_rest(self) -> None:
-        for slot in self._slots:
-            if self._replies[slot.position] is None:
-                self._withdraw(slot)
+        for call in self._calls:
+            if self._is_open(call):
+                self._withdraw(call)
 
-    def _withdraw(self, slot: Slot) -> None:
-        slot.withdraw()
-        if slot.handle is not None and slot.handle.run is None:
-            self._actions.cancel([slot.handle])
-        self._answer(slot, cancelled_reply())
+    def _withdraw(self, call: ActiveCall) -> None:
+        call.withdraw()
+        if call.made is not None and call.made.run is None:
+            self._actions.cancel([call.made])
+        self._answer(call, cancelled_reply())
 
 
 def _may_be_over_at_once(handle: Handle) -> bool:
@@ -406,16 +441,16 @@ def _may_be_over_at_once(handle: Handle) -> bool:
     return not handle.stateful and isinstance(handle.state, Running) and lost_with_us and tool.result == "unattended"
 
 
-def _once(slot: Slot) -> ToolError | None:
-    """The refusal of a spawn by another name whose id is taken, of a tool that takes none twice (W7)."""
-    launching = slot.tool.launching if slot.tool is not None else None
+def _once(parsed: ParsedCall) -> ToolError | None:
+    """Refuse a spawn by another name whose id is taken, if its tool takes no id twice (W7)."""
+    launching = parsed.tool.launching if parsed.tool is not None else None
     if launching is None or not launching.once:
         return None
-    return ToolError(launching.once.format(id=slot.handle_id), code="batch_rejected")
+    return ToolError(launching.once.format(id=parsed.handle_id), code="batch_rejected")
 
 
-def _numbered(slot: Slot) -> bool:
-    return slot.launch is not None and slot.tool is not None and getattr(slot.tool.launching, "numbered", False)
+def _numbered(parsed: ParsedCall) -> bool:
+    return parsed.launch is not None and parsed.tool is not None and getattr(parsed.tool.launching, "numbered", False)
 
 
 def _fails_turn(handle: Handle) -> Failure | None:

@@ -11,38 +11,40 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
 
-from keephold.turn.slot import Slot
+from keephold.turn.tool_call import ActiveCall, ParsedCall
 
 
 class Lanes:
-    """Starts the slots of a batch, each once, when its turn has come."""
+    """Starts the calls of a batch, each once, when its turn has come."""
 
-    def __init__(self, slots: Sequence[Slot], start: Callable[[Slot], None]) -> None:
+    def __init__(self, calls: Sequence[ActiveCall], start: Callable[[ActiveCall], None]) -> None:
         self._start = start
-        self._serial = deque(slot for slot in slots if slot.lane == "serial")
-        self._after: dict[int, Slot] = {}
-        """By position: the slot that must wait until this one has returned."""
-        late = self._chain(slots)
-        chained = {slot.position for slot in self._after.values()}
-        self._ready = [(0, s.position, s) for s in slots if s.lane != "serial" and s.position not in chained]
-        """A heap: first those that wait for nobody, which start together; then followers. The first emitted leads."""
-        self._parallel = {s.position for s in slots if s.lane == "parallel" and s.position not in late}
-        self._serial_busy = False
+        lanes = [(call, call.parsed.position, call.parsed.lane) for call in calls]
+        self._serial = deque(call for call, _, lane in lanes if lane == "serial")
+        self._after: dict[int, ActiveCall] = {}
+        """By position: the call that must wait until this one has returned."""
+        late = self._chain(calls)
+        chained = {call.parsed.position for call in self._after.values()}
+        self._ready = [(0, at, call) for call, at, lane in lanes if lane != "serial" and at not in chained]
+        """A heap: first those that wait for no other, which start together; then followers, in the order emitted."""
+        self._parallel = {at for _, at, lane in lanes if lane == "parallel" and at not in late}
+        self._running: ActiveCall | None = None
+        """The serial call that has started and not returned."""
         self._starting = False
 
-    def _chain(self, slots: Sequence[Slot]) -> set[int]:
-        """Link the slots that name one handle. Returns the positions that come after a serial spawn."""
-        chains: dict[str, list[Slot]] = {}
-        for slot in slots:
-            if slot.handle_id is not None and slot.lane != "synchronising":
-                chains.setdefault(slot.handle_id, []).append(slot)
+    def _chain(self, calls: Sequence[ActiveCall]) -> set[int]:
+        """Link the calls that name one handle. Return the positions that come after a serial spawn."""
+        chains: dict[str, list[ParsedCall]] = {}
+        for parsed in (call.parsed for call in calls):
+            if parsed.handle_id is not None and parsed.lane != "synchronising":
+                chains.setdefault(parsed.handle_id, []).append(parsed)
         late: set[int] = set()
         for chain in chains.values():
-            chain.sort(key=lambda slot: slot.action != "spawn")  # stable: emitted order otherwise
-            for before, slot in pairwise(chain):
-                self._after[before.position] = slot
+            chain.sort(key=lambda parsed: parsed.action != "spawn")  # stable: emitted order otherwise
+            for before, parsed in pairwise(chain):
+                self._after[before.position] = calls[parsed.position]
             if chain[0].lane == "serial":
-                late.update(slot.position for slot in chain[1:])
+                late.update(parsed.position for parsed in chain[1:])
         return late
 
     @property
@@ -51,17 +53,18 @@ class Lanes:
         return {position for _, position, _ in self._ready}
 
     def begin(self) -> None:
-        """Start everything that waits for nobody, in emitted order."""
+        """Start everything that waits for no other call, in emitted order."""
         self._pump()
 
-    def returned(self, slot: Slot) -> None:
-        """A call has returned: start what waited for it."""
-        follower = self._after.pop(slot.position, None)
+    def returned(self, call: ActiveCall) -> None:
+        """Start the calls that waited for this one."""
+        position = call.parsed.position
+        follower = self._after.pop(position, None)
         if follower is not None:
-            heappush(self._ready, (1, follower.position, follower))
-        self._parallel.discard(slot.position)
-        if slot.lane == "serial":
-            self._serial_busy = False
+            heappush(self._ready, (1, follower.parsed.position, follower))
+        self._parallel.discard(position)
+        if self._running is call:
+            self._running = None
         if not self._starting and (self._ready or self._serial):
             # Not at once: a handle that has stopped answers first and frees its lane and resources after that.
             asyncio.get_running_loop().call_soon(self._pump)
@@ -76,9 +79,9 @@ class Lanes:
             while True:
                 if self._ready:
                     self._start(heappop(self._ready)[2])
-                elif self._serial and not self._parallel and not self._serial_busy:
-                    self._serial_busy = True
-                    self._start(self._serial.popleft())
+                elif self._serial and not self._parallel and self._running is None:
+                    self._running = self._serial.popleft()
+                    self._start(self._running)
                 else:
                     return
         finally:

@@ -7,7 +7,7 @@ with just these arguments, unless the person says that it covers the tool until 
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -26,9 +26,17 @@ SKIPPED_REMEMBERED = "Tool skipped by user (remembered)."
 NOT_DELIVERED = "Result delivery skipped by configuration."
 NOT_DELIVERED_BY_USER = "Result delivery skipped by user."
 
-ASK: Literal["ask"] = "ask"
-Verdict = Outcome | Literal["ask"] | None
-"""None: go ahead. An outcome: how the call ends without running. `ASK`: a person has to say."""
+
+class Ask(NamedTuple):
+    """The user has to decide."""
+
+    people: PromptQueue
+    edit: bool
+    """The configuration wants the arguments edited (`run = "edit"`)."""
+
+
+Verdict = Outcome | Ask | None
+"""None: run the call. An outcome: how the call ends without running."""
 
 Check = Callable[[Any], dict[str, Any]]
 """What a person made of the arguments, as the tool takes them, or `ToolError`."""
@@ -51,7 +59,7 @@ class Permission:
     def to_run(
         self, tool: Tool, action: Action | None, conversation: str, people: PromptQueue | None = None
     ) -> Verdict:
-        """Whether a call of the tool may run; `people` are those who are there for it, if not those of the runtime."""
+        """Decide whether a call of the tool may run; `people` are asked instead of the runtime's prompter."""
         mode = _mode(tool, action)
         if mode == "unattended":
             return None
@@ -62,38 +70,17 @@ class Permission:
         known = self._remembered.may_run(conversation, tool.name)
         if known is not None:
             return None if known else Ok(SKIPPED_REMEMBERED)
-        if (people or self.people_of(conversation) or self._people).here:
-            return ASK
+        people = people or self.people_of(conversation) or self._people
+        if people.here:
+            return Ask(people, mode == "edit")
         if self.detached == "auto":
             return None
         setting = "run" if action is None or action not in tool.run_actions else f"run_actions.{action}"
         return _denied(tool, f'run (`{setting} = "{mode}"`)', setting)
 
-    def ask(
-        self,
-        tool: Tool,
-        action: Action | None,
-        id: str | None,
-        arguments: dict[str, Any],
-        conversation: str,
-        check: Check,
-        then: Callable[[Outcome | dict[str, Any]], None],
-        people: PromptQueue | None = None,
-        uid: str | None = None,
-    ) -> Asking:
-        """Ask the person. `then` gets the arguments to run with, or how the call ends without running."""
-        prompt = RunTool(
-            tool=tool.name,
-            action=action,
-            id=id,
-            arguments=arguments,
-            conversation=conversation,
-            edit=_mode(tool, action) == "edit",
-            digest=digest(tool.name, action, id, arguments),
-            uid=uid,
-        )
-        asked = people or self.people_of(conversation) or self._people
-        return _ToRun(asked, self._remembered, prompt, check, then).asking
+    def ask(self, ask: Ask, prompt: RunTool, check: Check, then: Callable[[Outcome | dict[str, Any]], None]) -> Asking:
+        """Ask the user. `then` gets the arguments to run with, or how the call ends without running."""
+        return _ToRun(ask.people, self._remembered, prompt, check, then).asking
 
     # To deliver
 

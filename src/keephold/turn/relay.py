@@ -8,10 +8,11 @@ owner's attach socket instead: it may be a password, so the store never gets it.
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
@@ -24,7 +25,7 @@ from keephold.tools.run import FORCE_SECS
 from keephold.turn.attach_protocol import REPLY, Want
 from keephold.turn.owner_connection import OwnerAddress, linked, socket_of
 from keephold.turn.replies import aborted, error_reply
-from keephold.turn.slot import By, Slot, backs_out, slot_of
+from keephold.turn.tool_call import ActiveCall, By, ParsedCall, call_on
 
 if TYPE_CHECKING:
     from keephold.turn.actions import Actions
@@ -44,7 +45,7 @@ class _Wanted(msgspec.Struct, omit_defaults=True):
     cursor: int
     arguments: dict[str, Any] = {}
     """The other arguments of the call: the input of an `apply`; for a terminal also keys, a size, a view."""
-    cause: str = ""
+    cause: bytes = b""
     by: By = "model"
     answers: str | None = None
     declines: bool = False
@@ -66,61 +67,63 @@ class Relay:
 
     # Asking
 
-    def ask(self, handle: Handle, slot: Slot, answer: Callable[[Reply], None]) -> None:
-        """Have the owner of a handle do what the slot's call wants."""
-        self._registry.run_soon(self._ask(handle, slot, answer))
+    def forward(self, call: ActiveCall) -> None:
+        """Have the owner of a handle carry out a call."""
+        self._registry.run_soon(self._forward(call))
 
-    async def _ask(self, handle: Handle, slot: Slot, answer: Callable[[Reply], None]) -> None:
+    async def _forward(self, call: ActiveCall) -> None:
+        handle, cause = call.handle, call.parsed.cause
         try:
-            reply = await self._forward(handle, slot)
+            reply = await self._forwarded(handle, call.parsed)
             if reply is not None:
-                answer(reply)
-            elif slot.cause and await self._registry.recorded(handle, slot.cause):
-                answer(self.actions.show(handle))
+                call.answer(reply)
+            elif cause and await self._registry.recorded(handle, cause):
+                call.answer(self.actions.show(handle))
             else:  # no process has done it, or will
-                self.actions.act(slot, handle, answer)
+                self.actions.act(call)
         except KeepholdError as error:
-            answer(error_reply(error if isinstance(error, ToolError) else ToolError(error.message, code=error.code)))
+            refusal = error if isinstance(error, ToolError) else ToolError(error.message, code=error.code)
+            call.answer(error_reply(refusal))
 
-    async def _forward(self, handle: Handle, slot: Slot) -> Reply | None:
+    async def _forwarded(self, handle: Handle, parsed: ParsedCall) -> Reply | None:
         """Return the owner's reply; None if no other process runs the handle any more."""
         store = self._registry.store
         while self.elsewhere(handle):
             owner, reply = handle.owner, None
             assert owner is not None
             if store.alive(owner):
-                path = socket_of(store, owner) if _is_typed(slot) else None
+                path = socket_of(store, owner) if _is_typed(parsed) else None
                 if path is not None:
-                    return await _send(OwnerAddress(handle.uid, handle.id, handle.tool.name, path), slot)
-                if slot.secret:
+                    return await _send(OwnerAddress(handle.uid, handle.id, handle.tool.name, path), parsed)
+                if parsed.secret:
                     raise _no_socket(handle)
-                reply = await self._request(handle, owner, slot)
+                reply = await self._request(handle, owner, parsed)
             if reply is not None:
                 return reply
-            await self._recover(handle, owner, slot)
+            await self._recover(handle, owner, parsed)
         return None
 
-    async def _recover(self, handle: Handle, owner: str, slot: Slot) -> None:
+    async def _recover(self, handle: Handle, owner: str, parsed: ParsedCall) -> None:
         await self.recovery.take(owner)
         await self._registry.refresh((handle.uid,))
-        if handle.owner == owner and slot.action == "abort":
-            await self.recovery.end_left(handle.uid, owner, aborted(slot.by))
+        if handle.owner == owner and parsed.action == "abort":
+            await self.recovery.end_left(handle.uid, owner, aborted(parsed.by))
             await self._registry.refresh((handle.uid,))
         if self.elsewhere(handle) and handle.owner == owner:
             raise _gone(handle)
 
-    async def _request(self, handle: Handle, owner: str, slot: Slot) -> Reply | None:
+    async def _request(self, handle: Handle, owner: str, parsed: ParsedCall) -> Reply | None:
         """Write the request and wait for the reply; None if the owner dies."""
         registry, store = self._registry, self._registry.store
-        assert slot.action is not None
+        assert parsed.action is not None
         wanted = _Wanted(
-            slot.action,
+            parsed.action,
             handle.cursor,
-            slot.arguments,
-            slot.cause.decode(),
-            slot.by,
-            _question_answered(handle, slot),
-            slot.declines,
+            parsed.arguments,
+            parsed.cause,
+            parsed.by,
+            _question_answered(handle, parsed),
+            parsed.declines,
         )
         id, rung = secrets.token_hex(12), asyncio.Event()
         self._awaited[id] = rung
@@ -164,44 +167,45 @@ class Relay:
         wanted = msgspec.json.decode(request.body, type=_Wanted)
         self._reply(request.id, _TAKEN)
 
-        def answer(reply: Reply) -> None:
+        def answer(_: object, reply: Reply) -> None:
             self._reply(request.id, msgspec.json.encode(reply))
             self._taken.discard(request.id)
 
         if handle is None:
-            answer(error_reply(ToolError("the handle is not run here any more; ask again", code="handle_not_found")))
+            refusal = ToolError("the handle is not run here any more; ask again", code="handle_not_found")
+            answer(None, error_reply(refusal))
             return
         handle.cursor = max(handle.cursor, wanted.cursor)
-        slot = slot_of(handle, wanted.action, wanted.arguments, wanted.by)
-        slot.cause, slot.answers, slot.declines = wanted.cause.encode(), wanted.answers, wanted.declines
+        parsed = call_on(handle, wanted.action, wanted.arguments, wanted.by)
+        parsed = replace(parsed, cause=wanted.cause, answers=wanted.answers, declines=wanted.declines)
         try:
-            self.actions.act(slot, handle, answer)
+            self.actions.act(ActiveCall(parsed, answer, handle=handle))
         except ToolError as error:
-            answer(error_reply(error))
+            answer(None, error_reply(error))
 
     def _reply(self, id: str, body: bytes) -> None:
         self._registry.commit((Replied(id, body),), lambda _: None, lambda _: None, keep=True)
 
 
-def _is_typed(slot: Slot) -> bool:
-    return slot.by == "person" and slot.action == "apply" and not slot.declines
+def _is_typed(parsed: ParsedCall) -> bool:
+    return parsed.by == "person" and parsed.action == "apply" and not parsed.declines
 
 
-def _question_answered(handle: Handle, slot: Slot) -> str | None:
+def _question_answered(handle: Handle, parsed: ParsedCall) -> str | None:
     """Name the question that an `apply` answers, so that it is not taken for input if the question is closed by then.
 
     C6: whether an `apply` is input or an answer depends on what its sender can see, which is the state in this process.
     """
     state = handle.state
-    if slot.answers is not None or slot.action != "apply" or not isinstance(state, Waiting) or backs_out(slot):
-        return slot.answers
+    if parsed.answers is not None or parsed.action != "apply" or not isinstance(state, Waiting) or parsed.backs_out:
+        return parsed.answers
     return question_key(state.question, state.number)
 
 
-async def _send(to: OwnerAddress, slot: Slot) -> Reply:
+async def _send(to: OwnerAddress, parsed: ParsedCall) -> Reply:
     """Send the owner what a person typed, over its attach socket."""
-    given, keys = slot.arguments.get("input", msgspec.UNSET), tuple(slot.arguments.get("keys", ()))
-    want = Want(uid=to.uid, want="send", input=given, keys=keys, secret=slot.secret, answers=slot.answers)
+    given, keys = parsed.arguments.get("input", msgspec.UNSET), tuple(parsed.arguments.get("keys", ()))
+    want = Want(uid=to.uid, want="send", input=given, keys=keys, secret=parsed.secret, answers=parsed.answers)
     async with linked(to, want) as link:
         while True:
             kind, payload = await link.receive()

@@ -21,7 +21,7 @@ from keephold.turn.budget import size_of
 from keephold.turn.notifications import notifications, still_shown
 from keephold.turn.prompt_queue import PromptQueue
 from keephold.turn.replies import error_reply
-from keephold.turn.slot import Slot, ToolCall, read_call
+from keephold.turn.tool_call import ToolCall, read_call
 from keephold.turn.turn import Response
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class QueuedCall:
     """One call at the desk, begun."""
 
-    def __init__(self, desk: "CallQueue", slot: Slot, batch: Batch) -> None:
+    def __init__(self, desk: "CallQueue", call: ToolCall, batch: Batch) -> None:
         self._desk = desk
-        self._slot = slot
+        self._call = call
         self._batch = batch
         self._answer: asyncio.Task[Response] | None = None
         self.left = False
@@ -44,7 +44,7 @@ class QueuedCall:
     @property
     def handle(self) -> Handle | None:
         """The handle the call has made: a spawn's, or the unseen one of a one-shot call."""
-        return self._slot.handle
+        return self._batch.made[0]
 
     async def reply(self) -> Reply:
         """What it is answered with, as far as that is the call's own: no news rides on it, and nothing counts as shown.
@@ -55,7 +55,7 @@ class QueuedCall:
     async def response(self) -> Response:
         """The answer, with whatever news rides on it (N4). Whoever is cancelled here lets the call go on."""
         if self._answer is None:
-            self._answer = asyncio.create_task(self._desk._answered(self, self._slot.call))
+            self._answer = asyncio.create_task(self._desk._answered(self, self._call))
         return await asyncio.shield(self._answer)
 
     def cancel(self) -> None:
@@ -67,7 +67,7 @@ class QueuedCall:
         self.left = True
         self._desk._give_back(self)
         if self._answer is None:
-            self._answer = asyncio.create_task(self._desk._answered(self, self._slot.call))
+            self._answer = asyncio.create_task(self._desk._answered(self, self._call))
 
     def leave(self) -> None:
         """Nobody will take the answer: a one-shot call goes on as a handle that can be found again, by
@@ -80,7 +80,7 @@ class QueuedCall:
         if looks or handle.kind == "timer":
             self._batch.cancel()
         elif not handle.tool.unrecorded:
-            self._desk._runtime.registry.run_soon(self._batch.promote_to_handle(self._slot, left=True))
+            self._desk._runtime.registry.run_soon(self._batch.promote_to_handle(handle, left=True))
 
 
 class CallQueue:
@@ -108,9 +108,13 @@ class CallQueue:
             if runtime.registry.collecting_is_due:
                 runtime.registry.run_soon(runtime.registry.collect_sometimes())
             self._visits += 1
-            slot = read_call(call, 0, runtime.toolbox, runtime.limits, runtime.registry.clock.now())
+            parsed = read_call(call, 0, runtime.toolbox, runtime.limits, runtime.registry.clock.now())
+            trouble = runtime.registry.store.trouble
+            if trouble is not None:
+                error = ToolError(f"The call was not run: {trouble}", code="store_unavailable")
+                parsed = replace(parsed, error=error)
             batch = Batch(
-                [slot],
+                [parsed],
                 runtime.registry,
                 runtime.actions,
                 runtime.limits,
@@ -119,21 +123,19 @@ class CallQueue:
                 self._visits,
                 park_after,
                 resumable=False,
+                people=people,
+                patience=park_after if people is None else None,  # the client's user may take their time
             )
-            slot.people = people
-            slot.patience = park_after if people is None else None  # a person elsewhere may take their time
             runtime.batches.add(batch)
-            trouble = runtime.registry.store.trouble
-            if trouble is not None:
-                slot.error = ToolError(f"The call was not run: {trouble}", code="store_unavailable")
             try:
                 await batch.begin()
             except BaseException:
                 runtime.batches.discard(batch)
                 raise
-        if people is not None and slot.handle is not None and not slot.handle.stateful:
-            runtime.people.assign(slot.handle, people)
-        return QueuedCall(self, slot, batch)
+        queued = QueuedCall(self, call, batch)
+        if people is not None and queued.handle is not None and not queued.handle.stateful:
+            runtime.people.assign(queued.handle, people)
+        return queued
 
     async def _answered(self, visit: QueuedCall, call: ToolCall) -> Response:
         try:

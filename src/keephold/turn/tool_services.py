@@ -18,7 +18,7 @@ from keephold.tools.waiting.agents import Agents
 from keephold.tools.waiting.measure import Measure
 from keephold.turn.ending import all_stopped
 from keephold.turn.replies import CANCELLED
-from keephold.turn.slot import ToolCall
+from keephold.turn.tool_call import ToolCall
 
 if TYPE_CHECKING:
     from keephold.runtime import Runtime

@@ -30,7 +30,7 @@ from keephold.turn.budget import size_of
 from keephold.turn.ending import Ender, Ending
 from keephold.turn.notifications import Notification, notifications, still_shown
 from keephold.turn.replies import error_reply
-from keephold.turn.slot import ToolCall, Tools, read_call
+from keephold.turn.tool_call import ToolCall, Tools, read_call
 
 if TYPE_CHECKING:
     from keephold.runtime import Runtime
@@ -205,19 +205,16 @@ class Turn:
         if self.unfinished is None:
             raise KeepholdError("this turn has no unfinished batch; see turn.unfinished", code="no_open_batch")
         unfinished, self.unfinished = self.unfinished, None
-        batch = self._make_batch(unfinished.calls, unfinished.number, park_after, unfinished.uids)
-        return await self._answer(unfinished.calls, batch, batch.resume(self._runtime.recovery.claim))
+        batch = self._make_batch(unfinished.calls, unfinished.number, park_after)
+        resumed = batch.resume(self._runtime.recovery.claim, unfinished.uids)
+        return await self._answer(unfinished.calls, batch, resumed)
 
-    def _make_batch(
-        self, calls: Sequence[ToolCall], number: int, park_after: float | None, uids: Sequence[str | None] = ()
-    ) -> Batch:
+    def _make_batch(self, calls: Sequence[ToolCall], number: int, park_after: float | None) -> Batch:
         runtime = self._runtime
         now = runtime.registry.clock.now()
-        slots = [read_call(call, at, self._tools, runtime.limits, now) for at, call in enumerate(calls)]
-        for slot, uid in zip(slots, uids, strict=False):
-            slot.uid = uid
+        parsed = [read_call(call, at, self._tools, runtime.limits, now) for at, call in enumerate(calls)]
         batch = self._batch = Batch(
-            slots, runtime.registry, runtime.actions, runtime.limits, self.conversation, self.id, number, park_after
+            parsed, runtime.registry, runtime.actions, runtime.limits, self.conversation, self.id, number, park_after
         )
         runtime.batches.add(batch)
         if self._cancelled:

@@ -36,7 +36,7 @@ from keephold.handles.state import Running, Stopped, Waiting
 from keephold.store.base import Record, Store
 from keephold.tools.base import Tool
 from keephold.turn.prompts import Answer, Approved, AskQuestion, Decision, DeliverResult, Edited, Prompt, RunTool
-from keephold.turn.slot import ToolCall
+from keephold.turn.tool_call import ToolCall
 from keephold.turn.turn import Response
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import msgspec
 from keephold.errors import ConfigError
 from keephold.handles.text import to_json
 from keephold.tools.base import ACTIONS, Tool
-from keephold.turn.slot import ToolCall
+from keephold.turn.tool_call import ToolCall
 
 KINDS = ("read", "edit", "delete", "move", "search", "execute", "think", "fetch", "switch_mode", "other")
 """The kinds of tool calls that ACP knows."""

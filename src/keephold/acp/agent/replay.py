@@ -29,7 +29,7 @@ from keephold.handles.state import Pending, Stopped
 from keephold.store.base import HandleQuery, Record, Store, TranscriptLine
 from keephold.tools.base import Tool
 from keephold.turn.notifications import AUTOMATIC
-from keephold.turn.slot import ToolCall
+from keephold.turn.tool_call import ToolCall
 
 if TYPE_CHECKING:
     from keephold.agent.conversation import Conversation

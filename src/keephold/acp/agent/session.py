@@ -36,7 +36,7 @@ from keephold.errors import KeepholdError
 from keephold.store import base as store
 from keephold.turn.prompt_queue import LeftOpen
 from keephold.turn.prompts import Answer, AskQuestion, Decision, Dismissed, Prompt
-from keephold.turn.slot import ToolCall
+from keephold.turn.tool_call import ToolCall
 
 if TYPE_CHECKING:
     from keephold.agent.conversation import Conversation

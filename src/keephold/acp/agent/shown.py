@@ -16,7 +16,7 @@ from keephold.handles.question import Question, select_options
 from keephold.handles.state import Failure, Ok, PrintedOutput, Reply, Stopped, Waiting
 from keephold.turn.prompts import AskQuestion, DeliverResult, Prompt, RunTool
 from keephold.turn.replies import Replies
-from keephold.turn.slot import ToolCall
+from keephold.turn.tool_call import ToolCall
 
 if TYPE_CHECKING:
     from keephold.tools.run import Run

@@ -1,0 +1,301 @@
+"""A call: as the model sends it, as it was read and checked, and while it runs (B1, C1, C2, C9, C10)."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, cast
+
+import msgspec
+
+from keephold.errors import ToolError
+from keephold.handles.handle import Handle
+from keephold.handles.registry import check_id
+from keephold.handles.state import Reply
+from keephold.handles.text import plain
+from keephold.handles.view import Handles
+from keephold.limits import Limits, nested_deeper
+from keephold.schema.arguments import ArgumentCheck
+from keephold.schema.canonical import json_type
+from keephold.tools.base import Action, Launch, Tool
+from keephold.tools.toolbox import Toolbox
+from keephold.turn.prompt_queue import Asking, PromptQueue
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call as a model emits it. `id` is a label, unique only in its batch; `arguments` an object or its JSON text."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | str = {}
+
+
+class Tools(Protocol):
+    """Where the tool of a call is looked up: all of a runtime's, or some of them."""
+
+    def find(self, name: str) -> Tool: ...
+
+    def check(self, tool: Tool, action: Action | None) -> ArgumentCheck: ...
+
+
+By = Literal["model", "person"]
+"""Who acts on a handle."""
+
+
+class ParsedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call, read and checked."""
+
+    call: ToolCall
+    position: int = 0
+    """Its place in the batch."""
+    tool: Tool | None = None
+    action: Action | None = None
+    arguments: dict[str, Any] = {}
+    """The tool's own arguments; for `apply` also `input`."""
+    given: dict[str, Any] | str = {}
+    """The arguments as the model sent them, for the store; `{}` if they are not even JSON."""
+    handle_id: str | None = None
+    """The id the call names."""
+    launch: Launch | None = None
+    """The handle that a spawn by another name makes (B2)."""
+    error: ToolError | None = None
+    """Why the call is refused. A spawn keeps its id even then, so it can be awaited."""
+    by: By = "model"
+    """Who sends it: a person may do what the model may not (C2, Q4)."""
+    cause: bytes = b""
+    """Identifies an `apply`; recorded with what it sends, so that a resumed batch sends it once (B9)."""
+    answers: str | None = None
+    """The id or key (`question_key`) of the question that this answers; empty: any open one. It is never input."""
+    secret: bool = False
+    """The input answers a question for a secret, and is refused by any other."""
+    declines: bool = False
+    """The user does not want to answer the open question (Q7)."""
+
+    @property
+    def lane(self) -> Literal["parallel", "serial", "synchronising"]:
+        if self.tool is None or self.error is not None or self.action in ("fetch", "apply", "abort"):
+            return "parallel"  # a refused call waits for no other
+        return self.tool.scheduling
+
+    @property
+    def backs_out(self) -> bool:
+        """Whether an `apply` only presses Ctrl-C at a terminal: that answers no question, whoever sends it."""
+        keys = self.arguments.get("keys") or ()
+        return self.arguments.get("input") is None and bool(keys) and all(key.upper() == "C-C" for key in keys)
+
+
+def call_on(handle: Handle, action: Action, arguments: dict[str, Any], by: By) -> ParsedCall:
+    """Make the call of an action on a handle, outside any batch."""
+    call = ToolCall(handle.call_id, handle.tool.name)
+    return ParsedCall(call=call, tool=handle.tool, action=action, arguments=arguments, handle_id=handle.id, by=by)
+
+
+def _not_parked(call: "ActiveCall") -> None:
+    pass
+
+
+class ActiveCall:
+    """A call that is being carried out. The first answer counts; later ones are harmless."""
+
+    __slots__ = (
+        "_on_answer", "_on_parked", "asking", "handle", "handles", "made", "named", "parsed", "patience", "people",
+        "permitted",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        parsed: ParsedCall,
+        on_answer: "Callable[[ActiveCall, Reply], None]",
+        *,
+        handle: Handle | None = None,
+        handles: Handles | None = None,
+        on_parked: "Callable[[ActiveCall], None]" = _not_parked,
+        people: PromptQueue | None = None,
+        patience: float | None = None,
+    ) -> None:
+        self.parsed = parsed
+        """Replaced when the user edits the arguments."""
+        self._on_answer = on_answer
+        self._on_parked = on_parked
+        self.handles = handles
+        """The conversation's handles, as this call sees them."""
+        self.people = people
+        """Who is asked about this call, if not the runtime's prompter."""
+        self.patience = patience
+        """Seconds after which a spawn answers `pending` if its permission is still open; None: it waits."""
+        self.handle: Handle
+        """The handle that the call makes or names."""
+        if handle is not None:
+            self.handle = handle
+        self.made: Handle | None = None
+        """The handle it makes: a spawn's, or the unseen one of a one-shot call; for a resumed `apply` that was sent
+        before, the handle it was sent to."""
+        self.named: Handle | None = None
+        """The handle of the id it names, from the moment its batch begins."""
+        self.permitted = False
+        """Whether it was registered as running, because its permission was decided by then."""
+        self.asking: Asking | None = None
+        """The open prompt for its permission."""
+
+    def make(self, handle: Handle) -> None:
+        """Set the handle that the call makes."""
+        self.made = self.handle = handle
+
+    def answer(self, reply: Reply) -> None:
+        self._on_answer(self, reply)
+
+    def parked(self) -> None:
+        """Report that a one-shot call waits for its completion from outside (D10)."""
+        self._on_parked(self)
+
+    def withdraw(self) -> None:
+        """Withdraw the open prompt for its permission."""
+        if self.asking is not None:
+            self.asking.withdraw()
+            self.asking = None
+
+
+def checked_again(parsed: ParsedCall, tool: Tool, edited: Any, toolbox: Toolbox, limits: Limits) -> dict[str, Any]:
+    """Check arguments that the user edited like the model's own (P5). Raises `ToolError`."""
+    if not isinstance(edited, dict):
+        raise ToolError("the arguments must be a JSON object", code="invalid_arguments")
+    arguments, _ = _read_arguments(ToolCall(parsed.call.id, parsed.call.name, edited), limits)
+    if parsed.action is None or parsed.launch is not None:
+        return toolbox.check(tool, None)(arguments)
+    changed = [name for name in ("action", "id") if name in arguments]
+    if changed:
+        raise ToolError(f"`{changed[0]}` cannot be changed; leave it out", code="invalid_arguments")
+    checked = toolbox.check(tool, parsed.action)({"action": parsed.action, "id": parsed.handle_id, **arguments})
+    return _own(checked)
+
+
+def _own(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return an action's arguments without those that name the action and the handle."""
+    return {name: value for name, value in arguments.items() if name not in ("action", "id")}
+
+
+def read_call(call: ToolCall, position: int, toolbox: Tools, limits: Limits, now: float) -> ParsedCall:
+    """Read and check a call; a mistake in it is its `error`."""
+    tool: Tool | None = None
+    action: Action | None = None
+    handle_id: str | None = None
+    launch: Launch | None = None
+    error: ToolError | None = None
+    arguments: dict[str, Any] = {}
+    given = call.arguments
+    try:
+        tool = toolbox.find(str(call.name))
+        sent, given = _read_arguments(call, limits)
+        if not tool.actions:
+            if tool.names is not None and isinstance(sent.get(tool.names), str):
+                handle_id = sent[tool.names]
+            arguments = toolbox.check(tool, None)(sent)
+            if tool.launching is not None:
+                launched = tool.launching.read(arguments, now)
+                handle_id = check_id(launched.id)
+                action, launch, tool = "spawn", launched, launched.of(tool)
+        elif sent.get("action") is None:
+            sent.pop("action", None)
+            arguments = toolbox.check(tool, None)(sent)
+        else:
+            action = _read_action(tool, sent["action"])
+            handle_id = _read_id(tool, action, sent.get("id"))
+            arguments = _own(toolbox.check(tool, action)(sent))
+    except ToolError as mistake:
+        error, given = mistake, _storable(call.arguments)
+    return ParsedCall(
+        call=call,
+        position=position,
+        tool=tool,
+        action=action,
+        arguments=arguments,
+        given=given,
+        handle_id=handle_id,
+        launch=launch,
+        error=error,
+    )
+
+
+def _read_action(tool: Tool, action: Any) -> Action:
+    if action not in tool.actions:
+        have = ", ".join(f'"{each}"' for each in tool.actions)
+        raise ToolError(f"tool `{tool.name}` has no action {action!r}; it has {have}", code="unknown_action")
+    return cast(Action, action)
+
+
+def _read_id(tool: Tool, action: Action, id: Any) -> str:
+    if id is None:
+        raise ToolError(
+            f'action "{action}" of tool `{tool.name}` needs `id`: '
+            + ("the name you choose for the new handle" if action == "spawn" else "the handle's id"),
+            code="invalid_arguments",
+        )
+    return check_id(id) if action == "spawn" else str(id)
+
+
+def _read_arguments(call: ToolCall, limits: Limits) -> tuple[dict[str, Any], dict[str, Any] | str]:
+    """The arguments, and as they were given."""
+    given = call.arguments
+    if isinstance(given, str):
+        encoded = given.encode(errors="surrogatepass")
+        _within(len(encoded), limits)
+        try:
+            value = msgspec.json.decode(encoded) if given.strip() else {}
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ToolError(f"the arguments are not valid JSON: {error}", code="invalid_arguments") from None
+        except RecursionError:
+            raise _too_deep(limits) from None
+    else:
+        try:
+            encoded = msgspec.json.encode(given)
+        except TypeError:
+            given, encoded = _plain(given)
+        except ValueError as error:
+            raise ToolError(f"the arguments are not JSON: {error}", code="invalid_arguments") from None
+        except RecursionError:
+            raise _too_deep(limits) from None
+        _within(len(encoded), limits)
+        value = dict(given) if isinstance(given, dict) else given
+    if value is None:
+        return {}, given
+    if not isinstance(value, dict):
+        raise ToolError(
+            f'the arguments must be a JSON object, like {{"key": "value"}}, not {json_type(value)}',
+            code="invalid_arguments",
+        )
+    if encoded.count(b"[") + encoded.count(b"{") > limits.nesting and nested_deeper(value, limits.nesting):
+        raise _too_deep(limits)
+    return value, given
+
+
+def _storable(given: Any) -> dict[str, Any] | str:
+    """Arguments that were refused, for the record."""
+    if isinstance(given, str):
+        return given
+    with contextlib.suppress(TypeError, ValueError, NotImplementedError, RecursionError):
+        value = plain(given)
+        if isinstance(value, dict):
+            return value
+    return {}
+
+
+def _plain(given: Any) -> tuple[Any, bytes]:
+    """Arguments made in Python: what is a string by another name, such as a key, is one (D3)."""
+    try:
+        value = plain(given)
+        return value, msgspec.json.encode(value)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ToolError(f"the arguments are not JSON: {error}", code="invalid_arguments") from None
+
+
+def _too_deep(limits: Limits) -> ToolError:
+    return ToolError(
+        f"the arguments are nested deeper than {limits.nesting} levels ([limits] nesting)", code="limit_exceeded"
+    )
+
+
+def _within(size: int, limits: Limits) -> None:
+    if size > limits.arguments_bytes:
+        raise ToolError(
+            f"the arguments have {size} bytes, more than the {limits.arguments_bytes} allowed for one call "
+            "([limits] arguments_bytes); pass large data as a file",
+            code="limit_exceeded",
+        )
