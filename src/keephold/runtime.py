@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -130,7 +131,11 @@ class Runtime:
         self.registry = Registry(
             opened, clock or SystemClock(), Spool(opened.directory), self.toolbox.known, retention=retention
         )
-        self._measure.begin(self.registry)
+        if "opentelemetry.trace" in sys.modules:  # a program that has a tracer provider has imported it
+            from keephold.tracing import begin
+
+            begin(self.registry)
+        self._measure.begin(self.registry)  # after the traces: a meter counts what they add to commits, too
         if loaded is not None:
             self.registry.shorter = loaded.wait_handles.retention()
             self.registry.archive = archive_in(loaded.root, loaded.wait_handles.archive)

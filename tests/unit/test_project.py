@@ -145,3 +145,11 @@ def test_nothing_imports_what_is_above_it() -> None:
         module = ".".join(path.relative_to(source.parent).with_suffix("").parts).removesuffix(".__init__")
         wrong += [f"{module} → {each}" for each in _imports(path) if _layer(each) > _layer(module)]
     assert wrong == []
+
+
+def test_B8_built_in_tools_use_the_public_interface_of_a_call() -> None:
+    folders = [ROOT / "src" / "keephold" / "tools" / name for name in ("builtin", "waiting", "workflow")]
+    private = re.compile(r"\bcall\._")
+    assert [
+        relative(path) for folder in folders for path in folder.glob("*.py") if private.search(path.read_text())
+    ] == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from keephold.durable.calls import Durability, DurableCall
+from keephold.durable.calls import DurableCall
 from keephold.durable.effects import Effects, ProcessEvents
 from keephold.durable.journal import Journal
 from keephold.durable.keys import Key
@@ -70,12 +70,6 @@ class Call:
         return self._durable
 
     @property
-    def _durability(self) -> Durability:
-        """For built-ins: the runtime's registry and keys."""
-        assert self._invocation.durability is not None
-        return self._invocation.durability
-
-    @property
     def _journal(self) -> Journal | None:
         return self._in_store().journal if self._invocation.tool.on_crash == "replay" else None
 
@@ -108,6 +102,11 @@ class Call:
     def conversation(self) -> str:
         """The conversation the call belongs to."""
         return self._invocation.conversation
+
+    @property
+    def turn(self) -> str:
+        """The id of the turn in which the call was made."""
+        return self._invocation.turn
 
     @property
     def cancelled(self) -> bool:

@@ -36,6 +36,7 @@ class ToolServices:
         replies = self._runtime.replies
         return wait_tools(
             WaitToolHost(
+                durability=lambda: self._runtime.durability,
                 show=replies.object,
                 text=replies.printed,
                 end=self.end,

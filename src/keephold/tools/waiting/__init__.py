@@ -4,11 +4,10 @@ from keephold.tools.base import Tool
 from keephold.tools.waiting.cleanup import gc_tool
 from keephold.tools.waiting.complete import complete_tool
 from keephold.tools.waiting.create import create_tool
-from keephold.tools.waiting.execute import agent_step_tool, execute_agent_tool
-from keephold.tools.waiting.execute_workflow import execute_workflow_tool
-from keephold.tools.waiting.host import WaitToolHost
+from keephold.tools.waiting.execute import agent_step_tool, execute_agent_tool, execute_workflow_tool
 from keephold.tools.waiting.listing import list_tool
 from keephold.tools.waiting.task_tools import TaskTools
+from keephold.tools.waiting.tool import WaitToolHost
 from keephold.tools.waiting.update_cancel import cancel_tool, update_tool
 from keephold.tools.waiting.wait import sleep_tool, wait_for_multiple_tool, wait_for_tool
 
@@ -39,12 +38,12 @@ NAMES = (
 def wait_tools(around: WaitToolHost) -> list[Tool]:
     """All of them."""
     return [
-        sleep_tool(around.show),
-        create_tool(),
+        sleep_tool(around),
+        create_tool(around),
         wait_for_tool(around),
         wait_for_multiple_tool(around),
-        complete_tool(around.show),
-        list_tool(around.show),
+        complete_tool(around),
+        list_tool(around),
         update_tool(around),
         cancel_tool(around),
         gc_tool(around),

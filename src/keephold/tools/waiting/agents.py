@@ -16,6 +16,7 @@ from keephold.handles.question import Question
 from keephold.tools.base import OnCrash, QuestionPolicy, RunMode
 from keephold.tools.call import Call
 from keephold.tools.waiting.create import timed_out
+from keephold.tools.waiting.tool import WaitToolHost
 from keephold.tools.waiting.view import instant
 
 MAY_RUN = "run_agent"
@@ -137,13 +138,12 @@ class Agents:
         agent = self._agents.get(arguments["agentId"])
         return {} if agent is None or agent.max_running is None else {f"agent:{agent.id}": agent.max_running}
 
-    async def run(self, call: Call, arguments: Mapping[str, Any], *, since: float) -> dict[str, Any]:
-        """Run an agent; its result. Its timeout runs from the time `since` (W5)."""
-        registry = call._durability.registry
+    async def run(self, around: WaitToolHost, call: Call, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Run an agent and return its result. Its timeout starts when its handle is made (W5)."""
         request = read_request(arguments)
         agent = self.find(request.agent_id)
         limit = request.timeout_ms or None
-        left = None if limit is None else since + limit / 1000 - registry.clock.now()
+        left = None if limit is None else around.created(call) + limit / 1000 - around.now()
         if limit is not None and left is not None and left <= 0:  # it queued, paused or was nobody's for so long
             raise ToolError(timed_out(limit), code="timeout")
         try:
@@ -153,7 +153,7 @@ class Agents:
             if limit is None or not timeout.expired():
                 raise
             raise ToolError(timed_out(limit), code="timeout") from None
-        return _result(request, value, registry.clock.now())
+        return _result(request, value, around.now())
 
 
 async def permitted(call: Call, agent: Agent, detached: str) -> None:

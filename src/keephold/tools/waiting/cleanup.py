@@ -16,8 +16,7 @@ from keephold.handles.text import to_json
 from keephold.store.base import WAIT_KINDS, Collected, Kind, Record, Status, status_of
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
-from keephold.tools.waiting.host import WaitToolHost
-from keephold.tools.waiting.tool import ENDS, Arguments, object_schema, wait_tool
+from keephold.tools.waiting.tool import ENDS, Arguments, WaitToolHost, object_schema, wait_tool
 from keephold.tools.waiting.view import COUNT, FLAG, TEXT, TYPES, instant
 
 _SETTLED: tuple[Status, ...] = ("completed", "failed", "timeout")
@@ -56,7 +55,7 @@ def gc_tool(around: WaitToolHost) -> Tool:
     """The tool."""
 
     async def gc(call: Call, arguments: Arguments) -> Reply:
-        registry = call._durability.registry
+        registry = around.registry
         op = _op(call, arguments, registry.clock.now())
         dry = bool(arguments.get("dryRun"))
         records = await registry.store.expiring(op) if dry else await registry.let_go(op)
@@ -75,7 +74,7 @@ def gc_tool(around: WaitToolHost) -> Tool:
         return around.show(answer)
 
     return wait_tool(
-        around.show,
+        around,
         "gc_wait_handles",
         "Remove wait handles that have settled, and their results.",
         PARAMETERS,

@@ -10,12 +10,12 @@ from keephold.durable.keys import is_key
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Reply, Stopped
-from keephold.store.base import Resolution, Resolving
+from keephold.store.base import Resolution
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.create import NAME as CREATE
 from keephold.tools.waiting.task_store import CREATE as TASK
-from keephold.tools.waiting.tool import WRITES, Arguments, Refused, Show, object_schema, wait_tool
+from keephold.tools.waiting.tool import WRITES, Arguments, Refused, WaitToolHost, object_schema, wait_tool
 from keephold.tools.waiting.view import (
     COUNT,
     FLAG,
@@ -24,11 +24,9 @@ from keephold.tools.waiting.view import (
     TIME,
     TYPE,
     elapsed,
-    find,
     fitting,
     instant,
     milliseconds,
-    named,
     status,
 )
 
@@ -58,7 +56,7 @@ RETURNS = object_schema(
 _STATUS = {"ok": "completed", "err": "failed", "timeout": "timeout", "cancelled": "failed"}
 
 
-def complete_tool(show: Show) -> Tool:
+def complete_tool(around: WaitToolHost) -> Tool:
     """The tool."""
 
     async def complete(call: Call, arguments: Arguments) -> Reply:
@@ -68,19 +66,20 @@ def complete_tool(show: Show) -> Tool:
         else:
             resolution = Resolution("err", {"code": "tool_error", "message": error})
         if is_key(id):
-            return await _by_key(call, id, resolution)
-        handle = named(call, id)
+            return await _by_key(id, resolution)
+        handle = around.named(call, id)
         if handle.tool.name != CREATE:
             raise _refusal(handle)
         if isinstance(handle.state, Stopped):
             raise settled(id, status(handle))
-        result = await call._durability.waits.complete(handle, resolution)
+        result = await around.waits.complete(handle, resolution)
         if result.status != "accepted":
-            raise settled(id, await _status_now(call, id, result))
-        return _completed(call, handle, resolution)
+            known = result.terminal  # None: another call was faster
+            raise settled(id, _STATUS[known.status] if known else status(await around.find(call, id)))
+        return _completed(handle, resolution)
 
-    async def _by_key(call: Call, key: str, resolution: Resolution) -> Reply:
-        waits, registry = call._durability.waits, call._durability.registry
+    async def _by_key(key: str, resolution: Resolution) -> Reply:
+        waits, registry = around.waits, around.registry
         row = await waits.verify(key)
         record = None if row is None else await registry.store.handle(row.uid)
         if row is None or record is None:
@@ -91,14 +90,14 @@ def complete_tool(show: Show) -> Tool:
             raise settled(handle.id, _STATUS[outcome.terminal["status"]])
         if outcome.status != "accepted":
             raise ToolError("No wait has this key, or it was revoked", code="await_event_unknown_or_revoked")
-        return _completed(call, handle, resolution)
+        return _completed(handle, resolution)
 
-    def _completed(call: Call, handle: Handle, resolution: Resolution) -> Reply:
+    def _completed(handle: Handle, resolution: Resolution) -> Reply:
         # One of ours that has not been parked yet is about to stop with it. A call that waited for an event goes on,
         # and one whose result a person has to see first has not ended.
         state = handle.state
         over = not handle.active or handle.tool.name == CREATE
-        end = state.stopped if isinstance(state, Stopped) else call._durability.registry.clock.now()
+        end = state.stopped if isinstance(state, Stopped) else around.now()
         took = milliseconds(end - state.created)
         answer: dict[str, Any] = {
             "success": True,
@@ -112,10 +111,10 @@ def complete_tool(show: Show) -> Tool:
             answer["error"] = resolution.payload["message"]
         answer |= {"elapsedMs": took, "elapsedTime": elapsed(took)}
         answer |= {"startTime": instant(state.created)} | ({"endTime": instant(end)} if over else {})
-        return show(answer, shown=() if handle.active else (handle,))
+        return around.show(answer, shown=() if handle.active else (handle,))
 
     return wait_tool(
-        show,
+        around,
         "complete_wait_handle",
         "Manually complete or fail a wait handle (used by external systems).",
         PARAMETERS,
@@ -124,13 +123,6 @@ def complete_tool(show: Show) -> Tool:
         names="handleId",
         hints=WRITES | {"title": "Complete a wait handle"},
     )
-
-
-async def _status_now(call: Call, id: str, result: Resolving) -> str:
-    """How a handle is settled that somebody else was quicker with."""
-    if result.terminal is not None:
-        return _STATUS[result.terminal.status]
-    return status(await find(call, id))
 
 
 def settled(id: str, now: str) -> Refused:

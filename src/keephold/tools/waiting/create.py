@@ -15,7 +15,7 @@ from keephold.handles.state import Failure, Stopped
 from keephold.handles.text import to_json
 from keephold.tools.base import Launch, Launching, SpawnPolicy, Tool
 from keephold.tools.call import Call
-from keephold.tools.waiting.tool import WRITES, function_tool, object_schema
+from keephold.tools.waiting.tool import WRITES, WaitToolHost, function_tool, object_schema
 from keephold.tools.waiting.view import FLAG, METADATA, STATUS, TEXT, TIME, TYPE, TYPES, instant, number, status
 
 NAME = "create_wait_handle"
@@ -61,14 +61,19 @@ RETURNS = object_schema(
 )
 
 
-def create_tool() -> Tool:
+def create_tool(around: WaitToolHost) -> Tool:
     """The tool."""
+
+    async def park(call: Call, **arguments: Any) -> Pending:
+        await call.completion_key()
+        return timed(arguments.get("timeoutMs"), around.created(call))
+
     launching = Launching(read=_read, reply=_reply, parks=True, once=EXISTS)
     return function_tool(
         NAME,
         "Create a wait handle for tracking an async operation.",
         PARAMETERS,
-        _park,
+        park,
         returns=RETURNS,
         launching=launching,
         on_crash="replay",
@@ -95,13 +100,6 @@ def small(metadata: dict[str, Any]) -> dict[str, Any]:
             code="limit_exceeded",
         )
     return metadata
-
-
-async def _park(call: Call, **arguments: Any) -> Pending:
-    await call.completion_key()
-    handle = call._durability.registry.loaded(call.uid)
-    assert handle is not None
-    return timed(arguments.get("timeoutMs"), handle.state.created)
 
 
 def timed(timeout_ms: float | None, created: float) -> Pending:

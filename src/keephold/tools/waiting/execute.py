@@ -1,27 +1,116 @@
-"""`execute_agent_async`: run an agent beside the conversation, as a handle of kind `agent` (W12)."""
+"""`execute_agent_async` and `execute_workflow_async`: run an agent or a workflow as a handle of its own (W10, W12).
 
-from collections.abc import Mapping
-from typing import Any
+A workflow is durable: a crash resumes it at its step. The results of a failed one's steps are its output, in one line
+of JSON: `wait_for` shows it as `partialResult`, and `read_output` reads it.
+"""
+
+import asyncio
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from keephold.durable.calls import Durability
-from keephold.handles.handle import Handle
-from keephold.tools.base import Launch, Launching, QuestionPolicy, SpawnPolicy, Tool
+from keephold.errors import ToolError
+from keephold.handles.handle import Handle, OnStop
+from keephold.handles.registry import Registry
+from keephold.handles.state import Failure
+from keephold.handles.text import to_json
+from keephold.tools.base import Launch, Launching, QuestionPolicy, RetryPolicy, SpawnPolicy, Tool
 from keephold.tools.call import Call
 from keephold.tools.function import Function
 from keephold.tools.signature import Signature
-from keephold.tools.waiting import launch
-from keephold.tools.waiting.agents import MAY_RUN, PERMISSION, Agents, permitted, read_request
-from keephold.tools.waiting.create import PRIORITY, TIMEOUT
-from keephold.tools.waiting.host import WaitToolHost
-from keephold.tools.waiting.tool import object_schema
-from keephold.tools.waiting.view import TEXT
+from keephold.tools.waiting.agents import MAY_RUN, PERMISSION, permitted, read_request
+from keephold.tools.waiting.create import PRIORITY, TIMEOUT, timed_out
+from keephold.tools.waiting.tool import End, WaitToolHost, function_tool, object_schema
+from keephold.tools.waiting.view import COUNT, FLAG, STATUS, TEXT, TIME, came_to, instant, status
+from keephold.tools.waiting.wait import first, wait
+from keephold.tools.workflow import PARAMETERS as OF_WORKFLOWS
+from keephold.tools.workflow import WorkflowFailed, definition, read_workflow, run_workflow
+
+_NOT_IN_AN_ID = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
+_NAME_LENGTH = 100
+"""Characters of a name that an id keeps; an id has room for 128."""
+
+_RETRY = object_schema(
+    {
+        "maxAttempts": {"type": "integer", "minimum": 1, "maximum": 100},
+        "baseDelayMs": {
+            "type": "integer",
+            "minimum": 0,
+            "description": "Pause before the second attempt; default 200.",
+        },
+        "maxDelayMs": {"type": "integer", "minimum": 0, "description": "Pauses double up to this; default 5000."},
+    },
+    ["maxAttempts"],
+) | {"description": "Try again after a transient failure, with growing pauses."}
+_STARTED = {
+    "async": FLAG,
+    "handleId": TEXT,
+    "status": STATUS,
+    "message": TEXT,
+    "startTime": TIME,
+    "timeout": {"type": "number"},
+}
+_STARTED_REQUIRED = ("async", "handleId", "status", "message", "startTime")
+
+
+def _handle_id(kind: str, name: str, now: float) -> str:
+    """`agent_<agentId>_<ms>`; what an id may not have becomes `-` (W12)."""
+    return f"{kind}_{_NOT_IN_AN_ID.sub('-', name)[:_NAME_LENGTH]}_{int(now * 1000)}"
+
+
+def _retry(arguments: Mapping[str, Any]) -> RetryPolicy | None:
+    """Return the retry policy that the call asks for."""
+    given = arguments.get("retry")
+    if given is None:
+        return None
+    return RetryPolicy(
+        policy="safe",
+        max_attempts=given["maxAttempts"],
+        base_delay_ms=given.get("baseDelayMs", 200),
+        max_delay_ms=given.get("maxDelayMs", 5000),
+    )
+
+
+def _started(handle: Handle, what: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the reply to a call that started `what`."""
+    waiting = to_json({"handleId": handle.id}).decode()
+    answer = {
+        "async": True,
+        "handleId": handle.id,
+        "status": status(handle),
+        "message": f"{what} execution started asynchronously. Wait for it with wait_for {waiting}.",
+        "startTime": instant(handle.state.created),
+    }
+    return answer | ({"timeout": arguments["timeoutMs"]} if arguments.get("timeoutMs") else {})
+
+
+class _Overdue:
+    """Ends a call at its timeout while no attempt of it runs: before the first one, or between two (W5)."""
+
+    def __init__(self, registry: Registry, handle: Handle, timeout_ms: float, end: End) -> None:
+        self._registry = registry
+        self._handle = handle
+        self._ms = timeout_ms
+        self._end = end
+        left = handle.state.created + timeout_ms / 1000 - registry.clock.now()
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, left), self._due)
+        handle.watch(OnStop(lambda _: self._timer.cancel()))
+
+    def _due(self) -> None:
+        handle, run = self._handle, self._handle.run
+        if handle.active and not self._registry.closing and (run is None or run.live is None):
+            error = Failure(timed_out(self._ms), "timeout")
+            self._registry.run_soon(self._end(handle, error, "timeout"))
+
 
 NAME = "execute_agent_async"
 STEP = "agent_step"
 DESCRIPTION = "Execute an agent asynchronously. Returns a handle at once; wait for its result with wait_for."
 _PROMPT_SHOWN = 100
 
-PARAMETERS = object_schema(
+AGENT_PARAMETERS = object_schema(
     {
         "agentId": {"type": "string", "minLength": 1, "description": "Which agent."},
         "prompt": {"type": "string", "description": "What it is to do."},
@@ -45,25 +134,26 @@ PARAMETERS = object_schema(
         },
         "timeoutMs": TIMEOUT,
         "priority": PRIORITY,
-        "retry": launch.RETRY,
+        "retry": _RETRY,
     },
     ["agentId", "prompt"],
 )
-RETURNS = object_schema({**launch.RETURNS, "agentId": TEXT}, [*launch.REQUIRED, "agentId"])
+AGENT_RETURNS = object_schema({**_STARTED, "agentId": TEXT}, [*_STARTED_REQUIRED, "agentId"])
 
 
 class _AgentRuns(Function):
-    """Runs agents, of each only so many at once."""
+    """Runs agents, of each at most its `max_running` at once."""
 
-    def __init__(self, agents: Agents, *, detached: str | None = None) -> None:
-        """`detached`: nothing has asked yet whether the agent may run; with nobody there that decides."""
+    def __init__(self, around: WaitToolHost, *, asks: bool = False) -> None:
+        """`asks`: nothing has asked yet whether the agent may run."""
+        agents = around.agents
 
         async def run(call: Call, **arguments: Any) -> dict[str, Any]:
-            if detached is not None:
-                await permitted(call, agents.find(arguments["agentId"]), detached)
-            return await agents.run(call, arguments, since=launch.created(call))
+            if asks:
+                await permitted(call, agents.find(arguments["agentId"]), around.detached)
+            return await agents.run(around, call, arguments)
 
-        super().__init__(run, Signature(DESCRIPTION, PARAMETERS, "call", None))
+        super().__init__(run, Signature(DESCRIPTION, AGENT_PARAMETERS, "call", None))
         self.slots_of = agents.slots_of
         self._agents = agents
 
@@ -72,13 +162,12 @@ class _AgentRuns(Function):
 
 
 def agent_step_tool(around: WaitToolHost) -> Tool:
-    """What a step of a workflow calls to run an agent to its end: a call with a journal and a place in the queue of its
-    own (G2, W11)."""
+    """Make the tool that a workflow's step calls to run an agent: a call with its own journal and queue entry (G2)."""
     return Tool(
         name=STEP,
         description="Run an agent to its end, for a step of a workflow.",
-        parameters=PARAMETERS,
-        runtime=_AgentRuns(around.agents, detached=around.detached),
+        parameters=AGENT_PARAMETERS,
+        runtime=_AgentRuns(around, asks=True),
         kind="agent",
         errors="object",
         offered=False,
@@ -98,11 +187,11 @@ def execute_agent_tool(around: WaitToolHost) -> Tool:
         shown = prompt if len(prompt) <= _PROMPT_SHOWN else f"{prompt[:_PROMPT_SHOWN]}..."
         model = {} if request.model is None else {"model": request.model}
         return Launch(
-            id=launch.handle_id("agent", agent.id, now),
+            id=_handle_id("agent", agent.id, now),
             kind="agent",
             metadata={"agentId": agent.id, **model, "prompt": shown},
             priority=arguments.get("priority") or 0,
-            retry=launch.retry(arguments),
+            retry=_retry(arguments),
             on_crash=agent.on_crash,
             run=None if agent.run == "unattended" else agent.run,
             questions=agent.questions,
@@ -112,15 +201,15 @@ def execute_agent_tool(around: WaitToolHost) -> Tool:
         record = await durability.registry.store.handle(handle.uid)
         assert record is not None
         if handle.active and record.arguments.get("timeoutMs"):
-            launch.Overdue(durability.registry, handle, record.arguments["timeoutMs"], around.end)
-        return launch.reply(handle, "Agent", record.arguments) | {"agentId": record.arguments["agentId"]}
+            _Overdue(durability.registry, handle, record.arguments["timeoutMs"], around.end)
+        return _started(handle, "Agent", record.arguments) | {"agentId": record.arguments["agentId"]}
 
     return Tool(
         name=NAME,
         description=DESCRIPTION,
-        parameters=PARAMETERS,
-        returns=RETURNS,
-        runtime=_AgentRuns(agents),
+        parameters=AGENT_PARAMETERS,
+        returns=AGENT_RETURNS,
+        runtime=_AgentRuns(around),
         launching=Launching(read=read, reply=reply, numbered=True),
         kind="agent",
         errors="object",
@@ -128,3 +217,124 @@ def execute_agent_tool(around: WaitToolHost) -> Tool:
         spawn=SpawnPolicy(on_turn_end="keep"),
         hints={"title": "Run an agent", "readOnlyHint": False, "destructiveHint": False, "openWorldHint": True},
     )
+
+
+WORKFLOW_PARAMETERS = {**OF_WORKFLOWS, "properties": {**OF_WORKFLOWS["properties"], "retry": _RETRY}}
+WORKFLOW_RETURNS = object_schema(
+    {**_STARTED, "workflowId": TEXT, "name": TEXT, "stepCount": COUNT},
+    [*_STARTED_REQUIRED, "workflowId", "name", "stepCount"],
+)
+
+
+def execute_workflow_tool(around: WaitToolHost) -> Tool:
+    """The tool."""
+
+    def read(arguments: Mapping[str, Any], now: float) -> Launch:
+        workflow = read_workflow(_definition(arguments))
+        missing = list(_missing(workflow.steps, around))
+        if missing:  # refused now, and left alone when a dead process is recovered: somebody else may have it (R1)
+            raise ToolError("; ".join(missing), code="invalid_arguments")
+        return Launch(
+            id=_handle_id("workflow", workflow.id, now),
+            kind="workflow",
+            metadata={"workflowId": workflow.id, "name": workflow.name, "stepCount": len(arguments["steps"])},
+            priority=workflow.priority,
+            retry=_retry(arguments),
+        )
+
+    async def run(call: Call, **arguments: Any) -> dict[str, Any]:
+        workflow = read_workflow(_definition(arguments))
+        try:
+            return await run_workflow(
+                workflow,
+                call.durable(),
+                _Conversation(call, around),
+                now=around.now,
+                private_addresses=around.private_addresses,
+            )
+        except WorkflowFailed as failed:
+            call.emit(to_json(failed.partial) + b"\n")
+            raise
+
+    async def reply(handle: Handle, durability: Durability) -> dict[str, Any]:
+        record = await durability.registry.store.handle(handle.uid)
+        assert record is not None
+        given = record.arguments
+        if handle.active and given.get("timeoutMs"):
+            _Overdue(durability.registry, handle, given["timeoutMs"], around.end)
+        more = {"workflowId": given["workflowId"], "name": given["name"], "stepCount": len(given["steps"])}
+        return _started(handle, "Workflow", given) | more
+
+    return function_tool(
+        "execute_workflow_async",
+        "Execute a workflow asynchronously. Returns a handle at once; wait for its result with wait_for.",
+        WORKFLOW_PARAMETERS,
+        run,
+        returns=WORKFLOW_RETURNS,
+        source="python",
+        kind="workflow",
+        launching=Launching(read=read, reply=reply, numbered=True),
+        on_crash="replay",
+        spawn=SpawnPolicy(on_turn_end="keep"),
+        hints={"title": "Run a workflow", "readOnlyHint": False, "destructiveHint": True, "openWorldHint": True},
+    )
+
+
+def _definition(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in arguments.items() if key != "retry"}
+
+
+def _missing(part: Any, around: WaitToolHost, step: str = "") -> Iterator[str]:
+    """What steps, nested ones too, call by names that are nobody's here. A name may also be an expression."""
+    match part:
+        case definition.Step(id=id, kind=kind):
+            yield from _missing(kind, around, id)
+        case definition.Tool(name=definition.Value(given=str() as name)) if not around.has_tool(name):
+            yield f"step `{step}`: there is no tool `{name}`"
+        case definition.Agent(agent_id=definition.Value(given=str() as name)) if not around.agents.has(name):
+            yield f"step `{step}`: there is no agent `{name}`"
+        case definition.Value():
+            pass
+        case tuple():
+            for each in part:
+                yield from _missing(each, around, step)
+        case _ if dataclasses.is_dataclass(part):
+            for field in dataclasses.fields(part):
+                yield from _missing(getattr(part, field.name), around, step)
+
+
+class _Conversation:
+    """The conversation that a workflow runs in (a `WorkflowHost`)."""
+
+    def __init__(self, call: Call, around: WaitToolHost) -> None:
+        self._call = call
+        self._around = around
+
+    async def tool(self, name: str, arguments: dict[str, Any], entry: str) -> Any:
+        call = self._call
+        return await self._around.run(
+            call.conversation, name, arguments, label=f"{call.uid}:{entry}", again=call.attempt > 1
+        )
+
+    async def agent(self, agent_id: str, parameters: dict[str, Any], entry: str) -> Any:
+        self._around.agents.find(agent_id)
+        return await self.tool(STEP, {**parameters, "agentId": agent_id}, entry)
+
+    async def wait(self, ids: Sequence[str], mode: Literal["all", "any", "race"], timeout: float | None) -> Any:
+        handles = tuple((await self._around.find_all(self._call, ids)).values())
+        waited = await wait(self._around, self._call, mode, handles, None if timeout is None else timeout * 1000)
+        if waited.timed_out or waited.needs_input:
+            what = "timed out" if waited.timed_out else "cannot go on: the handle waits for input"
+            raise ToolError(
+                f"waiting for {', '.join(ids)} {what}", code="timeout" if waited.timed_out else "not_running"
+            )
+        counted = (first(waited),) if mode == "race" else handles
+        said = {each.id: came_to(each, self._around.text) for each in counted}
+        good = {id: each["result"] for id, each in said.items() if "result" in each}
+        bad = [f"{id} failed: {each['error']}" for id, each in said.items() if "error" in each]
+        if (bad and mode != "any") or not good:
+            raise ToolError("; ".join(bad))
+        return good[handles[0].id] if len(handles) == 1 else good
+
+    def progress(self, done: float, total: float | None, message: str | None) -> None:
+        self._call.progress(done, total, message)

@@ -13,7 +13,7 @@ from keephold.handles.text import to_json
 from keephold.store.base import HandleQuery, Kind, Record, Status, status_of
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
-from keephold.tools.waiting.tool import READS, Arguments, Show, object_schema, wait_tool
+from keephold.tools.waiting.tool import READS, Arguments, WaitToolHost, object_schema, wait_tool
 from keephold.tools.waiting.view import (
     COUNT,
     FLAG,
@@ -85,11 +85,11 @@ RETURNS = object_schema(
 )
 
 
-def list_tool(show: Show) -> Tool:
+def list_tool(around: WaitToolHost) -> Tool:
     """The tool."""
 
     async def list_wait_handles(call: Call, arguments: Arguments) -> Reply:
-        registry = call._durability.registry
+        registry = around.registry
         wanted = Filter(arguments)
         limit = arguments.get("limit") or _PAGE
         tally = await registry.store.tally(call.conversation)
@@ -107,10 +107,10 @@ def list_tool(show: Show) -> Tool:
         }
         if len(handles) < len(records):
             answer["nextCursor"] = records[len(handles) - 1].uid
-        return show(answer, limit=PAGE_LIMIT)
+        return around.show(answer, limit=PAGE_LIMIT)
 
     return wait_tool(
-        show,
+        around,
         "list_wait_handles",
         "List all wait handles with optional filtering.",
         PARAMETERS,

@@ -3,7 +3,6 @@
 Metrics that are a `Meter` as well (`handles/observing.py`) are told of everything else, too.
 """
 
-import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -39,16 +38,12 @@ class Measure:
         self._registry: Registry | None = None
 
     def begin(self, registry: Registry) -> None:
-        """Hear of handles from now on. Where the program has a tracer provider, calls are traced as well."""
+        """Report handles from now on."""
         if self._metrics is not None:
             self._registry = registry
             registry.on_created.add(self._created)
             registry.on_settled.add(self._settled)
-        if "opentelemetry.trace" in sys.modules:  # a program that has a tracer provider has imported it
-            from keephold.tracing import begin
-
-            begin(registry)
-        if self._meter is not None:  # after the traces: what they add to commits is counted, too
+        if self._meter is not None:
             self._meter.attach(registry)
 
     def waited(self, tool: str, status: str, secs: float) -> None:

@@ -19,9 +19,10 @@ from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.registry import check_id
 from keephold.handles.state import Running
-from keephold.store.base import Annotated, HandleQuery, Parking, Record, Registered, Resolution
+from keephold.store.base import Annotated, HandleQuery, Parking, Record, Registered, Resolution, Store
 from keephold.tools.call import Call
-from keephold.tools.waiting.view import elapsed, find, instant, milliseconds
+from keephold.tools.waiting.tool import WaitToolHost
+from keephold.tools.waiting.view import elapsed, instant, milliseconds
 
 TaskStatus = Literal["not-started", "in-progress", "completed", "blocked"]
 STATUSES: tuple[TaskStatus, ...] = ("not-started", "in-progress", "completed", "blocked")
@@ -100,10 +101,10 @@ def handle_id(task_id: str) -> str:
     return check_id(f"task_{task_id}")
 
 
-async def load(call: Call, task_id: str) -> tuple[Task, Handle] | None:
+async def load(around: WaitToolHost, call: Call, task_id: str) -> tuple[Task, Handle] | None:
     """The task of that id and its handle, if there is one."""
     try:
-        handle = await find(call, handle_id(task_id))
+        handle = await around.find(call, handle_id(task_id))
     except ToolError as error:
         if error.code in ("handle_not_found", "handle_expired"):
             return None
@@ -116,16 +117,15 @@ async def load(call: Call, task_id: str) -> tuple[Task, Handle] | None:
     return from_metadata(handle.metadata), handle
 
 
-async def create(call: Call, task: Task) -> Handle:
+async def create(around: WaitToolHost, call: Call, task: Task) -> Handle:
     """Make the handle of a task, in one commit. Raises `KeepholdError`, `batch_rejected`, if its id is active."""
-    durability, invocation = call._durability, call._invocation
-    registry = durability.registry
-    now, tool = registry.clock.now(), registry.tool(CREATE)
+    registry = around.registry
+    now, tool = around.now(), registry.tool(CREATE)
     new = registry.new_handle(
         id=handle_id(task.task_id),
         tool=tool,
         conversation=call.conversation,
-        turn=invocation.turn,
+        turn=call.turn,
         call_id=call.id,
         stateful=True,
         kind="custom",
@@ -136,7 +136,7 @@ async def create(call: Call, task: Task) -> Handle:
         id=new.id,
         tool=tool.name,
         conversation=call.conversation,
-        turn=invocation.turn,
+        turn=call.turn,
         batch=0,
         position=0,
         call_id="",
@@ -147,34 +147,33 @@ async def create(call: Call, task: Task) -> Handle:
         metadata=kept,
         parking=Parking(),
     )
-    await registry.write((Registered(record), await durability.waits.opening(new.uid, call.conversation)), keep=False)
+    await registry.write((Registered(record), await around.waits.opening(new.uid, call.conversation)), keep=False)
     handle = registry.adopt(record)
     registry.on_created((handle,))
     return handle
 
 
-async def change(call: Call, handle: Handle, task: Task) -> None:
+async def change(around: WaitToolHost, handle: Handle, task: Task) -> None:
     """Write what has become of a task; if it is completed, its handle is. Raises `KeepholdError` `already_stopped` if
     somebody else has completed it."""
-    registry, changes = call._durability.registry, Annotated(handle.uid, metadata=to_metadata(task))
+    registry, changes = around.registry, Annotated(handle.uid, metadata=to_metadata(task))
     if task.status != "completed":
         (record,) = await registry.write((changes,), keep=False)
         registry.annotated(handle, record)
         return
-    result = Resolution("ok", task.shown(registry.clock.now()))
-    resolved = await call._durability.waits.complete(handle, result, (changes,))
+    result = Resolution("ok", task.shown(around.now()))
+    resolved = await around.waits.complete(handle, result, (changes,))
     if resolved.status != "accepted":
         raise KeepholdError("the task was completed by somebody else", code="already_stopped")
     handle.metadata = {key: value for key, value in to_metadata(task).items() if value is not None}
 
 
-async def all_tasks(call: Call) -> Sequence[Task]:
+async def all_tasks(store: Store, conversation: str) -> Sequence[Task]:
     """The tasks of the conversation, in the order they were made."""
-    store = call._durability.registry.store
     newest: dict[str, Record] = {}
     after = None
     while records := await store.handles(
-        HandleQuery(conversation=call.conversation, kind="custom", after=after, limit=_PAGE)
+        HandleQuery(conversation=conversation, kind="custom", after=after, limit=_PAGE)
     ):
         after = records[-1].uid
         newest |= {record.id: record for record in records if record.tool == CREATE}

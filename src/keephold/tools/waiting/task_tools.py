@@ -16,10 +16,18 @@ from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting import task_store as tasks
 from keephold.tools.waiting.create import small
-from keephold.tools.waiting.host import WaitToolHost
 from keephold.tools.waiting.listing import PAGE_LIMIT, page
 from keephold.tools.waiting.task_store import STATUSES, Task
-from keephold.tools.waiting.tool import READS, WRITES, Arguments, Refused, Schema, object_schema, wait_tool
+from keephold.tools.waiting.tool import (
+    READS,
+    WRITES,
+    Arguments,
+    Refused,
+    Schema,
+    WaitToolHost,
+    object_schema,
+    wait_tool,
+)
 from keephold.tools.waiting.view import COUNT, FLAG, METADATA, TEXT, TIME
 
 _ID = {"type": "string", "minLength": 1, "maxLength": 100, "description": "The task's id, chosen by the caller."}
@@ -136,13 +144,13 @@ class TaskTools:
         hints: dict[str, Any],
     ) -> Tool:
         return wait_tool(
-            self._around.show, name, description, parameters, returns, function, scheduling="serial", hints=hints
+            self._around, name, description, parameters, returns, function, scheduling="serial", hints=hints
         )
 
     async def _create(self, call: Call, arguments: Arguments) -> Reply:
-        id, now = arguments["taskId"], _now(call)
+        id, now = arguments["taskId"], self._around.now()
         async with self._changing:
-            if await tasks.load(call, id) is not None:
+            if await tasks.load(self._around, call, id) is not None:
                 raise _exists(id)
             new = Task(task_id=id, task_name=arguments["taskName"], metadata=small(arguments.get("metadata") or {}))
             task = new.moved(arguments.get("initialStatus") or "not-started", now)
@@ -151,14 +159,14 @@ class TaskTools:
 
     async def _make(self, call: Call, task: Task) -> Handle:
         try:
-            return await tasks.create(call, task)
+            return await tasks.create(self._around, call, task)
         except KeepholdError as error:
             raise (_exists(task.task_id) if error.code == "batch_rejected" else error) from None
 
     async def _update(self, call: Call, arguments: Arguments) -> Reply:
-        id, status, now = arguments["taskId"], arguments["status"], _now(call)
+        id, status, now = arguments["taskId"], arguments["status"], self._around.now()
         async with self._changing:
-            found = await tasks.load(call, id)
+            found = await tasks.load(self._around, call, id)
             if found is None and "taskName" not in arguments:
                 raise ToolError(f"Task {id} not found; `taskName` would make it", code="handle_not_found")
             before = None if found is None else found[0].status
@@ -188,7 +196,7 @@ class TaskTools:
             if begun is task:
                 return handle
         try:
-            await tasks.change(call, handle, task)
+            await tasks.change(self._around, handle, task)
         except KeepholdError as error:
             if error.code != "already_stopped":
                 raise
@@ -198,16 +206,16 @@ class TaskTools:
 
     async def _get(self, call: Call, arguments: Arguments) -> Reply:
         task, _ = await self._found(call, arguments)
-        return self._around.show(task.shown(_now(call)))
+        return self._around.show(task.shown(self._around.now()))
 
     async def _found(self, call: Call, arguments: Arguments) -> tuple[Task, Handle]:
-        found = await tasks.load(call, arguments["taskId"])
+        found = await tasks.load(self._around, call, arguments["taskId"])
         if found is None:
             raise ToolError(f"Task {arguments['taskId']} not found", code="handle_not_found")
         return found
 
     async def _pause(self, call: Call, arguments: Arguments) -> Reply:
-        pause, now = arguments["action"] == "pause", _now(call)
+        pause, now = arguments["action"] == "pause", self._around.now()
         async with self._changing:
             task, handle = await self._found(call, arguments)
             if pause and task.since is None:
@@ -221,8 +229,8 @@ class TaskTools:
         return self._around.show({"success": True, **task.shown(now), "message": message})
 
     async def _list(self, call: Call, arguments: Arguments) -> Reply:
-        now, wanted = _now(call), arguments.get("status") or "all"
-        every = await tasks.all_tasks(call)
+        now, wanted = self._around.now(), arguments.get("status") or "all"
+        every = await tasks.all_tasks(self._around.registry.store, call.conversation)
         chosen = [task for task in every if wanted in ("all", task.status)]
         match arguments.get("sortBy"):
             case "longest-running":
@@ -259,7 +267,3 @@ def _exists(id: str) -> ToolError:
     return ToolError(
         f"Task {id} already exists. Use update_task_status to modify existing tasks.", code="batch_rejected"
     )
-
-
-def _now(call: Call) -> float:
-    return call._durability.registry.clock.now()

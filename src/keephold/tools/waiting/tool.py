@@ -1,18 +1,28 @@
-"""A wait tool: a built-in that takes its arguments and answers with an object in the words of the wait tools (W).
+"""A wait tool: a built-in that answers with an object (W), and the runtime as the wait tools see it.
 
-What is wrong with a call is an object, too: `{"error": …, "isError": true}` (W7).
+An error of the call is an object, too: `{"error": …, "isError": true}` (W7).
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
+from keephold.durable.calls import Durability
+from keephold.durable.waits import Waits
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
-from keephold.handles.state import Reply
+from keephold.handles.registry import Registry
+from keephold.handles.state import EndedBy, Failure, Reply
+from keephold.store.base import HandleQuery
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.function import Function
 from keephold.tools.signature import Signature
+from keephold.tools.waiting.measure import Measure
+from keephold.tools.waiting.view import Text
+
+if TYPE_CHECKING:
+    from keephold.tools.waiting.agents import Agents
 
 Arguments = dict[str, Any]
 Schema = dict[str, Any]
@@ -20,6 +30,10 @@ Schema = dict[str, Any]
 READS: dict[str, Any] = {"readOnlyHint": True, "openWorldHint": False}
 WRITES: dict[str, Any] = {"readOnlyHint": False, "destructiveHint": False, "openWorldHint": False}
 ENDS: dict[str, Any] = {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": False}
+
+
+_OURS = "call:"
+"""How the ids of one-shot calls begin, those of `sleep` among them (S6, W1)."""
 
 
 class Show(Protocol):
@@ -38,8 +52,107 @@ class Show(Protocol):
     ) -> Reply: ...
 
 
+class End(Protocol):
+    """Ends a handle, in whichever process it runs."""
+
+    def __call__(self, handle: Handle, error: Failure, ended_by: EndedBy) -> Awaitable[None]:
+        """Return when it has stopped. Raises `ToolError` if it cannot be ended."""
+
+
+class RunTool(Protocol):
+    """Calls a tool one-shot in a conversation."""
+
+    def __call__(
+        self, conversation: str, name: str, arguments: dict[str, Any], *, label: str, again: bool
+    ) -> Awaitable[Any]:
+        """Return its result or raise `ToolError`.
+
+        With `again`, a call of that label by a process that died is resumed or its outcome returned: the tool is not
+        called twice.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitToolHost:
+    """The runtime, as the wait tools see it."""
+
+    durability: Callable[[], Durability]
+    """The registry and keys, which are made after the tools."""
+    show: Show
+    text: Text
+    end: End
+    run: RunTool
+    has_tool: Callable[[str], bool]
+    agents: "Agents"
+    measure: Measure
+    detached: str = "deny"
+    """The decision if no user can be asked (P2)."""
+    private_addresses: bool
+    """Whether workflows may reach addresses that are not public."""
+
+    @property
+    def registry(self) -> Registry:
+        return self.durability().registry
+
+    @property
+    def waits(self) -> Waits:
+        return self.durability().waits
+
+    def now(self) -> float:
+        return self.durability().registry.clock.now()
+
+    def created(self, call: Call) -> float:
+        """Return when the call's handle was made."""
+        handle = self.registry.loaded(call.uid)
+        return self.now() if handle is None else handle.state.created
+
+    def named(self, call: Call, id: str) -> Handle:
+        """Return the handle of the id that the call itself names (`Tool.names`), which its batch has loaded."""
+        try:
+            return call.handles.named(id)
+        except ToolError as error:
+            raise _in_our_words(id, error) from None
+
+    async def find(self, call: Call, id: str) -> Handle:
+        """Return the newest handle of the id, or the running `sleep` that `list_wait_handles` shows under it."""
+        try:
+            return await call.handles.find(id)
+        except ToolError as error:
+            timer = await self._timer(call, id) if id.startswith(_OURS) else None
+            if timer is not None:
+                return timer
+            raise _in_our_words(id, error) from None
+
+    async def find_all(self, call: Call, ids: Sequence[str]) -> dict[str, Handle]:
+        """Return the handles of these ids, each once. Raises one error that names every unknown id (W4)."""
+        found: dict[str, Handle] = {}
+        wrong: list[ToolError] = []
+        for id in dict.fromkeys(ids):
+            try:
+                found[id] = await self.find(call, id)
+            except ToolError as error:
+                wrong.append(error)
+        if wrong:
+            code = wrong[0].code if len(wrong) == 1 else "handle_not_found"
+            raise ToolError(". ".join(error.message for error in wrong), code=code)
+        return found
+
+    async def _timer(self, call: Call, id: str) -> Handle | None:
+        timers = await self.registry.store.handles(
+            HandleQuery(conversation=call.conversation, kind="timer", status="pending", stateful=False, timers=True)
+        )
+        record = next((each for each in reversed(timers) if each.id == id), None)
+        return None if record is None else self.registry.adopt(record)
+
+
+def _in_our_words(id: str, error: ToolError) -> ToolError:
+    if error.code == "handle_expired":
+        return ToolError(f"Wait handle {id} expired: it settled long ago and its result is gone", code=error.code)
+    return ToolError(f"Wait handle {id} not found", code=error.code)
+
+
 def wait_tool(
-    show: Show,
+    around: WaitToolHost,
     name: str,
     description: str,
     parameters: Schema,
@@ -47,17 +160,18 @@ def wait_tool(
     function: Callable[[Call, Arguments], Awaitable[Any]],
     **fields: Any,
 ) -> Tool:
-    """The tool; `function` gets the call and its arguments, and returns a `Reply` or, if it is launched, anything."""
+    """Make a wait tool; `function` returns a `Reply` or, if the tool launches handles, anything."""
 
     async def answered(call: Call, **arguments: Any) -> Any:
         try:
             return await function(call, arguments)
         except Refused as refused:
-            return show({"error": refused.message, **refused.more, "isError": True}, is_error=True, code=refused.code)
+            answer = {"error": refused.message, **refused.more, "isError": True}
+            return around.show(answer, is_error=True, code=refused.code)
         except KeepholdError as error:
             if error.code in ("runtime_closed", "runtime_closing"):
                 raise
-            return show({"error": error.message, "isError": True}, is_error=True, code=error.code)
+            return around.show({"error": error.message, "isError": True}, is_error=True, code=error.code)
 
     return function_tool(name, description, parameters, answered, returns=returns, **{"unrecorded": True, **fields})
 

@@ -11,9 +11,8 @@ from keephold.tools.call import Call
 from keephold.tools.waiting.complete import settled
 from keephold.tools.waiting.create import NAME as CREATE
 from keephold.tools.waiting.create import PRIORITY, small
-from keephold.tools.waiting.host import WaitToolHost
 from keephold.tools.waiting.task_store import CREATE as TASK
-from keephold.tools.waiting.tool import ENDS, WRITES, Arguments, object_schema, wait_tool
+from keephold.tools.waiting.tool import ENDS, WRITES, Arguments, WaitToolHost, object_schema, wait_tool
 from keephold.tools.waiting.view import (
     COUNT,
     FLAG,
@@ -24,7 +23,6 @@ from keephold.tools.waiting.view import (
     TIME,
     TYPE,
     elapsed,
-    find,
     instant,
     milliseconds,
     progress_of,
@@ -79,13 +77,13 @@ def update_tool(around: WaitToolHost) -> Tool:
     """The tool that annotates."""
 
     async def update(call: Call, arguments: Arguments) -> Reply:
-        handle = await find(call, arguments["handleId"])
+        handle = await around.find(call, arguments["handleId"])
         if not handle.active:
             raise settled(handle.id, status(handle))
         if handle.tool.name == TASK and "metadata" in arguments:
             why = f"Wait handle {handle.id} is a task; its metadata is changed by `update_task_status`"
             raise ToolError(why, code="handle_of_another_tool")
-        registry = call._durability.registry
+        registry = around.registry
         said = arguments.get("metadata") or {}
         if ours := [key for key in said if key.startswith("mcp.")]:
             raise ToolError(f"metadata `{ours[0]}`: keys that begin with `mcp.` are ours", code="invalid_arguments")
@@ -96,12 +94,12 @@ def update_tool(around: WaitToolHost) -> Tool:
         except KeepholdError as error:
             if error.code != "already_stopped":
                 raise
-            raise settled(handle.id, status(await find(call, arguments["handleId"]))) from None
+            raise settled(handle.id, status(await around.find(call, arguments["handleId"]))) from None
         registry.annotated(handle, record)
         return around.show(_updated(record))
 
     return wait_tool(
-        around.show,
+        around,
         "update_wait_handle",
         "Say how far an async operation is, or change its priority or metadata.",
         UPDATE_PARAMETERS,
@@ -133,24 +131,24 @@ def cancel_tool(around: WaitToolHost) -> Tool:
     """The tool that ends."""
 
     async def cancel(call: Call, arguments: Arguments) -> Reply:
-        handle, reason = await find(call, arguments["handleId"]), arguments.get("reason")
+        handle, reason = await around.find(call, arguments["handleId"]), arguments.get("reason")
         if not handle.active:
             raise settled(handle.id, status(handle))
         if handle.tool.name == CREATE:
             why = f"Cancelled: {reason}" if reason else "Cancelled"
             payload = {"code": "cancelled", "message": why}
-            result = await call._durability.waits.complete(handle, Resolution("err", payload))
+            result = await around.waits.complete(handle, Resolution("err", payload))
             if result.status != "accepted":
-                raise settled(handle.id, status(await find(call, handle.id)))
+                raise settled(handle.id, status(await around.find(call, handle.id)))
         elif handle.kind in ("agent", "workflow", "timer") or _left_alone(handle):
             why = f"Cancelled by the assistant: {reason}" if reason else "Cancelled by the assistant."
             await around.end(handle, Failure(why, "aborted"), "abort")
         else:
             raise _refusal(handle)
-        return around.show(_cancelled(call, handle, why), shown=() if handle.active else (handle,))
+        return around.show(_cancelled(handle, why, around.now()), shown=() if handle.active else (handle,))
 
     return wait_tool(
-        around.show,
+        around,
         "cancel_wait_handle",
         "Cancel an async operation: a wait handle, an agent, a workflow, a timer, or a call that goes on by itself.",
         CANCEL_PARAMETERS,
@@ -166,9 +164,9 @@ def _left_alone(handle: Handle) -> bool:
     return handle.id.startswith("call:") and "abort" not in handle.tool.actions
 
 
-def _cancelled(call: Call, handle: Handle, why: str) -> dict[str, Any]:
+def _cancelled(handle: Handle, why: str, now: float) -> dict[str, Any]:
     state = handle.state
-    end = state.stopped if isinstance(state, Stopped) else call._durability.registry.clock.now()
+    end = state.stopped if isinstance(state, Stopped) else now
     error = state.outcome.message if isinstance(state, Stopped) and isinstance(state.outcome, Failure) else why
     took = milliseconds(end - state.created)
     return {

@@ -18,8 +18,7 @@ from keephold.handles.view import Waited
 from keephold.handles.waits import Group, all_of, any_of, first_success
 from keephold.tools.base import OutputView, Tool
 from keephold.tools.call import Call
-from keephold.tools.waiting.host import WaitToolHost
-from keephold.tools.waiting.tool import READS, Arguments, Show, object_schema, wait_tool
+from keephold.tools.waiting.tool import READS, Arguments, WaitToolHost, object_schema, wait_tool
 from keephold.tools.waiting.view import (
     COUNT,
     FLAG,
@@ -31,8 +30,6 @@ from keephold.tools.waiting.view import (
     Text,
     came_to,
     elapsed,
-    find,
-    find_all,
     fitting,
     instant,
     milliseconds,
@@ -139,12 +136,11 @@ def wait_for_tool(around: WaitToolHost) -> Tool:
     show = around.show
 
     async def wait_for(call: Call, arguments: Arguments) -> Reply:
-        clock = call._durability.registry.clock
-        began = clock.now()
-        handle = await find(call, arguments["handleId"])
+        began = around.now()
+        handle = await around.find(call, arguments["handleId"])
         timeout = arguments.get("timeoutMs")
-        waited = await wait(call, "all", (handle,), timeout)
-        now = clock.now()
+        waited = await wait(around, call, "all", (handle,), timeout)
+        now = around.now()
         passed = milliseconds(now - began)
         around.measure.waited("wait_for", "timeout" if waited.timed_out else status(handle), now - began)
         if waited.timed_out:
@@ -171,7 +167,7 @@ def wait_for_tool(around: WaitToolHost) -> Tool:
         )
 
     return wait_tool(
-        show,
+        around,
         "wait_for",
         "Wait for a single async operation to complete.",
         PARAMETERS_ONE,
@@ -191,11 +187,10 @@ def wait_for_multiple_tool(around: WaitToolHost) -> Tool:
         mode, timeout = arguments["mode"], arguments.get("timeoutMs")
         if not arguments["handleIds"]:
             raise ToolError("At least one handle ID required: `handleIds` is empty", code="invalid_arguments")
-        clock = call._durability.registry.clock
-        began = clock.now()
-        handles = tuple((await find_all(call, arguments["handleIds"])).values())
-        waited = await wait(call, mode, handles, timeout)
-        now = clock.now()
+        began = around.now()
+        handles = tuple((await around.find_all(call, arguments["handleIds"])).values())
+        waited = await wait(around, call, mode, handles, timeout)
+        now = around.now()
         passed = milliseconds(now - began)
         statuses = [status(handle) for handle in handles]
         answer: dict[str, Any] = {"mode": mode, "status": _verdict(mode, waited, statuses)}
@@ -221,7 +216,7 @@ def wait_for_multiple_tool(around: WaitToolHost) -> Tool:
         )
 
     return wait_tool(
-        show,
+        around,
         "wait_for_multiple",
         "Wait for multiple async operations: for all of them, for any success, or for the first to settle.",
         PARAMETERS_MULTIPLE,
@@ -233,12 +228,14 @@ def wait_for_multiple_tool(around: WaitToolHost) -> Tool:
     )
 
 
-async def wait(call: Call, mode: str, handles: tuple[Handle, ...], timeout_ms: float | None) -> Waited:
+async def wait(
+    around: WaitToolHost, call: Call, mode: str, handles: tuple[Handle, ...], timeout_ms: float | None
+) -> Waited:
     """Wait as the mode says."""
     timeout = None if timeout_ms is None else timeout_ms / 1000
     waited = await call.handles.wait_for([_group(mode, handles)], timeout, handles, call.pass_on)
     if waited.timed_out:  # W5: read again first; a bell of another process may have been lost
-        await call._durability.registry.refresh([handle.uid for handle in handles])
+        await around.registry.refresh([handle.uid for handle in handles])
         waited = await call.handles.wait_for([_group(mode, handles)], 0, handles)
     return waited
 
@@ -342,20 +339,18 @@ RETURNS = object_schema(
 )
 
 
-def sleep_tool(show: Show) -> Tool:
+def sleep_tool(around: WaitToolHost) -> Tool:
     """The tool."""
 
     async def sleep(call: Call, arguments: Arguments) -> Reply:
-        registry = call._durability.registry
-        clock, handle = registry.clock, registry.loaded(call.uid)
-        start = clock.now() if handle is None else handle.state.created
+        start = around.created(call)
         due = start + arguments["durationMs"] / 1000
-        while (left := due - clock.now()) > 0:  # noqa: ASYNC110 (nobody but time can tell)
+        while (left := due - around.now()) > 0:  # noqa: ASYNC110 (nobody but time can tell)
             await asyncio.sleep(left)  # again if the time of day and the loop's disagree
-        end = clock.now()
+        end = around.now()
         label = arguments.get("label")
         answer = {"success": True} | ({} if label is None else {"label": label})
-        return show(
+        return around.show(
             answer
             | {
                 "requestedDurationMs": arguments["durationMs"],
@@ -366,7 +361,7 @@ def sleep_tool(show: Show) -> Tool:
         )
 
     return wait_tool(
-        show,
+        around,
         "sleep",
         "Wait for a specified duration (simple timer/delay).",
         PARAMETERS,
