@@ -1,13 +1,13 @@
-"""Traces by OpenTelemetry: turn → call → attempt → step → wait, over parks and restarts.
+"""OpenTelemetry traces: turn → call → attempt → step → wait, across parks and restarts.
 
-Only the API is used. A program that has set a tracer provider (by `opentelemetry-instrument`, say) before it makes a
-runtime has its calls traced; nobody else has this module imported, and pays nothing.
+Only the API is used. Calls are traced if the program sets a tracer provider (such as by `opentelemetry-instrument`)
+before it makes a runtime; otherwise this module is not imported.
 
-Names and attributes are those of OpenTelemetry's conventions for generative AI where they have any, else `keephold.*`.
-No arguments, results, keys or texts are told (K5).
+Names and attributes follow OpenTelemetry's conventions for generative AI where they exist, else `keephold.*`. Spans
+hold no arguments, results, keys or texts (K5).
 
-The context of a call is a line of its journal (kind `trace`), written with the call. Whoever takes the call up after a
-crash goes on in the same trace, with a span below the one that was lost; a completion links to who brought it.
+A call's context is a line of its journal (kind `trace`), written with the call. After a crash, another process
+continues the trace with a span below the lost one. A completion links to the span that sent it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,20 +45,20 @@ from keephold.store.base import (
 from keephold.store.rows import What
 
 KIND: Literal["trace"] = "trace"
-"""The kind of the line in a call's journal that holds its context."""
+"""The kind of the journal line that holds a call's context."""
 _NAME = "context"
 _provider: TracerProvider | None = None
 _propagator = TraceContextTextMapPropagator()
 
 
 def use(provider: TracerProvider | None) -> None:
-    """Trace with this provider; None: with the one that the program has set for everything, if it has."""
+    """Trace with this provider; None: with the program's global provider, if it has one."""
     global _provider
     _provider = provider
 
 
 def tracer() -> Tracer | None:
-    """What makes our spans; None: nobody wants them."""
+    """Return the tracer; None if tracing is off."""
     provider = _provider if _provider is not None else trace.get_tracer_provider()
     if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
         return None
@@ -93,13 +93,13 @@ class _Traced:
 
     def end(self) -> None:
         for span in self.waits:
-            span.end()  # of one that has ended already it does nothing
+            span.end()  # no effect if it has ended already
         self.end_attempt()
         self.span.end()
 
 
 class CallTraces:
-    """The spans of one runtime: what `registry.traces` is told becomes one, and what it commits."""
+    """The spans of one runtime, made from the calls to `registry.traces` and from its commits."""
 
     def __init__(self, registry: Registry, tracer: Tracer) -> None:
         self._registry = registry
@@ -107,9 +107,9 @@ class CallTraces:
         self._calls: dict[str, _Traced] = {}
         self._turns: dict[tuple[str, str], Span] = {}
         self._earlier: dict[tuple[str, str], Context] = {}
-        """Of turns that are about to be taken up again: where they were."""
+        """The contexts of turns that are about to be resumed."""
         self._brought: dict[str, Link] = {}
-        """By uid: who has just brought its completion."""
+        """By uid: the link to the span that sent its completion."""
         registry.observe_commits(self._observe)
         registry.on_settled.add(self._settled)
         registry.traces = self
@@ -129,7 +129,7 @@ class CallTraces:
             return lambda: None
         before = contexts.get_current()
         contexts.attach(trace.set_span_in_context(span))
-        # Not `detach`: that complains if the turn is left by another task than the one that entered it.
+        # Not `detach`, which complains if another task leaves the turn.
         return lambda: contexts.attach(before) and None
 
     def _turn_began(self, op: TurnBegan) -> None:
@@ -155,7 +155,7 @@ class CallTraces:
         for handle in handles:
             turn = self._turns.get((handle.conversation, handle.turn))
             self._start(_facts(handle), handle.uid, _below(turn), turn)
-            if isinstance(handle.state, Stopped):  # its arguments were wrong
+            if isinstance(handle.state, Stopped):  # its arguments were invalid
                 self._end(handle.uid, handle.state)
         return partial(self._not_registered, [handle.uid for handle in handles], failed)
 
@@ -226,7 +226,7 @@ class CallTraces:
         traced.end()
 
     async def _completed(self, uid: str, state: Stopped, brought: Link | None) -> None:
-        """The end of a call that was parked by a process that is no more: a span of its own, in the call's trace."""
+        """Record the end of a call that a dead process had parked: a span of its own, in the call's trace."""
         record = await self._registry.store.handle(uid)
         stored = _stored(await self._registry.store.journal(uid), "call") if record is not None else None
         if record is not None and stored is not None:
@@ -238,7 +238,7 @@ class CallTraces:
 
     def close(self) -> None:
         for traced in self._calls.values():
-            traced.span.set_attribute("keephold.left", True)  # whoever opens the store next goes on with it
+            traced.span.set_attribute("keephold.left", True)  # the next process that opens the store resumes it
             traced.end()
         for span in self._turns.values():
             span.set_attribute("keephold.left", True)
@@ -246,7 +246,7 @@ class CallTraces:
         self._calls.clear()
         self._turns.clear()
 
-    # What is committed
+    # Commits
 
     def _observe(self, ops: Sequence[Op], done: Done, failed: Failed) -> tuple[Sequence[Op], Done, Failed]:
         kinds = {type(op) for op in ops}
@@ -271,7 +271,7 @@ class CallTraces:
         failed(error)
 
     def _lines(self, ops: Sequence[Op]) -> list[Op]:
-        """The contexts of calls that are made, unless they are over."""
+        """Return the contexts of new calls that have not stopped."""
         over = {op.uid for op in ops if isinstance(op, Changed) and isinstance(op.state, Stopped)}
         lines: list[Op] = []
         for op in ops if self._registry.store.durable else ():
@@ -301,7 +301,7 @@ class CallTraces:
         done(results[: len(ops)])
 
     def _resolved(self, span: Span, key_id: str, result: Any) -> None:
-        """Both know of each other: who resolved, and the call that waited."""
+        """Link the resolving span and the waiting call to each other."""
         span.set_attribute("keephold.resolved", result.status)
         if result.status != "accepted":
             span.end()
@@ -333,7 +333,7 @@ def _not_resolved(resolving: Mapping[str, Span], failed: Failed, error: Exceptio
 
 
 def _below(turn: Span | None) -> Context | None:
-    """Where a call of the turn belongs: to what its caller does just now if that is in the turn, else to the turn."""
+    """Return the parent context of a call: the caller's current span if that is in the turn, else the turn."""
     if turn is None:
         return None
     current = trace.get_current_span().get_span_context()
@@ -364,7 +364,7 @@ def _recorded(record: Record) -> dict[str, Any]:
 
 
 def _say(span: Span, state: Stopped) -> None:
-    """How a call ended, without what it said."""
+    """Record how a call ended, without its texts."""
     span.set_attribute("keephold.ended_by", state.ended_by)
     if isinstance(state.outcome, Failure):
         span.set_attribute("error.type", state.outcome.code)
@@ -379,7 +379,7 @@ def _carrier(context: Context) -> dict[str, str]:
 
 
 def _stored(entries: Sequence[Entry], of: str) -> Context | None:
-    """The context of a call, or of its turn, as its journal has it."""
+    """Return the context of a call, or of its turn, from its journal."""
     for entry in entries:
         if entry.kind == KIND:
             carrier = msgspec.json.decode(entry.value).get(of)
@@ -391,7 +391,7 @@ def _stored(entries: Sequence[Entry], of: str) -> Context | None:
 def _within(
     tracer: Tracer, name: str, attributes: Mapping[str, Any], kind: SpanKind = SpanKind.INTERNAL
 ) -> Iterator[Span]:
-    """A span around what is done within. Of what it raises no more than the type is told: texts may hold anything."""
+    """Open a span around the block. For an exception only the type is recorded: texts may hold secrets."""
     with tracer.start_as_current_span(
         name, kind=kind, attributes=attributes, record_exception=False, set_status_on_exception=False
     ) as span:
@@ -404,7 +404,7 @@ def _within(
 
 
 def chat(model: str) -> AbstractContextManager[Span]:
-    """A request to a model is made within."""
+    """Open a span around a request to a model."""
     made = tracer()
     if made is None:
         return nullcontext(trace.INVALID_SPAN)
@@ -413,7 +413,7 @@ def chat(model: str) -> AbstractContextManager[Span]:
 
 
 def answered(span: Span, model: str | None, input_tokens: int, output_tokens: int) -> None:
-    """What a model has answered, in numbers."""
+    """Record a model's answer in numbers."""
     span.set_attribute("gen_ai.usage.input_tokens", input_tokens)
     span.set_attribute("gen_ai.usage.output_tokens", output_tokens)
     if model is not None:

@@ -1,1 +1,1 @@
-"""For people who have an agent loop already (G4): keephold's tools in the forms of pydantic-ai, OpenAI, Anthropic."""
+"""Adapters for existing agent loops: keephold's tools in the forms of pydantic-ai, OpenAI and Anthropic (G4)."""

@@ -1,5 +1,4 @@
-"""What the adapters for the providers' own SDKs have in common. No SDK is imported: their objects and the JSON of
-their APIs have the same names."""
+"""Shared by the adapters for provider SDKs. No SDK is imported: its objects and its API's JSON use the same names."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,15 +9,15 @@ from keephold.turn.turn import Response
 
 
 def part(of: Any, name: str) -> Any:
-    """A field of an SDK's object or of a dictionary; None if there is none."""
+    """Return a field of an SDK's object or of a dictionary; None if it is missing."""
     return of.get(name) if isinstance(of, Mapping) else getattr(of, name, None)
 
 
 def tool_call(id: Any, name: Any, arguments: Any) -> ToolCall:
-    """A call as the model sent it, right or wrong: `turn.run` says what was wrong with it (C9)."""
+    """Return a call as the model sent it; `turn.run` answers invalid calls (C9)."""
     return ToolCall(str(id or ""), str(name or ""), arguments)
 
 
 def notification_text(responses: Sequence[Response]) -> str:
-    """The news that rides on the responses of a batch, as one text; empty without any."""
-    return notification_block([news for response in responses for news in response.notifications])
+    """Return the notifications of a batch's responses as one text; empty if there are none."""
+    return notification_block([each for response in responses for each in response.notifications])

@@ -20,11 +20,11 @@ from keephold.turn.turn import Response
 __all__ = ["calls", "results", "tools"]
 
 _CUT = ("max_tokens", "model_context_window_exceeded", "refusal")
-"""Why a message may end in the middle of a block."""
+"""Reasons for which a message may end inside a block."""
 
 
 def tools(rt: Runtime) -> list[Any]:
-    """The tools, for the request's `tools`."""
+    """Return the tools, for the request's `tools`."""
     return [
         {"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]}
         for tool in rt.tools(dialect="anthropic")
@@ -32,10 +32,10 @@ def tools(rt: Runtime) -> list[Any]:
 
 
 def calls(message: Any) -> list[ToolCall]:
-    """The tool calls of a message of the model, in emitted order; an object of the SDK or a dictionary.
+    """Return the tool calls of the model's message in order. The message is an SDK object or a dictionary.
 
-    Give it the message as it came, with its `stop_reason`: if that says that it was cut off, a call at its end is
-    answered with an error and not run, as nobody knows what is missing.
+    Pass the message as it came, with its `stop_reason`. If the message was cut off, a call at its end is answered with
+    an error and not run, because part of it may be missing.
     """
     return list(_calls(message))
 
@@ -44,26 +44,24 @@ def _calls(message: Any) -> Iterator[ToolCall]:
     content = part(message, "content")
     blocks = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
     for at, block in enumerate(blocks, start=1):
-        if part(block, "type") == "tool_use":  # what the provider runs itself is of other types
+        if part(block, "type") == "tool_use":  # calls that the provider runs have other types
             cut = at == len(blocks) and part(message, "stop_reason") in _CUT
             yield tool_call(part(block, "id"), part(block, "name"), _input(block, cut=cut))
 
 
 def _input(block: Any, *, cut: bool) -> Any:
-    """The arguments. Of a block that was cut off the SDK makes an object all the same; then it is a text that ends too
-    early, which is what the model wrote."""
+    """Return the arguments. For a block that was cut off, the SDK makes an object; return incomplete JSON instead."""
     given = part(block, "input")
     arguments = {} if given is None else given
     return msgspec.json.encode(arguments).decode().removesuffix("}") if cut else arguments
 
 
 def results(responses: Sequence[Response]) -> list[Any]:
-    """What to append to the messages: one message of the user with a result for each call in order, then the news, if
-    any. Nothing without responses, as a message must not be empty."""
+    """Return the message to append: a result for each call, then the notifications. Empty without responses."""
     blocks: list[dict[str, Any]] = [_result(response) for response in responses]
-    news = notification_text(responses)
-    if news:
-        blocks.append({"type": "text", "text": news})  # behind the results, never before
+    notifications = notification_text(responses)
+    if notifications:
+        blocks.append({"type": "text", "text": notifications})  # always after the results
     return [{"role": "user", "content": blocks}] if blocks else []
 
 

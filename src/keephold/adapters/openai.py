@@ -22,19 +22,19 @@ Api = Literal["chat", "responses"]
 
 
 def tools(rt: Runtime, api: Api = "chat", *, strict: bool = False) -> list[Any]:
-    """The tools, for the request's `tools`. `strict` makes the model keep to the schemas, which are other ones then."""
+    """Return the tools, for the request's `tools`. `strict` makes the model follow the schemas, which then differ."""
     listed = rt.tools(dialect="openai-strict" if strict else "openai")
     if _is_chat(api):
         return [{"type": "function", "function": {**tool, "strict": True} if strict else tool} for tool in listed]
-    return [{"type": "function", **tool, "strict": strict} for tool in listed]  # left out it would be true
+    return [{"type": "function", **tool, "strict": strict} for tool in listed]  # the API's default is true
 
 
 def calls(answer: Any) -> list[ToolCall]:
-    """The function calls of a model's answer, in emitted order: of a chat completion or its message, or of a response;
-    as objects of the SDK or as dictionaries.
+    """Return the function calls of an answer in order. The answer is a chat completion, its message, or a response; an
+    SDK object or a dictionary.
 
-    Give it the whole completion: only that says if the last call was cut off (`finish_reason`). Such a call is answered
-    with an error, also where none of its arguments had come yet.
+    Pass the whole completion: only its `finish_reason` says that the last call was cut off. Such a call is answered
+    with an error, even if none of its arguments had arrived.
     """
     if part(answer, "output") is not None:
         return list(_response_calls(answer))
@@ -49,7 +49,7 @@ def _chat_calls(message: Any, *, cut: bool) -> Iterator[ToolCall]:
     emitted = part(message, "tool_calls") or ()
     for at, call in enumerate(emitted, start=1):
         function = part(call, "function")
-        if function is not None:  # a call of another kind is none of ours
+        if function is not None:  # calls of other kinds are not ours
             arguments = _arguments(function, cut=cut and at == len(emitted))
             yield tool_call(part(call, "id"), part(function, "name"), arguments)
 
@@ -64,8 +64,8 @@ def _response_calls(response: Any) -> Iterator[ToolCall]:
 
 
 def _arguments(function: Any, *, cut: bool) -> Any:
-    """The arguments' text as it came. If nothing has come of it because the answer was cut off, it must not read as no
-    arguments: then it is a text that ends too early, as it would be a little later."""
+    """Return the arguments' text. If the answer was cut off before any came, return incomplete JSON, so that it is not
+    read as a call without arguments."""
     arguments = part(function, "arguments")
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return "{" if cut else ""
@@ -73,16 +73,17 @@ def _arguments(function: Any, *, cut: bool) -> Any:
 
 
 def results(responses: Sequence[Response], api: Api = "chat") -> list[Any]:
-    """What to append to the messages (chat), or to the input: a result for each call in order, then the news, if any.
+    """Return what to append to the messages (chat) or the input: a result for each call in order, then the
+    notifications.
 
-    These messages have no place for `is_error`; the text of a failed call says so.
+    These messages have no field for `is_error`; the text of a failed call says so.
     """
     if _is_chat(api):
         given = [{"role": "tool", "tool_call_id": each.id, "content": each.model} for each in responses]
     else:
         given = [{"type": "function_call_output", "call_id": each.id, "output": each.model} for each in responses]
-    news = notification_text(responses)
-    return [*given, {"role": "user", "content": news}] if news else given
+    notifications = notification_text(responses)
+    return [*given, {"role": "user", "content": notifications}] if notifications else given
 
 
 def _is_chat(api: str) -> bool:

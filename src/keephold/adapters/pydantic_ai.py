@@ -1,24 +1,21 @@
-"""keephold's tools for an agent of pydantic-ai (G4): the calls of one response are one batch, a run is a turn.
+"""keephold's tools for an agent of pydantic-ai: the calls of one response are one batch, a run is a turn (G4).
 
     agent = Agent(model, toolsets=[KeepholdToolset(rt)])
 
 - Each run is a turn of the conversation that pydantic-ai names by `conversation_id`. It ends with the run, by each
-  handle's policy (T); a run that fails or is cancelled cancels it (T5). What the end of a turn has to tell is news with
-  which the next run begins. `KeepholdToolset(turn)` runs in a turn of yours: you end it, and the model can speak again.
-- All calls of a response that are this toolset's are one batch (B1), in emitted order, whatever other tools they are
-  mixed with and in whatever order pydantic-ai takes them. Calls that somebody may hold back (`approval_required`,
-  hooks) are in it if they come at once, else in a batch of their own behind it: see `_emitted.py`.
-- A failed call is a tool return with the outcome `failed`, never a `ModelRetry`. keephold's errors say what would be
-  right, and a retry would count against the tool: two wrong calls of a model would end the run.
-- News is a text of its own behind the results (N4), or behind the text of a failed call, which can carry nothing else.
-- A cancelled run cancels its batch (B7). When nobody waits for a batch any more, it is cancelled as well.
+  handle's policy (T); a run that fails or is cancelled cancels it (T5). Results at the end of a turn are notifications
+  at the start of the next run. `KeepholdToolset(turn)` runs in a turn of yours: you end it, and the model can respond
+  again.
+- All calls of a response to this toolset are one batch (B1), in emitted order, even if mixed with other tools.
+- A failed call is a tool return with the outcome `failed`, never a `ModelRetry`: a retry counts against the tool, and
+  two wrong calls would end the run.
+- Notifications are a text of their own after the results (N4), or part of a failed call's text.
+- A cancelled run cancels its batch (B7). A batch is also cancelled when no call waits for it.
 
-Which calls of a model's response make one batch, inside pydantic-ai's agent (B1).
-
-pydantic-ai hands calls over one by one, beside each other or one after the other. A batch takes those that have come
-and those that are certain to come. Certain is a call that nothing stands in the way of: whatever asks for approval,
-skips calls or changes their arguments decides before the call reaches its toolset, and a batch that ran ahead of it
-would run what was never allowed. Such calls are waited for; they are in the batch if they come in time.
+pydantic-ai hands calls over one by one. A batch takes the calls that have arrived and those that are certain to arrive
+unchanged. A toolset or hook that asks for approval, skips calls or changes arguments decides before the call reaches
+this toolset; a batch that ran ahead would run calls that were never approved. Such calls join the batch if they arrive
+in time; otherwise they form the next batch.
 """
 
 import asyncio
@@ -50,34 +47,34 @@ _HOOKS = [
     for what, whens in (("validate", ("before", "after", "wrap")), ("execute", ("before", "wrap")))
     for when in whens
 ]
-"""What may skip a call, or change its arguments, before its toolset has it."""
+"""Hooks that may skip a call or change its arguments before its toolset gets it."""
 
 
 class Taker:
-    """The arguments' validator of pydantic-ai, as one that refuses nothing: keephold checks calls itself, and answers
-    with what would be right (C9). It also tells whose a tool is and how it is called there, whatever renames it."""
+    """An arguments' validator for pydantic-ai that accepts everything: keephold checks calls itself and answers with
+    the right form (C9). It also knows the tool's toolset and original name."""
 
     def __init__(self, toolset: AbstractToolset[Any], name: str) -> None:
         self.toolset = toolset
         self.name = name
 
     def validate_json(self, input: str | bytes | bytearray, **_: Any) -> dict[str, Any]:
-        """The arguments as an object for whoever looks at them on the way."""
+        """Return the arguments as an object, for hooks that read them."""
         return Unread.unless_object(input if isinstance(input, str) else input.decode(errors="replace"))
 
     def validate_python(self, input: Any, **_: Any) -> dict[str, Any]:
-        """Arguments that have been decoded, as they are."""
+        """Return decoded arguments as they are."""
         return dict(input)
 
 
 class Unread(dict[str, Any]):
-    """Arguments that are no JSON object: empty on the way, and as the model sent them for keephold."""
+    """Arguments that are not a JSON object: empty for hooks, and as the model sent them for keephold."""
 
     text: str
 
     @classmethod
     def unless_object(cls, text: str) -> dict[str, Any]:
-        """The object that this text is, if it is one."""
+        """Return the object in the text, if it is one."""
         try:
             value = msgspec.json.decode(text)
         except (ValueError, RecursionError):
@@ -92,10 +89,10 @@ class Unread(dict[str, Any]):
 def batch_of(
     arrived: Mapping[str, ToolCall], ctx: RunContext[Any], toolset: AbstractToolset[Any], begun: Set[str]
 ) -> dict[str, ToolCall]:
-    """The calls of the newest response that make a batch now, by id and as emitted; never one that has `begun`."""
+    """Return the calls of the newest response that form a batch now, by id in order, without those in `begun`."""
     newest = next((each for each in reversed(ctx.messages) if isinstance(each, ModelResponse)), None)
     emitted = {} if newest is None else {call.tool_call_id: call for call in newest.tool_calls}
-    # What follows a response answers it, at least in part: a run that goes on from there runs what it hands over only.
+    # A message after the response answers part of it: such a run executes only the calls it is handed.
     all_open = newest is not None and newest is ctx.messages[-1]
     batch: dict[str, ToolCall] = {}
     for id, call in emitted.items():
@@ -107,7 +104,7 @@ def batch_of(
 
 
 def _certain(name: str, ctx: RunContext[Any], toolset: AbstractToolset[Any]) -> str | None:
-    """The toolset's own name of a tool, if a call of it is certain to reach the toolset unchanged."""
+    """Return the toolset's own name of a tool, if its calls are certain to arrive unchanged."""
     tools = ctx.tool_manager
     tool = tools.tools.get(name) if tools is not None and tools.tools is not None else None
     if tools is None or tool is None or not isinstance(tool.args_validator, Taker):
@@ -130,13 +127,13 @@ def _leaves(capability: AbstractCapability[Any]) -> list[AbstractCapability[Any]
 
 def _has_hooks(capability: AbstractCapability[Any]) -> bool:
     kind = type(capability)
-    if kind is Instrumentation:  # only watches
+    if kind is Instrumentation:  # it only observes
         return False
     return any(getattr(kind, hook) is not getattr(AbstractCapability, hook) for hook in _HOOKS)
 
 
 def _passes(outer: AbstractToolset[Any], toolset: AbstractToolset[Any]) -> bool:
-    """Whether there is a way from one toolset into another on which every call is passed on."""
+    """Return whether one toolset passes every call on to the other."""
     if outer is toolset:
         return True
     return _passes_on(outer) and any(_passes(inner, toolset) for inner in _inside(outer))
@@ -158,8 +155,8 @@ __all__ = ["KeepholdToolset"]
 
 
 class KeepholdToolset(AbstractToolset[Any]):
-    """The tools of a runtime, for the agents of pydantic-ai: with a `Runtime` each run is a turn, with a `Turn` all
-    runs are part of that one."""
+    """The tools of a runtime for agents of pydantic-ai: with a `Runtime` each run is a turn, with a `Turn` all runs are
+    part of it."""
 
     def __init__(self, source: Runtime | Turn) -> None:
         if not isinstance(source, Runtime | Turn):
@@ -172,23 +169,24 @@ class KeepholdToolset(AbstractToolset[Any]):
         return None
 
     async def for_run(self, ctx: RunContext[Any]) -> AbstractToolset[Any]:
-        """The same tools in a turn, for one run."""
+        """Return the same tools in a turn, for one run."""
         return _Run(self._source, ctx)
 
     async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
-        """The tools, described in the dialect of the run's model (G3)."""
+        """Return the tools in the dialect of the run's model (G3)."""
         runtime = self._source if isinstance(self._source, Runtime) else self._source._runtime
         return {
             tool["name"]: ToolsetTool(
                 toolset=self,
-                # Not strict: pydantic-ai would make it so where it can, and the schema is that of another dialect.
+                # Not strict: pydantic-ai would make it strict where it can, though the schema is of
+                # another dialect.
                 tool_def=ToolDefinition(
                     name=tool["name"],
                     description=tool["description"],
                     parameters_json_schema=tool["parameters"],
                     strict=False,
                 ),
-                max_retries=1,  # of hooks of yours: no call of ours is ever retried
+                max_retries=1,  # for your hooks: keephold's calls are never retried
                 args_validator=Taker(self, tool["name"]),
             )
             for tool in runtime.tools(_dialect(ctx.model))
@@ -197,7 +195,7 @@ class KeepholdToolset(AbstractToolset[Any]):
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
     ) -> Any:
-        """Only runs call tools."""
+        """Raise: only runs call tools."""
         raise UserError("tools of keephold are called in the run of an agent: Agent(toolsets=[KeepholdToolset(rt)])")
 
 
@@ -209,12 +207,12 @@ class _Run(KeepholdToolset):
         self._ctx = ctx
         self._turn = source if isinstance(source, Turn) else source.turn(ctx.conversation_id)
         self._around: BaseException | None = None
-        """What was being handled when the run began, which is no failure of the run."""
+        """The exception being handled when the run began, which is not a failure of the run."""
         self._step = 0
         self._gathering: _Batch | None = None
         """The batch that still takes calls."""
         self._ahead: dict[str, _Batch] = {}
-        """By id: calls of this step that a batch has run, and that pydantic-ai has not come to yet."""
+        """By id: calls of this step that a batch has run before pydantic-ai reached them."""
         self._begun: set[str] = set()
         """Ids of the calls of this step that are in a batch."""
         self._one_at_a_time = asyncio.Lock()
@@ -224,19 +222,19 @@ class _Run(KeepholdToolset):
         if isinstance(self._source, Runtime):
             await self._turn.__aenter__()
         try:
-            if self._ctx.pending_messages is not None:  # else it rides on the first response
+            if self._ctx.pending_messages is not None:  # else it is sent with the first response
                 self._tell(await self._turn.notifications())
         except BaseException:
             await self.__aexit__()
             raise
         return self
 
-    def _tell(self, news: Sequence[Notification]) -> None:
-        if news:
-            self._ctx.enqueue(notification_block(news))
+    def _tell(self, notifications: Sequence[Notification]) -> None:
+        if notifications:
+            self._ctx.enqueue(notification_block(notifications))
 
     async def __aexit__(self, *_: Any) -> None:
-        """End the turn, if it is the run's own. Toolsets are not told why they are left; the interpreter knows."""
+        """End the turn, if it is the run's own. Toolsets do not get the exception, so read it from the interpreter."""
         if isinstance(self._source, Runtime):
             failure = sys.exception()
             if failure is self._around or failure is None:
@@ -247,7 +245,7 @@ class _Run(KeepholdToolset):
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
     ) -> Any:
-        """What a call is answered with, in the batch of its response."""
+        """Return the answer to a call, in the batch of its response."""
         if ctx.run_step != self._step:
             self._step, self._gathering = ctx.run_step, None
             self._ahead.clear()
@@ -263,7 +261,8 @@ class _Run(KeepholdToolset):
         return _returned(await batch.response(id))
 
     async def _run(self, batch: "_Batch", ctx: RunContext[Any]) -> Mapping[str, Response]:
-        # Calls that pydantic-ai begins together have come when the loop comes round, with whatever hooks made of them.
+        # Calls that pydantic-ai begins together, changed by hooks or not, have arrived after one pass of the
+        # loop.
         await asyncio.sleep(0)
         if self._gathering is batch:
             self._gathering = None
@@ -288,14 +287,14 @@ class _Batch:
         self._waiting = 0
 
     async def response(self, id: str) -> Response:
-        """The answer to one of its calls, when all are answered. When nobody waits any more, it is cancelled (B7)."""
+        """Return the answer to one call when all are answered. If no call waits any more, cancel the batch (B7)."""
         self._waiting += 1
         try:
             await asyncio.wait([self.task])
         except asyncio.CancelledError:
             if self._waiting == 1:
                 self.task.cancel()
-                await asyncio.wait([self.task])  # not for long
+                await asyncio.wait([self.task])
             raise
         finally:
             self._waiting -= 1
@@ -303,15 +302,15 @@ class _Batch:
 
 
 def _returned(response: Response) -> str | ToolReturn[str]:
-    """A response, as a tool of pydantic-ai returns it."""
-    news = notification_block(response.notifications)
+    """Return a response as a tool of pydantic-ai returns it."""
+    notifications = notification_block(response.notifications)
     if response.is_error:
-        raise ToolFailed(f"{response.model}\n\n{news}" if news else response.model)
-    return ToolReturn(response.model, content=news) if news else response.model
+        raise ToolFailed(f"{response.model}\n\n{notifications}" if notifications else response.model)
+    return ToolReturn(response.model, content=notifications) if notifications else response.model
 
 
 def _dialect(model: Any) -> Dialect:
-    """That of the models which may be asked, if they have one in common."""
+    """Return the dialect that all possible models share."""
     models = model.models if isinstance(model, FallbackModel) else [model]
     dialects = {dialect_of(each) if isinstance(each, Model) else "generic" for each in models}
     return dialects.pop() if len(dialects) == 1 else "generic"

@@ -1,4 +1,4 @@
-"""The agents of a runtime: its models, its conversations, and who asks them (G1, G2, Q2)."""
+"""A runtime's conversations, and the models that they share (G1, G2, Q2)."""
 
 import asyncio
 import secrets
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Agency:
-    """Makes conversations and keeps the models they share, with their connections, until the runtime closes."""
+    """Make conversations, and keep their models and connections until the runtime closes."""
 
     def __init__(self, runtime: "Runtime", config: Config | None) -> None:
         self._runtime = runtime
@@ -37,21 +37,25 @@ class Agency:
         self._conversations: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
         self._shared: dict[tuple[str | None, ...], Model[Any]] = {}
         self._models: dict[int, Assistant] = {}
-        """Those whose connections are open."""
+        """The models whose connections are open."""
         self._entered = AsyncExitStack()
         self._entering = asyncio.Lock()
 
     def assistant(self, settings: AssistantSettings, model: "Model[Any] | str | None" = None) -> Assistant:
-        """The model of these settings; the same settings give the same one."""
+        """Return the model of these settings; the same settings give the same model."""
         if model is not None and not isinstance(model, str):
             return open_assistant(settings, self.config.root, model)
-        key = (model or settings.model, settings.base_url, settings.api_key_env)  # what connections depend on
+        key = (
+            model or settings.model,
+            settings.base_url,
+            settings.api_key_env,
+        )  # the settings that connections depend on
         made = open_assistant(settings, self.config.root, self._shared.get(key, model))
         self._shared[key] = made.model
         return made
 
     async def enter(self, assistant: Assistant) -> None:
-        """From now on until the runtime closes, the model's connections are open."""
+        """Open the model's connections until the runtime closes."""
         async with self._entering:
             if id(assistant.model) not in self._models:
                 await self._entered.enter_async_context(assistant.model)
@@ -60,7 +64,7 @@ class Agency:
     def conversation(
         self, id: str | None, model: "Model[Any] | str | None" = None, own_instructions: str | None = None
     ) -> Conversation:
-        """The conversation of that id, or a new one."""
+        """Return a new conversation, or the one of that id."""
         settings = self.config.conversation
         open_here = None if id is None else self._conversations.get(id)
         if open_here is not None:
@@ -89,8 +93,8 @@ class Agency:
         own_instructions: Sequence[str],
         only: Sequence[str] = ("*",),
     ) -> Conversation:
-        """The conversation of a sub-agent: its own tools, of those `only` some, its own instructions and limits; what
-        it spends its caller spends, too."""
+        """Return the conversation of a sub-agent: its tools (limited to `only`), instructions and limits. The calling
+        conversation pays for it, too."""
         deepest = depth_of(id) >= self._runtime.limits.agent_depth
 
         chosen = Selection(self._runtime.toolbox, only)
@@ -98,7 +102,7 @@ class Agency:
         def allowed(tool: Tool) -> bool:
             return chosen.has(tool) and not (deepest and tool.kind == "agent")
 
-        bound: list[Spending] = []  # to the turn it was started in, which it may outlive
+        bound: list[Spending] = []  # the spending of the turn that started it, which it may outlive
 
         def above() -> Spending | None:
             caller = self._conversations.get(parent)
@@ -121,7 +125,7 @@ class Agency:
         return made
 
     async def spent_by_agents(self, conversation: str, turn: str | None = None) -> list[ModelResponse]:
-        """What the agents have spent that a turn, or a whole conversation, has started, and theirs in turn."""
+        """Return the responses of agents that a turn, or a whole conversation, started, and of their agents."""
         store, spent = self._runtime.registry.store, list[ModelResponse]()
         after: str | None = None
         while page := await store.handles(
@@ -135,12 +139,12 @@ class Agency:
         return spent
 
     def tools_of(self, conversation: str) -> Iterable[Tool]:
-        """The tools that are offered in a conversation."""
+        """Return the tools offered in a conversation."""
         known = self._conversations.get(conversation)
         return self._runtime.toolbox if known is None else known.selection
 
     async def inquire(self, inquiry: Inquiry) -> Any:
-        """Ask a model, as `Runtime(inquiry=…)` does: the one that the inquiry names, else that of its conversation."""
+        """Ask the model that the inquiry names, else the model of its conversation."""
         conversation = self._conversations.get(inquiry.conversation)
         if inquiry.assistant:
             assistant = self.assistant(laid_over(self.config.conversation.assistant, inquiry.assistant))
@@ -156,10 +160,10 @@ class Agency:
         return await inquire(assistant, conversation, inquiry)
 
     def leave(self) -> None:
-        """The runtime is being closed: nothing more is asked of a model (R6)."""
+        """Stop asking models: the runtime is closing (R6)."""
         for conversation in tuple(self._conversations.values()):
             conversation.leave()
 
     async def close(self) -> None:
-        """Let the models' connections go."""
+        """Close the models' connections."""
         await self._entered.aclose()

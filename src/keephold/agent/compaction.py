@@ -1,7 +1,7 @@
-"""A history that has grown too long is made shorter (G1), and nothing that is still open is lost.
+"""Shorten a history that has grown too long, without losing what is still open (G1).
 
-The model writes a summary of everything but its newest calls and their results. Beside it stands what no summary may
-forget and no model has to remember: the handles that are still open, and keys that were shown and still wait.
+The model summarises everything but its newest calls and their results. The summary is followed by facts from the store:
+open handles, and keys that were shown and are still valid.
 """
 
 import re
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from keephold.agent.transcript import Transcript
 
 FULL = 0.8
-"""So much of a model's window may be taken before its history is made shorter."""
+"""The share of a model's window that may be filled before its history is shortened."""
 _CLIPS = (4000, 1000, 250)
-"""How many characters of one message the summary is made from; fewer if that is still too much."""
+"""How many characters of each message the summary is made from; the next smaller number if that is too much."""
 _KEY = re.compile(r"hf1\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 _WISH = """\
 Below is a conversation between a user, an assistant and its tools. It has grown too long and your summary will stand \
@@ -47,7 +47,7 @@ _HEAD = "[Automatic summary of what was said before. It is not from the user.]\n
 
 
 def too_long(usage: Usage, limit: int | None) -> bool:
-    """Whether the history should be made shorter before the next request."""
+    """Return whether to shorten the history before the next request."""
     if limit is None and usage.context_window is not None:
         limit = int(usage.context_window * FULL)
     return limit is not None and usage.context_tokens > limit
@@ -60,7 +60,7 @@ async def compaction(
     spending: Spending,
     tell: Callable[[Event], None],
 ) -> str | None:
-    """Make the history shorter; the summary. None: there is nothing that could be left out."""
+    """Shorten the history and return the summary; None if nothing can be left out."""
     kept = _kept(transcript.messages)
     old = transcript.messages[: len(transcript.messages) - kept]
     if len(old) < 2:
@@ -73,7 +73,7 @@ async def compaction(
 
 
 def _kept(messages: Sequence[ModelMessage]) -> int:
-    """How many messages at the end stay: the newest calls with their results, or what the user said last."""
+    """Return how many messages at the end stay: the newest calls with their results, or the user's newest message."""
     if len(messages) >= 2 and isinstance(messages[-2], ModelResponse) and messages[-2].tool_calls:
         return 2
     return 1
@@ -100,7 +100,7 @@ async def _summary(
 
 
 def _written(messages: Iterable[ModelMessage], size: int) -> Iterable[str]:
-    """The conversation as a text."""
+    """Return the conversation as text."""
     for message in messages:
         for part in message.parts:
             match part:
@@ -128,7 +128,7 @@ def _text(content: Any) -> str:
 
 
 async def _open(conversation: "Conversation", old: Sequence[ModelMessage]) -> str:
-    """What is still open: handles by their ids, and keys that were shown."""
+    """Return the open handles by id, and the valid keys that were shown."""
     registry = conversation.runtime.registry
     handles: dict[str, str] = {}
     for state in ("pending", "running", "waiting"):

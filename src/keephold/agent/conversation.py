@@ -1,4 +1,4 @@
-"""A conversation with a model: what was said, kept in the store, and one turn after the other (G1)."""
+"""A conversation with a model: its transcript in the store, and one turn after the other (G1)."""
 
 import asyncio
 import inspect
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class Conversation:
     """One conversation. `Runtime.conversation` makes it.
 
-    `prompt` runs a whole turn and returns how it ended; what happens in it is told to a listener
-    (`keephold.agent.events`). What was said is in the store before anything follows from it: a conversation whose
-    process died is taken up again by its id.
+    `prompt` runs a whole turn and returns how it ended; a listener gets the events meanwhile (`keephold.agent.events`).
+    Every message is stored before anything follows from it. If the process dies, another one resumes the conversation
+    by its id.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class Conversation:
         self.context_tokens = context_tokens
         self.transcript = Transcript(runtime.registry, id)
         self.usage = Usage(context_window=assistant.model.context_window)
-        """What the turns of this object have taken."""
+        """The usage of this object's turns."""
         self.interrupted = False
-        """A turn was never ended, as its process died: `resume`, or the next `prompt`, goes on with it."""
+        """The process of a turn died: `resume`, or the next `prompt`, resumes the turn."""
         self.inbox: Callable[[], list[Content]] = list
-        """Where further messages come from, besides `say`; all of them again after a restart (E10)."""
+        """A source of further messages, besides `say`. After a restart it returns all of them again (E10)."""
         self.seen = 0
-        """How much has come out of the inbox."""
+        """How many messages the inbox has returned."""
         self._instructions = instructions(*own_instructions)
         self._allowance = allowance or Allowance()
         self._above = above
@@ -73,7 +73,7 @@ class Conversation:
 
     @property
     def spending(self) -> Spending | None:
-        """Of the turn that runs."""
+        """The spending of the running turn."""
         return None if self._loop is None else self._loop.spending
 
     def _spent(self, taken: Usage) -> None:
@@ -87,7 +87,7 @@ class Conversation:
             )
 
     async def open(self) -> None:
-        """Read what was said before. `prompt` does it if nobody has."""
+        """Read the transcript. `prompt` does it if you have not."""
         async with self._opening:
             if self._opened:
                 return
@@ -106,23 +106,23 @@ class Conversation:
             self._opened = True
 
     async def _end_what_has_ended(self) -> None:
-        """A turn was over and its process died before it could say so; nobody wants it to go on."""
+        """Close a turn that ended before its process could record that."""
         async with self.runtime.turn(self.id, resume=True, tools=self.selection) as turn:
             turn.cancel()
         self.interrupted = False
 
     async def prompt(self, content: Content, *, listener: Listener | None = None) -> Answer:
-        """One whole turn: the user says something, the assistant answers. A turn that was interrupted goes on in it.
+        """Run one whole turn: send the user's message, return the model's answer. An interrupted turn is resumed in it.
 
-        What a model or a tool does is told in the answer; raised is `KeepholdError` where there could be no turn, and
-        whatever the store or the end of the runtime raises.
+        Failures of models and tools are in the answer. Raises `KeepholdError` if no turn can run, if the store fails,
+        or if the runtime closes.
         """
         if not content:
             raise KeepholdError("a prompt needs a text", code="invalid_arguments")
         return await self._run(content, listener)
 
     async def resume(self, *, listener: Listener | None = None) -> Answer:
-        """Go on with the turn that was interrupted."""
+        """Resume the interrupted turn."""
         await self.open()
         if not self.interrupted:
             raise KeepholdError("this conversation has no turn that was interrupted", code="no_open_batch")
@@ -152,23 +152,24 @@ class Conversation:
             self.usage = total(self.usage, spending.usage)
 
     def say(self, content: Content) -> None:
-        """While a turn runs: say something more. The model gets it with the next request.
+        """Add a message to the running turn. The model gets it with the next request.
 
-        A listener is told by `Interjected` when it is taken; what comes too late for this turn is not.
+        The listener gets `Interjected` when the message is taken; a message that comes too late for this turn is not
+        taken.
         """
         if self._loop is None:
             raise KeepholdError("no turn is running; `prompt` begins one", code="turn_not_open")
         self._loop.say(content)
 
     def received(self) -> list[Content]:
-        """What has come into the inbox and is not in the transcript yet."""
+        """Return the inbox messages that are not in the transcript yet."""
         came = self.inbox()
         self.seen += len(came)
         return came[max(0, len(came) - (self.seen - self.transcript.taken)) :] if came else []
 
     @property
     def finished(self) -> Answer | None:
-        """How the last turn ended, of a conversation that was taken up again and has nothing left to do."""
+        """How the last turn ended, if the conversation was reopened and has nothing left to do."""
         last, ended = self.transcript.last, self.transcript.ended
         if ended is not None and self.transcript.turn is not None and not self.interrupted:
             text = next(filter(None, map(response_text, reversed(self.transcript.spent))), "")
@@ -179,28 +180,28 @@ class Conversation:
         return Answer(text=response_text(last), stop_reason="end_turn", turn=self.transcript.turn, usage=self.usage)
 
     def cancel(self) -> None:
-        """Cancel the turn that runs, if one does: `prompt` returns soon, with `cancelled`."""
+        """Cancel the running turn, if any: `prompt` returns soon, with `cancelled`."""
         if self._loop is not None:
             self._loop.cancel()
 
     def leave(self) -> None:
-        """The runtime is being closed: a turn that runs is left as it is, to be resumed (R6)."""
+        """Leave the running turn open, to be resumed: the runtime is closing (R6)."""
         if self._loop is not None:
             self._loop.leave()
 
     async def lines(self) -> list[TranscriptLine]:
-        """What was said, as it is stored."""
+        """Return the stored transcript."""
         await self.runtime.open()
         return await self.transcript.read()
 
     async def describe(self, **metadata: Any) -> None:
-        """Keep something about the conversation, such as its title; None removes it."""
+        """Store metadata of the conversation, such as its title; None removes a key."""
         registry = self.runtime.registry
         await self.runtime.open()
         await registry.write((Described(self.id, registry.clock.now(), metadata),))
 
     async def description(self) -> ConversationRow | None:
-        """What is known about the conversation; None if nothing was ever said in it."""
+        """Return the conversation's metadata and times; None if nothing was said in it."""
         await self.runtime.open()
         return await self.runtime.registry.store.conversation(self.id)
 
@@ -208,7 +209,7 @@ class Conversation:
         self._parameters = None
 
     def parameters(self) -> ModelRequestParameters:
-        """What goes with every request: tools and instructions."""
+        """Return the tools and instructions that go with every request."""
         if self._parameters is None:
             strict = self.assistant.strict
             tools = tool_list(self.selection, self.assistant.dialect)

@@ -1,7 +1,7 @@
-"""What happens in a turn of a conversation, told to whoever shows it: an editor, a terminal, a program (G1).
+"""The events of a turn, for a listener: an editor, a terminal, a program (G1).
 
-A listener is called with one event after the other, in order, on the event loop. It must not wait: what it shows later
-it queues. Whatever it raises is logged and changes nothing.
+A listener is called with the events in order, on the event loop. It must not block; queue slow work. An exception it
+raises is logged and changes nothing.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests to models have taken. `cost` is in US dollars; None where no price is known."""
+    """The usage of requests to models. `cost` is in US dollars; None if no price is known."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -25,37 +25,37 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cache_read_tokens: int = 0
     cost: float | None = None
     context_tokens: int = 0
-    """How long the history was in the newest request, with its answer."""
+    """The length of the history in the newest request, with its answer."""
     context_window: int | None = None
-    """How much the model can take; None: it is not known."""
+    """The length of the model's window; None if it is not known."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """How a turn ended, and what the assistant said last."""
+    """How a turn ended, and the model's last message."""
 
     text: str
     stop_reason: StopReason
     turn: str
     usage: Usage
     error: str | None = None
-    """Why it ended with an error, or before its time."""
+    """Why the turn ended with an error, or early."""
 
 
 class TurnStarted(msgspec.Struct, frozen=True, tag=True):
-    """A turn began, or goes on after its process died."""
+    """A turn began, or was resumed after its process died."""
 
     turn: str
     resumed: bool = False
 
 
 class Text(msgspec.Struct, frozen=True, tag=True):
-    """A piece of the assistant's answer."""
+    """A piece of the model's answer."""
 
     text: str
 
 
 class Thought(msgspec.Struct, frozen=True, tag=True):
-    """A piece of its reasoning."""
+    """A piece of the model's reasoning."""
 
     text: str
 
@@ -73,20 +73,20 @@ class Answered(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotificationsDelivered(msgspec.Struct, frozen=True, tag=True):
-    """The assistant is told something that no person wrote: news, or results at the end of a turn (N4, T2)."""
+    """The model gets a message that the user did not write: notifications, or results at the end of a turn."""
 
     text: str
     notifications: tuple[Notification, ...] = ()
 
 
 class Interjected(msgspec.Struct, frozen=True, tag=True):
-    """What the user said meanwhile was taken into the turn."""
+    """A message that the user sent meanwhile was taken into the turn."""
 
     text: str
 
 
 class Retrying(msgspec.Struct, frozen=True, tag=True):
-    """A request to the model failed and is made again."""
+    """A request to the model failed and is retried."""
 
     attempt: int
     delay_secs: float
@@ -94,23 +94,23 @@ class Retrying(msgspec.Struct, frozen=True, tag=True):
 
 
 class Restarted(msgspec.Struct, frozen=True, tag=True):
-    """What has streamed of this response so far is void: it is asked for again."""
+    """The response streamed so far is void: the request is retried."""
 
 
 class Used(msgspec.Struct, frozen=True, tag=True):
-    """What the turn has taken so far."""
+    """The turn's usage so far."""
 
     usage: Usage
 
 
 class Compacted(msgspec.Struct, frozen=True, tag=True):
-    """The history had grown too long: from now on a summary stands for what was said before."""
+    """The history had grown too long: a summary replaces its older part."""
 
     summary: str
 
 
 class TurnFinished(msgspec.Struct, frozen=True, tag=True):
-    """The turn is over; nothing follows."""
+    """The turn has ended; no event follows."""
 
     answer: Answer
 

@@ -1,8 +1,8 @@
-"""The turn loop (G1): the last line of the transcript says what comes next, so a turn that was cut off goes on.
+"""The turn loop: the last line of the transcript decides the next step, so a turn can be resumed anywhere (G1).
 
-- A request: the model is asked.
-- A response with calls: they run as one batch, and their results are the next request.
-- A response without: the turn ends by T, unless the user has said more meanwhile, or the end owes the model results.
+- After a request, the model is asked.
+- After a response with calls, they run as one batch, and their results are the next request.
+- After a response without calls, the turn ends, unless the user has sent more or the end owes the model results.
 """
 
 import asyncio
@@ -52,14 +52,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("keephold.agent")
 
 PARK_AFTER_SECS = 30.0
-"""How long a batch waits for a one-shot call that waits for its completion from outside (D10)."""
+"""How long a batch waits for a one-shot call whose completion comes from outside (D10)."""
 Content = str | Sequence[UserContent]
 Stop = tuple[StopReason, str | None]
-"""How a turn ends, and why if that is not as it should."""
+"""How a turn ends, and the reason if it did not complete."""
 
 
 class TurnLoop:
-    """One turn of a conversation, from what the user says to its end."""
+    """One turn of a conversation, from the user's message to its end."""
 
     def __init__(
         self, conversation: "Conversation", spending: Spending, listener: Listener | None, content: Content | None
@@ -69,27 +69,27 @@ class TurnLoop:
         self.spending = spending
         self._listener = listener
         self._said: list[Content] = [] if content is None else [content]
-        """What the user has said and the model has not been sent."""
+        """Messages of the user that the model has not been sent."""
         self._turn: Turn | None = None
         self._asking: asyncio.Task[Any] | None = None
-        """What is asked of the model."""
+        """The running request to the model."""
         self._cancelled = self._left = False
         self._cut_off = False
         """The calls of the last line were made before the process died."""
         self._begun = content is None
-        """What the user says from now on comes in between."""
+        """Further messages of the user are interjections."""
         self._compacted = False
-        """For the present request: once must do."""
+        """The history was shortened for the present request; that is done once."""
         self._text = ""
 
-    # What others do to it
+    # Called from outside
 
     def say(self, content: Content) -> None:
-        """The user says something more: it goes with the next request."""
+        """Queue a message of the user for the next request."""
         self._said.append(content)
 
     def cancel(self) -> None:
-        """The stream stops, the batch is answered, handles end (B7, T5)."""
+        """Stop the stream, answer the batch, end the handles (B7, T5)."""
         self._cancelled = True
         if self._turn is not None:
             self._turn.cancel()
@@ -97,7 +97,7 @@ class TurnLoop:
             self._asking.cancel()
 
     def leave(self) -> None:
-        """The runtime is being closed: the turn stays open in the store, and is resumed (R6)."""
+        """Leave the turn open in the store, to be resumed: the runtime is closing (R6)."""
         self._left = True
         if self._asking is not None:
             self._asking.cancel()
@@ -113,7 +113,8 @@ class TurnLoop:
     # The turn
 
     async def run(self) -> Answer:
-        """The whole turn; without content, that of a process that died. What models and tools do is in the answer."""
+        """Run the whole turn; without content, resume the one of a dead process. Failures of models and tools are in
+        the answer."""
         conversation = self._conversation
         turn = self._turn = conversation.runtime.turn(conversation.id, resume=True, tools=conversation.selection)
         async with turn:
@@ -135,7 +136,7 @@ class TurnLoop:
             elif turn.failed is not None:
                 stop, error = "error", f"the turn has failed: {turn.failed.message}"
             if stop in ("error", "cancelled"):
-                turn.cancel()  # nobody is asked and nothing is waited for (T5)
+                turn.cancel()  # no inquiry, no waiting (T5)
             if stop != "end_turn":
                 await self._transcript.note(turn.id, "ended", TurnEnded(stop, error))
         answer = Answer(text=self._text, stop_reason=stop, turn=turn.id, usage=self.spending.usage, error=error)
@@ -161,7 +162,7 @@ class TurnLoop:
                 stop = await self._end(turn, transcript.last)
             if stop is not None:
                 return stop
-        if not self._begun:  # cancelled before it began: it was said all the same
+        if not self._begun:  # cancelled before it began: the message is kept
             if calls := transcript.open_calls():
                 await transcript.add(turn.id, interrupted(calls))
             await self._open(turn, self._take())
@@ -180,13 +181,12 @@ class TurnLoop:
         return None
 
     def _take(self) -> list[Content]:
-        """What the user has said and the model has not been sent."""
         said, self._said = self._said, []
         return [*said, *self._conversation.received()]
 
     async def _open(self, turn: Turn, said: Sequence[Content]) -> Stop | None:
-        """What the user said, with the news that rides on it (N4)."""
-        parts = [*self._news(await turn.notifications()), *self._user(said)]
+        """Write the user's messages, after the notifications that wait (N4)."""
+        parts = [*self._notification_parts(await turn.notifications()), *self._user(said)]
         if parts:
             await self._transcript.add(turn.id, request(parts, taken=self._conversation.seen))
         return None
@@ -197,11 +197,11 @@ class TurnLoop:
         self._begun = self._begun or bool(said)
         return [UserPromptPart(_storable(each)) for each in said]
 
-    def _news(self, news: Sequence[Notification]) -> list[ModelRequestPart]:
-        block = notification_block(news)
+    def _notification_parts(self, notifications: Sequence[Notification]) -> list[ModelRequestPart]:
+        block = notification_block(notifications)
         if not block:
             return []
-        self._tell(NotificationsDelivered(block, tuple(news)))
+        self._tell(NotificationsDelivered(block, tuple(notifications)))
         return [UserPromptPart(block)]
 
     # A batch
@@ -220,15 +220,15 @@ class TurnLoop:
             )
             for part, response in zip(parts, responses, strict=True)
         ]
-        results += self._news([each for response in responses for each in response.notifications])
+        results += self._notification_parts([each for response in responses for each in response.notifications])
         await self._transcript.add(turn.id, request(results, batch=turn.batches))
         said = self._take() if turn.failed is None and (not self._cancelled or not self._begun) else []
         return await self._open(turn, said) if said else None
 
     async def _responses(self, turn: Turn, calls: Sequence[ToolCall]) -> list[Response]:
-        """Of a batch that was cut off, what is recorded or can be resumed (B9); else it is run.
+        """Run a batch. Of one that was cut off, return the recorded responses or resume it (B9).
 
-        Ids of calls are unique in their batch only, so the number tells which batch this is.
+        Ids of calls are unique in their batch only, so the number identifies the batch.
         """
         answered, turn.answered = turn.answered, None
         cut_off, self._cut_off = self._cut_off, False
@@ -237,7 +237,7 @@ class TurnLoop:
                 return await turn.resume(park_after=PARK_AFTER_SECS)
             if answered is not None and _ids(answered) == _ids(calls):
                 return answered
-        if turn.unfinished is not None:  # of somebody else, who has run this turn with another transcript
+        if turn.unfinished is not None:  # another program ran this turn with a transcript of its own
             await turn.resume(park_after=0)
         return await turn.run(calls, park_after=PARK_AFTER_SECS)
 
@@ -282,9 +282,10 @@ class TurnLoop:
             )
 
     async def _unless_urgent(self, turn: Turn, call: ModelCall) -> ModelResponse | None:
-        """The response; None if the turn was cancelled, or if there is critical news, which cannot wait (N4)."""
+        """Return the response; None if the turn was cancelled or a critical notification interrupts it (N4)."""
         self._asking = asyncio.create_task(call.answer())
-        # If the store cannot be read, the answer is still paid for: the stream goes on, and the read is retried.
+        # An answer that streams is paid for: if the store cannot be read, retry the read instead of stopping
+        # the stream.
         urgent = asyncio.create_task(until_readable(turn.urgent))
         try:
             await asyncio.wait((self._asking, urgent), return_when=asyncio.FIRST_COMPLETED)
@@ -298,7 +299,8 @@ class TurnLoop:
             self._asking = None
 
     async def _compact(self, turn: Turn, *, forced: bool = False) -> bool:
-        """Make the history shorter; whether that was done. Without need, a summary that fails is done without."""
+        """Shorten the history; return whether that was done. If the model still takes the history, a failed summary is
+        ignored."""
         self._compacted = True
         call = compaction(self._conversation, self._transcript, turn.id, self.spending, self._tell_retry)
         self._asking = asyncio.create_task(call)
@@ -322,15 +324,15 @@ class TurnLoop:
             self._tell(event)
 
     async def _interrupted(self, turn: Turn, partial: str) -> None:
-        """Keep what has come, and go on with what is urgent (N4)."""
+        """Keep the partial answer, and send the critical notifications (N4)."""
         lines: list[ModelMessage] = []
         if partial:
             self._text = partial
             name = self._conversation.assistant.name
             lines.append(ModelResponse([TextPart(partial)], model_name=name, state="interrupted"))
-        news = [] if self._cancelled else self._news(await turn.notifications())
-        if news:
-            lines.append(ModelRequest(news))
+        parts = [] if self._cancelled else self._notification_parts(await turn.notifications())
+        if parts:
+            lines.append(ModelRequest(parts))
         if lines:
             await self._transcript.add(turn.id, *lines)
 

@@ -1,7 +1,7 @@
-"""Inquiries by a model (Q2, T2): a structured question beside the conversation, asked of it or of a cheaper one.
+"""Answer inquiries with a model: a structured question beside the conversation (Q2, T2).
 
-The model gets the conversation as it is, then the question; what it answers is checked by whoever asked, and neither
-becomes part of the conversation.
+The model gets the conversation, then the question. The asking code checks the answer. Neither becomes part of the
+conversation.
 """
 
 import contextlib
@@ -37,14 +37,14 @@ _ASKED = "[Automatic question. It is not from the user; answer it by the form th
 
 
 async def inquire(assistant: "Assistant", conversation: "Conversation | None", inquiry: Inquiry) -> Any:
-    """What the model answers, decoded. Whatever it raises counts as a failed inquiry."""
+    """Return the model's answer, decoded. An exception counts as a failed inquiry."""
     messages = [] if conversation is None else _before(conversation.transcript.messages)
     messages = _with_question(messages, inquiry)
     forms, profile = [_by_tool(inquiry)], assistant.model.profile
     if profile.get("default_structured_output_mode") == "native":
         forms = [_native(inquiry)]
     elif profile.get("supports_json_schema_output"):
-        forms.append(_native(inquiry))  # some models that think cannot be made to call a tool, and answer in words
+        forms.append(_native(inquiry))  # some reasoning models cannot be forced to call a tool, and answer in text
     for form in forms:
         if conversation is not None:
             form = replace(form, instruction_parts=conversation.parameters().instruction_parts)
@@ -57,7 +57,7 @@ async def inquire(assistant: "Assistant", conversation: "Conversation | None", i
 
 
 def _before(messages: list[ModelMessage]) -> list[ModelMessage]:
-    """The history without calls that have no results yet: providers refuse it with them."""
+    """Return the history without calls that have no results yet, which providers refuse."""
     last = messages[-1] if messages else None
     if not isinstance(last, ModelResponse) or not last.tool_calls:
         return list(messages)

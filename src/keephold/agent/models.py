@@ -1,7 +1,7 @@
-"""Which model is asked, and how: from `assistant` settings to a model of pydantic-ai (G1, G3).
+"""Open the model of `assistant` settings through pydantic-ai (G1, G3).
 
-`model` names one as pydantic-ai does, `provider:name`; `python:module:attribute` names a `Model` object of a program's
-own, or a function without arguments that makes one. The dialect of tool schemas follows the model's profile.
+`model` is `provider:name`, as in pydantic-ai, or `python:module:attribute` for a `Model` object or a function that
+makes one. The dialect of tool schemas follows the model's profile.
 """
 
 import importlib
@@ -28,7 +28,7 @@ _DIALECTS: tuple[tuple[str, Dialect], ...] = (
     ("Bedrock", "bedrock"),
     ("Mistral", "mistral"),
 )
-"""By how the name of the class begins that a profile uses for schemas."""
+"""Dialects by the start of the profile's schema class name."""
 _SYSTEMS: dict[str, Dialect] = {
     "openai": "openai", "anthropic": "anthropic", "google": "gemini", "google-gla": "gemini", "bedrock": "bedrock",
     "mistral": "mistral", "mistral_ai": "mistral",
@@ -37,7 +37,7 @@ _SYSTEMS: dict[str, Dialect] = {
 
 @dataclass(frozen=True, slots=True)
 class Assistant:
-    """A model, ready to be asked."""
+    """A model with its settings."""
 
     model: "Model[Any]"
     settings: "ModelSettings"
@@ -46,14 +46,14 @@ class Assistant:
 
     @property
     def name(self) -> str:
-        """The model, as its provider calls it."""
+        """The model's name at its provider."""
         return self.model.model_name
 
 
 def open_assistant(settings: "AssistantSettings", root: Path, model: "Model[Any] | str | None" = None) -> Assistant:
-    """The model of these settings, or the one given in its place; modules are also looked for in `root`.
+    """Return the model of these settings, or the given one; modules are also searched in `root`.
 
-    Raises `KeepholdError` if there is none to be had.
+    Raises `KeepholdError` if the model cannot be opened.
     """
     need_pydantic_ai()
     if isinstance(model, str):
@@ -72,7 +72,7 @@ def open_assistant(settings: "AssistantSettings", root: Path, model: "Model[Any]
 
 
 def need_pydantic_ai() -> None:
-    """Raise an error that says what to install where pydantic-ai is not."""
+    """Raise an error that names the missing extra if pydantic-ai is not installed."""
     try:
         import pydantic_ai  # noqa: F401
     except ImportError:
@@ -83,7 +83,7 @@ def need_pydantic_ai() -> None:
 
 
 def laid_over(settings: "AssistantSettings", written: Mapping[str, Any]) -> "AssistantSettings":
-    """Settings with others over them that came as a table. Raises `KeepholdError`."""
+    """Return the settings overridden by a table. Raises `KeepholdError`."""
     from pydantic import ValidationError
 
     try:
@@ -93,7 +93,7 @@ def laid_over(settings: "AssistantSettings", written: Mapping[str, Any]) -> "Ass
 
 
 def dialect_of(model: "Model[Any]") -> Dialect:
-    """In which dialect the model's provider takes schemas, by its profile (G3)."""
+    """Return the schema dialect of the model's provider, by its profile (G3)."""
     several = getattr(model, "models", None)  # a FallbackModel has no profile of its own
     if several:
         return dialect_of(several[0])
@@ -133,7 +133,7 @@ def _imported(name: str, root: Path) -> "Model[Any]":
     from pydantic_ai.models import Model
 
     if str(root) not in sys.path:
-        sys.path.append(str(root))  # at its end, as for tools of the configuration
+        sys.path.append(str(root))  # last, as for tools of the configuration
     _, _, place = name.partition(":")
     module, colon, attribute = place.partition(":")
     if not (module and colon and attribute):
@@ -154,6 +154,6 @@ def _settings(settings: "AssistantSettings") -> "ModelSettings":
         for key in ("temperature", "top_p", "max_tokens")
         if getattr(settings, key) is not None
     }
-    # Requests are made again by the loop, which tells of it; a client that did so too would multiply the waiting. A
-    # turn sends the same beginning again and again: providers that have to be asked to keep it are asked.
+    # The loop retries requests and reports that; a client that retries, too, would multiply the waiting. Each
+    # request of a turn repeats the same beginning, so ask providers to cache it.
     return {"timeout": settings.timeout_secs, "max_retries": 0, "cache": True, **settings.settings, **given}  # type: ignore[typeddict-item]

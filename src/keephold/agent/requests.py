@@ -1,9 +1,7 @@
-"""One request to a model: streamed, told piece by piece, and made again where that can help (G1).
+"""One request to a model: streamed in pieces, and retried where that can help (G1). Also the built-in instructions.
 
-Making a request again never runs a tool again: nothing of a response counts before it is complete. What is worth
-another try: too many requests, a provider that is down or does not answer, a stream that broke, an empty answer.
-
-What a model is told about tools that run on: spawn, await and the rest, in few words (G1).
+A retry never runs a tool again: nothing of a response counts before it is complete. Rate limits, an unavailable or
+silent provider, a broken stream and an empty answer are retried.
 """
 
 import asyncio
@@ -54,7 +52,7 @@ ATTEMPTS = 6
 BASE_DELAY_SECS = 1.0
 MAX_DELAY_SECS = 30.0
 PATIENCE_SECS = 120.0
-"""A provider that wants us to wait for longer is not waited for."""
+"""A provider that asks for a longer pause is not retried."""
 
 _WORTH_ANOTHER = (
     ModelRateLimitError,
@@ -62,12 +60,12 @@ _WORTH_ANOTHER = (
     ModelServerError,
     ModelConnectionError,
     ModelRequestTimeout,
-    UnexpectedModelBehavior,  # a stream that made no sense
+    UnexpectedModelBehavior,  # an invalid stream
 )
 
 
 class RequestFailed(KeepholdError):
-    """The model gave no answer, and asking again does not help. `too_long`: the history is more than it can take."""
+    """The model gave no answer, and a retry does not help. `too_long`: the history exceeds the model's window."""
 
     code = "model_failed"
 
@@ -77,9 +75,9 @@ class RequestFailed(KeepholdError):
 
 
 def well_formed(text: str) -> str:
-    """The text without halves of characters: pairs are joined, what is left alone is replaced.
+    """Return the text with split surrogate pairs joined and lone halves replaced.
 
-    Gateways that cut a stream between the halves of an emoji send such texts, and nothing can store or write them.
+    Gateways that cut a stream inside an emoji send such texts, which cannot be stored or printed.
     """
     try:
         text.encode()
@@ -89,7 +87,7 @@ def well_formed(text: str) -> str:
 
 
 class ModelCall:
-    """One request, made until it is answered. `partial` is what has come of it when it is given up."""
+    """One request, retried until it is answered. `partial` is the text received when it is given up."""
 
     def __init__(
         self,
@@ -98,19 +96,19 @@ class ModelCall:
         parameters: ModelRequestParameters,
         tell: "Callable[[Event], None] | None",
     ) -> None:
-        """Without `tell` nobody wants to hear of it piece by piece, and it is not streamed."""
+        """Without `tell` the request is not streamed."""
         self._assistant = assistant
         self._messages = messages
         self._parameters = parameters
         self._tell = tell
         self._stream: StreamedResponse | None = None
         self._told = False
-        """Something of the present attempt has been shown."""
+        """Part of the present attempt has been shown."""
         self._half = ""
-        """The first half of a character at the end of what has come."""
+        """The first half of a surrogate pair, until the second half comes."""
 
     async def answer(self) -> ModelResponse:
-        """The whole response. Raises `RequestFailed`."""
+        """Return the whole response. Raises `RequestFailed`."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 response = await self._traced()
@@ -125,10 +123,10 @@ class ModelCall:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                why, wanted = "its client cancelled the request", None  # nobody here did
+                why, wanted = "its client cancelled the request", None  # not by us
             except (AgentRunError, UserError) as error:
                 raise RequestFailed(_words(error)) from error
-            except Exception as error:  # of the model's own code, or of a client that pydantic-ai does not know so well
+            except Exception as error:  # from the model's own code, or a client that pydantic-ai does not wrap
                 _log.exception("a request to %s failed", self._assistant.name)
                 raise RequestFailed(f"{type(error).__name__}: {error}") from error
             else:
@@ -186,7 +184,7 @@ class ModelCall:
         self._told = True
         text, self._half = self._half + text, ""
         if "\ud800" <= text[-1] <= "\udbff":
-            text, self._half = text[:-1], text[-1]  # until its other half comes
+            text, self._half = text[:-1], text[-1]
         if text and self._tell is not None:
             self._tell(event(well_formed(text)))
 
@@ -205,14 +203,14 @@ class ModelCall:
         await asyncio.sleep(delay)
 
     def partial(self) -> str:
-        """The text that has come so far of a request that was given up."""
+        """Return the text received so far."""
         if self._stream is None or not self._told:
             return ""
         return well_formed(response_text(self._stream.get()))
 
 
 def _well_formed(response: ModelResponse) -> ModelResponse:
-    """The response, with texts that can be stored."""
+    """Return the response with texts that can be stored."""
     return replace(response, parts=[_part(part) for part in response.parts])
 
 
@@ -240,5 +238,5 @@ cut; `read_output` reads the rest. A call that the user skipped was declined: as
 
 
 def instructions(*own: str) -> str:
-    """The teaching, and whatever else is to be told."""
+    """Return the built-in instructions, followed by others."""
     return "\n\n".join(text.strip() for text in (TEACHING, *own) if text.strip())

@@ -1,6 +1,6 @@
-"""What a turn has taken of its model, and how much it may take (G1, G2).
+"""A turn's usage of models, and its limits (G1, G2).
 
-A turn of a sub-agent spends for those above it, too: a limit holds for a turn and for everything it starts.
+A sub-agent's usage counts for the turns above it, too: a limit holds for a turn and for everything it starts.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from keephold.agent.events import Usage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """What one turn may take. None: as much as it needs."""
+    """The limits of one turn; None: unlimited."""
 
     max_requests: int = 100
     max_tokens: int | None = None
@@ -22,7 +22,7 @@ class Allowance:
 
 
 class Spending:
-    """What one turn has taken so far."""
+    """The usage of one turn so far."""
 
     def __init__(
         self,
@@ -31,27 +31,27 @@ class Spending:
         window: int | None = None,
         told: Callable[[Usage], None] = lambda _: None,
     ) -> None:
-        """`told` gets what each answer has taken, once, however many turns it counts for."""
+        """`told` gets the usage of each answer once, even if it counts for several turns."""
         self._allowance = allowance
         self._above = above
         self._told = told
         self.usage = Usage(context_window=window)
-        """Of the turn itself and of what it started."""
+        """The usage of the turn and of everything it started."""
         self._own_requests = 0
-        """Of the turn itself: a limit of requests is one of rounds."""
+        """The turn's own requests: `max_requests` limits rounds, not those of agents."""
 
     def start(self, context_tokens: int) -> None:
-        """How long the history was before this turn."""
+        """Set the length of the history before this turn."""
         self.usage = msgspec.structs.replace(self.usage, context_tokens=context_tokens)
 
     def resume(self, own: Sequence[ModelResponse], of_agents: Sequence[ModelResponse]) -> None:
-        """What the turn and its agents had taken when their process died; those above count that themselves."""
+        """Count the usage of the turn and its agents before their process died; turns above count it themselves."""
         self._own_requests += len(own)
         for response in (*own, *of_agents):
             self.usage = total(self.usage, usage_of(response))
 
     def add(self, response: ModelResponse) -> None:
-        """A response came."""
+        """Count a response of the turn."""
         self._own_requests += 1
         taken = usage_of(response)
         self.count(taken)
@@ -60,7 +60,7 @@ class Spending:
             self.usage = msgspec.structs.replace(self.usage, context_tokens=context)
 
     def count(self, taken: Usage) -> None:
-        """An answer was paid for: to the turn, to an inquiry, or a summary."""
+        """Count a paid answer: to the turn, to an inquiry, or a summary."""
         self._told(taken)
         self._count(taken)
 
@@ -71,13 +71,13 @@ class Spending:
             above._count(taken)
 
     def exhausted(self) -> str | None:
-        """Which limit is reached, of this turn or of one above it; None: none."""
+        """Return the limit that is reached, of this turn or of one above it; None if there is room."""
         if self._own_requests >= self._allowance.max_requests:
             return f"{self._own_requests} requests to the model in one turn (max_requests)"
         return self.spent_up()
 
     def spent_up(self) -> str | None:
-        """Of tokens or money; rounds are each turn's own."""
+        """Return the limit of tokens or cost that is reached; rounds are each turn's own."""
         allowance, usage, above = self._allowance, self.usage, self._above()
         tokens = usage.input_tokens + usage.output_tokens
         if allowance.max_tokens is not None and tokens >= allowance.max_tokens:
@@ -88,7 +88,7 @@ class Spending:
 
 
 def usage_of(response: ModelResponse) -> Usage:
-    """What one response has taken."""
+    """Return the usage of one response."""
     usage = response.usage
     try:
         cost: float | None = float(response.cost().total_price)
@@ -104,7 +104,7 @@ def usage_of(response: ModelResponse) -> Usage:
 
 
 def total(one: Usage, other: Usage) -> Usage:
-    """Both together; of the context, the newest that is known."""
+    """Return the sum; the context is the newest known."""
     known = [cost for cost in (one.cost, other.cost) if cost is not None]
     return msgspec.structs.replace(
         one,

@@ -1,8 +1,8 @@
-"""Sub-agents (G2): agents of the configuration as stateful tools, and for `execute_agent_async`.
+"""Sub-agents: agents of the configuration as stateful tools, and for `execute_agent_async` (G2).
 
-A sub-agent is a handle with a conversation of its own. What it says is the handle's output, `apply` sends it a further
-message, its last words are the result. It is run again after a crash and goes on where its transcript ends. When it
-ends, however that is, nothing that it started runs on: nobody would hear of it.
+A sub-agent is a handle with a conversation of its own. Its messages are the handle's output, `apply` sends it a further
+message, its last message is the result. After a crash it resumes at the end of its transcript. When it ends, everything
+it started is aborted, because no result could be delivered.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from keephold.runtime import Runtime
 
 ABORT_GRACE_MS = 8000
-"""What a sub-agent started has to end first, sub-agents of its own among it."""
+"""The time to end everything a sub-agent started, including its own sub-agents."""
 PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {"prompt": {"type": "string", "minLength": 1, "description": "What it is to do, with all it needs."}},
@@ -41,11 +41,11 @@ _ROLE = (
 
 
 RunProgram = Callable[[str, AgentSettings, Path, Guard, Call, str], Awaitable[dict[str, Any]]]
-"""Runs an agent that is another program: id, settings, the configuration's directory, guard, call and prompt."""
+"""Run an agent that is another program: id, settings, the configuration's directory, guard, call and prompt."""
 
 
 class AgentRuns(Function):
-    """Runs sub-agents. They take no slot of the runtime: their own calls would wait behind them for ever (W11)."""
+    """Run sub-agents. They take no slot of the runtime: their own calls would wait behind them forever (W11)."""
 
     takes_slot = False
 
@@ -53,7 +53,7 @@ class AgentRuns(Function):
 def agent_tools(
     runtime: "Runtime", config: Config, agents: Agents, guard: Guard, run_program: RunProgram
 ) -> list[Tool]:
-    """A tool for each agent of the configuration; `execute_agent_async` knows them, too."""
+    """Return a tool for each agent of the configuration, and register them for `execute_agent_async`."""
     tools = []
     for id in config.agents:
         agent = SubAgent(runtime, config, guard, run_program, id)
@@ -76,16 +76,16 @@ class SubAgent:
 
     @property
     def on_crash(self) -> OnCrash:
-        """A program's conversation is its own, and gone with it; ours is in the store."""
+        """A program's conversation is lost with it; a conversation of ours is in the store."""
         return "fail" if self.settings.command is not None else "replay"
 
     @property
     def questions(self) -> dict[str, QuestionPolicy]:
-        """What a program wants permitted, only a person permits."""
+        """Only the user answers a program's requests for permission."""
         return {PERMISSION: QuestionPolicy(exclusive=True)} if self.settings.command is not None else {}
 
     def tool(self) -> Tool:
-        """The agent as a tool."""
+        """Return the agent as a tool."""
         settings = self.settings
         description = settings.description or f"An agent named {self.id}."
 
@@ -109,11 +109,11 @@ class SubAgent:
         )
 
     async def asked(self, call: Call, request: AgentRequest) -> dict[str, Any]:
-        """As `execute_agent_async` asks it (W12)."""
+        """Run for `execute_agent_async` (W12)."""
         return await self.run(call, _prompt(request), request)
 
     async def run(self, call: Call, prompt: str, request: AgentRequest | None = None) -> dict[str, Any]:
-        """One run, from the prompt to the result. Raises `ToolError` with what it had said, if it did not get there."""
+        """Run the agent to its result. Raises `ToolError` with its last message if it did not finish."""
         if depth_of(call.conversation) >= self._runtime.limits.agent_depth:
             raise ToolError(
                 f"agents may start agents {self._runtime.limits.agent_depth} deep ([limits] agent_depth); do it "
@@ -148,19 +148,19 @@ class SubAgent:
         await conversation.open()
         conversation.inbox = lambda: [text for text in map(as_message, call.received()) if text]
         show = _Showing(call)
-        answer = conversation.finished  # it had got there before the crash
+        answer = conversation.finished  # it finished before the crash
         if conversation.interrupted:
             answer = await conversation.resume(listener=show)
         elif answer is None:
             answer = await conversation.prompt(prompt, listener=show)
         await self._end_all(conversation.id)
-        while answer.stop_reason == "end_turn" and (said := conversation.received()):  # it came while it ended
+        while answer.stop_reason == "end_turn" and (said := conversation.received()):  # sent while the turn ended
             answer = await conversation.prompt("\n\n".join(map(str, said)), listener=show)
             await self._end_all(conversation.id)
         return answer
 
     async def _end_all(self, conversation: str) -> None:
-        """What it kept or parked has nobody to report to any more."""
+        """Abort the handles that it kept or parked."""
         from keephold.turn.ending import end_conversation
 
         runtime = self._runtime
@@ -169,17 +169,17 @@ class SubAgent:
 
 
 def as_message(sent: Any) -> str:
-    """What `apply` has sent, as somebody says it."""
+    """Return input sent by `apply` as a message."""
     return sent if isinstance(sent, str) else to_json(sent).decode()
 
 
 class _Showing:
-    """What the sub-agent says and does, as the output of its handle."""
+    """Write a sub-agent's events to the output of its handle."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._line = True
-        """The output is at the beginning of a line."""
+        """Whether the output is at the start of a line."""
 
     def __call__(self, event: "Event") -> None:
         from keephold.agent.events import Called, Retrying, Text, Used
@@ -202,7 +202,7 @@ class _Showing:
 
 
 def _asked_model(request: AgentRequest) -> str | None:
-    """The model that whoever calls wants. That may be a model itself, so it is none of our own modules."""
+    """Return the requested model. The request may come from a model, so it may not name a module to import."""
     if request.model is not None and request.model.startswith("python:"):
         raise ToolError("`model` must be `provider:name`; modules are named in the configuration only",
                         code="invalid_arguments")  # fmt: skip
@@ -210,7 +210,7 @@ def _asked_model(request: AgentRequest) -> str | None:
 
 
 def _prompt(request: AgentRequest) -> str:
-    """All that it is given, as one text."""
+    """Return the request as one text."""
     said = [f"{each.role}: {each.content}" for each in request.context]
     before = "What was said before:\n" + "\n".join(said) if said else ""
     documents = [f'<document name="{each.name or each.id or "document"}">\n{each.content}\n</document>'

@@ -1,8 +1,8 @@
-"""What was said in a conversation, line by line in the store, and as the history that a model is given (G1).
+"""A conversation's transcript: lines in the store, and the history that a model is given (G1).
 
-A line is written before anything follows from it: a response before its calls run, their results before the model is
-asked again. So the last line says how a turn goes on, also after a crash. A summary (compaction) stands for all lines
-up to a number; the lines themselves stay.
+A line is written before anything follows from it: a response before its calls run, their results before the next
+request. So the last line decides how a turn is resumed after a crash. A summary replaces all lines up to a number; the
+lines themselves stay.
 """
 
 import asyncio
@@ -34,19 +34,19 @@ _MESSAGE: TypeAdapter[ModelMessage] = TypeAdapter(ModelMessage)
 _PAGE = 10_000
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.1, 5.0
 _TAKEN, _BATCH = "keephold/taken", "keephold/batch"
-"""Metadata of requests."""
+"""Metadata keys of requests."""
 INTERRUPTED = "Tool execution was interrupted; nobody knows how far it came."
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What stands for the lines up to number `upto`."""
+    """A text that replaces the lines up to number `upto`."""
 
     upto: int
     text: str
 
 
 class TurnEnded(msgspec.Struct, frozen=True):
-    """How a turn ended that did not end as turns should."""
+    """How a turn ended that did not complete."""
 
     stop_reason: str
     error: str | None
@@ -59,28 +59,28 @@ class Transcript:
         self._registry = registry
         self._conversation = conversation
         self.messages: list[ModelMessage] = []
-        """The history for the model: requests that follow one another are one."""
+        """The history for the model; consecutive requests are merged."""
         self._numbers: list[int] = []
-        """Of each message, the number of its last line."""
+        """The number of each message's last line."""
         self.turn: str | None = None
         """The turn of the newest message."""
         self.taken = 0
-        """How much of what was sent to a sub-agent has come into it (E10)."""
+        """How many messages sent to a sub-agent are in the transcript (E10)."""
         self.batch = 0
-        """The number of the newest batch of that turn whose results are in it."""
+        """The number of the turn's newest batch whose results are in the transcript."""
         self.spent: list[ModelResponse] = []
         """The responses of that turn."""
         self.ended: TurnEnded | None = None
-        """How that turn ended, if not as turns should."""
+        """How that turn ended, if it did not complete."""
         self._known = 0
-        """The number of the newest line that has been looked at."""
+        """The number of the newest line that was read."""
 
     async def load(self) -> None:
         """Read it from the store."""
         self._take(await self.read())
 
     async def refresh(self) -> None:
-        """Read what others have added: another process may have held the turn before."""
+        """Read the lines that another process may have added."""
         new = await self.read(after=self._known)
         if any(line.kind == "summary" for line in new):
             await self.load()
@@ -97,7 +97,7 @@ class Transcript:
         self._add(lines, upto)
 
     def _add(self, lines: Sequence[TranscriptLine], upto: int) -> None:
-        """Count lines in; those up to that number are in the summary."""
+        """Add lines; those up to `upto` are in the summary."""
         for line in lines:
             self._known = line.number
             if line.kind == "ended":
@@ -109,7 +109,7 @@ class Transcript:
                     self._append(message, line.number)
 
     async def read(self, after: int = 0) -> list[TranscriptLine]:
-        """The lines after that number, as they are stored."""
+        """Return the stored lines after that number."""
         store, lines = self._registry.store, list[TranscriptLine]()
         while page := await store.transcript(self._conversation, lines[-1].number if lines else after, _PAGE):
             lines += page
@@ -118,12 +118,12 @@ class Transcript:
         return lines
 
     async def responses(self) -> list[ModelResponse]:
-        """All that the model has said, as it is stored."""
+        """Return the model's stored responses."""
         said = [_MESSAGE.validate_json(line.body) for line in await self.read() if line.kind == "response"]
         return [message for message in said if isinstance(message, ModelResponse)]
 
     async def add(self, turn: str, *messages: ModelMessage) -> None:
-        """Write messages as one, then count them in."""
+        """Write messages in one commit, then add them."""
         lines = tuple((message.kind, _MESSAGE.dump_json(message, exclude_none=True)) for message in messages)
         (last,) = await self._registry.write(
             (TranscriptAppended(self._conversation, turn, self._registry.clock.now(), lines),)
@@ -139,7 +139,7 @@ class Transcript:
         await self._registry.write((TranscriptAppended(self._conversation, turn, self._registry.clock.now(), (line,)),))
 
     async def summarise(self, turn: str, kept: int, text: str) -> None:
-        """Let `text` stand for all but the last `kept` messages."""
+        """Replace all but the last `kept` messages by `text`."""
         upto = self._numbers[-kept - 1] if kept else self._numbers[-1]
         await self.note(turn, "summary", Summary(upto, text))
         tail, numbers = (self.messages[-kept:], self._numbers[-kept:]) if kept else ([], [])
@@ -171,12 +171,12 @@ class Transcript:
         return self.messages[-1] if self.messages else None
 
     def open_calls(self) -> list[ToolCallPart]:
-        """The calls that the model has made and nobody has answered."""
+        """Return the model's calls that have no results."""
         return list(self.last.tool_calls) if isinstance(self.last, ModelResponse) else []
 
 
 async def until_readable(read: Callable[[], Awaitable[T]]) -> T:
-    """Read from the store, and retry while the store is unavailable: cancel it to give up."""
+    """Read from the store, and retry while the store is unavailable; cancel it to give up."""
     pause = _FIRST_PAUSE_SECS
     while True:
         try:
@@ -190,23 +190,23 @@ async def until_readable(read: Callable[[], Awaitable[T]]) -> T:
 
 
 def request(parts: Sequence[ModelRequestPart], *, taken: int = 0, batch: int = 0) -> ModelRequest:
-    """A request that also says how much was taken of what was sent, and whose results it has."""
+    """Return a request that records how many sent messages it includes, and its batch."""
     said = {key: value for key, value in ((_TAKEN, taken), (_BATCH, batch)) if value}
     return ModelRequest(parts, metadata=said or None)
 
 
 def response_text(response: ModelResponse) -> str:
-    """What it says."""
+    """Return the response's text."""
     return "".join(part.content for part in response.parts if isinstance(part, TextPart))
 
 
 def _in_order(parts: Sequence[Any]) -> list[Any]:
-    """Results first: providers want them right behind their calls."""
+    """Sort results first: providers want them directly after their calls."""
     return sorted(parts, key=lambda part: not isinstance(part, ToolReturnPart))
 
 
 def interrupted(calls: Iterable[ToolCallPart]) -> ModelRequest:
-    """Results for calls of which nothing is known any more."""
+    """Return results for calls whose fate is unknown."""
     return ModelRequest(
         [ToolReturnPart(call.tool_name, INTERRUPTED, call.tool_call_id, outcome="failed") for call in calls]
     )

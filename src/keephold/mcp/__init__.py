@@ -1,1 +1,1 @@
-"""MCP: keephold's handles for any client, as tools, tasks and resources (M, W). The client's side is `tools/remote`."""
+"""The MCP server: keephold's handles as tools, tasks and resources. The client's side is `tools/remote`."""

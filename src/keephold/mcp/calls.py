@@ -1,7 +1,7 @@
-"""`tools/call`: each call is handed in at the desk of its principal's conversation, and answered (M3, M4, M5).
+"""Serve `tools/call`: queue each call in its principal's conversation, and answer it (M3, M4, M5).
 
-A client that goes away ends nothing but its own waiting: the call goes on as a handle that can be found again. What a
-call asks meanwhile is asked of the client, in the way its protocol has (see `elicit.py`).
+If the client leaves, only its wait ends; the call keeps running as a handle. Questions of the call go to the client, in
+the way its protocol version has (see `elicit.py`).
 """
 
 import asyncio
@@ -37,15 +37,15 @@ from keephold.turn.tool_call import ToolCall
 Context = ServerRequestContext[Any, Any]
 
 PRINCIPAL = "keephold.principal"
-"""Where the HTTP face says who a request is from, in its scope."""
+"""The key of a request's scope under which the HTTP server puts the principal."""
 GONE = "keephold.gone"
-"""Where the HTTP face says that a request's client has gone, in its scope: of a 2025 client the SDK does not tell."""
+"""The key of a request's scope for the event that a 2025 client has disconnected, which the SDK does not report."""
 PROGRESS_SECS = 5.0
-"""How often a client that wants to know is told that its call goes on."""
+"""The interval of progress notifications for a running call."""
 _BACK_SECS = 3600.0
-"""How long a client may take to come back with input for a call that only this server knows."""
+"""The time a client has to return with input for a call that only this server knows."""
 _CANCELLED_SECS = 0.05
-"""How long it may take until it is known whether a call was cancelled or its client is gone."""
+"""The time within which a cancellation arrives; after it, the client has left."""
 
 
 class Served:
@@ -63,7 +63,7 @@ class Served:
 
 
 class Followed(Protocol):
-    """What calls need of tasks: a call that asks is as good as one, until its client comes back."""
+    """The task operations that `Calls` uses: a call that asks is followed like a task until its client returns."""
 
     async def find(self, ctx: Context, task_id: str) -> Handle | None: ...
     async def mark(self, handle: Handle, asker: Asker | None, elicits: bool) -> None: ...
@@ -82,17 +82,16 @@ class Calls:
         self.runtime = runtime
         self._conversation = conversation
         self._asking: dict[str, Served] = {}
-        """By `requestState`: calls, other than one-shot ones, whose client is to come back with input."""
+        """By `requestState`: calls with a handle of their own, or none, whose client is to return with input."""
         self._cancelled: set[tuple[int, Any]] = set()
         """By connection and request: calls that their client has cancelled."""
 
     def conversation(self, ctx: Context) -> str:
-        """The conversation of whoever sent a request (M5)."""
+        """Return the conversation of the client that sent a request."""
         principal = ctx.request.scope.get(PRINCIPAL) if ctx.request is not None else None
         return self._conversation if principal is None else f"{self._conversation}:{principal}"
 
     def followed_by(self, tasks: Followed) -> None:
-        """The two know each other."""
         self._tasks = tasks
 
     def desk(self, ctx: Context) -> CallQueue:
@@ -101,7 +100,7 @@ class Calls:
     async def begin(
         self, ctx: Context, tool: Tool, params: CallToolRequestParams, park_after: float | None = 30
     ) -> Served:
-        """Hand a call in."""
+        """Queue a call."""
         asker = Asker() if elicits(ctx) else None
         if asker is not None and ctx.session.can_send_request:
             asker.ask_by(by_request(ctx))
@@ -110,7 +109,7 @@ class Calls:
         try:
             desk = self.desk(ctx)
             visit = await desk.begin(call, park_after=park_after, people=people)
-        except KeepholdError as error:  # it is being closed, or its store cannot be read
+        except KeepholdError as error:  # the runtime is closing, or its store cannot be read
             raise MCPError(INTERNAL_ERROR, error.message) from None
         served = Served(tool, visit, asker, desk.conversation)
         if asker is not None:
@@ -118,7 +117,7 @@ class Calls:
         return served
 
     async def call(self, ctx: Context, tool: Tool, params: CallToolRequestParams) -> HandlerResult:
-        """Serve a call to its answer, or until it needs input that the client has to come back with."""
+        """Answer a call, or return the input that it needs first."""
         if params.request_state is None:
             return await self.answer(ctx, await self.begin(ctx, tool, params))
         said = {key: plain(each) for key, each in (params.input_responses or {}).items()}
@@ -128,7 +127,7 @@ class Calls:
             return await self._follow(ctx, handle)
         served = self._asking.get(params.request_state)
         if served is None or served.conversation != self.conversation(ctx) or served.asker is None:
-            # A new call would do twice what may have been done: whoever retries is told, nothing runs.
+            # A new call could repeat work that was done: refuse the retry.
             raise MCPError(
                 INVALID_PARAMS, "the call that this requestState belongs to is not waiting for input any more"
             )
@@ -137,7 +136,7 @@ class Calls:
         return await self.answer(ctx, served)
 
     async def _follow(self, ctx: Context, handle: Handle) -> HandlerResult:
-        """The answer of a one-shot call that was begun with another request, here or elsewhere."""
+        """Wait for the answer of a one-shot call that an earlier request began, here or in another process."""
         watcher = _Progress()
         handle.watch(watcher)
         try:
@@ -158,11 +157,10 @@ class Calls:
             self.runtime.registry.run_soon(self._tasks.cancel(handle))
 
     def _needs_input(self, requests: dict[str, Any], state: str) -> HandlerResult:
-        """What a 2026 client is answered whose user has to say something first."""
         return InputRequiredResult.model_validate({"inputRequests": requests, "requestState": state})
 
     async def answer(self, ctx: Context, served: Served) -> HandlerResult:
-        """The answer to a call, or what it needs first."""
+        """Return the answer to a call, or the input that it needs first."""
         asker, handle = served.asker, served.handle
         answered = asyncio.ensure_future(served.visit.response())
         reporting = asyncio.create_task(report(ctx, handle)) if _wants_progress(ctx) and handle is not None else None
@@ -189,11 +187,11 @@ class Calls:
                 if task is not None:
                     task.cancel()
             if not answered.done():
-                answered.cancel()  # nobody waits any more; the call itself goes on
+                answered.cancel()  # only the wait ends; the call keeps running
 
     async def _wait_for_input(self, served: Served, asker: Asker) -> HandlerResult:
-        """The client is to come back. A one-shot call can be found by its uid then, here or by another server; of other
-        calls, such as a spawn that a person has to permit, only this one knows."""
+        """Ask the client to return with input. Any server finds a one-shot call by its uid; other calls, such as a
+        spawn that needs approval, are known only here."""
         requests, handle = asker.requests(), served.handle
         if handle is not None and not handle.stateful:
             await self._tasks.mark(handle, asker, True)
@@ -201,7 +199,7 @@ class Calls:
             return self._needs_input(requests, handle.uid)
         state = secrets.token_urlsafe(16)
         self._asking[state] = served
-        if handle is not None:  # a spawn that is aborted meanwhile
+        if handle is not None:  # a spawn may be aborted before the client returns
             handle.watch(OnStop(lambda _: self._never_back(state)))
         asyncio.get_running_loop().call_later(_BACK_SECS, self._never_back, state)
         return self._needs_input(requests, state)
@@ -212,14 +210,13 @@ class Calls:
             served.visit.cancel()
 
     def cancelled(self, ctx: Context) -> None:
-        """The client has cancelled one of its requests."""
+        """Note that the client has cancelled one of its requests."""
         key = (_channel(ctx), (ctx.params or {}).get("requestId"))
         self._cancelled.add(key)
         asyncio.get_running_loop().call_later(10 * _CANCELLED_SECS, self._cancelled.discard, key)
 
     def left(self, ctx: Context, served: Served) -> None:
-        """Nobody waits for a call any more: it was cancelled, or its client is gone (M3). Which of them is known soon;
-        that nobody takes the answer is so at once."""
+        """Detach the client at once. Whether it has cancelled the call or left (M3) is known a moment later."""
         served.visit.detach()
         asyncio.get_running_loop().call_later(_CANCELLED_SECS, self._left, served, _request(ctx))
 
@@ -231,7 +228,7 @@ class Calls:
 
 
 def _channel(ctx: Context) -> int:
-    """What the requests of one client have in common: at 2026 each has a connection of its own."""
+    """Return the id of the client's channel: at 2026 each request has a connection of its own."""
     return id(ctx.session._connection.outbound)
 
 
@@ -240,14 +237,14 @@ def _request(ctx: Context) -> tuple[int, Any]:
 
 
 def elicits(ctx: Context) -> bool:
-    """Whether the client can ask its user something, by a form."""
+    """Return whether the client can show its user a form."""
     capabilities = ctx.session.client_capabilities
     elicitation = capabilities.elicitation if capabilities is not None else None
     return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
 
 
 def by_request(ctx: Context, meta: dict[str, Any] | None = None) -> Elicit:
-    """Ask by a request of ours, beside the client's own."""
+    """Ask by a request to the client, related to the one it waits for."""
 
     async def elicit(message: str, schema: dict[str, Any]) -> Mapping[str, Any]:
         params = {"message": message, "requestedSchema": schema, "_meta": meta}
@@ -260,12 +257,12 @@ def by_request(ctx: Context, meta: dict[str, Any] | None = None) -> Elicit:
 
 
 def plain(said: Any) -> Any:
-    """A response of the client as JSON."""
+    """Return a client's response as JSON."""
     return said.model_dump(by_alias=True, exclude_none=True) if hasattr(said, "model_dump") else said
 
 
 async def _until_gone(ctx: Context) -> None:
-    """Until a 2025 client over HTTP has gone."""
+    """Wait until a 2025 client over HTTP has disconnected."""
     gone = ctx.request.scope.get(GONE) if ctx.request is not None else None
     await (gone.wait() if gone is not None else asyncio.Event().wait())
 
@@ -291,7 +288,7 @@ class _Progress(Watcher):
 
 
 async def report(ctx: Context, handle: Handle) -> None:
-    """Tell how far a call is: when it says so, and every few seconds so that the client does not give up (M4)."""
+    """Send the call's progress when it changes, and every few seconds so that the client keeps waiting (M4)."""
     watcher, began, last = _Progress(), time.monotonic(), -1.0
     handle.watch(watcher)
     if handle.progress is not None:
@@ -305,7 +302,7 @@ async def report(ctx: Context, handle: Handle) -> None:
             if not handle.active:
                 return
             told, elapsed = handle.progress, time.monotonic() - began
-            last = max(elapsed if told is None else told.done, last + 1e-3)  # it must grow each time
+            last = max(elapsed if told is None else told.done, last + 1e-3)  # each must be greater
             message = f"{handle.tool.name}: {elapsed:.0f} s" if told is None or told.message is None else told.message
             await ctx.session.report_progress(last, None if told is None else told.total, message)
     finally:
@@ -313,7 +310,7 @@ async def report(ctx: Context, handle: Handle) -> None:
 
 
 def unknown(runtime: Runtime, name: str) -> HandlerResult:
-    """The answer to a call of a tool that nobody has."""
+    """Answer a call of a tool that does not exist."""
     try:
         runtime.toolbox.find(name)
     except ToolError as error:

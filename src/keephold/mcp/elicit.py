@@ -1,8 +1,7 @@
-"""Prompts of keephold as elicitations of MCP: a form for each prompt, and what the person said (Q, P over MCP).
+"""Show keephold's prompts as MCP elicitations: a form for each prompt, and the user's decision.
 
-How a client can be asked differs: a 2025 client by a request of ours, a 2026 client by an answer that asks for input,
-the client of a task by the task's `inputRequests`. An `Asker` holds what is open for one call; whoever serves the call
-chooses the way.
+A 2025 client is asked by a request, a 2026 client by a result that requires input, the client of a task by the task's
+`inputRequests`. An `Asker` holds the open prompts of one call; the code that serves the call chooses the way.
 """
 
 import asyncio
@@ -26,32 +25,33 @@ from keephold.turn.prompts import (
 )
 
 Form = tuple[str, dict[str, Any]]
-"""A message, and the schema of what is wanted."""
+"""A message, and the schema of the expected answer."""
 Elicit = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
-"""Shows a form at once and returns `{"action": …, "content": …}`."""
+"""Show a form at once and return `{"action": …, "content": …}`."""
 
 _SHOWN = 2000
-"""How many characters of arguments or of a result a person is shown."""
+"""How many characters of arguments or of a result a form shows."""
 NO_SECRETS = "a secret is not asked for over MCP, whose forms must not hold any; run this where a person has a terminal"
 
 
 class Asker:
-    """Everything a person is asked about one call. A `Prompter`."""
+    """The open prompts of one call. A `Prompter`."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
-        """Something is open."""
+        """Set while a prompt is open."""
         self.patient = False
-        """Somebody will ask again, should the client go: the question stays open."""
+        """The prompt stays open if the client leaves: a task's client may return."""
         self.handle: Handle | None = None
-        """The call's own, if it has one: what it asks is known by its place there, whoever looks."""
+        """The call's handle, if it has one. Its question gives the prompt's key, so that every process finds the same
+        key."""
         self.changed: Callable[[], None] = lambda: None
-        """Called when something was opened or answered."""
+        """Called when a prompt was opened or answered."""
         self._open: dict[str, tuple[Form, asyncio.Future[Mapping[str, Any]]]] = {}
         self._early: dict[str, Mapping[str, Any]] = {}
         """Answers to questions that are not asked yet."""
         self._count = 0
-        """How often a permission was asked for."""
+        """The number of approvals asked for."""
         self._last, self._again = "", 0
         """The newest question, and how often it was asked again."""
         self._elicit: Elicit | None = None
@@ -79,7 +79,7 @@ class Asker:
             self.changed()
 
     def ask_by(self, elicit: Elicit | None) -> None:
-        """From now on, ask in this way whatever is open or comes; None: wait until `answer` is called."""
+        """Ask every open and later prompt in this way; None: wait until `answer` is called."""
         self._elicit = elicit
         for key in self._open if elicit is not None else ():
             self._ask(key)
@@ -98,7 +98,7 @@ class Asker:
             said = await asking
         except asyncio.CancelledError:
             return
-        except Exception as error:  # the client is gone, or has no way to ask
+        except Exception as error:  # the client has left, or cannot ask
             if self.patient:
                 return
             said = {"action": "cancel", "reason": str(error)}
@@ -106,13 +106,13 @@ class Asker:
             answered.set_result(said)
 
     def requests(self) -> dict[str, dict[str, Any]]:
-        """What is open, by a key of its own, as MCP writes it."""
+        """Return the open prompts as MCP requests, by key."""
         forms = {key: form for key, (form, _) in self._open.items()}
         coming = {key: question_form(each, None) for key, each in self._coming().items() if key not in self._early}
         return {key: elicitation(form) for key, form in {**forms, **coming}.items()}
 
     def answer(self, responses: Mapping[str, Any]) -> None:
-        """Answers by key. Unknown and answered keys are left aside."""
+        """Take answers by key. Unknown and answered keys are ignored."""
         coming = self._coming()
         for key, said in responses.items():
             if not isinstance(said, Mapping):
@@ -124,7 +124,7 @@ class Asker:
                 opened[1].set_result(said)
 
     def _key(self, prompt: Prompt) -> str:
-        """Its own, for the life of the call. What is asked again, because the answer did not fit, has another."""
+        """Return a key that is unique in the call. A question asked again after an invalid answer gets a new key."""
         state = self.handle.state if self.handle is not None else None
         if isinstance(prompt, AskQuestion) and isinstance(state, Waiting) and self.handle is not None:
             key = question_key(state.question, state.number)
@@ -137,7 +137,7 @@ class Asker:
         return f"{'result' if isinstance(prompt, DeliverResult) else 'permission'}.{self._count}"
 
     def _coming(self) -> dict[str, Question]:
-        """Questions that the call will ask when the open one is answered, by the keys they will have."""
+        """Return the questions that follow the open one, by the keys they will have."""
         handle = self.handle
         if handle is None or handle.run is None:
             return {}
@@ -145,17 +145,17 @@ class Asker:
         return {question_key(each, handle.run.questions + 1 + at): each for at, each in enumerate(queued)}
 
     async def taken(self, responses: Mapping[str, Any]) -> None:
-        """Like `answer`, until whoever asked has what was answered."""
+        """Like `answer`, but return when the asking code has the answers."""
         open_before = set(self._open)
         self.answer(responses)
         while any(key in self._open for key in open_before & set(responses)):  # noqa: ASYNC110 (two passes, no more)
             await asyncio.sleep(0)
-        for _ in range(2):  # the prompt has returned; that is told, and the answer handed to the call
+        for _ in range(2):  # one pass for the prompt to return, one to hand the answer to the call
             await asyncio.sleep(0)
 
 
 def elicitation(form: Form) -> dict[str, Any]:
-    """A form as a request of MCP."""
+    """Return a form as an MCP request."""
     message, schema = form
     return {
         "method": "elicitation/create",
@@ -164,7 +164,7 @@ def elicitation(form: Form) -> dict[str, Any]:
 
 
 def form(prompt: Prompt) -> Form:
-    """A prompt as a form."""
+    """Return a prompt as a form."""
     match prompt:
         case AskQuestion():
             return question_form(prompt.question, prompt.problem)
@@ -178,7 +178,7 @@ def form(prompt: Prompt) -> Form:
 
 
 def question_form(question: Question, problem: str | None) -> Form:
-    """A question as a form of one field."""
+    """Return a question as a form of one field."""
     text = "\n\n".join(part for part in (problem, question.pre_amble, question.text) if part)
     options = select_options(question)
     field: dict[str, Any] = {"type": "boolean" if question.answer_type == "Boolean" else "string"}
@@ -202,7 +202,7 @@ def _approval(what: str) -> dict[str, Any]:
 
 
 def decision(prompt: Prompt, said: Mapping[str, Any]) -> Decision:
-    """What the person said to a form."""
+    """Return the user's decision from the client's response."""
     content = said.get("content")
     content = content if isinstance(content, Mapping) else {}
     accepted = said.get("action") == "accept"

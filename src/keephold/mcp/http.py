@@ -1,13 +1,8 @@
-"""The HTTP face of the MCP server: who may reach it, as whom, and `POST /complete/<key>` (K1, K2, D8).
+"""Serve MCP over HTTP: check Host, Origin and token, and serve `POST /complete/<key>` (K1, K2, D8).
 
-It answers only to its own names (Host) and to pages of its own (Origin), so a page of somebody else's cannot reach it
-by way of a browser, also not by a name that it has pointed here. With tokens, a request must bear one, and whose it is
-is its principal; a key needs nothing else, it is the authority for its one wait.
-
-Clients of 2025 that end their session while a notification of theirs is on its way.
-
-The SDK has answered such a notification before it passes it on, finds the session gone, logs that as an error and
-answers once more. Nothing is lost and nobody has to act: no second answer is sent, and the log stays quiet.
+The server accepts only its own names (Host) and its own pages (Origin), so that another site cannot reach it through a
+browser, even by a name that resolves to this address. If tokens are set, each request needs one, which names its
+principal. A completion needs only its key.
 """
 
 import asyncio
@@ -37,7 +32,11 @@ from keephold.mcp.server import Server
 
 
 class AnsweredOnce:
-    """Drops whatever is sent after a response is complete."""
+    """Drop messages that are sent after a response is complete.
+
+    The SDK answers a 2025 client's notification before it passes it on. If the session has ended by then, the SDK logs
+    an error and answers a second time, though nothing is lost.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -55,7 +54,7 @@ class AnsweredOnce:
 
 
 def quiet() -> None:
-    """Keep sessions that are gone out of the log."""
+    """Keep ended sessions out of the log."""
     logging.getLogger("mcp.server.streamable_http").addFilter(_is_notified)
 
 
@@ -65,12 +64,13 @@ def _is_notified(record: logging.LogRecord) -> bool:
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANY = ("0.0.0.0", "::", "[::]")
-"""Bound to all addresses, it has names that nobody can list. That takes a token, which a stranger's page has not."""
+"""Addresses that bind every interface. Their names cannot be listed, so they require a token, which other sites do not
+have."""
 _PRINCIPAL = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what is bound there."""
+    """Return whether only this machine can reach the address."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -78,7 +78,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_bind(host: str, tokens: Mapping[str, str]) -> None:
-    """Raise `ConfigError` if whoever is on the network could use the server (K1)."""
+    """Raise `ConfigError` if the network could use the server without a token."""
     if not is_loopback(host) and not tokens:
         raise ConfigError(
             [
@@ -89,7 +89,7 @@ def check_bind(host: str, tokens: Mapping[str, str]) -> None:
     if len(set(tokens.values())) < len(tokens):
         raise ConfigError(["two principals have the same token; each needs one of its own"])
     for principal, token in tokens.items():
-        if not _PRINCIPAL.fullmatch(principal):  # which may be a token, at the wrong place: not shown (K5)
+        if not _PRINCIPAL.fullmatch(principal):  # it may be a misplaced token, so it is not shown (K5)
             raise ConfigError(
                 ["a principal's name has up to 64 letters, digits and . _ @ -, and one of them has others"]
             )
@@ -105,20 +105,20 @@ def http_app(
     path: str = "/mcp",
     **transport: Any,
 ) -> ASGIApp:
-    """The server as an ASGI application. `tokens` by principal; `hosts` are further names it is reached by.
+    """Return the server as an ASGI application. `tokens` are by principal; `hosts` are further names of the server.
 
-    Further options are those of the SDK's transport. It shares an `event_store` among all sessions, and names streams
-    by request ids that sessions choose: only for a server of one client.
+    Further options are those of the SDK's transport. The SDK shares an `event_store` among all sessions, and names
+    streams by request ids that sessions choose: use it only for a server of one client.
     """
     return Door(mcp_app(server, path=path, **transport), tokens or {}, hosts, tells_gone="event_store" not in transport)
 
 
 def mcp_app(server: Server, *, path: str = "/mcp", **transport: Any) -> Starlette:
-    """The routes of MCP and of completions, without a door."""
+    """Return the routes of MCP and of completions, without the checks of `Door`."""
     app = server.streamable_http_app(
         streamable_http_path=path,
         max_request_body_size=server.runtime.limits.line_bytes,
-        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Door` does it
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Door` checks that
         **transport,
     )
     app.add_middleware(AnsweredOnce)
@@ -128,12 +128,12 @@ def mcp_app(server: Server, *, path: str = "/mcp", **transport: Any) -> Starlett
 
 
 class Door:
-    """Lets in whom it may."""
+    """Refuse requests with a wrong Host, Origin or token."""
 
     def __init__(
         self, app: ASGIApp, tokens: Mapping[str, str], hosts: Sequence[str] = (), *, tells_gone: bool = True
     ) -> None:
-        """`tells_gone`: calls are told when their client's connection ends, as nothing can be sent again."""
+        """`tells_gone`: calls learn that their client's connection ended, because nothing can be sent again."""
         self._app = app
         self._tells_gone = tells_gone
         self._tokens = {name: token.encode() for name, token in tokens.items()}
@@ -163,18 +163,18 @@ class Door:
             why = "the token is none of this server's" if "authorization" in headers else "a token is needed"
             return JSONResponse({"error": f"{why}: `Authorization: Bearer TOKEN`"}, 401, {"www-authenticate": "Bearer"})
         scope[PRINCIPAL] = principal
-        # The SDK binds sessions to this, so that nobody else's session can be used, listened to or ended.
+        # The SDK binds sessions to this user, so that another principal cannot use, hear or end them.
         scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=principal, scopes=[]))
         return None
 
     @staticmethod
     @lru_cache(256)
     def _name(host: str) -> str:
-        """A Host header without its port, and an address of IPv6 without its brackets."""
+        """Return a Host header without port and brackets."""
         return re.sub(r":\d+$", "", host).lower().strip("[]")
 
     def _principal(self, authorization: str) -> str | None:
-        """Whose token this is; every one is compared, however soon one fits."""
+        """Return the token's principal. Every token is compared, so that the time says nothing."""
         scheme, _, token = authorization.partition(" ")
         given = token.strip().encode() if scheme.lower() == "bearer" else b""
         fitting = [name for name, known in self._tokens.items() if hmac.compare_digest(given, known)]
@@ -194,7 +194,7 @@ def _telling(scope: Scope, receive: Receive) -> Receive:
 
 
 def _place(origin: str) -> str | None:
-    """Where a page is from: host and port."""
+    """Return a page's host and port."""
     try:
         return urlsplit(origin).netloc.lower() or None
     except ValueError:

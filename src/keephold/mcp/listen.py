@@ -1,9 +1,8 @@
-"""`subscriptions/listen` and `resources/subscribe`: who wants to hear of handles and tasks, hears (W8, M2).
+"""Serve `subscriptions/listen` and `resources/subscribe`: notify clients of changed handles and tasks (W8, M2).
 
-The stream first acknowledges what it will tell, then tells the current state of every task, then each change: whoever
-connects late misses nothing. An event that comes while another of the same thing waits is told once.
-
-Handles as resources (W8): `keephold://handles/{id}` and the list `keephold://handles`, for whoever subscribes.
+The resources are `keephold://handles/{id}` and the list `keephold://handles`. A stream acknowledges its filter, sends
+the current state of every task, then each change, so a late client misses nothing. Changes of one thing that wait
+together are sent once.
 """
 
 import asyncio
@@ -49,18 +48,18 @@ _LISTED = 1000
 
 
 def id_of(uri: str) -> str | None:
-    """The id of the handle whose resource this is."""
+    """Return the id of the handle whose resource this is."""
     return unquote(uri[len(LIST) + 1 :]) if uri.startswith(LIST + "/") else None
 
 
 async def read_one(registry: Registry, conversation: str, id: str) -> str:
-    """One handle, as JSON. Raises `ToolError` if there is none."""
+    """Return one handle as JSON. Raises `ToolError` if there is none."""
     await registry.load(conversation, (id,))
     return _json(registry.find(id, conversation).info())
 
 
 async def read_list(registry: Registry, conversation: str) -> str:
-    """The handles of a conversation, oldest first, as JSON: the newest of those that are live, and of the others."""
+    """Return the newest live and stopped handles of a conversation as JSON, oldest first."""
     live = await registry.page(conversation=conversation, status="pending", limit=_LISTED, newest=True)
     over = await registry.page(conversation=conversation, state="stopped", limit=_LISTED, newest=True)
     handles = sorted([*live, *over], key=lambda handle: handle.uid)
@@ -72,7 +71,7 @@ def _json(value: Any) -> str:
 
 
 class Changes(Watcher):
-    """Calls `changed` with every handle it watches that has changed."""
+    """Call `changed` with every watched handle that changes."""
 
     def __init__(self, changed: Callable[[Handle], None]) -> None:
         self._changed = changed
@@ -87,7 +86,7 @@ class Changes(Watcher):
             self._handles.append(handle)
 
     def follow(self, registry: Registry, conversation: str, id: str | None = None) -> None:
-        """Watch all handles of a conversation, or those of an id, also those that are yet to come."""
+        """Watch all handles of a conversation, or those of an id, including future ones."""
         self._id = id
         self._registry, self._conversation = registry, conversation
         registry.followers.setdefault(conversation, []).append(self._told)
@@ -95,7 +94,7 @@ class Changes(Watcher):
     def _told(self, handle: Handle) -> None:
         if self._id is None:
             self._changed(handle)
-        elif handle.id == self._id and handle not in self._handles:  # else it is watched, and tells itself
+        elif handle.id == self._id and handle not in self._handles:  # a watched handle reports itself
             self.add(handle)
             self._changed(handle)
 
@@ -126,7 +125,7 @@ MOST = 10_000
 
 
 class Listeners:
-    """Everyone who listens."""
+    """The clients that listen."""
 
     def __init__(self, calls: Calls, tasks: Tasks, bus: SubscriptionBus) -> None:
         self._calls = calls
@@ -136,10 +135,10 @@ class Listeners:
         self._sessions: dict[int, _Session] = {}
         self._joined: dict[int, ServerSession] = {}
 
-    # 2026: one stream for all that a client wants to hear
+    # 2026: one stream for everything a client wants to hear
 
     async def listen(self, ctx: Context, params: SubscriptionsListenRequestParams) -> SubscriptionsListenResult:
-        """Serve one stream, until its client goes."""
+        """Serve one stream until its client leaves."""
         if ctx.request_id is None:
             raise MCPError(INVALID_REQUEST, "subscriptions/listen requires a request id")
         if len(self._streams) >= MOST:
@@ -185,7 +184,7 @@ class Listeners:
         return SubscriptionsListenResult(_meta=meta)
 
     async def _wanted_tasks(self, ctx: Context, wanted: SubscriptionFilter) -> list[Handle]:
-        """The tasks of a filter that are this principal's; those that are not, or not there, are left out."""
+        """Return the tasks of a filter that belong to this principal; others are left out."""
         ids = (wanted.model_extra or {}).get("taskIds")
         tasks: list[Handle] = []
         for id in ids if isinstance(ids, list) and declares(ctx) else ():
@@ -202,7 +201,6 @@ class Listeners:
         return event_to_notification(event, meta)
 
     async def _watch_resources(self, ctx: Context, uris: list[str], changed: Callable[[str], None]) -> list[Changes]:
-        """Watch the handles of these resources."""
         registry, conversation = self._calls.runtime.registry, self._calls.conversation(ctx)
         watching: list[Changes] = []
         for uri in uris:
@@ -210,7 +208,7 @@ class Listeners:
             id = id_of(uri)
             if id is not None:
                 each.follow(registry, conversation, id)
-                with contextlib.suppress(KeepholdError):  # it may come to be
+                with contextlib.suppress(KeepholdError):  # it may be created later
                     await registry.load(conversation, (id,))
                     each.add(registry.find(id, conversation))
             elif uri == LIST:
@@ -218,7 +216,7 @@ class Listeners:
             watching.append(each)
         return watching
 
-    # 2025: a subscription for each resource, told to the session
+    # 2025: a subscription for each resource, notified to the session
 
     async def subscribe(self, ctx: Context, params: SubscribeRequestParams) -> EmptyResult:
         uri, connection = str(params.uri), ctx.session._connection
@@ -227,11 +225,11 @@ class Listeners:
             mine = self._sessions[id(connection)] = _Session(ctx.session)
             connection.exit_stack.callback(self._left, id(connection))
         if uri not in mine.subscribed:
-            mine.subscribed[uri] = Changes(lambda _: None)  # taken, should it be asked for again meanwhile
+            mine.subscribed[uri] = Changes(lambda _: None)  # reserve it, in case it is requested again meanwhile
             (changes,) = await self._watch_resources(ctx, [uri], mine.changed)
             if uri in mine.subscribed:
                 mine.subscribed[uri] = changes
-            else:  # it has gone, or does not want it any more
+            else:  # the client has left or unsubscribed
                 changes.close()
         return EmptyResult()
 
@@ -248,13 +246,13 @@ class Listeners:
     # For the server
 
     def joined(self, ctx: Context) -> None:
-        """A client of 2025 is there, and is told what it cannot ask to be told."""
+        """Notify this 2025 client of changed tools, which it cannot subscribe to."""
         connection = ctx.session._connection
         self._joined[id(connection)] = ctx.session
         connection.exit_stack.callback(self._joined.pop, id(connection), None)
 
     def tools_changed(self) -> None:
-        """The list of tools is another one."""
+        """Notify every client that the list of tools has changed."""
         run_soon = self._calls.runtime.registry.run_soon
         run_soon(self._bus.publish(ToolsListChanged()))
         for session in self._joined.values():
@@ -267,7 +265,7 @@ class Listeners:
 
 
 class _Session:
-    """What a client of 2025 has subscribed to, and the task that tells it."""
+    """The subscriptions of a 2025 client, and the task that notifies it."""
 
     def __init__(self, session: ServerSession) -> None:
         self.subscribed: dict[str, Changes] = {}
@@ -280,7 +278,7 @@ class _Session:
 
     async def _tell(self) -> None:
         while isinstance(event := await self._stream.get(), ResourceUpdated):
-            with contextlib.suppress(Exception):  # it goes; what it has subscribed to is let go of then
+            with contextlib.suppress(Exception):  # the client is leaving; its subscriptions end with its connection
                 await self._session.send_resource_updated(event.uri)
 
     def close(self) -> None:
@@ -290,7 +288,7 @@ class _Session:
 
 
 class _Stream:
-    """What waits to be told on one stream: each thing once, in the order it first came."""
+    """The events that wait to be sent on one stream: each thing once, in the order it first came."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, Handle | ServerEvent] = {}
@@ -302,7 +300,7 @@ class _Stream:
         self._changed.set()
 
     async def get(self) -> Handle | ServerEvent | None:
-        """The next event; None when the stream is closed and all is told."""
+        """Return the next event; None when the stream is closed and empty."""
         while not self._waiting:
             if self._closed:
                 return None

@@ -1,4 +1,4 @@
-"""Tools and results as MCP writes them (M1): descriptions for `tools/list`, answers for `tools/call`."""
+"""Tools and results as MCP writes them: descriptions for `tools/list`, answers for `tools/call` (M1)."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -13,16 +13,16 @@ from keephold.turn.notifications import Notification, notification_block
 
 Schema = Literal["generic", "canonical"]
 _NO_RESULT = ("aborted", "cancelled", "runtime_closed")
-"""Codes of calls that were ended before they came to anything."""
+"""Codes of calls that ended without a result."""
 
 
 def described(tools: Sequence[Tool], schema: Schema) -> list[Described]:
-    """The tools, as `tools/list` has them."""
+    """Return the tools as `tools/list` has them."""
     return [_described(tool, shown) for tool, shown in zip(tools, tool_list(tools, schema), strict=True)]
 
 
 def may_be_task(tool: Tool) -> bool:
-    """Whether calls of a tool may be tasks at all."""
+    """Return whether calls of a tool may be tasks."""
     return tool.task != "never" and tool.launching is None and tool.source != "builtin"
 
 
@@ -45,21 +45,21 @@ def result(
     tool: Tool | None,
     text: str,
     is_error: bool,
-    news: Sequence[Notification] = (),
+    notifications: Sequence[Notification] = (),
     *,
     code: str | None = None,
 ) -> CallToolResult:
-    """What a call is answered with; news rides on it as a text of its own (M5).
+    """Return the answer to a call; notifications follow as a text of their own (M5).
 
-    A call that was ended has no result, which is an error to the client, though not the tool's (S3).
+    A call that was ended has no result: that is an error to the client, though not the tool's (S3).
     """
     if code in _NO_RESULT:
         is_error = True
         if tool is not None and tool.errors == "object" and not text.startswith("{"):
             text = msgspec.json.encode({"error": text, "isError": True}).decode()
     content: list[Any] = [TextContent(type="text", text=text)]
-    if news:
-        content.append(TextContent(type="text", text=notification_block(news)))
+    if notifications:
+        content.append(TextContent(type="text", text=notification_block(notifications)))
     structured = None
     if not is_error and tool is not None and _form(tool) is not None:
         structured = _structured(text)
@@ -67,8 +67,8 @@ def result(
 
 
 def _form(tool: Tool) -> dict[str, Any] | None:
-    """The schema of what a client gets. A tool's own object may be missing, where a person skipped the call or it is
-    parked: then another one says so, and nothing can be required (P3, D10)."""
+    """Return the schema of the answer. The tool's own object may be missing if the call is parked or the user skipped
+    it, so nothing is required (P3, D10)."""
     if tool.returns is None or tool.actions:
         return None
     if tool.source == "builtin":
@@ -77,8 +77,7 @@ def _form(tool: Tool) -> dict[str, Any] | None:
 
 
 def _structured(text: str) -> dict[str, Any]:
-    """The object that a text is the JSON of, cut in its strings (O3); of any other text, also where more had to be cut,
-    an object with it."""
+    """Return the object that a text is the JSON of, cut in its strings (O3), or an object with the text."""
     try:
         shown = msgspec.json.decode(text)
     except msgspec.DecodeError:

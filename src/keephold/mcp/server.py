@@ -1,7 +1,7 @@
-"""The MCP server: every tool of a runtime, its handles, tasks and resources, for clients of both eras (M1, M2).
+"""The MCP server: a runtime's tools, handles, tasks and resources, for clients of both protocol eras (M1, M2).
 
-`Server` is the SDK's own server with three things added: our tools beside whatever is registered on it, the tasks
-extension, and subscriptions to handles. It serves one runtime, which must be open while it serves.
+`Server` is the SDK's server plus three things: the runtime's tools beside the SDK's own, the tasks extension, and
+subscriptions to handles. It serves one runtime, which must be open while it serves.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ from keephold.mcp.tasks_2025 import Tasks2025
 from keephold.runtime import Runtime
 
 _STATE_SECS = 7 * 86_400.0
-"""How long a client may take to come back with an answer."""
+"""The time a client has to return with an answer."""
 _CONNECT_SECS = 5.0
 AGENTS = "execute_agent_async"
 TASK_AFTER_SECS = 0.5
@@ -57,7 +57,7 @@ else does: a webhook, a person, another agent. Results outlive this connection: 
 
 
 class _Sealed:
-    """What a 2026 client carries for us, sealed: with a key of this process until the store's is known."""
+    """Seal the state that a 2026 client carries: with a key of this process until the store's is known."""
 
     def __init__(self) -> None:
         self._codec = AESGCMRequestStateCodec([secrets.token_bytes(32)])
@@ -73,7 +73,7 @@ class _Sealed:
 
 
 async def _refusing(ctx: Context, call_next: CallNext) -> HandlerResult:
-    """What cannot be done is an answer and no traceback: the runtime is closed, or its store cannot be read."""
+    """Answer with an error, without a traceback, if the runtime is closed or its store cannot be read."""
     try:
         return await call_next(ctx)
     except KeepholdError as error:
@@ -92,8 +92,8 @@ class Server(MCPServer[Any]):
         task_after: float = TASK_AFTER_SECS,
         **options: Any,
     ) -> None:
-        """`conversation` is where handles live, of an authenticated client one of its own; after `task_after` seconds
-        a call becomes a task. Further options are those of the SDK's server."""
+        """`conversation` holds the handles; each authenticated client gets its own. A call becomes a task after
+        `task_after` seconds. Further options are those of the SDK's server."""
         self.runtime = runtime
         self._schema: Schema = schema
         self.calls = Calls(runtime, conversation)
@@ -122,7 +122,7 @@ class Server(MCPServer[Any]):
         self._serve("resources/list", PaginatedRequestParams, self._list_resources)
 
     def _serve(self, method: str, params: Any, handler: Callable[[Context, Any], Awaitable[Any]]) -> None:
-        """Serve a method of the protocol ourselves: extensions may not."""
+        """Serve a method of the protocol itself, which extensions may not."""
         self._lowlevel_server.add_request_handler(method, params, handler)
 
     def _tool_input_schema(self, name: str) -> dict[str, Any] | None:
@@ -130,8 +130,8 @@ class Server(MCPServer[Any]):
         return super()._tool_input_schema(name) if tool is None else dict(tool.parameters)
 
     async def list_tools(self) -> list[DescribedTool]:
-        """What is registered here, then what the runtime has."""
-        await self.runtime.connected(_CONNECT_SECS)  # who asks but once is to see the tools of other servers
+        """Return the tools registered here, then those of the runtime."""
+        await self.runtime.connected(_CONNECT_SECS)  # a client that lists once should see the tools of other servers
         served = [tool for tool in self.runtime.toolbox.served() if tool.name != AGENTS or self.runtime.has_agents]
         return [*await super().list_tools(), *described(served, self._schema)]
 
@@ -165,13 +165,14 @@ class Server(MCPServer[Any]):
         return ReadResourceResult(contents=[TextResourceContents(uri=uri, mime_type="application/json", text=text)])
 
     async def open(self) -> None:
-        """Open the runtime, and use what all servers of its store share: a client may come back to any of them.
+        """Open the runtime, and use the store's key for state, so that a client may return to any server of the store.
 
-        Make the server before its runtime is opened: calls that are taken up again may want to ask their clients."""
+        Make the server before its runtime is opened: recovered calls may need to ask their clients.
+        """
         await self.runtime.open()
-        secret = await self.runtime.durability.waits.oldest_secret()  # stays when keys get another one
+        secret = await self.runtime.durability.waits.oldest_secret()  # stays when keys are rotated
         self._sealed.use(hashlib.sha256(b"keephold mcp request state" + secret).digest())
 
     async def close(self) -> None:
-        """End the streams that listen, in good order."""
+        """End the listening streams in good order."""
         self.listeners.close()

@@ -1,4 +1,4 @@
-"""MCP over a Unix socket of the user's own, for `keephold mcp` where a server runs (`control/server_discovery.py`)."""
+"""Serve MCP over a Unix socket, for `keephold mcp` beside a running server (`control/server_discovery.py`)."""
 
 import asyncio
 import socket
@@ -22,14 +22,14 @@ class Listening:
         self._clients: set[asyncio.Task[None]] = set()
 
     async def open(self, store: Path, config: Path, conversation: str) -> None:
-        """Listen, and say so beside the store."""
+        """Listen, and announce the socket beside the store."""
         limit = self._server.runtime.limits.line_bytes
         self._listening = await asyncio.start_unix_server(self._connected, sock=_bound(self._path), limit=limit)
         self._store = store
         announce(store, self._path, config, conversation)
 
     async def close(self) -> None:
-        """Listen no more. Whoever is connected is let go."""
+        """Stop listening, and disconnect the clients."""
         if self._listening is None or self._store is None:
             return
         self._listening.close()
@@ -49,7 +49,7 @@ class Listening:
         try:
             async with stdio_server(cast(Any, _Lines(reader)), cast(Any, _Words(writer))) as (received, sent):
                 await lowlevel.run(received, sent, lowlevel.create_initialization_options())
-        except* (ConnectionError, ValueError):  # it has gone, or sent a line that is longer than any may be
+        except* (ConnectionError, ValueError):  # the client has left, or sent a line over the limit
             pass
         finally:
             writer.close()
@@ -68,7 +68,7 @@ def _remove(path: str) -> None:
 
 
 class _Lines:
-    """What a client sends, line by line."""
+    """Read a client's lines."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
@@ -84,7 +84,7 @@ class _Lines:
 
 
 class _Words:
-    """What a client is told."""
+    """Write to a client."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer

@@ -1,7 +1,7 @@
-"""Tasks: one-shot calls as handles that a client can come back to (M2, SEP-2663).
+"""Tasks: one-shot calls as handles that a client can return to (M2, SEP-2663).
 
-A task is a handle, its id the handle's uid. A call becomes one when it takes longer than a moment, or asks something,
-or is of a tool that is always one; only for clients that know tasks. That it is one is written before it is said.
+A task's id is its handle's uid. For clients that know tasks, a call becomes one if it takes longer than a moment, asks
+something, or its tool requires it. The store knows that before the client does.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from keephold.turn.prompt_queue import PromptQueue
 TASKS = "io.modelcontextprotocol/tasks"
 MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
 MARK = "mcp.task"
-"""In a handle's metadata: that it is a task, and whether its client can ask its user something."""
+"""The handle's metadata key that marks a task; its value says whether the client can ask its user."""
 POLL_MS = 1000
 PROTOCOL_ERRORS = ("crashed", "mcp_error", "not_storable", "store_unavailable")
-"""Codes of errors that are not the tool's own answer: a task that ends with one has failed."""
+"""Error codes that are not the tool's own answer: a task that ends with one has failed."""
 
 
 class TaskRef(RequestParams):
@@ -44,13 +44,13 @@ class TaskRef(RequestParams):
 
 
 class TaskInput(TaskRef):
-    """Answers to what a task asks."""
+    """Answers to a task's input requests."""
 
     input_responses: dict[str, Any] = Field(default_factory=dict, alias="inputResponses")
 
 
 class Tasks(Extension):
-    """The extension: serves `tools/call` of our tools, and `tasks/*`."""
+    """The extension: serves `tools/call` of the runtime's tools, and `tasks/*`."""
 
     identifier = TASKS
 
@@ -95,7 +95,7 @@ class Tasks(Extension):
         return await self._calls.answer(ctx, begun)
 
     async def _over_soon(self, begun: Served) -> bool:
-        """Whether the call ends within a moment, without asking anything."""
+        """Return whether the call ends within a moment, without asking anything."""
         handle = begun.handle
         assert handle is not None
         if begun.tool.task == "required":
@@ -115,7 +115,7 @@ class Tasks(Extension):
                 wait.cancel()
 
     async def announce(self, begun: Served, elicits: bool) -> Handle:
-        """From now on the call is a task. That is in the store when this returns."""
+        """Make the call a task. The store has it when this returns."""
         handle = begun.handle
         assert handle is not None
         begun.visit.detach()
@@ -125,7 +125,7 @@ class Tasks(Extension):
         return handle
 
     async def mark(self, handle: Handle, asker: Asker | None, elicits: bool) -> None:
-        """Whoever runs the call, also after a crash, asks its client what it asks."""
+        """Record the mark, so that the process that runs the call, also after a crash, asks its client."""
         if asker is not None and handle.uid not in self._askers:
             self._keep(handle, asker)
         self._calls.runtime.registry.write_down(handle)
@@ -137,7 +137,7 @@ class Tasks(Extension):
 
     def _keep(self, handle: Handle, asker: Asker) -> None:
         asker.handle, asker.patient = handle, True
-        asker.changed = lambda: self._calls.runtime.registry.notify_watchers(handle)  # who listens to the task is told
+        asker.changed = lambda: self._calls.runtime.registry.notify_watchers(handle)  # its listeners
         self._askers[handle.uid] = asker
         handle.watch(OnStop(self._forget))
 
@@ -145,7 +145,7 @@ class Tasks(Extension):
         self._askers.pop(handle.uid, None)
 
     def _found(self, handle: Handle) -> PromptQueue | None:
-        """Who is there for a task that is run again after a crash: its client, whenever it comes back."""
+        """Return the prompts of a task recovered after a crash: its client answers when it returns."""
         mark = (handle.metadata or {}).get(MARK)
         if not isinstance(mark, Mapping) or not mark.get("elicits"):
             return None
@@ -169,7 +169,7 @@ class Tasks(Extension):
         return {"resultType": "complete"}
 
     async def named(self, ctx: Context, task_id: str, *, header: bool = True) -> Handle:
-        """The task, if it is this principal's; another's is as good as none."""
+        """Return the task if it belongs to this principal; else raise as if it did not exist."""
         if ctx.protocol_version in MODERN:
             require_client_extension(ctx, TASKS)
             if header:
@@ -180,7 +180,7 @@ class Tasks(Extension):
         return handle
 
     async def find(self, ctx: Context, task_id: str) -> Handle | None:
-        """The same for whoever takes none for an answer."""
+        """Like `named`, but return None if the task does not exist."""
         registry = self._calls.runtime.registry
         await registry.refresh((task_id,))
         handle = registry.loaded(task_id)
@@ -193,7 +193,7 @@ class Tasks(Extension):
         return handle
 
     async def answer(self, handle: Handle, responses: Mapping[str, Any]) -> None:
-        """Give a task what it asked for. When this returns, what was taken is in the store."""
+        """Answer a task's input requests. The store has the accepted answers when this returns."""
         asker, runtime = self._askers.get(handle.uid), self._calls.runtime
         if asker is not None:
             await asker.taken(responses)
@@ -210,14 +210,14 @@ class Tasks(Extension):
         await runtime.registry.write(())
 
     async def cancel(self, handle: Handle) -> None:
-        """End a task; one that is over stays as it is."""
+        """Abort a task; one that has stopped stays as it is."""
         if handle.active:
             await self._calls.runtime.actions.perform(handle, "abort", by="person")
 
-    # What a task looks like
+    # How a task is shown
 
     def flat(self, handle: Handle) -> dict[str, Any]:
-        """A task without what it came to (SEP-2663)."""
+        """Return a task without its outcome (SEP-2663)."""
         state = handle.state
         shown: dict[str, Any] = {
             "taskId": handle.uid,
@@ -235,7 +235,7 @@ class Tasks(Extension):
         return int(self._calls.runtime.registry.retention * 1000)
 
     def status(self, handle: Handle) -> str:
-        """One of the five statuses."""
+        """Return one of the five statuses."""
         match handle.state:
             case Stopped(outcome=Failure(code=code)) if code in PROTOCOL_ERRORS:
                 return "failed"
@@ -244,7 +244,7 @@ class Tasks(Extension):
         return "input_required" if self.requests(handle) else "working"
 
     def requests(self, handle: Handle) -> dict[str, dict[str, Any]]:
-        """What a task asks its client."""
+        """Return the input requests of a task."""
         asker = self._askers.get(handle.uid)
         if asker is not None:
             return asker.requests()
@@ -255,7 +255,7 @@ class Tasks(Extension):
         return {}
 
     async def detailed(self, handle: Handle) -> dict[str, Any]:
-        """A task with what it came to, or what it asks."""
+        """Return a task with its outcome or its input requests."""
         shown = self.flat(handle)
         state, status = handle.state, shown["status"]
         if status == "completed":
@@ -268,41 +268,40 @@ class Tasks(Extension):
         return shown
 
     async def outcome(self, handle: Handle) -> dict[str, Any]:
-        """What the call of a task that has ended would have been answered with."""
+        """Return the answer of a stopped task's call."""
         runtime = self._calls.runtime
         reply = runtime.replies.outcome(handle)
-        if handle.parking is not None or handle.stateful:  # its end was news (D9), and this shows it
+        if handle.parking is not None or handle.stateful:  # this replaces its notification (D9)
             taken = TakenBack(handle.conversation, ((handle.uid, "stopped"),))
             await runtime.registry.write((taken,))
         answer = result(handle.tool, reply.model, reply.is_error, code=reply.code)
         return answer.model_dump(by_alias=True, exclude_none=True, mode="json")
 
     def ask_by(self, handle: Handle, elicit: Elicit | None) -> None:
-        """Ask what the task asks in this way; None: it is asked for (`tasks/update`)."""
+        """Ask the task's prompts in this way; None: wait for `tasks/update`."""
         asker = self._askers.get(handle.uid)
         if asker is not None:
             asker.ask_by(elicit)
 
 
 def declares(ctx: Context) -> bool:
-    """Whether the client said with this request that it knows tasks."""
+    """Return whether the client declared tasks with this request."""
     capabilities = ctx.session.client_capabilities
     return TASKS in ((capabilities.extensions if capabilities is not None else None) or {})
 
 
 def protocol_error(outcome: Outcome) -> dict[str, Any]:
-    """An error that is not the tool's own answer, as JSON-RPC has it."""
+    """Return an error that is not the tool's own answer as JSON-RPC has it."""
     message = outcome.message if isinstance(outcome, Failure) else "the call has failed"
     return {"code": INTERNAL_ERROR, "message": message}
 
 
 def moment(at: float) -> str:
-    """A time as MCP writes it."""
+    """Return a time as MCP writes it."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _updated(state: State) -> float:
-    """When it came to be in this state."""
     match state:
         case Stopped():
             return state.stopped
@@ -326,7 +325,7 @@ def _message(handle: Handle) -> str | None:
 
 
 def _check_header(ctx: Context, task_id: str) -> None:
-    """A header that names another task is refused; a missing one is not: real clients leave it out."""
+    """Refuse a header that names another task; real clients leave the header out, so a missing one is accepted."""
     headers = getattr(ctx.request, "headers", None)
     named = headers.get("mcp-name") if headers is not None else None
     if named is not None and named != task_id:

@@ -1,7 +1,7 @@
-"""Tasks for clients of 2025-11-25 (SEP-1686): the same tasks, asked for by the client and written another way.
+"""Tasks for clients of 2025-11-25 (SEP-1686): the same tasks, requested by the client and written differently.
 
-The SDK has the types of this extension and serves none of its methods, so a middleware does. What a task asks is asked
-by a request of ours while the client waits for its result.
+The SDK has the types of this extension but serves none of its methods, so a middleware does. A task's questions are
+asked by requests while the client waits for its result.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class Tasks2025:
         return await (call_next(ctx) if method is None else method(ctx))
 
     async def _call(self, ctx: Context, call_next: CallNext) -> HandlerResult:
-        """A call that its client wants as a task is one from the start."""
+        """Make a call a task from the start if its client wants that."""
         given = dict(ctx.params or {})
         tool = self._calls.runtime.toolbox.get(str(given.get("name")))
         if tool is None or (given.get("task") is None and tool.task != "required"):
@@ -85,7 +85,7 @@ class Tasks2025:
         return self._shown(handle)
 
     async def _result(self, ctx: Context) -> dict[str, Any]:
-        """What a task came to, when it has come to it. Meanwhile the client's user is asked what the task asks."""
+        """Wait for a task's result. Meanwhile ask the client's user the task's questions."""
         handle = await self._named(ctx)
         over = asyncio.Event()
         watcher = OnStop(lambda _: over.set())
@@ -135,7 +135,7 @@ class Tasks2025:
 
 
 def _advertised(served: HandlerResult) -> HandlerResult:
-    """What the server is capable of: its tools come and go, and it has tasks for a client that may know them."""
+    """Add changing tools to the server's capabilities, and tasks for a client that may know them."""
     shown = (
         served.model_dump(by_alias=True, exclude_none=True, mode="json") if isinstance(served, BaseModel) else served
     )
