@@ -62,8 +62,8 @@ from keephold.upkeep import Upkeep
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
 
-    from keephold.agent.agency import Agency
     from keephold.agent.conversation import Conversation
+    from keephold.agent.conversations import Conversations
     from keephold.config import Config
     from keephold.tools.remote.server import McpServer
     from keephold.tools.remote.servers import Servers
@@ -103,7 +103,7 @@ class Runtime:
         """Called when the list of tools is another one."""
         self._desks: WeakValueDictionary[str, CallQueue] = WeakValueDictionary()
         self._agents = Agents()
-        self._agency: Agency | None = None
+        self._agency: Conversations | None = None
         self._measure = Measure(metrics)
         self._guard = Guard()
         self._opening: asyncio.Task[None] | None = None
@@ -258,15 +258,15 @@ class Runtime:
         return made
 
     @property
-    def agency(self) -> "Agency":
+    def agency(self) -> "Conversations":
         """The models and conversations of this runtime."""
         if self._agency is None:
             from keephold.agent.models import need_pydantic_ai
 
             need_pydantic_ai()
-            from keephold.agent.agency import Agency
+            from keephold.agent.conversations import Conversations
 
-            self._agency = Agency(self, self._config)
+            self._agency = Conversations(self, self._config)
         return self._agency
 
     root = staticmethod(root_of)
@@ -454,7 +454,7 @@ class Runtime:
             await self.registry.write((), keep=False)  # what was resolved just before counts
         self.registry.closing = True
         if self._agency is not None:
-            self._agency.leave()
+            self._agency.suspend()
         for turn in tuple(self.turns):
             turn._leave()
         await self.people.close()

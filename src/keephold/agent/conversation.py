@@ -184,10 +184,10 @@ class Conversation:
         if self._loop is not None:
             self._loop.cancel()
 
-    def leave(self) -> None:
+    def suspend(self) -> None:
         """Leave the running turn open, to be resumed: the runtime is closing (R6)."""
         if self._loop is not None:
-            self._loop.leave()
+            self._loop.suspend()
 
     async def lines(self) -> list[TranscriptLine]:
         """Return the stored transcript."""

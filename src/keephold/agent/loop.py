@@ -73,7 +73,7 @@ class TurnLoop:
         self._turn: Turn | None = None
         self._asking: asyncio.Task[Any] | None = None
         """The running request to the model."""
-        self._cancelled = self._left = False
+        self._cancelled = self._suspended = False
         self._cut_off = False
         """The calls of the last line were made before the process died."""
         self._begun = content is None
@@ -96,9 +96,9 @@ class TurnLoop:
         if self._asking is not None:
             self._asking.cancel()
 
-    def leave(self) -> None:
+    def suspend(self) -> None:
         """Leave the turn open in the store, to be resumed: the runtime is closing (R6)."""
-        self._left = True
+        self._suspended = True
         if self._asking is not None:
             self._asking.cancel()
 
@@ -275,7 +275,7 @@ class TurnLoop:
         return None
 
     def _check_here(self) -> None:
-        if self._left:
+        if self._suspended:
             raise KeepholdError(
                 "the runtime was closed in the middle of the turn; the conversation goes on where it was",
                 code="runtime_closed",

@@ -102,7 +102,7 @@ class ModelCall:
         self._parameters = parameters
         self._tell = tell
         self._stream: StreamedResponse | None = None
-        self._told = False
+        self._shown = False
         """Part of the present attempt has been shown."""
         self._half = ""
         """The first half of a surrogate pair, until the second half comes."""
@@ -145,7 +145,7 @@ class ModelCall:
         return response
 
     async def _once(self) -> ModelResponse:
-        self._told, self._stream, self._half = False, None, ""
+        self._shown, self._stream, self._half = False, None, ""
         assistant = self._assistant
         if self._tell is None:
             return _well_formed(
@@ -181,7 +181,7 @@ class ModelCall:
         return response
 
     def _show(self, event: type[Text | Thought], text: str) -> None:
-        self._told = True
+        self._shown = True
         text, self._half = self._half + text, ""
         if "\ud800" <= text[-1] <= "\udbff":
             text, self._half = text[:-1], text[-1]
@@ -193,9 +193,9 @@ class ModelCall:
             later = f"; it wants to be asked again in {wanted:.0f} s" if wanted is not None else ""
             raise RequestFailed(f"{why} (asked {attempt} times{later})" if attempt > 1 else why + later)
         tell = self._tell or (lambda _: None)
-        if self._told:
+        if self._shown:
             tell(Restarted())
-            self._told, self._stream = False, None
+            self._shown, self._stream = False, None
         delay = min(MAX_DELAY_SECS, BASE_DELAY_SECS * 2 ** (attempt - 1)) * random.uniform(0.8, 1.2)
         delay = max(delay, wanted or 0.0)
         _log.warning("a request to %s failed and is made again in %.1f s: %s", self._assistant.name, delay, why)
@@ -204,7 +204,7 @@ class ModelCall:
 
     def partial(self) -> str:
         """Return the text received so far."""
-        if self._stream is None or not self._told:
+        if self._stream is None or not self._shown:
             return ""
         return well_formed(response_text(self._stream.get()))
 

@@ -29,12 +29,12 @@ class Spending:
         allowance: Allowance,
         above: "Callable[[], Spending | None]" = lambda: None,
         window: int | None = None,
-        told: Callable[[Usage], None] = lambda _: None,
+        on_answer: Callable[[Usage], None] = lambda _: None,
     ) -> None:
-        """`told` gets the usage of each answer once, even if it counts for several turns."""
+        """`on_answer` gets the usage of each answer once, even if it counts for several turns."""
         self._allowance = allowance
         self._above = above
-        self._told = told
+        self._on_answer = on_answer
         self.usage = Usage(context_window=window)
         """The usage of the turn and of everything it started."""
         self._own_requests = 0
@@ -61,7 +61,7 @@ class Spending:
 
     def count(self, taken: Usage) -> None:
         """Count a paid answer: to the turn, to an inquiry, or a summary."""
-        self._told(taken)
+        self._on_answer(taken)
         self._count(taken)
 
     def _count(self, taken: Usage) -> None:

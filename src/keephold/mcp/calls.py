@@ -141,8 +141,8 @@ class Calls:
         handle.watch(watcher)
         try:
             while handle.active and not self._tasks.requests(handle):
-                await watcher.told.wait()
-                watcher.told.clear()
+                await watcher.changed.wait()
+                watcher.changed.clear()
         except asyncio.CancelledError:
             asyncio.get_running_loop().call_later(_CANCELLED_SECS, self._unfollowed, handle, _request(ctx))
             raise
@@ -180,7 +180,7 @@ class Calls:
             response = answered.result()
             return result(served.tool, response.model, response.is_error, response.notifications, code=response.code)
         except asyncio.CancelledError:
-            self.left(ctx, served)
+            self.client_left(ctx, served)
             raise
         finally:
             for task in (reporting, asked, gone):
@@ -215,7 +215,7 @@ class Calls:
         self._cancelled.add(key)
         asyncio.get_running_loop().call_later(10 * _CANCELLED_SECS, self._cancelled.discard, key)
 
-    def left(self, ctx: Context, served: Served) -> None:
+    def client_left(self, ctx: Context, served: Served) -> None:
         """Detach the client at once. Whether it has cancelled the call or left (M3) is known a moment later."""
         served.visit.detach()
         asyncio.get_running_loop().call_later(_CANCELLED_SECS, self._left, served, _request(ctx))
@@ -272,19 +272,19 @@ def _wants_progress(ctx: Context) -> bool:
 
 
 class _Progress(Watcher):
-    __slots__ = ("told",)
+    __slots__ = ("changed",)
 
     def __init__(self) -> None:
-        self.told = asyncio.Event()
+        self.changed = asyncio.Event()
 
     def progressed(self, handle: Handle) -> None:
-        self.told.set()
+        self.changed.set()
 
     def stopped(self, handle: Handle) -> None:
-        self.told.set()
+        self.changed.set()
 
     def handle_changed(self, handle: Handle) -> None:
-        self.told.set()
+        self.changed.set()
 
 
 async def report(ctx: Context, handle: Handle) -> None:
@@ -292,19 +292,23 @@ async def report(ctx: Context, handle: Handle) -> None:
     watcher, began, last = _Progress(), time.monotonic(), -1.0
     handle.watch(watcher)
     if handle.progress is not None:
-        watcher.told.set()
+        watcher.changed.set()
     try:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROGRESS_SECS):
-                    await watcher.told.wait()
-            watcher.told.clear()
+                    await watcher.changed.wait()
+            watcher.changed.clear()
             if not handle.active:
                 return
-            told, elapsed = handle.progress, time.monotonic() - began
-            last = max(elapsed if told is None else told.done, last + 1e-3)  # each must be greater
-            message = f"{handle.tool.name}: {elapsed:.0f} s" if told is None or told.message is None else told.message
-            await ctx.session.report_progress(last, None if told is None else told.total, message)
+            progress, elapsed = handle.progress, time.monotonic() - began
+            last = max(elapsed if progress is None else progress.done, last + 1e-3)  # each must be greater
+            message = (
+                f"{handle.tool.name}: {elapsed:.0f} s"
+                if progress is None or progress.message is None
+                else progress.message
+            )
+            await ctx.session.report_progress(last, None if progress is None else progress.total, message)
     finally:
         handle.unwatch(watcher)
 

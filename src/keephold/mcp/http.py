@@ -147,7 +147,7 @@ class Door:
         headers = Headers(scope=scope)
         refusal = self._refusal(scope, headers)
         if refusal is None and self._tells_gone:
-            receive = _telling(scope, receive)
+            receive = _noting_disconnect(scope, receive)
         await (self._app if refusal is None else refusal)(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
@@ -181,16 +181,16 @@ class Door:
         return fitting[0] if fitting else None
 
 
-def _telling(scope: Scope, receive: Receive) -> Receive:
+def _noting_disconnect(scope: Scope, receive: Receive) -> Receive:
     gone = scope[GONE] = asyncio.Event()
 
-    async def told() -> Message:
+    async def noted() -> Message:
         message = await receive()
         if message["type"] == "http.disconnect":
             gone.set()
         return message
 
-    return told
+    return noted
 
 
 def _place(origin: str) -> str | None:

@@ -89,9 +89,9 @@ class Changes(Watcher):
         """Watch all handles of a conversation, or those of an id, including future ones."""
         self._id = id
         self._registry, self._conversation = registry, conversation
-        registry.followers.setdefault(conversation, []).append(self._told)
+        registry.followers.setdefault(conversation, []).append(self._followed)
 
-    def _told(self, handle: Handle) -> None:
+    def _followed(self, handle: Handle) -> None:
         if self._id is None:
             self._changed(handle)
         elif handle.id == self._id and handle not in self._handles:  # a watched handle reports itself
@@ -103,7 +103,7 @@ class Changes(Watcher):
             handle.unwatch(self)
         if self._registry is not None:
             followers = self._registry.followers[self._conversation]
-            followers.remove(self._told)
+            followers.remove(self._followed)
             if not followers:
                 del self._registry.followers[self._conversation]
 
@@ -173,8 +173,8 @@ class Listeners:
                 changes.add(task)
                 stream.put(("task", task.uid), task)
             while (event := await stream.get()) is not None:
-                told = await self._notification(event, meta)
-                await ctx.session.send_notification(told, related_request_id=ctx.request_id)
+                notification = await self._notification(event, meta)
+                await ctx.session.send_notification(notification, related_request_id=ctx.request_id)
         finally:
             leave()
             changes.close()
@@ -271,18 +271,18 @@ class _Session:
         self.subscribed: dict[str, Changes] = {}
         self._session = session
         self._stream = _Stream()
-        self._telling = asyncio.create_task(self._tell())
+        self._sending = asyncio.create_task(self._send())
 
     def changed(self, uri: str) -> None:
         self._stream.put(uri, ResourceUpdated(uri=uri))
 
-    async def _tell(self) -> None:
+    async def _send(self) -> None:
         while isinstance(event := await self._stream.get(), ResourceUpdated):
             with contextlib.suppress(Exception):  # the client is leaving; its subscriptions end with its connection
                 await self._session.send_resource_updated(event.uri)
 
     def close(self) -> None:
-        self._telling.cancel()
+        self._sending.cancel()
         while self.subscribed:
             self.subscribed.popitem()[1].close()
 

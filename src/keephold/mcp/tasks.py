@@ -90,7 +90,7 @@ class Tasks(Extension):
             if handle is not None and not handle.stateful and not await self._over_soon(begun):
                 return {"resultType": "task", **self.flat(await self.announce(begun, elicits(ctx)))}
         except asyncio.CancelledError:
-            self._calls.left(ctx, begun)
+            self._calls.client_left(ctx, begun)
             raise
         return await self._calls.answer(ctx, begun)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from keephold.runtime import Runtime
 
 
-class Agency:
+class Conversations:
     """Make conversations, and keep their models and connections until the runtime closes."""
 
     def __init__(self, runtime: "Runtime", config: Config | None) -> None:
@@ -159,10 +159,10 @@ class Agency:
         await self.enter(assistant)
         return await inquire(assistant, conversation, inquiry)
 
-    def leave(self) -> None:
+    def suspend(self) -> None:
         """Stop asking models: the runtime is closing (R6)."""
         for conversation in tuple(self._conversations.values()):
-            conversation.leave()
+            conversation.suspend()
 
     async def close(self) -> None:
         """Close the models' connections."""
