@@ -249,10 +249,10 @@ async def test_P4_patience_with_several_who_are_waited_for(clock: VirtualClock) 
     await clock.advance(100)
     patience.pause()
     await clock.advance(100)
-    patience.go_on()
+    patience.resume()
     still = patience.paused
     await clock.advance(100)
-    patience.go_on()
+    patience.resume()
     assert (still, patience.paused) == (True, False) and patience.waited == pytest.approx(300)
     await clock.advance(5)
     assert over == []

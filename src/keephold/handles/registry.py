@@ -351,7 +351,7 @@ class Registry(Cache):
         for each in news:
             handle = self._by_uid.get(each.uid or "") if each.kind == "tool.content" else None
             if handle is not None and handle.run is not None and handle.run.content is not None:
-                handle.run.content.told()
+                handle.run.content.delivered()
         for uid, shown_as in shown:
             handle = self._by_uid.get(uid) if shown_as != "asked" else None
             if handle is not None and handle.run is not None and handle.run.content is not None:

@@ -1,4 +1,4 @@
-"""That a handle has new output, as news: one line until it is shown or delivered, however much comes (N2, N6)."""
+"""Notify of a handle's new output: one notification until it is shown or delivered, however much comes (N2, N6)."""
 
 import asyncio
 
@@ -10,10 +10,10 @@ _AGAIN_SECS = 1.0
 
 
 class OutputNotifications:
-    """Tells of one handle's output.
+    """Notifies of one handle's output.
 
-    The store keeps one line for each handle. After a second more output is told again, as another process may have
-    shown or delivered that line.
+    The store keeps one notification for each handle. After a second, more output is notified again, because another
+    process may have shown or delivered the one before.
     """
 
     __slots__ = ("_from", "_handle", "_later", "_registry")
@@ -22,9 +22,9 @@ class OutputNotifications:
         self._registry = registry
         self._handle = handle
         self._from = 0.0
-        """The time of day from which on output is told at once."""
+        """The time of day from which output is notified at once."""
         self._later: asyncio.TimerHandle | None = None
-        """Until output that came before is told."""
+        """Until output that came earlier is notified."""
 
     def printed(self) -> None:
         """There is new output."""
@@ -40,20 +40,20 @@ class OutputNotifications:
         op = Notified(handle.conversation, "tool.content", "info", message, now, handle.uid, carriers)
         self._registry.commit((op,), lambda _: None, lambda _: None, keep=True)
 
-    def told(self) -> None:
-        """The line was delivered: more is news again."""
+    def delivered(self) -> None:
+        """The notification was delivered: notify of further output again."""
         self._from = 0.0
         self.stop()
 
     def shown(self) -> None:
-        """The output was shown, up to the cursor: more is news again, also what has come since."""
-        self.told()
+        """The output was shown up to the cursor: notify of output behind it again."""
+        self.delivered()
         output = self._handle.output
         if output is not None and output.total > self._handle.cursor:
             self.printed()
 
     def stop(self) -> None:
-        """Tell nothing later."""
+        """Cancel the notification that is due later."""
         if self._later is not None:
             self._later.cancel()
             self._later = None

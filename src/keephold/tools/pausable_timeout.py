@@ -1,11 +1,11 @@
-"""A tool's timeout, which stands still while a person is waited for (P4)."""
+"""A tool's timeout, which is paused while a user is asked (P4)."""
 
 import asyncio
 from collections.abc import Callable
 
 
 class PausableTimeout:
-    """Calls `over` when `secs` seconds have passed, those less in which it was paused. One for each attempt."""
+    """Calls `over` after `secs` seconds, not counting those in which it was paused. One for each attempt."""
 
     __slots__ = ("_left", "_over", "_paused_at", "_pauses", "_timer", "waited")
 
@@ -15,7 +15,7 @@ class PausableTimeout:
         self._pauses = 0
         self._paused_at = 0.0
         self.waited = 0.0
-        """Seconds for which it has stood still."""
+        """Seconds for which it was paused."""
         self._timer: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(secs, over)
 
     @property
@@ -23,7 +23,7 @@ class PausableTimeout:
         return self._pauses > 0
 
     def pause(self) -> None:
-        """A person is waited for. Several may be at once."""
+        """Stop the clock while a user is asked. Pauses nest."""
         self._pauses += 1
         if self._timer is not None:
             now = asyncio.get_running_loop().time()
@@ -31,8 +31,8 @@ class PausableTimeout:
             self._timer.cancel()
             self._timer = None
 
-    def go_on(self) -> None:
-        """One of them has been heard."""
+    def resume(self) -> None:
+        """One user has answered."""
         self._pauses -= 1
         if self._pauses == 0:
             loop = asyncio.get_running_loop()

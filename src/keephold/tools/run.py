@@ -1,26 +1,28 @@
-"""The life of one started call: between a tool's runtime, which tells what happens, and the registry, which records it.
+"""One started call: between its tool's runtime, which reports events, and the registry, which records them.
 
-A run is the `Sink` its runtime talks to. It turns news into events of the state machine, keeps the tool's timeout, and
-is how everyone else ends a call: `end` says why, the runtime does it, and the end that comes back carries that reason.
+A run is the `Sink` its runtime reports to. It turns reports into events of the state machine, keeps the tool's timeout
+and retries, and ends the call for everyone else: `end` gets the reason, the tool's runtime ends the call, and the
+outcome carries that reason.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from keephold.durable.deferred import Pending, parking
-from keephold.errors import ToolError
+from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle, Progress
 from keephold.handles.observing import answered
 from keephold.handles.question import Open, Question
 from keephold.handles.registry import Registry
 from keephold.handles.state import Answered, Asked, EndedBy, Failure, Ok, Outcome, Running, Stopped, error_of
 from keephold.handles.timeline import Timeline
-from keephold.store.base import Op, Parking, Wrote
-from keephold.tools.attempts import Attempts
-from keephold.tools.base import Invocation
+from keephold.store.base import Attempted, Op, Parking, Wrote
+from keephold.tools.base import Invocation, Live, RetryPolicy
 from keephold.tools.output_notifications import OutputNotifications
 from keephold.tools.pausable_timeout import PausableTimeout
 from keephold.tools.probing import Probing
@@ -31,75 +33,111 @@ if TYPE_CHECKING:
 _log = logging.getLogger("keephold.tools")
 
 FORCE_SECS = 3.0
-"""How long after its grace a call may still take to end before it is left to linger."""
+"""Seconds after its grace in which a call may still end before its handle stops and the call lingers."""
+_READ_AGAIN_SECS = 1.0
 
 
 class RunHost(Protocol):
-    """What a call meets outside its tool. One object for all runs: there may be a hundred thousand of them."""
+    """The turn, as runs see it. One object for all runs, of which there may be a hundred thousand."""
 
     def route(self, handle: Handle, question: Question) -> Outcome | Open:
-        """Who answers a question: an outcome at once, or for whom it is open."""
+        """Return the outcome of a question that is answered at once, or who may answer it."""
 
     def opened(self, handle: Handle) -> None:
-        """The question is visibly open: whoever may answer is to be asked."""
+        """The question is visible: ask those who may answer it."""
 
     def awaited(self, handle: Handle) -> None:
         """An `await` watches the handle, whose question is open."""
 
     def closed(self, handle: Handle) -> None:
-        """Nobody needs an answer any more: to its question, or to whether its result may be delivered."""
+        """Withdraw the prompts of the handle: about its question, or about delivering its result."""
 
     def deliver(self, handle: Handle, outcome: Outcome, then: Callable[[Outcome], None]) -> None:
-        """What of an outcome may be delivered (P1's result modes), told to `then`, now or later."""
+        """Call `then`, now or later, with the outcome that may be delivered (P1's result modes)."""
 
     def leave(self, handle: Handle) -> None:
         """Nothing of the call runs any more."""
 
     def end(self, handle: Handle, error: Failure, ended_by: EndedBy) -> None:
-        """End a call that was told to end while its parking was being written."""
+        """End a call whose end was requested while its parking was being written."""
 
 
-class Run(Attempts):
-    """One call from its start to the last trace of it."""
+class Run:
+    """One call from its start until nothing of it runs."""
 
     __slots__ = (
-        "_answer_to", "_around", "_began", "_gone", "_open", "_parking", "_patience", "_record",
-        "_released", "content", "delivering", "listeners", "questions",
+        "_answer_to",
+        "_around",
+        "_began",
+        "_between",
+        "_ending",
+        "_force",
+        "_gone",
+        "_invocation",
+        "_next",
+        "_open",
+        "_parking",
+        "_probing",
+        "_record",
+        "_released",
+        "_settled",
+        "_timeout",
+        "content",
+        "delivering",
+        "handing_over",
+        "handle",
+        "listeners",
+        "live",
+        "questions",
+        "registry",
     )  # fmt: skip
 
     def __init__(self, registry: Registry, handle: Handle, around: RunHost) -> None:
-        super().__init__(registry, handle)
+        self.registry = registry
+        self.handle = handle
+        self.live: Live | None = None
+        self.handing_over = False
+        """The runtime is closing, or another one runs the call: its end is not recorded here (R6, E6)."""
+        self._invocation: Invocation | None = None
+        self._between = False
+        """The next attempt is planned; nothing of the call runs."""
+        self._next: asyncio.TimerHandle | None = None
+        """Until the next attempt."""
+        self._settled: Callable[[], Awaitable[None]] | None = None
+        self._ending: tuple[Failure, EndedBy] | None = None
+        self._force: asyncio.TimerHandle | None = None
+        self._probing: Probing | None = None
         self._around = around
         self._gone: asyncio.Event | None = None
         self._parking: Parking | None = None
-        """It has returned `Pending`; that is being written."""
+        """Set while the `Pending` that the tool returned is being written."""
         self._answer_to: Callable[[Outcome], None] | None = None
         self._record: Callable[[Any, bytes], Op] | None = None
         self._open: Open | None = None
         """Who may answer the open question."""
         self.questions = 0
-        """How many it has asked that were open."""
+        """Number of open questions so far."""
         self.delivering = False
-        """The tool has ended; whether its result may be seen is being asked (P1)."""
+        """The tool has ended; a prompt decides whether its result may be seen (P1)."""
         self._released = False
-        """Nothing of the tool runs any more, and that is told when its result is delivered."""
-        self._patience: PausableTimeout | None = None
+        """Nothing of the tool runs any more; reported when its result is delivered."""
+        self._timeout: PausableTimeout | None = None
         """The timeout of this attempt."""
         self._began = 0.0
         wanted = handle.stateful and handle.tool.spawn.notifications.on_content
         self.content = OutputNotifications(registry, handle) if wanted else None
-        """Tells that it has printed more, if its tool's settings want that."""
+        """Notifies of new output, if the tool's settings ask for it."""
         self.listeners: list[Callable[[], None]] = []
         """Called after each piece of output."""
         handle.run = self
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """What the call was given."""
+        """The arguments of the call."""
         return {} if self._invocation is None else self._invocation.arguments
 
     def start(self, invocation: Invocation) -> None:
-        """Start it, once that it starts is written; a tool that cannot start is stopped with the reason (B6)."""
+        """Start it after the start is written. If the tool cannot start, stop with the reason (B6)."""
         self._invocation = invocation
         handle = self.handle
         if handle.next_attempt_at is not None:
@@ -113,16 +151,16 @@ class Run(Attempts):
 
     def _begin(self) -> None:
         handle, tool = self.handle, self.handle.tool
-        if isinstance(handle.decided, Stopped) or self._parking is not None or self.letting_go:
-            return  # ended, or let go, while its start was being written
+        if isinstance(handle.decided, Stopped) or self._parking is not None or self.handing_over:
+            return  # ended or handed over while its start was being written
         assert self._invocation is not None
         recorded = sum(entry.kind == "ask" for entry in self._invocation.entries)  # answered before a crash
         self.questions = max(self.questions, recorded)
         if tool.timeout_secs is not None:
             self._began = self.registry.clock.now()
-            self._patience = PausableTimeout(tool.timeout_secs, self._timed_out)
+            self._timeout = PausableTimeout(tool.timeout_secs, self._timed_out)
             if handle.driver is not None:
-                self._patience.pause()
+                self._timeout.pause()
         try:
             traces = self.registry.traces
             if traces is None:
@@ -137,7 +175,7 @@ class Run(Attempts):
         if probe is not None:
             self._probing = Probing(handle, probe, self.reading)
         if handle.watchers and self._probing is not None:
-            self._probing.when_quiet()  # who has waited for it since it was queued wants to know, too
+            self._probing.when_quiet()  # somebody has waited for it since it was queued
 
     def _not_started(self, error: Exception) -> None:
         if isinstance(error, ToolError):
@@ -148,13 +186,77 @@ class Run(Attempts):
         self.stop(outcome)
         self.released()
 
-    # What the tool tells (Sink)
+    # Further attempts
+
+    def _again(self) -> bool:
+        """After a transient failure: plan another attempt, if there may be one (R5)."""
+        handle, retry = self.handle, self.handle.tool.retry
+        if self.handing_over or handle.lingering:
+            return False
+        if self._ending is not None and self._ending[1] != "timeout":
+            return False
+        if retry.policy == "never" or handle.attempt >= retry.max_attempts or self.has_key:
+            return False
+        self.plan(_delay(retry, handle.attempt))
+        return True
+
+    def plan(self, delay: float) -> None:
+        """Begin the next attempt after a delay in seconds. The plan is written first, so a crash cannot lose it."""
+        handle, registry = self.handle, self.registry
+        self._cancel_timers()
+        if self._force is not None:
+            self._force.cancel()
+        self._settled = getattr(self.live, "settled", None)
+        self.live, self._probing, self._ending, self._between = None, None, None, True
+        handle.attempt += 1
+        handle.next_attempt_at = registry.clock.now() + delay
+        op = Attempted(handle.uid, handle.fence, handle.attempt, handle.next_attempt_at)
+        registry.commit((op,), lambda _: self.resume_in(delay), lambda _: self.lost(), keep=True)
+
+    def resume_in(self, delay: float) -> None:
+        """Wait for the time of a planned attempt."""
+        self._between = True
+        if not isinstance(self.handle.decided, Stopped) and not self.handing_over:
+            self._next = asyncio.get_running_loop().call_later(delay, self._attempt)
+
+    def _attempt(self) -> None:
+        handle = self.handle
+        op = Attempted(handle.uid, handle.fence, handle.attempt, None)
+        handle.next_attempt_at = None
+        self.registry.commit((op,), lambda _: self.registry.run_soon(self._load()), lambda _: self.lost(), keep=True)
+
+    async def _load(self) -> None:
+        """Begin an attempt with the journal of those before."""
+        assert self._invocation is not None
+        handle = self.handle
+        if self._settled is not None:
+            await self._settled()  # the attempt before may still be recording
+        try:
+            entries = await self.registry.store.journal(handle.uid) if handle.tool.on_crash == "replay" else ()
+        except KeepholdError as error:
+            _log.warning("the journal of call %s cannot be read: %s", handle.uid, error)
+            self.resume_in(_READ_AGAIN_SECS)
+            return
+        self._invocation = replace(self._invocation, attempt=handle.attempt, fence=handle.fence, entries=entries)
+        if self._ending is None and not self.handing_over:
+            self._between = False
+            self.mark_attempt()
+            self._begin()
+
+    def mark_attempt(self) -> None:
+        """A line in the output that tells the attempts apart (E10)."""
+        output = self.handle.output
+        if output is not None and output.total:
+            start = b"" if output.before(output.total, 1) == b"\n" else b"\n"
+            output.append(start + f"--- attempt {self.handle.attempt} ---\n".encode())
+
+    # Reports of the tool (Sink)
 
     def output(self, data: bytes) -> None:
         handle = self.handle
         if isinstance(handle.decided, Stopped) or not data:
             return
-        if self._probing is not None:  # a function says itself when it has what it waited for
+        if self._probing is not None:  # a function reports by itself when it stops reading
             self._probing.printed()
         output = self.registry.output_of(handle)
         output.append(data)
@@ -207,8 +309,8 @@ class Run(Attempts):
             self.questions += 1
             registry.conversation(handle.conversation).open_questions += 1
             handle.asks_caller = route.caller and not route.person
-            if route.person and self._patience is not None:
-                self._patience.pause()
+            if route.person and self._timeout is not None:
+                self._timeout.pause()
             registry.apply_event(handle, Asked(now, question, self.questions), partial(self._asked, then))
         else:
             registry.apply_event(handle, Asked(now, question), quiet=True)
@@ -216,7 +318,7 @@ class Run(Attempts):
             registry.apply_event(handle, Answered(now), lambda: then(route), also)
 
     def _asked(self, then: Callable[[Outcome], None]) -> None:
-        """The question is visible; it may have been closed meanwhile."""
+        """The question is visible, unless it was closed meanwhile."""
         if self._answer_to is then:
             self._around.opened(self.handle)
         self.registry.notify_watchers(self.handle)
@@ -241,8 +343,8 @@ class Run(Attempts):
         if self._answer_to is not None:
             self._close_question()
         self._cancel_timers()
-        if self.letting_go or (self.registry.closing and _is_closing(outcome)):
-            return  # what it says when it is let go is not its end; if it was, a replay says it again (R6)
+        if self.handing_over or (self.registry.closing and _is_closing(outcome)):
+            return  # a report during the hand-over is not the end; if it was, a replay reports it again (R6)
         if isinstance(outcome, Failure) and outcome.transient and self._again():
             return
         if handle.tool.result == "unattended":
@@ -250,12 +352,12 @@ class Run(Attempts):
         elif self._ending is None:
             self.delivering = True
             self._around.deliver(handle, outcome, partial(self._delivered, outcome, exit_code, signal))
-        else:  # it was ended: that is told in our words, and what it printed was never approved
+        else:  # it was ended: the reason is the outcome, and its output was never approved
             self.registry.withhold(handle)
             self.registry.end(handle, outcome, ended_by, exit_code, signal)
 
     def _delivered(self, outcome: Outcome, exit_code: int | None, signal: int | None, shown: Outcome) -> None:
-        """P1: this may be seen of the outcome."""
+        """Record the outcome as far as it may be seen (P1)."""
         if not self.delivering:
             return
         self.delivering = False
@@ -270,7 +372,7 @@ class Run(Attempts):
         if isinstance(handle.decided, Stopped):
             self.released()
             return
-        self.withdraw()  # whoever asked has returned
+        self.withdraw()  # the function that asked has returned
         self._cancel_timers()
         self._parking = parking(pending, self.registry.clock.now(), tool)
         self.registry.park(handle, self._parking, self._parked)
@@ -278,7 +380,7 @@ class Run(Attempts):
     def _parked(self) -> None:
         handle, ending = self.handle, self._ending
         self.released()
-        if ending is not None:  # it was told to end while that was being written
+        if ending is not None:  # its end was requested while that was being written
             self._around.end(handle, *ending)
 
     def released(self) -> None:
@@ -296,10 +398,10 @@ class Run(Attempts):
         self.registry.released(handle)
         self._around.leave(handle)
 
-    # What the world tells the tool
+    # Requests to the tool
 
     def write(self, arguments: Mapping[str, Any], cause: bytes) -> None:
-        """What an `apply` sends to a running tool (C6); `cause` names the call that sends it."""
+        """Send the input of an `apply` to the running tool (C6); `cause` names the call that sends it."""
         assert self.live is not None
         apply = getattr(self.live, "apply", None)  # SupportsApply
         write = getattr(self.live, "write_recorded", None)  # SupportsRecordedInput
@@ -312,7 +414,7 @@ class Run(Attempts):
         self.handle.reading = False
 
     def answer(self, value: Any, cause: bytes) -> None:
-        """The answer to the open question: recorded, then given to the tool."""
+        """Record the answer to the open question, then pass it to the tool."""
         then = self._answer_to
         assert then is not None
         also = (self._record(value, cause),) if self._record is not None else ()
@@ -328,7 +430,7 @@ class Run(Attempts):
         self._ending = (error, ended_by)
         if self._parking is not None:
             return  # it has returned; `_parked` sees to it
-        if self.delivering:  # it has ended; what nobody was shown yet, nobody is shown
+        if self.delivering:  # it has ended; a result that was not shown stays hidden
             self._around.closed(self.handle)
             self._undelivered(error, ended_by)
             return
@@ -350,9 +452,9 @@ class Run(Attempts):
         if self._released:
             self.released()
 
-    def let_go(self) -> None:
-        """The runtime is closing: stop working on it and record no end; the next runtime takes it up (R6)."""
-        self.letting_go = True
+    def hand_over(self) -> None:
+        """Stop working on it and record no end, because the runtime is closing: the next runtime resumes it (R6)."""
+        self.handing_over = True
         self._cancel_timers()
         if self.delivering:
             self.delivering = False
@@ -367,14 +469,14 @@ class Run(Attempts):
             self.live.end(0)
 
     async def gone(self) -> None:
-        """Until nothing of a call that was let go runs any more."""
+        """Wait until nothing of a call that was handed over runs any more."""
         if self.handle.run is self and self.live is not None and self._parking is None:
             self._gone = asyncio.Event()
             await self._gone.wait()
 
     def lost(self) -> None:
-        """Another process runs it: stop working on it, in silence (E6)."""
-        self.let_go()
+        """Stop working on it without a report: another process runs it (E6)."""
+        self.hand_over()
 
     def abandon(self) -> None:
         """Stop the handle although something of the call still runs; it lingers, with its lane and resources (Y2)."""
@@ -382,6 +484,11 @@ class Run(Attempts):
             return
         self.handle.lingering = True
         self.stop(Failure("The tool did not end when it was told to.", "cancelled"))
+
+    @property
+    def has_key(self) -> bool:
+        """Whether it has taken its completion key (D1)."""
+        return bool(getattr(self.live, "has_key", False))
 
     @property
     def open_to_caller(self) -> bool:
@@ -395,7 +502,7 @@ class Run(Attempts):
 
     @property
     def typing(self) -> bool:
-        """Whether part of what was sent is still to be typed."""
+        """Whether part of the input is still to be typed."""
         return bool(getattr(self.live, "typing", False))
 
     @property
@@ -404,7 +511,7 @@ class Run(Attempts):
 
     @property
     def is_parking(self) -> bool:
-        """Whether it has returned `Pending`, and that is being written."""
+        """Whether the `Pending` that it returned is being written."""
         return self._parking is not None
 
     @property
@@ -419,7 +526,7 @@ class Run(Attempts):
         self.end(Failure(f"Tool timed out after {secs:g} s.", "timeout", transient=True), "timeout")
 
     def probe(self) -> None:
-        """Ask now whether it reads its input; that it does is told to whoever watches the handle."""
+        """Check now whether it reads its input; if so, the handle's watchers are notified."""
         if self._probing is not None:
             self._probing.now()
 
@@ -428,27 +535,27 @@ class Run(Attempts):
         return self._probing is not None
 
     def _cancel_timers(self) -> None:
-        for timer in (self._patience, self._next):
+        for timer in (self._timeout, self._next):
             if timer is not None:
                 timer.cancel()
-        self._patience = self._next = None
+        self._timeout = self._next = None
         for telling in (self._probing, self.content):
             if telling is not None:
                 telling.stop()
 
     def _close_question(self) -> None:
         if self._answer_to is not None:
-            if self._open is not None and self._open.person and self._patience is not None:
-                self._patience.go_on()
+            if self._open is not None and self._open.person and self._timeout is not None:
+                self._timeout.resume()
             self._answer_to = self._record = self._open = None
             self.handle.asks_caller = False
             self.registry.conversation(self.handle.conversation).open_questions -= 1
             self._around.closed(self.handle)
 
-    # A person at its terminal
+    # The user at its terminal
 
     def drive(self, by_person: bool) -> None:
-        """A person has taken over its terminal, or hands it back. Their time is not the tool's (P4)."""
+        """The user takes over its terminal or hands it back. The tool's timeout is paused meanwhile (P4)."""
         handle = self.handle
         if (handle.driver is not None) == by_person:
             return
@@ -456,16 +563,16 @@ class Run(Attempts):
         driven = getattr(self.live, "driven", None)  # SupportsScreen
         if driven is not None:
             driven(by_person)
-        if self._patience is not None:
-            (self._patience.pause if by_person else self._patience.go_on)()
+        if self._timeout is not None:
+            (self._timeout.pause if by_person else self._timeout.resume)()
         if handle.watchers and self._probing is not None:
             self._probing.when_quiet()
         self.registry.notify_watchers(handle)
 
     @property
     def deadline(self) -> float | None:
-        """When the timeout of this attempt ends it; None if nothing does, or a person is waited for (P4)."""
-        secs, patience = self.handle.tool.timeout_secs, self._patience
+        """When the timeout ends this attempt; None without a timeout or while the user is asked (P4)."""
+        secs, patience = self.handle.tool.timeout_secs, self._timeout
         if secs is None or patience is None or patience.paused:
             return None
         return self._began + secs + patience.waited
@@ -481,3 +588,11 @@ class Run(Attempts):
 def _is_closing(outcome: Outcome) -> bool:
     """Whether a call failed because its effects refuse further steps (R6)."""
     return isinstance(outcome, Failure) and outcome.code == "runtime_closing"
+
+
+def _delay(retry: RetryPolicy, attempt: int) -> float:
+    """Return the seconds to wait after a failed attempt: exponential, less up to half of it at random (R5)."""
+    longest = retry.base_delay_ms * 2.0 ** min(attempt - 1, 60)
+    if retry.max_delay_ms:
+        longest = min(longest, retry.max_delay_ms)
+    return longest / 1000 * (1 - random.random() / 2)

@@ -401,7 +401,7 @@ async def end_calls(registry: Registry, admission: Admission, recovery: Recovery
     admission.end_all(ended, Failure("Ended: the runtime was closed.", "aborted"), "shutdown")
     let_go = [handle.run for handle in kept if handle.run is not None]
     for run in let_go:
-        run.let_go()
+        run.hand_over()
     try:
         async with asyncio.timeout(grace + _CLOSE_SECS):
             await all_stopped(ended)

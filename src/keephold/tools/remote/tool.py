@@ -143,7 +143,7 @@ class Remote:
                 await call.durable().run_json(f"{_STEP}{call.attempt}", known, made)
             return await following.result()
         except BaseException:
-            if not getattr(call._sink, "letting_go", False):  # else the next runtime follows it (R6)
+            if not getattr(call._sink, "handing_over", False):  # else the next runtime follows it (R6)
                 await following.cancel()
             raise
 
