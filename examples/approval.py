@@ -1,7 +1,7 @@
-"""A deployment that waits for an approval, and survives `kill -9`. Run it: `python examples/approval.py`.
+"""A deployment that waits for an approval and survives `kill -9`. Run it: `python examples/approval.py`.
 
-Three processes share one store, a SQLite file. A *worker* runs the tool; it is killed while the tool waits, and another
-one goes on where it was. An *approver* has nothing but the store and the key. This program starts and kills them.
+Three processes share one store, a SQLite file. A *worker* runs the tool. It is killed while the tool waits, and another
+worker resumes the call. An *approver* has only the store and the key. This program starts and kills them all.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any
 import keephold
 
 MAIL = Path("approval.key")
-"""How the key reaches the person who approves: here a file in a private directory, in real life a link in a message."""
+"""The way the key reaches the approver: a file in a private directory. In a real program: a link in a message."""
 WAITS = "the tool waits for an approval"
 
 
@@ -51,9 +51,9 @@ async def deploy(call: keephold.Call, env: str) -> str:
     """Build, wait for an approval, install."""
     say(f"the tool begins, attempt {call.attempt}")
     fx = call.durable()
-    built = await fx.run_json("build", {"env": env}, build)  # once: what it returned is in the store
+    built = await fx.run_json("build", {"env": env}, build)  # runs once: its result is in the store
     key = await fx.external_event_key("approval")  # the same key in every attempt
-    send(key)  # again in every attempt, which is harmless; what must be done once belongs in a step
+    send(key)  # repeated in every attempt, which is harmless; an effect that must not repeat belongs in a step
     say(WAITS)
     approval = await fx.await_event_json(key)
     done = await fx.run_json("install", {"env": env, "release": built["release"]}, install)
@@ -64,7 +64,7 @@ async def deploy(call: keephold.Call, env: str) -> str:
 
 
 async def work(store: str) -> None:
-    """Run a batch, or go on with the one that a dead process left."""
+    """Run a batch, or resume the one that a dead process left."""
     calls = [
         keephold.ToolCall("1", "deploy", {"action": "spawn", "id": "d", "env": "production"}),
         keephold.ToolCall("2", "await", {"all": ["d"]}),
@@ -75,19 +75,19 @@ async def work(store: str) -> None:
 
 
 async def approve(store: str) -> None:
-    """Bring the event. The key is all that it takes; this runtime has no tools."""
+    """Resolve the event. This needs only the key; the runtime has no tools."""
     async with keephold.Runtime(store=store) as rt:
         for by in ("Ada", "Bob"):
             outcome = await rt.resolve(received(), {"status": "ok", "payload": {"by": by}})
             say(f"{by} approves: {outcome}")
 
 
-# The play
+# The demonstration
 
 
 @contextmanager
 def started(role: str, store: str) -> "Iterator[subprocess.Popen[str]]":
-    """A process of that role, which is gone when the block is left."""
+    """Start a process of that role, and kill it when the block is left."""
     command = [sys.executable, str(Path(__file__).resolve()), role, store]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -97,7 +97,7 @@ def started(role: str, store: str) -> "Iterator[subprocess.Popen[str]]":
 
 
 def follow(name: str, process: "subprocess.Popen[str]", until: str | None = None) -> None:
-    """Show what a process says, up to a line of it or to its end."""
+    """Print the output of a process, up to a line or to its end."""
     assert process.stdout is not None
     for line in process.stdout:
         print(f"  {name}: {line}", end="", flush=True)
@@ -120,7 +120,7 @@ def play(store: str) -> None:
 
 
 def main() -> None:
-    print("A deployment that waits for an approval, and is killed on the way:")
+    print("A deployment that waits for an approval, and whose worker is killed:")
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
         play("sqlite:///deploy.db")

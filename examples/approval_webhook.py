@@ -1,9 +1,8 @@
-"""An approval by webhook: a call is parked until somebody posts to its address. Run it:
+"""An approval by webhook: a call is parked until an HTTP request completes it. Run it:
 `python examples/approval_webhook.py`.
 
-`keephold serve` has a tool that hands its key to whoever approves, and returns. Nobody runs the call meanwhile: it
-waits in the store, and an agent waits for it. The approval is a POST from anywhere; the key in the address is all that
-it takes, once.
+`keephold serve` has a tool that sends its key to the approver and returns. The call is parked, and an agent waits for
+it. The approval is a POST from anywhere. The key in the address is the only credential, and it works once.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ from mcp_types import TextContent
 import keephold
 
 MAIL = Path("approval.key")
-"""How the key reaches who approves: here a file in a private directory, in real life a link in a message."""
+"""The way the key reaches the approver: a file in a private directory. In a real program: a link in a message."""
 TOKEN = "a token of this example alone"
 CONFIG = """
 [conversation.tools.purchase]
@@ -51,7 +50,7 @@ def send(key: keephold.Key) -> None:
 
 @keephold.tool(actions=("spawn", "fetch", "abort"))
 async def purchase(call: keephold.Call, item: str) -> keephold.Pending:
-    """Buy something. Somebody has to approve it."""
+    """Buy something. The user has to approve it."""
     send(await call.completion_key())
     return keephold.Pending(deadline=86_400)
 
@@ -60,14 +59,14 @@ async def purchase(call: keephold.Call, item: str) -> keephold.Pending:
 
 
 async def call(client: Client, name: str, **arguments: Any) -> Any:
-    """Call a tool; the JSON of its reply."""
+    """Call a tool and return the JSON of its reply."""
     result = await client.call_tool(name, arguments)
     assert isinstance(result.content[0], TextContent)
     return json.loads(result.content[0].text)
 
 
 async def order(url: str) -> None:
-    """Start a purchase and wait for it, while others decide."""
+    """Start a purchase and wait for the decision."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with (
         httpx2.AsyncClient(headers=headers, timeout=None) as http,
@@ -82,11 +81,11 @@ async def order(url: str) -> None:
         say(f"  agent: desk is {desk['state']}: {desk['result']}")
 
 
-# The world outside, which has no token
+# The outside system, which has no token
 
 
 def post(url: str, body: Any) -> str:
-    """POST JSON; the status of the response, and the one it tells."""
+    """POST JSON and return the HTTP status and the status in the body."""
     request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with urlopen(request) as response:
@@ -105,12 +104,12 @@ def approve(url: str) -> None:
     say(f"  webhook: Eve has altered the key: {said}")
 
 
-# The play
+# The demonstration
 
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """A server on any free port, in the working directory; its address."""
+    """Run a server on a free port, in the working directory, and yield its address."""
     Path("keephold.toml").write_text(CONFIG)
     command = [sys.executable, "-m", "keephold", "serve", "--port", "0", "--store", "sqlite:///work.db", "--quiet"]
     environment = {**os.environ, "KEEPHOLD_TOKEN": TOKEN, "PYTHONPATH": str(Path(__file__).resolve().parent)}

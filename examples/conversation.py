@@ -1,8 +1,8 @@
-"""A conversation with a model: it starts two builds, waits for both, and says how they went.
+"""A conversation with a model: it starts two builds, waits for both, and reports the results.
 
-Run it: `python examples/conversation.py`. It needs `pip install 'keephold[agent]'`, and neither a key nor a network:
-the model is a function that plays its part (pydantic-ai's `FunctionModel`). With a name in its place, such as
-"anthropic:claude-sonnet-4-5", the rest stays as it is.
+Run it: `python examples/conversation.py`. It needs the `agent` extra, but neither an API key nor a network, because the
+model is a function (pydantic-ai's `FunctionModel`). To use a provider, replace the function by a name such as
+"anthropic:claude-sonnet-4-5".
 """
 
 import asyncio
@@ -25,7 +25,7 @@ async def build(call: keephold.Call, target: str, seconds: float) -> str:
 
 
 async def plays(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
-    """What the model says: first a batch of three calls, then a few words, streamed."""
+    """Play the model: first a batch of three calls, then a streamed answer."""
     if any(isinstance(message, ModelResponse) for message in messages):
         for word in ("The app ", "and the docs ", "are built."):
             yield word
@@ -40,7 +40,7 @@ async def plays(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[
 
 
 def show(event: Event) -> None:
-    """What a person would want to see of a turn."""
+    """Print the events that a user wants to see."""
     match event:
         case Text(text):
             print(text, end="", flush=True)

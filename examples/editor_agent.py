@@ -1,9 +1,8 @@
 """An agent in an editor, over the Agent Client Protocol. Run it: `python examples/editor_agent.py`.
 
-This program is the editor: it starts `keephold acp`, as Zed or Neovim would, sends a prompt, is asked for permission,
-and shows what the agent does until the turn is over. It needs `pip install 'keephold[agent]'`, and neither a key nor a
-network: the model is a function that plays its part. With a name in its place, such as "anthropic:claude-sonnet-4-5",
-the rest stays as it is.
+This program plays the editor. It starts `keephold acp`, as Zed or Neovim would, sends a prompt, approves a call, and
+prints the updates until the turn ends. It needs the `agent` extra, but neither an API key nor a network, because the
+model is a function. To use a provider, replace the function by a name such as "anthropic:claude-sonnet-4-5".
 """
 
 import asyncio
@@ -38,7 +37,7 @@ spawn.stateful = true
 
 
 async def _plays(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
-    """What the model says: first a batch of two calls, then a few words, streamed."""
+    """Play the model: first a batch of two calls, then a streamed answer."""
     if any(isinstance(message, ModelResponse) for message in messages):
         for word in ("The package ", "has no problems."):
             yield word
@@ -55,14 +54,14 @@ model = FunctionModel(stream_function=_plays)
 
 
 def decide(permission: Permission) -> str | None:
-    """A person clicks."""
+    """Approve, as a click would."""
     title = permission.tool_call.get("title")
     print(f"  editor: asked whether {title} may run: yes", flush=True)
     return permission.option("allow_once")
 
 
 def show(update: dict[str, Any]) -> None:
-    """What an editor shows of a turn."""
+    """Print an update, as an editor would show it."""
     match update:
         case {"sessionUpdate": "agent_message_chunk", "content": {"text": text}}:
             print(f"  agent: {text}", flush=True)
@@ -79,7 +78,7 @@ async def main() -> None:
         print("  editor: Check the app.", flush=True)
         turn = session.prompt("Check the app.", on_update=show)
         answer = await turn
-        print(f"  editor: the turn is over ({answer.stop_reason}), by {await turn.drained()}", flush=True)
+        print(f"  editor: the turn has ended ({answer.stop_reason}), by {await turn.drained()}", flush=True)
 
 
 if __name__ == "__main__":

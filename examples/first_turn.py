@@ -1,6 +1,6 @@
-"""A first turn: two commands and a function started in one batch, and awaited in the same batch.
+"""A first turn: commands are started and awaited in one batch, then a tool asks for input.
 
-This is what an agent's loop does with the tool calls of one model response. Run it with `make run`.
+An agent loop does this with the tool calls of a model response. Run it: `make demo`.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import keephold
 
 @keephold.tool(actions=("spawn", "fetch", "apply", "abort"))
 async def greeter(call: keephold.Call, greeting: str) -> str:
-    """Asks who is there, then greets."""
+    """Ask who is there, then greet."""
     call.emit("who is there?\n")
     name = await call.input()
     return f"{greeting}, {name}!"

@@ -1,8 +1,8 @@
-"""An MCP server whose calls outlive its clients, and itself. Run it: `python examples/mcp_server.py`.
+"""An MCP server whose calls outlive its clients and itself. Run it: `python examples/mcp_server.py`.
 
-A *server* has a tool that takes a while. One client starts it twice, as a handle and as an ordinary call that it gives
-up on, and goes. The server is killed, and started again on the same store. Another client finds both, and waits.
-This program starts and kills the server, and is the clients.
+A *server* has a slow tool. One client starts it twice, as a handle and as a one-shot call that it gives up on, and
+disconnects. The server is killed and started again on the same store. Another client finds both calls and waits for
+them. This program starts and kills the server, and plays both clients.
 """
 
 import asyncio
@@ -40,17 +40,17 @@ async def bake_one(what: str) -> None:
 
 @keephold.tool(actions=("spawn", "fetch", "abort"), on_crash="replay", hints={"title": "Bake"})
 async def bake(call: keephold.Call, what: str, count: int) -> str:
-    """Bake something, one after the other."""
+    """Bake several of one kind, one after the other."""
     fx = call.durable()
     for number in range(1, count + 1):
-        await fx.run_json(f"{what} {number}", f"{what} {number}", bake_one)  # once: it is in the store
+        await fx.run_json(f"{what} {number}", f"{what} {number}", bake_one)  # runs once: recorded in the store
         call.progress(number, count)
     return f"{count} x {what}"
 
 
 async def serve(store: str) -> None:
     runtime = keephold.Runtime([bake], store=store)
-    server = Server(runtime, name="bakery")  # before the runtime is opened, and takes up what was left
+    server = Server(runtime, name="bakery")  # before the runtime opens and resumes calls
     async with runtime:
         await server.open()
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -63,14 +63,14 @@ async def serve(store: str) -> None:
 
 
 async def call(client: Client, name: str, **arguments: Any) -> Any:
-    """Call a tool; the JSON of its reply."""
+    """Call a tool and return the JSON of its reply."""
     result = await client.call_tool(name, arguments)
     assert isinstance(result.content[0], TextContent)
     return json.loads(result.content[0].text)
 
 
 async def order(url: str) -> None:
-    """Start two things and wait for neither."""
+    """Start two calls and wait for neither."""
     async with Client(url) as client:
         spawned = await call(client, "bake", action="spawn", id="bread", what="loaf", count=4)
         say(f"  first client: bread is {spawned['state']}")
@@ -82,7 +82,7 @@ async def order(url: str) -> None:
 
 
 async def collect(url: str) -> None:
-    """Find what is there, and wait for all of it."""
+    """List the handles and wait for all of them."""
     async with Client(url) as client:
         [listed] = (await client.read_resource("keephold://handles")).contents
         assert isinstance(listed, TextResourceContents)
@@ -93,12 +93,12 @@ async def collect(url: str) -> None:
             say(f"  second client: {handle['id']}: {handle['result']}")
 
 
-# The play
+# The demonstration
 
 
 @contextmanager
 def serving(name: str, store: str) -> "Iterator[tuple[subprocess.Popen[str], str]]":
-    """A server and its address. It is gone when the block is left."""
+    """Run a server and yield it with its address. It is killed when the block is left."""
     command = [sys.executable, str(Path(__file__).resolve()), store]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -108,7 +108,7 @@ def serving(name: str, store: str) -> "Iterator[tuple[subprocess.Popen[str], str
 
 
 def follow(name: str, server: "subprocess.Popen[str]", until: str | None = None) -> str:
-    """Show what a server says, up to the line that begins so, or to its end; the last line."""
+    """Print a server's output, up to a line with this beginning or to its end, and return the last line."""
     assert server.stdout is not None
     line = ""
     for line in server.stdout:
@@ -126,11 +126,11 @@ def play(store: str) -> None:
     with serving("next server", store) as (server, url):
         asyncio.run(collect(url))
         server.kill()
-        follow("next server", server)  # what it said meanwhile
+        follow("next server", server)  # the rest of its output
 
 
 def main() -> None:
-    print("A bakery over MCP, whose clients go and come back, and which is killed on the way:")
+    print("A bakery over MCP, whose clients reconnect and whose server is killed:")
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
         play("sqlite:///bakery.db")

@@ -1,7 +1,7 @@
-"""An agent at `keephold serve`: two builds side by side, one `await` for both, and a question to a person.
+"""An agent at `keephold serve`: two parallel builds, one `await` for both, and a question to the user.
 
-Run it: `python examples/parallel_builds.py`. It starts a server of its own and plays the person, too. With the address
-that `make run` has printed it works on that server, and the person is you, in the dashboard:
+Run it: `python examples/parallel_builds.py`. It starts its own server and plays the user. With the address that
+`make run` prints, it works on that server, and you are the user, in the dashboard:
 
     python examples/parallel_builds.py 'http://127.0.0.1:8420/?token=…'
 """
@@ -34,7 +34,7 @@ def say(text: str) -> None:
 
 
 async def call(client: Client, name: str, **arguments: Any) -> Any:
-    """Call a tool as a model would; the JSON of its reply."""
+    """Call a tool as a model would, and return the JSON of its reply."""
     say(f"  agent: {name} {json.dumps(arguments)}")
     result = await client.call_tool(name, arguments)
     assert isinstance(result.content[0], TextContent)
@@ -44,7 +44,7 @@ async def call(client: Client, name: str, **arguments: Any) -> Any:
 
 
 async def work(http: httpx2.AsyncClient, number: str) -> None:
-    """Build two things at once, then deploy."""
+    """Build two targets at once, then deploy."""
     app, docs, ship = f"app-{number}", f"docs-{number}", f"ship-{number}"
     async with Client(streamable_http_client(f"{http.base_url}/mcp", http_client=http)) as client:
         await call(client, "build", action="spawn", id=app, target="app", steps=1)
@@ -54,25 +54,25 @@ async def work(http: httpx2.AsyncClient, number: str) -> None:
         await call(client, "await", all=[ship])
 
 
-# The person
+# The user
 
 
 async def answer(http: httpx2.AsyncClient) -> None:
-    """Look until something needs somebody, and decide it: what a click in the dashboard does."""
-    while not (needs := (await http.get("/api/needs")).json()):  # noqa: ASYNC110 (people look now and then)
+    """Wait for an open request and decide it, as a click in the dashboard does."""
+    while not (needs := (await http.get("/api/needs")).json()):  # noqa: ASYNC110 (a user looks now and then)
         await asyncio.sleep(0.05)
     [need] = needs
-    say(f"  person: {need['question']['text']} staging")
+    say(f"  user: {need['question']['text']} staging")
     decided = await http.post(f"/api/needs/{need['id']}", json={"decision": "answer", "value": "staging"})
     assert decided.json()["status"] == "taken"
 
 
-# The play
+# The demonstration
 
 
 @contextmanager
 def serving(directory: str) -> Iterator[str]:
-    """A server of our own; the address that it prints."""
+    """Run a server and yield the address that it prints."""
     command = [*KEEPHOLD, "serve", "--config", str(CONFIG), "--port", "0", "--store", f"sqlite:///{directory}/b.db"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
@@ -86,7 +86,7 @@ async def main(address: str, *, alone: bool) -> None:
     split = urlsplit(address)
     token = parse_qs(split.query).get("token")
     if token is None:
-        raise SystemExit("give the whole address that `keephold serve` has printed, with its token")
+        raise SystemExit("pass the whole address that `keephold serve` printed, with its token")
     headers = {"Authorization": f"Bearer {token[0]}"}
     async with (
         httpx2.AsyncClient(base_url=f"http://{split.netloc}", headers=headers, timeout=None) as http,
@@ -97,11 +97,11 @@ async def main(address: str, *, alone: bool) -> None:
             tasks.create_task(answer(http))
         else:
             say("  (answer it in the dashboard)")
-        await work(http, str(last))  # ids that no earlier run has used
+        await work(http, str(last))  # ids that no earlier run used
 
 
 def at(address: str) -> None:
-    """Work on a server that somebody else has started, and may end."""
+    """Work on a server that another process started and may stop."""
     lost: BaseException | None = None
     try:
         asyncio.run(main(address, alone=False))
@@ -110,7 +110,7 @@ def at(address: str) -> None:
     while isinstance(lost, BaseExceptionGroup):
         lost = lost.exceptions[0]
     if lost is not None:
-        raise SystemExit(f"the server does not answer ({lost}); what was started is kept: start it again, and look")
+        raise SystemExit(f"the server does not answer ({lost}); its handles are kept: start it again and look")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A release: a person is asked, news arrives, and the turn ends later than the model thought.
+"""A release: a tool asks the user, the model gets notifications, and the turn waits for a running check.
 
-Run it: `python examples/release.py`. The model plays a script (`keephold.testing.ScriptedModel`); around it
-everything is as in an agent. Time is virtual, so that five minutes of tests take none.
+Run it: `python examples/release.py`. The model follows a script (`keephold.testing.ScriptedModel`); everything else is
+as in a real agent. Time is virtual, so five minutes of tests take no time.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from keephold.testing import Says, ScriptedModel, VirtualClock
 
 @keephold.tool(actions=("spawn", "fetch", "abort"))
 async def check(call: keephold.Call, what: str, minutes: float) -> str:
-    """Check something; it takes its time."""
+    """Check something, slowly."""
     call.emit(f"checking the {what}\n")
     await asyncio.sleep(60 * minutes)
     return f"{what}: all well"
@@ -20,18 +20,18 @@ async def check(call: keephold.Call, what: str, minutes: float) -> str:
 
 @keephold.tool
 async def migrate(call: keephold.Call, table: str) -> str:
-    """Change the database. Asks before it drops a table."""
-    drop = keephold.Question(id="drop", text=f"Drop the table {table}?", answer_type="Boolean")
+    """Change the database. Ask before dropping a table."""
+    drop = keephold.Question("drop", f"Drop the table {table}?", bool)
     return f"{table} dropped" if await call.ask(drop) else f"{table} kept"
 
 
-async def person(
+async def user(
     prompt: keephold.prompts.RunTool | keephold.prompts.DeliverResult | keephold.prompts.AskQuestion,
 ) -> keephold.prompts.Answer | keephold.prompts.Dismissed:
-    """The prompter: in real life a terminal, a chat, a page. This person takes two minutes, and says no."""
-    assert isinstance(prompt, keephold.prompts.AskQuestion)  # no tool of this program needs permission
+    """Play the user, who takes two minutes and says no. In a real program: a terminal, a chat or a page."""
+    assert isinstance(prompt, keephold.prompts.AskQuestion)  # no tool of this program needs approval
     await asyncio.sleep(120)
-    print(f"{prompt.tool} asks: {prompt.question.text}\nperson: No.\n")
+    print(f"{prompt.tool} asks: {prompt.question.text}\nuser: No.\n")
     return keephold.prompts.Answer(False)
 
 
@@ -49,14 +49,14 @@ def release() -> ScriptedModel:
             "The links are done, and the table was kept. The tests still run.",
             "The tests are well, too. It can be released.",
         ],
-        at_end="wait",  # what it says when it is asked about tools that still run
+        at_end="wait",  # its answer when asked about running handles
     )
 
 
 async def main(clock: VirtualClock) -> None:
     model = release()
-    print("What the person sees\n")
-    async with keephold.Runtime([check, migrate], clock=clock, prompter=person, inquiry=model.inquiry) as rt:
+    print("What the user sees\n")
+    async with keephold.Runtime([check, migrate], clock=clock, prompter=user, inquiry=model.inquiry) as rt:
         turn = await model.converse(rt, "Is it ready for a release?")
         assert turn.ending is not None and not turn.ending.aborted
     print("What the model sees\n")

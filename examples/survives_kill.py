@@ -1,8 +1,8 @@
 """A workflow that survives `kill -9`. Run it: `python examples/survives_kill.py`.
 
-A model has written down four steps and handed them to `execute_workflow_async`. The process that runs them is killed in
-the middle of the third. Another one is started on the same store, is given no work, and finishes it: steps that are
-recorded are not run again, the one in the middle of which the process died is.
+A model has passed four steps to `execute_workflow_async`. The process that runs them is killed during the third.
+Another process opens the same store, gets no work of its own, and finishes the workflow. Recorded steps do not
+run again. The step that was running when the process died does.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def say(text: str) -> None:
 
 @keephold.tool(on_crash="replay")
 async def work(call: keephold.Call, what: str, seconds: float = 0) -> str:
-    """Do one thing."""
+    """Do one piece of work."""
     say(f"{what}, attempt {call.attempt}")
     await asyncio.sleep(seconds)
     return f"{what}: done"
@@ -43,7 +43,7 @@ async def work(call: keephold.Call, what: str, seconds: float = 0) -> str:
 
 
 async def first() -> None:
-    """Start the workflow, as a model's call does, and do whatever it needs until somebody kills us."""
+    """Start the workflow, as a model's call does, and run it until this process is killed."""
     async with keephold.Runtime([work], store=STORE) as rt, rt.turn("main") as turn:
         await turn.run([keephold.ToolCall("1", "execute_workflow_async", WORKFLOW)])
         [handle] = await rt.handles(conversation="main")
@@ -51,7 +51,7 @@ async def first() -> None:
 
 
 async def second() -> None:
-    """Open the store, with the same tools. That is all it takes."""
+    """Open the store with the same tools, which resumes the workflow."""
     async with keephold.Runtime([work], store=STORE) as rt:
         [handle] = await rt.handles(conversation="main")
         say(f"finds the workflow {handle.state}, attempt {handle.attempt}")
@@ -61,12 +61,12 @@ async def second() -> None:
         say(f"{outcome.value['status']}: {outcome.value['finalOutput']}")
 
 
-# The play
+# The demonstration
 
 
 @contextmanager
 def started(role: str) -> "Iterator[subprocess.Popen[str]]":
-    """A process of that role, which is gone when the block is left."""
+    """Start a process of that role, and kill it when the block is left."""
     command = [sys.executable, str(Path(__file__).resolve()), role]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -76,7 +76,7 @@ def started(role: str) -> "Iterator[subprocess.Popen[str]]":
 
 
 def follow(name: str, process: "subprocess.Popen[str]", until: str | None = None) -> None:
-    """Show what a process says, up to a line of it or to its end."""
+    """Print the output of a process, up to a line or to its end."""
     assert process.stdout is not None
     for line in process.stdout:
         print(f"  {name}: {line}", end="", flush=True)

@@ -1,7 +1,7 @@
 """A model stages one of two changes with `git add --patch`, in a terminal. Run it: `python examples/terminal.py`.
 
-`git` runs as it does for a person, and asks about each change. Its replies are what a model reads; what it answers is
-what a model would send. That `git` waits for an answer is known, so no reply comes too early or too late.
+`git` runs as it does for a user and asks about each change. The program prints the replies that a model reads and the
+calls that a model would send. keephold detects that `git` waits for an answer and replies exactly then.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Any
 import keephold
 
 PLAIN = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-"""Nobody's settings: `git` does the same on every machine."""
+"""Ignore all `git` settings, so that `git` behaves the same on every machine."""
 
 
 def git(place: str, *words: str) -> str:
@@ -36,7 +36,7 @@ def change_two_files(place: str) -> None:
 
 
 def stage_in(place: str) -> keephold.Tool:
-    """The tool. It is noticed when `git` reads; the times are for a machine that is too busy to show it soon."""
+    """Make the tool. keephold notices when `git` reads; the long settle times are for busy machines."""
     tool = keephold.terminal(
         "git add --patch", name="stage", description="Stage changes one by one.", input="line", cwd=place, env=PLAIN
     )
@@ -44,7 +44,7 @@ def stage_in(place: str) -> keephold.Tool:
 
 
 def choose(shown: str) -> str:
-    """The model's part: what to answer to a change."""
+    """Play the model: answer to a change."""
     return "n" if "+fire" in shown else "y"
 
 

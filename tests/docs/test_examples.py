@@ -39,11 +39,11 @@ ESSENTIAL = {
     "editor_agent.py": [
         "agent: app: check package=app (pending)",
         "editor: asked whether app: check package=app may run: yes",
-        "agent: The package \n  agent: has no problems.\n  editor: the turn is over (end_turn), by turn_complete\n",
+        "agent: The package \n  agent: has no problems.\n  editor: the turn has ended (end_turn), by turn_complete\n",
     ],
     "parallel_builds.py": [
         'agent: await {"all": ["app-0", "docs-0"]}\n    → {"completed": [{"id": "app-0", "state": "stopped", ',
-        "person: Where should app go? staging",
+        "user: Where should app go? staging",
         '"state": "stopped", "result": "app is on staging"}], "pending": []}',
     ],
     "release.py": [
