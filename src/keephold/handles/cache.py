@@ -232,7 +232,7 @@ class Cache:
         return handle
 
     def _copy(self, handle: Handle, record: Record) -> None:
-        handle.decided = handle.state = record.state
+        handle.decide(record.state)
         handle.owner, handle.fence, handle.attempt = record.owner, record.fence, record.attempt
         handle.next_attempt_at, handle.parking = record.next_attempt_at, record.parking
         handle.id, handle.stateful = record.id, record.stateful
@@ -294,7 +294,7 @@ class Cache:
             self.on_settled(uid, state, what)
         handle = self._by_uid.get(uid)
         if handle is not None and handle.active:
-            handle.decided = handle.state = state
+            handle.decide(state)
             handle.owner = None
             if isinstance(state, Stopped):
                 self._stopped(handle)
@@ -415,8 +415,8 @@ class Cache:
             handle.output.close()
         if handle.unwritten is not None:  # nobody can ask for it
             self._forget(handle)
-            return
-        self._rest(handle)
+        else:
+            self._rest(handle)
 
     def _rest(self, handle: Handle) -> None:
         """Nobody here runs it: it stays in memory as long as somebody watches it, or there is room."""

@@ -69,6 +69,8 @@ class Handle:
         "reading", "run", "state", "stateful", "ticket", "tool", "turn", "uid", "unwritten",
         "watchers",
     )  # fmt: skip
+    decided: State
+    state: State
 
     def __init__(
         self,
@@ -99,8 +101,7 @@ class Handle:
         self.attempt = 1
         self.next_attempt_at: float | None = None
         self.parking: Parking | None = None
-        self.decided: State = Pending(created)
-        self.state: State = self.decided
+        self.decide(Pending(created))
         self.cursor = 0
         self.output: Output | None = None
         self.progress: Progress | None = None
@@ -115,6 +116,12 @@ class Handle:
         self.watchers: list[Watcher] | None = None
         self.unwritten: Record | None = None
         """What the store is to be told of it before anything else: a call that may be over at once is written then."""
+
+    def decide(self, state: State, *, visible: bool = True) -> None:
+        """Set the decided state, and the visible one unless the store is yet to confirm it. Nothing else sets it."""
+        self.decided = state
+        if visible:
+            self.state = state
 
     def __repr__(self) -> str:
         return f"<Handle {self.id} {self.tool.name} {name(self.state)}>"

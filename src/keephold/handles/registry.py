@@ -201,7 +201,8 @@ class Registry(Cache):
         What of it is news goes into the same commit (N3), unless it is to pass in silence.
         """
         before = handle.decided
-        state = handle.decided = transition(before, event)
+        state = transition(before, event)
+        handle.decide(state, visible=False)
         if isinstance(before, Waiting) and handle.stateful:
             also = (*also, TakenBack(handle.conversation, ((handle.uid, "asked"),)))  # that it asks is old news
         output = self._kept(handle) if handle.output is not None and isinstance(state, Stopped) else None
@@ -234,15 +235,15 @@ class Registry(Cache):
 
     def _visible(self, handle: Handle, state: State, then: Callable[[], None] | None, results: Sequence[Any]) -> None:
         handle.state = state
-        if self.followers and not isinstance(state, Stopped):
-            self._follow(handle)
-        if isinstance(state, Stopped):
+        if type(state) is Stopped:
             if self.on_settled:
                 self.on_settled(handle.uid, state, None)
             self._stopped(handle)
             parking = handle.parking
             if parking is not None and hook_is_due(parking, state.ended_by):
                 self.on_cancelled(handle.uid)
+        elif self.followers:
+            self._follow(handle)
         if then is not None:
             then()
 
@@ -252,7 +253,7 @@ class Registry(Cache):
         if handle.unwritten is not None and code == "lease_lost":
             return  # it is nobody else's: what was to make it known was refused before, and that is being dealt with
         if code not in _SOMEBODY_ELSE and handle.active:
-            handle.decided = handle.state  # what it came to cannot be stored; that, at least, can
+            handle.decide(handle.state)  # its outcome cannot be stored; this failure can
             if handle.run is not None:
                 handle.run.end(Failure(str(error), code), "self")
             else:
@@ -261,7 +262,8 @@ class Registry(Cache):
         if code == "lease_lost" and handle.run is not None:
             handle.run.lost()
         self.conversation(handle.conversation).live.pop(handle.uid, None)
-        handle.owner, handle.decided = None, handle.state
+        handle.owner = None
+        handle.decide(handle.state)
         self._rest(handle)
         self.run_soon(self.refresh((handle.uid,)))
 
@@ -296,7 +298,7 @@ class Registry(Cache):
         then()
         state = results[0]
         if isinstance(state, Stopped):
-            handle.decided = handle.state = state
+            handle.decide(state)
             if self.on_settled:
                 self.on_settled(handle.uid, state, None)
             self._stopped(handle)

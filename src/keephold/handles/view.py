@@ -155,8 +155,8 @@ class Handles:
         self._registry.waiting.add(over)
         try:
             await over
-            if wait.reason == "satisfied":  # the usual end, and the one that somebody is waiting for
-                return Waited(handles, first=_first(wait))
+            if wait.reason == "satisfied":  # the usual end, and the one whose speed counts
+                return Waited(handles, False, False, wait.settled[0] if wait.settled else None)
             while wait.goes_on() and (timer is None or loop.time() < timer.when()):
                 self._registry.waiting.discard(over)
                 over = loop.create_future()
@@ -167,7 +167,8 @@ class Handles:
                 wait.goes_on()
         finally:
             self._registry.waiting.discard(over)
-            wait.cancel()
+            if wait.reason != "satisfied":
+                wait.cancel()
             if timer is not None:
                 timer.cancel()
         # Between the timer and this line handles may have stopped; what is satisfied now did not time out.

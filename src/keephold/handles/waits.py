@@ -84,7 +84,9 @@ class Wait(Watcher):
         """Count what has stopped already and watch the rest. May call `done` before it returns."""
         over = [handle for handle in self._of if isinstance(handle.state, Stopped)]
         for handle in sorted(over, key=_stopped_at):
-            self._count(handle)
+            for group in self._of.pop(handle):
+                group.count(handle)
+            self.settled.append(handle)
         for handle in self._of:
             handle.watch(self)
         self._check()
@@ -96,8 +98,11 @@ class Wait(Watcher):
         self._of = {}
 
     def stopped(self, handle: Handle) -> None:
-        if handle in self._of:
-            self._count(handle)
+        groups = self._of.pop(handle, None)
+        if groups is not None:
+            for group in groups:
+                group.count(handle)
+            self.settled.append(handle)
             self._check()
 
     def handle_changed(self, handle: Handle) -> None:
@@ -115,17 +120,13 @@ class Wait(Watcher):
                 return False
         return True
 
-    def _count(self, handle: Handle) -> None:
-        for group in self._of.pop(handle):
-            group.count(handle)
-        self.settled.append(handle)
-
     def _check(self) -> None:
         if self.reason is not None:
             return
         if self.satisfied:
             self.reason = "satisfied"
-            self.cancel()
+            if self._of:
+                self.cancel()
         elif self._all_blocked():
             self.reason = "needs_input"
         else:

@@ -1,6 +1,6 @@
-"""The events of the memory store. A commit only notes what was done: that is put into events when somebody reads them.
+"""The events of the memory store. A commit only notes what was done; notes become events when somebody reads them.
 
-So much of it is kept as is worth looking at: whoever wants more takes a store that lasts.
+The newest `KEPT` are kept. Use a SQLite store to keep more.
 """
 
 from collections import deque
@@ -8,40 +8,31 @@ from collections.abc import Mapping
 from itertools import islice, repeat, takewhile
 from typing import Any
 
-from keephold.listeners import Listeners
 from keephold.store.base import NOTIFICATION_TYPES, Changed, Collected, Op, Record, StoredEvent, TurnRow
-from keephold.store.endings import words
 from keephold.store.events import Draft, events_of, queued
-from keephold.store.memory.notification_queue import Told as News_
-from keephold.store.memory.notification_queue import Wordless
+from keephold.store.memory.notification_queue import Entry, message_of
 
 KEPT = 10_000
 """How many operations are noted, and how many events are kept."""
 
-Waits = tuple[int, str, News_, str | None]
-"""News that was queued: its number, its conversation, what it says, and of which handle it is."""
-Note = Draft | Waits
-Told = tuple[float | None, Op | None, Any, tuple[Note, ...]]
-"""The time of an operation, if it has none of its own; it itself, if it tells something; its result, or the state of a
-new handle; and what it brought about besides."""
+Note = Draft | Entry
+"""An event that an operation brought about besides its own, or a queued notification that becomes one."""
+Noted = tuple[float | None, Op | None, Any, tuple[Note, ...]]
+"""The time of an operation, if it has none of its own; the operation, if it writes an event; its result, or the state
+of a new handle; and its notes."""
 
 
 class History:
-    """What was noted, and what it was put into; and the turns there were.
+    """What was noted, the events made of it, and the turns there were."""
 
-    An object of its own, with slots: the store has as many attributes as Python can look up quickly (30), and one more
-    would cost every commit a third of a microsecond.
-    """
-
-    __slots__ = ("_last", "_log", "_records", "_stored", "noted", "on_commit", "turns", "write", "write_all")
+    __slots__ = ("_last", "_log", "_records", "_stored", "noted", "turns", "write", "write_all")
 
     def __init__(self, records: Mapping[str, Record]) -> None:
         self.noted: tuple[Note, ...] = ()
-        """What the operation that is being applied has brought about so far."""
-        self._log: deque[Told] = deque(maxlen=KEPT)
-        """Not put into events yet."""
+        """Notes of the operation that is being applied."""
+        self._log: deque[Noted] = deque(maxlen=KEPT)
+        """Not made into events yet."""
         self.write, self.write_all = self._log.append, self._log.extend
-        self.on_commit: Listeners[[]] = Listeners()
         self.turns: dict[str, dict[str, TurnRow]] = {}
         """By conversation and turn, oldest first; of one that is open only its beginning counts."""
         self._records = records
@@ -49,9 +40,9 @@ class History:
         self._last = 0
 
     def translate(self) -> None:
-        """Put into events what has been noted. Call it before anything goes that a note may speak of."""
+        """Make events of the notes. Call it before deleting anything that a note may name."""
         log = self._log
-        if len(log) == KEPT:  # some may have gone unread: that there is a gap must show
+        if len(log) == KEPT:  # some may be lost unread: the gap must show
             self._stored.clear()
             self._last += 1
         while log:
@@ -72,7 +63,7 @@ class History:
         self._stored.append(StoredEvent(self._last, at, type, conversation, uid, data))
 
     def forget(self, op: Collected) -> None:
-        """Let go of what is as old as that, but not of the newest (S5)."""
+        """Delete events as old as that, but not the newest (S5)."""
         for _ in repeat(None, 10 * op.limit):
             if len(self._stored) < 2 or self._stored[0].at >= op.before:
                 break
@@ -115,10 +106,7 @@ def _own_time(op: Op | None, state: Any) -> float:
 
 
 def _draft(note: Note) -> Draft:
-    """News is put into words here at the latest."""
     if not isinstance(note[0], int):
         return note
-    number, conversation, told, uid = note
-    notice = told.notice if isinstance(told, Wordless) else told
-    message = words(told.id, told.tool, told.state) if isinstance(told, Wordless) else notice.message
-    return queued(number, conversation or "", uid, notice.kind, notice.level, message or "")
+    number, conversation, notice, _, uid, *_ = note
+    return queued(number, conversation, uid, notice.kind, notice.level, message_of(note))

@@ -1,35 +1,66 @@
-"""The memory store itself: commits, and what each operation does.
+"""The memory store: commits and reads.
 
 A commit is applied and called back before `commit` returns. It is on the path of every call: one operation is checked,
-then applied, at about a microsecond; several keep a list of what to undo, should a later one be refused. Records are
-kept as given and changed in place.
+then applied, at about a microsecond; several keep a list of what to undo, should a later one be refused.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush, nlargest, nsmallest
+from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 from time import time
 from typing import Any
 
+from msgspec.structs import replace
+
 from keephold.errors import KeepholdError
-from keephold.handles.state import Pending, Running, State, Stopped, Waiting
+from keephold.handles.state import EndedBy, Pending, Running, State, Stopped, Waiting, name
 from keephold.listeners import Listeners
-from keephold.store import base, events
-from keephold.store.base import Collected, Entry, Record
-from keephold.store.endings import hook_is_due
-from keephold.store.memory.history import Told
-from keephold.store.memory.tables import ConversationTables, parked
-from keephold.store.memory.transcripts import Transcripts
-from keephold.store.memory.turns import Turns
-from keephold.store.memory.waits import lost
-from keephold.store.metadata import merged
+from keephold.store import base
+from keephold.store.base import (
+    EVERY_SPAWNED,
+    LIVE,
+    NOTIFICATION_LIMIT,
+    Answers,
+    Collected,
+    ConversationRow,
+    ConversationSummary,
+    Entry,
+    Expired,
+    HandleQuery,
+    InquiryRow,
+    Kind,
+    OpenTurn,
+    ProcessEvent,
+    QueuedNotification,
+    Record,
+    Request,
+    Sort,
+    Status,
+    StoredEvent,
+    TranscriptLine,
+    TurnRow,
+    WaitRow,
+    made_at,
+    status_of,
+)
+from keephold.store.memory.history import Noted
+from keephold.store.memory.operations import CHANGES, COMES, OPERATIONS
+from keephold.store.memory.retention import line_up, may_be_deleted
+from keephold.store.memory.tables import Tables, awaits, is_parked, is_resolved, stopped_at, wanted
+from keephold.store.metadata import folded, holds
 
-_BESIDES, _TELLS, _COMES, _CHANGES = None, "tells", "comes", "changes"
-"""What an operation has to tell: nothing but what it brings about besides; something; or something that has a time of
-its own, as the two have that are in every call: to ask the clock would take a tenth of a microsecond."""
+_STATES: dict[str, type[State]] = {"pending": Pending, "running": Running, "waiting": Waiting, "stopped": Stopped}
+_KEYS: dict[Sort, Callable[[Record], Any]] = {
+    "stopped": lambda record: record.state.stopped if isinstance(record.state, Stopped) else 0.0,
+    "tool": lambda record: record.tool,
+    "id": lambda record: record.id,
+}
 
 
-class MemoryStore(Turns, Transcripts):
-    """Commits at once. All that it was told ends with the process."""
+class MemoryStore:
+    """Commits at once. Everything in it ends with the process."""
 
     durable = False
     inline_output = 1 << 20
@@ -37,52 +68,15 @@ class MemoryStore(Turns, Transcripts):
     trouble: str | None = None
 
     def __init__(self) -> None:
-        super().__init__()
-        self._apply: dict[type, tuple[Callable[[Any], Any], str | None]] = {
-            base.TurnBegan: (self._turn_began, _TELLS),
-            base.TurnEnded: (self._turn_ended, _TELLS),
-            base.Opened: (self._opened, _BESIDES),
-            base.Registered: (self._registered, _COMES),
-            base.Changed: (self._changed, _CHANGES),
-            base.Rewritten: (self._rewritten, _TELLS),
-            base.Annotated: (self._annotated, _TELLS),
-            base.Claimed: (self._claimed, _TELLS),
-            base.Released: (self._released, _TELLS),
-            base.Attempted: (self._attempted, _TELLS),
-            base.Journaled: (self._journaled, _TELLS),
-            base.Wrote: (self._wrote, _BESIDES),
-            base.WaitOpened: (self._wait_opened, _TELLS),
-            base.Parked: (self._parked, _TELLS),
-            base.Resolved: (self._resolved, _BESIDES),
-            base.Revoked: (self._revoked, _BESIDES),
-            base.Emitted: (self._emitted, _TELLS),
-            base.Exposed: (self._exposed, _TELLS),
-            base.Responded: (self._responded, _BESIDES),
-            base.HookCalled: (self._hook_called, _BESIDES),
-            base.Notified: (self._notified, _BESIDES),
-            base.TakenBack: (self._taken_back, _BESIDES),
-            base.Delivered: (self._delivered, _TELLS),
-            base.HandedOut: (self._handed_out, _TELLS),
-            base.Inquired: (self._inquired, _BESIDES),
-            base.TranscriptAppended: (self._said, _TELLS),
-            base.Described: (self._described, _BESIDES),
-            base.Forgotten: (self._forgotten, _TELLS),
-            base.Requested: (self._requested, _BESIDES),
-            base.Replied: (self._replied, _BESIDES),
-            base.RequestClosed: (self._request_closed, _BESIDES),
-            base.SecretAdded: (self._secret_added, _BESIDES),
-            base.Collected: (self._collected, _BESIDES),
-        }
-
-    @property
-    def on_commit(self) -> Listeners[[]]:
-        return self._history.on_commit
+        self._t = Tables()
+        self.owner = self._t.owner
+        self.on_commit: Listeners[[]] = Listeners()
 
     async def open(self, heard: base.Heard) -> None:
-        pass  # there is nobody to hear of
+        pass  # no other process can write to it
 
     async def close(self) -> None:
-        pass  # nothing is under way
+        pass  # every commit is done already
 
     def alive(self, owner: str) -> bool:
         return owner == self.owner
@@ -92,18 +86,19 @@ class MemoryStore(Turns, Transcripts):
             self._commit_several(ops, done, failed)
             return
         op = ops[0]
-        apply, tells = self._apply[type(op)]
+        apply, tells = OPERATIONS[type(op)]
+        tables = self._t
+        history = tables.history
         try:
-            result = apply(op)
+            result = apply(tables, op)
         except KeepholdError as refused:
-            self._history.noted = ()
+            history.noted = ()
             failed(refused)
             return
-        history = self._history
-        if tells is _COMES:
-            history.write((None, op, op.record.state, history.noted))  # type: ignore[union-attr]
-        elif tells is _CHANGES:
+        if tells is CHANGES:
             history.write((None, op, result, history.noted))
+        elif tells is COMES:
+            history.write((None, op, op.record.state, history.noted))  # type: ignore[union-attr]
         elif tells:
             history.write((time(), op, result, history.noted))
         elif history.noted:
@@ -111,219 +106,369 @@ class MemoryStore(Turns, Transcripts):
         else:
             done((result,))
             return
-        if history.noted:
-            history.noted = ()
+        history.noted = ()
         done((result,))
-        if history.on_commit:
-            history.on_commit()
+        if self.on_commit:
+            self.on_commit()
 
     def _commit_several(self, ops: Sequence[base.Op], done: base.Done, failed: base.Failed) -> None:
         if not ops:
             done(())
             return
-        undo = self._undo = []
+        tables = self._t
+        undo = tables.undo = []
         refused: KeepholdError | None = None
-        told: list[Told] = []
+        noted: list[Noted] = []
         try:
-            # Letting go is never refused and cannot be undone: it comes last.
-            results = [None if type(op) is Collected else self._one_of_several(op, told) for op in ops]
+            # Deleting is never refused and cannot be undone, so it comes last.
+            results = [None if type(op) is Collected else self._one_of_several(op, noted) for op in ops]
         except Exception as error:
-            self._history.noted = ()
+            tables.history.noted = ()
             for action, *arguments in reversed(undo):
                 action(*arguments)
             if not isinstance(error, KeepholdError):
                 raise
             refused = error
         finally:
-            self._undo = None
+            tables.undo = None
         if refused is not None:
             failed(refused)
             return
-        self._history.write_all(told)
-        for place, op in enumerate(ops):
+        tables.history.write_all(noted)
+        for index, op in enumerate(ops):
             if type(op) is Collected:
-                last: list[Told] = []
-                results[place] = self._one_of_several(op, last)
-                self._history.write_all(last)
-                told += last
+                last: list[Noted] = []
+                results[index] = self._one_of_several(op, last)
+                tables.history.write_all(last)
+                noted += last
         done(results)
-        if told:
+        if noted:
             self.on_commit()
 
-    def _one_of_several(self, op: base.Op, told: list[Told]) -> Any:
-        """Apply it, and add what it tells."""
-        apply, tells = self._apply[type(op)]
-        result = apply(op)
-        noted, self._history.noted = self._history.noted, ()
+    def _one_of_several(self, op: base.Op, into: list[Noted]) -> Any:
+        apply, tells = OPERATIONS[type(op)]
+        result = apply(self._t, op)
+        history = self._t.history
+        noted, history.noted = history.noted, ()
         if tells or noted:
-            known = result if tells is not _COMES else op.record.state  # type: ignore[union-attr]
-            told.append((time(), op if tells else None, known, noted))
+            known = result if tells is not COMES else op.record.state  # type: ignore[union-attr]
+            into.append((time(), op if tells else None, known, noted))
         return result
+
+    # Reads. They are coroutines because other stores' reads have to be; none waits.
 
     # Handles
 
-    def _registered(self, op: base.Registered) -> None:
-        record = op.record
-        uid = record.uid
-        known = self._conversations.get(record.conversation) or self._conversation(record.conversation)
-        names, name = (known.names, record.id) if record.stateful else (known.labels, record.call_id)
-        if record.stateful and name in names:
-            self._check_free(known, name)
-            if op.once:
-                raise KeepholdError(f"handle id `{name}` was used before", code="batch_rejected")
-        if uid in self._records:
-            raise KeepholdError(f"handle `{uid}` exists already", code="batch_rejected")
-        if self._undo is None:
-            self._records[uid] = names[name] = record
+    async def handle(self, uid: str) -> Record | None:
+        return self._t.records.get(uid)
+
+    async def named(self, conversation: str, id: str) -> Record | Expired | None:
+        known = self._t.conversations.get(conversation)
+        if known is None:
+            return None
+        return known.names.get(id) or (known.newest_tombs.get(id) if known.newest_tombs is not None else None)
+
+    async def expired(self, uid: str) -> Expired | None:
+        tombs = (known.tombs[uid] for known in self._t.conversations.values() if known.tombs and uid in known.tombs)
+        return next((Expired(uid, at) for _, at in tombs), None)
+
+    async def called(self, conversation: str, call_id: str) -> Record | None:
+        known = self._t.conversations.get(conversation)
+        if known is None:
+            return None
+        newest = known.labels.get(call_id)
+        if newest is not None and not newest.stateful:
+            return newest
+        for record in reversed(
+            self._t.records.values()
+        ):  # the newest is deleted or promoted: an older one may be there
+            if record.call_id == call_id and record.conversation == conversation and not record.stateful:
+                return record
+        return None
+
+    async def handles(self, q: HandleQuery = EVERY_SPAWNED, /) -> list[Record]:
+        if q.state is not None and q.state not in _STATES:
+            return []
+        of_state = None if q.state is None else _STATES[q.state]
+        sought = None if q.search is None else folded(q.search)
+        chosen = (
+            record
+            for record in _sorted_records(self._t, q.sort, q.after, newest=q.newest)
+            if (q.conversation is None or record.conversation == q.conversation)
+            and (of_state is None or type(record.state) is of_state)
+            and not (q.live and type(record.state) is Stopped)
+            and (q.turn is None or record.turn == q.turn)
+            and (q.tool is None or record.tool == q.tool)
+            and (sought is None or any(sought in folded(text) for text in (record.id, record.tool, record.uid)))
+            and (q.parked is None or is_parked(record) is q.parked)
+            and (q.stateful is None or record.stateful is q.stateful or (q.timers and _is_timer(record)))
+            and (q.kind is None or record.kind == q.kind)
+            and (q.status is None or status_of(record.state) == q.status)
+            and (q.metadata is None or holds(record.metadata, q.metadata))
+        )
+        return list(islice(chosen, q.limit))
+
+    async def tally(self, conversation: str, *, timers: bool = True) -> dict[tuple[Kind, Status], int]:
+        return Counter(
+            (record.kind, status_of(record.state))
+            for record in self._t.records.values()
+            if record.conversation == conversation and (record.stateful or (timers and _is_timer(record)))
+        )
+
+    async def ended(self, since: float) -> dict[tuple[str, Status, EndedBy], int]:
+        counts: Counter[tuple[str, Status, EndedBy]] = Counter()
+        for record in self._t.records.values():
+            state = record.state
+            if isinstance(state, Stopped) and record.stateful and state.stopped >= since:
+                status = status_of(state)
+                counts[record.tool, status, "self" if status == "completed" else state.ended_by] += 1
+        return counts
+
+    async def expiring(self, op: Collected) -> list[Record]:
+        line_up(self._t)
+        before, is_wanted = takewhile(lambda record: stopped_at(record) < op.before, self._t.stopped), wanted(op)
+        return list(
+            islice((record for record in before if may_be_deleted(self._t, record) and is_wanted(record)), op.limit)
+        )
+
+    async def count(self) -> dict[str, int]:
+        counts = dict.fromkeys((*LIVE, "stopped", "parked"), 0)
+        for record in self._t.records.values():
+            if record.stateful:
+                counts[name(record.state)] += 1
+                counts["parked"] += is_parked(record)
+        return counts
+
+    async def asking(self) -> dict[str, int]:
+        asks = (each for each in self._t.records.values() if isinstance(each.state, Waiting) and each.owner is not None)
+        return dict(Counter(str(record.owner) for record in asks))
+
+    async def owners(self) -> list[str]:
+        return []  # nobody else can reach this store
+
+    async def owned(self, owner: str | None, limit: int = 1000, after: str = "") -> list[Record]:
+        chosen: Iterator[Record]
+        if owner is None:
+            found = {**self._t.held, **self._t.hooks}
+            chosen = (found[uid] for uid in sorted(found) if uid > after and _needs_attention(self._t, found[uid]))
         else:
-            self._put(self._records, uid, record)
-            self._put(names, name, record)
-        if record.parking is not None and parked(record):
-            self._history.noted += (events.parked(uid, record.conversation, record.parking),)
-            self._now_parked(record, None, None)
-            return
-        record.owner = self.owner
-        if type(record.state) is Stopped:
-            self._end(record, record.state)
-
-    def _check_free(self, known: ConversationTables, id: str) -> None:
-        holder = known.names.get(id)
-        if holder is not None and type(holder.state) is not Stopped:
-            raise KeepholdError(
-                f"handle id `{id}` is active in conversation `{holder.conversation}`; abort it or choose another id",
-                code="batch_rejected",
+            chosen = (
+                record
+                for record in _records_after(self._t, after)
+                if record.owner == owner and (type(record.state) is not Stopped or record.uid in self._t.hooks)
             )
+        return list(islice(chosen, limit))
 
-    def _exposed(self, op: base.Exposed) -> bool:
-        self._history.translate()  # that it was made tells the id it had
-        record = self._records.get(op.uid)
-        if record is None:
-            return False
-        known = self._conversation(record.conversation)
-        if known.names.get(op.id) is not record:
-            self._check_free(known, op.id)
-        self._save(record)
-        record.stateful, record.id = True, op.id
-        self._put(known.names, op.id, record)
-        return True
+    async def holding(self) -> list[Record]:
+        return [record for record in self._t.holding.values() if is_parked(record)]
 
-    def _changed(self, op: base.Changed) -> None:
-        record = self._own(op.uid, op.fence)
-        state = op.state
-        if self._undo is not None:
-            self._save(record)
-        if type(state) is not Stopped:
-            record.state = state
-            if op.notice is not None:
-                self._tell_of(record, state, op.notice, op.event.at)
-            return
-        parking = record.parking if record.owner is None else None
-        if parking is not None and state.ended_by == "timeout" and self._is_resolved(op.uid):
-            raise lost(op.uid)  # held: what was accepted is not undone by a late clock
-        self._end(record, state, op.notice)
-        if parking is not None and hook_is_due(parking, state.ended_by):
-            record.owner = self.owner
-            self._put(self._hooks, record.uid, record)
-        if op.output is not None:
-            record.output = op.output
+    async def due(self, now: float, limit: int = 1000) -> tuple[list[Record], float | None]:
+        deadlines = self._t.deadlines
+        found: dict[str, Record] = {}
+        following = None
+        while deadlines:
+            deadline, uid = deadlines[0]
+            if uid in found or not awaits(self._t, uid, deadline):
+                heappop(deadlines)
+            elif deadline > now or len(found) == limit:
+                following = deadline
+                break
+            else:
+                found[uid] = self._t.records[uid]
+                heappop(deadlines)
+        for record in found.values():  # due until somebody has ended it
+            assert record.parking is not None and record.parking.deadline is not None
+            heappush(deadlines, (record.parking.deadline, record.uid))
+        return list(found.values()), following
 
-    def _rewritten(self, op: base.Rewritten) -> None:
-        record = self._own(op.uid, op.fence)
-        self._save(record)
-        record.arguments, record.resources = op.arguments, op.resources
+    async def journal(self, uid: str) -> list[Entry]:
+        return list(self._t.journals.get(uid, {}).values())
 
-    def _annotated(self, op: base.Annotated) -> Record:
-        record = self._own(op.uid, None)
-        self._save(record)
-        if op.progress is not None:
-            record.progress = op.progress
-        if op.priority is not None:
-            record.priority = op.priority
-        if op.metadata is not None:
-            record.metadata = merged(record.metadata, op.metadata)
-        return record
+    async def journal_end(self, uid: str, *, before: int | None = None, limit: int = 200) -> tuple[list[Entry], int]:
+        entries = [entry for entry in self._t.journals.get(uid, {}).values() if entry.kind != "trace"]
+        end = len(entries) if before is None else max(0, min(before, len(entries)))
+        return entries[max(0, end - limit) : end][::-1], len(entries)
 
-    def _claimed(self, op: base.Claimed) -> Record | None:
-        record = self._records.get(op.uid)
-        if record is None or record.owner != op.was:
-            return None
-        if type(record.state) is Stopped and op.uid not in self._hooks:
-            return None
-        self._save(record)
-        record.owner = self.owner
-        record.fence += 1
-        if record.next_attempt_at is None and not isinstance(record.state, Pending):
-            record.attempt += 1  # one was cut short
-        if isinstance(record.state, Waiting):
-            record.state = Running(record.state.created, record.state.started)
-        return record
+    async def open_waits(
+        self, *, conversation: str | None = None, after: str | None = None, limit: int = 1000
+    ) -> list[tuple[WaitRow, Record]]:
+        last = None if after is None else self._t.waits.get(after)
+        if last is not None and conversation not in (None, last.conversation):
+            last = None
+        places = {key_id: number for number, key_id in enumerate(self._t.waits)}
+        found = [
+            row
+            for row in _open_waits(self._t)
+            if conversation in (None, row.conversation)
+            and (last is None or (row.conversation, places[row.key_id]) > (last.conversation, places[last.key_id]))
+        ]
+        found.sort(key=lambda row: (row.conversation, places[row.key_id]))
+        return [(row, self._t.records[row.uid]) for row in found[:limit]]
 
-    def _released(self, op: base.Released) -> State:
-        record = self._hooks.get(op.uid)
-        if record is None or record.fence != op.fence:
-            record = self._own(op.uid, op.fence)
-        self._save(record)
-        record.owner = None
-        return self._now_parked(record, self._completion(op.uid), None)
+    async def count_open_waits(self, conversations: Sequence[str]) -> dict[str, int]:
+        counts = Counter(row.conversation for row in _open_waits(self._t))
+        return {conversation: counts[conversation] for conversation in conversations}
 
-    def _attempted(self, op: base.Attempted) -> None:
-        record = self._own(op.uid, op.fence)
-        self._save(record)
-        record.attempt, record.next_attempt_at = op.attempt, op.next_at
-        if op.next_at is not None and op.uid in self._journals:
-            kept = {key: entry for key, entry in self._journals[op.uid].items() if entry.ok}
-            self._put(self._journals, op.uid, kept)
+    async def waits(self, uid: str) -> list[WaitRow]:
+        return [self._t.waits[key_id] for key_id in self._t.keys.get(uid, ())]
 
-    def _journaled(self, op: base.Journaled) -> None:
-        self._own(op.uid, op.fence)
-        journal = self._journals.get(op.uid)
-        if journal is None:
-            journal = self._journals[op.uid] = {}
-        elif (op.kind, op.name) in journal:
-            raise KeepholdError(
-                f"{op.kind} `{op.name}` of this call is recorded already; use each name once in a call",
-                code="durable_effect_duplicate_step_id",
-            )
-        self._put(journal, (op.kind, op.name), Entry(op.kind, op.name, op.digest, op.value, op.ok, op.input))
+    async def wait(self, key_id: str) -> WaitRow | None:
+        return self._t.waits.get(key_id)
 
-    def _wrote(self, op: base.Wrote) -> None:
-        record = self._own(op.uid, op.fence)
-        self._save(record)
-        record.output = op.output
+    async def secret(self, id: str | None = None, *, oldest: bool = False) -> tuple[str, bytes] | None:
+        if oldest:
+            return next(iter(self._t.secrets.items()), None)
+        if id is None:
+            return next(reversed(self._t.secrets.items()), None)
+        secret = self._t.secrets.get(id)
+        return None if secret is None else (id, secret)
 
-    def _hook_called(self, op: base.HookCalled) -> None:
-        record = self._hooks.get(op.uid)
-        if record is not None:
-            self._save(record)
-            record.owner = None
-            self._drop(self._hooks, op.uid)
-            if isinstance(record.state, Stopped):
-                self._note_stop(record, record.state.stopped)
+    async def turn(self, conversation: str) -> OpenTurn | None:
+        known = self._t.conversations.get(conversation)
+        return None if known is None else known.turn
 
-    # Events, requests, secrets, retention
+    async def turns(self, conversation: str, *, before: int | None = None, limit: int = 50) -> list[TurnRow]:
+        rows = self._t.history.turns.get(conversation, {}).values()
+        chosen = (row for row in reversed(rows) if before is None or row.number < before)
+        return [_current_turn(self._t, conversation, row) for row in islice(chosen, limit)]
 
-    def _emitted(self, op: base.Emitted) -> int:
-        events = self._events.setdefault(op.process, {})
-        number = len(events) + 1
-        self._put(events, number, base.ProcessEvent(op.process, number, op.type, op.payload, op.at))
-        return number
+    async def answers(self, conversation: str, turn: str, batch: int) -> Answers | None:
+        return None  # whoever could ask for them has got them: nothing survives this process
 
-    def _requested(self, op: base.Requested) -> None:
-        self._put(self._requests, op.id, op)
+    async def process_events(self, process: str, after: int = 0, limit: int = 1000) -> list[ProcessEvent]:
+        events = self._t.events.get(process, {})
+        return [events[number] for number in range(max(after, 0) + 1, min(len(events), max(after, 0) + limit) + 1)]
 
-    def _replied(self, op: base.Replied) -> None:
-        if op.id in self._requests:
-            self._put(self._replies, op.id, op.body)
+    async def events(
+        self,
+        after: int = 0,
+        limit: int = 1000,
+        *,
+        uid: str | None = None,
+        conversation: str | None = None,
+        notifications: bool = False,
+        newest: bool = False,
+        before: int | None = None,
+    ) -> list[StoredEvent]:
+        return self._t.history.events(after, limit, uid, conversation, notifications, newest, before)
 
-    def _request_closed(self, op: base.RequestClosed) -> None:
-        self._drop(self._requests, op.id)
-        self._drop(self._replies, op.id)
+    async def events_range(self) -> tuple[int, int]:
+        return self._t.history.range()
 
-    def _secret_added(self, op: base.SecretAdded) -> None:
-        self._put(self._secrets, op.id, op.secret)
+    async def notifications(self, conversation: str, limit: int = NOTIFICATION_LIMIT + 1) -> list[QueuedNotification]:
+        known = self._t.conversations.get(conversation)
+        if known is None or not known.queue:
+            return []
+        return known.queue.all()[:limit]
 
-    def _collected(self, op: base.Collected) -> int:
-        self._history.translate()  # while there are the handles it speaks of
-        if not op.partial:
-            self._history.forget(op)
-        return self._let_go(op)
+    async def inquiries(
+        self, conversation: str, turn: str | None = None, limit: int = 1000, *, newest: bool = False
+    ) -> list[InquiryRow]:
+        rows: Sequence[InquiryRow] = self._t.inquiries.get(conversation, ())
+        in_order = reversed(rows) if newest else rows
+        return list(islice((row for row in in_order if turn is None or row.turn == turn), limit))
+
+    async def requests(self) -> list[Request]:
+        return [
+            Request(asked.id, asked.uid, asked.body)
+            for asked in self._t.requests.values()
+            if asked.to == self.owner and asked.id not in self._t.replies
+        ]
+
+    async def reply(self, id: str) -> bytes | None:
+        return self._t.replies.get(id)
+
+    async def transcript(self, conversation: str, after: int = 0, limit: int = 10_000) -> list[TranscriptLine]:
+        start = max(after, 0)
+        return self._t.lines.get(conversation, [])[start : start + limit]
+
+    async def conversation(self, id: str) -> ConversationRow | None:
+        return self._t.descriptions.get(id)
+
+    async def summaries(self, *, after: str = "", limit: int = 1000) -> list[ConversationSummary]:
+        have_handles = {record.conversation for record in self._t.records.values()}
+        names = have_handles | self._t.history.turns.keys() | self._t.descriptions.keys()
+        chosen = nsmallest(limit, (each for each in names if each > after))
+        handles: dict[str, list[Record]] = {each: [] for each in chosen}
+        for record in self._t.records.values():
+            if record.conversation in handles:
+                handles[record.conversation].append(record)
+        return [_summary(self._t, each, handles[each]) for each in chosen]
+
+    async def conversations(
+        self,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        before: tuple[float, str] | None = None,
+        limit: int = 100,
+    ) -> list[ConversationRow]:
+        chosen = (
+            row
+            for row in self._t.descriptions.values()
+            if (before is None or (row.updated, row.id) < before)
+            and (metadata is None or holds(row.metadata, metadata))
+        )
+        return nlargest(limit, chosen, key=lambda row: (row.updated, row.id))
+
+
+def _is_timer(record: Record) -> bool:
+    """Whether this is a one-shot call that is listed until it stops (W1)."""
+    return record.kind == "timer" and not record.stateful and type(record.state) is not Stopped
+
+
+def _sorted_records(t: Tables, sort: Sort, after: str | None, *, newest: bool) -> Iterable[Record]:
+    if sort != "created":
+        records = sorted(t.records.values(), key=lambda each: (_KEYS[sort](each), each.uid), reverse=newest)
+        if not after:
+            return records
+        return islice(dropwhile(lambda each: each.uid != after, records), 1, None)
+    if not newest:
+        return _records_after(t, after)
+    backwards = reversed(t.records.values())
+    if not after:
+        return backwards
+    if after not in t.records:
+        return (record for record in backwards if record.uid < after)
+    return islice(dropwhile(lambda each: each.uid != after, backwards), 1, None)
+
+
+def _records_after(t: Tables, uid: str | None) -> Iterable[Record]:
+    """The records after the one of that uid, which may be gone by now: a uid begins with the time it was made."""
+    if not uid:
+        return t.records.values()
+    records = iter(t.records.values())
+    if uid not in t.records:
+        return (record for record in records if record.uid > uid)
+    next(record for record in records if record.uid == uid)
+    return records
+
+
+def _needs_attention(t: Tables, record: Record) -> bool:
+    """Whether something has to be done about it that nobody has taken on."""
+    if record.uid in t.hooks:
+        return record.owner is None
+    return is_parked(record) and is_resolved(t, record.uid)
+
+
+def _open_waits(t: Tables) -> Iterator[WaitRow]:
+    for row in t.waits.values():
+        record = t.records.get(row.uid) if row.resolution is None and not row.revoked else None
+        if record is not None and type(record.state) is not Stopped:
+            yield row
+
+
+def _current_turn(t: Tables, conversation: str, row: TurnRow) -> TurnRow:
+    """An open turn has had batches since it was noted."""
+    turn = None if row.ended_at is not None else t.conversation(conversation).turn
+    return row if turn is None else replace(row, owner=turn.owner, batches=turn.batches)
+
+
+def _summary(t: Tables, id: str, records: list[Record]) -> ConversationSummary:
+    spawned = [record for record in records if record.stateful]
+    live = sum(type(record.state) is not Stopped for record in spawned)
+    made = max((made_at(record.uid) for record in records), default=0.0)
+    described = t.descriptions.get(id)
+    turn = next(reversed(t.history.turns.get(id, {}).values()), None)
+    turned = 0.0 if turn is None else turn.ended_at or turn.began_at
+    updated = max(made, turned, 0.0 if described is None else described.updated)
+    return ConversationSummary(id, len(spawned), live, updated, None if described is None else described.metadata)
