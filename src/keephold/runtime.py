@@ -1,24 +1,22 @@
-"""The runtime: tools, handles and turns in one place. What a Python program opens first."""
+"""The runtime: tools, handles and turns in one place. A Python program opens it first."""
 
-import asyncio
 import contextlib
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import msgspec
 
-from keephold.assembly import assemble
 from keephold.durable.calls import Durability
-from keephold.durable.deferred import ResolveOutcome, read_resolution
+from keephold.durable.deferred import ResolveOutcome
 from keephold.durable.keys import Key
 from keephold.durable.waits import open_keys
-from keephold.errors import KeepholdError
+from keephold.errors import ConfigError, KeepholdError
 from keephold.handles.clock import Clock, SystemClock
 from keephold.handles.handle import HandleInfo
 from keephold.handles.registry import Registry
@@ -30,12 +28,13 @@ from keephold.store.base import ProcessEvent, Store
 from keephold.store.rows import Level
 from keephold.store.urls import open_store
 from keephold.tools.base import Tool
+from keephold.tools.builtin import builtin_tools
 from keephold.tools.guard import Guard
 from keephold.tools.terminal.preload import preload_soon
+from keephold.tools.toolbox import Toolbox
 from keephold.tools.waiting.agents import AgentFunction, Agents
 from keephold.tools.waiting.cleanup import archive_in
 from keephold.tools.waiting.measure import Measure, Metrics
-from keephold.turn import send_input
 from keephold.turn.actions import Actions
 from keephold.turn.admission import Admission
 from keephold.turn.attach_server import Streams
@@ -46,6 +45,7 @@ from keephold.turn.inquiry import Inquire, Inquiry
 from keephold.turn.inquiry_service import TIMEOUT_SECS, Inquiries
 from keephold.turn.lineage import root_of
 from keephold.turn.notifications import Notifications
+from keephold.turn.parts import Lifecycle, Parts
 from keephold.turn.permission import Permission
 from keephold.turn.prompt_queue import PromptQueue
 from keephold.turn.prompts import Prompter, TurnDecisions
@@ -53,7 +53,7 @@ from keephold.turn.questions import Questions
 from keephold.turn.recovery import Deadlines, Recovery
 from keephold.turn.relay import Relay
 from keephold.turn.replies import Replies
-from keephold.turn.single_calls import CallQueue
+from keephold.turn.single_calls import CallQueue, CallQueues
 from keephold.turn.tool_call import Tools
 from keephold.turn.tool_services import ToolServices
 from keephold.turn.turn import Turn
@@ -100,15 +100,12 @@ class Runtime:
         self.turns: set[Turn] = set()
         """Those that are open."""
         self.on_tools: list[Callable[[], None]] = []
-        """Called when the list of tools is another one."""
-        self._desks: WeakValueDictionary[str, CallQueue] = WeakValueDictionary()
-        self._agents = Agents()
-        self._agency: Conversations | None = None
+        """Called when the list of tools has changed."""
+        self.agent_functions = Agents()
+        """The agents that `execute_agent_async` runs."""
+        self._conversations: Conversations | None = None
         self._measure = Measure(metrics)
         self._guard = Guard()
-        self._opening: asyncio.Task[None] | None = None
-        self._closing: asyncio.Task[None] | None = None
-        self.upkeep = Upkeep(self)
         detached = loaded.conversation.detached if loaded else "deny"
         if store is None:
             store = (loaded.store_url if loaded else None) or "memory:"
@@ -118,16 +115,17 @@ class Runtime:
             retention = _RETENTION_STORED if opened.durable else _RETENTION_MEMORY
         self.replies = Replies(projector or Projector())
         used = [*servers, *(loaded.mcp_servers() if loaded else ())]
-        waiting = ToolServices(self).tools(
-            self._agents,
+        self._given = [_checked(tool, self._guard) for tool in tools]
+        self._like = [server.like for server in used]
+        self._has_prompter = prompter is not None
+        services = ToolServices(self.replies)
+        self._wait_tools = services.tools(
+            self.agent_functions,
             self._measure,
             detached=detached,
             private_addresses=loaded is not None and loaded.workflows.private_addresses,
         )
-        self._assemble = partial(
-            assemble, self, tuple(tools), servers=used, waiting=waiting, guard=self._guard, person=prompter is not None
-        )
-        self.toolbox = self._assemble(config=loaded, agents=self._agents)
+        self.toolbox = self._make_toolbox(loaded, self.agent_functions)
         self.registry = Registry(
             opened, clock or SystemClock(), Spool(opened.directory), self.toolbox.known, retention=retention
         )
@@ -149,10 +147,10 @@ class Runtime:
         if loaded is not None and loaded.has_model:
             self.inquiries.use(self._inquire)
         self.notifications = Notifications(self.registry)
-        self.remembered = TurnDecisions()
+        decisions = TurnDecisions()
         self.people = PromptQueue(prompter)
-        self.permission = Permission(detached, self.people, self.remembered)
-        questions = Questions(self.registry, self.limits, detached, self.people, self.inquiries, self.remembered)
+        self.permission = Permission(detached, self.people, decisions)
+        questions = Questions(self.registry, self.limits, detached, self.people, self.inquiries, decisions)
         self.durability = Durability(self.registry)
         self.admission = Admission(self.registry, self.toolbox, questions, self.permission, self.replies)
         self.recovery = Recovery(self.registry, self.toolbox, self.durability, self.admission)
@@ -168,12 +166,52 @@ class Runtime:
             self.limits,
         )
         self.relay.actions, self.relay.recovery = self.actions, self.recovery
+        self._lifecycle = Lifecycle(self._open, self._close)
+        self._parts = Parts(
+            lifecycle=self._lifecycle,
+            registry=self.registry,
+            toolbox=self.toolbox,
+            limits=self.limits,
+            replies=self.replies,
+            durability=self.durability,
+            inquiries=self.inquiries,
+            notifications=self.notifications,
+            decisions=decisions,
+            people=self.people,
+            admission=self.admission,
+            recovery=self.recovery,
+            relay=self.relay,
+            actions=self.actions,
+            batches=self.batches,
+            turns=self.turns,
+        )
+        self._call_queues = CallQueues(self._parts)
+        services.connect(self._parts, self._call_queues)
         self.streams = Streams(self.registry, self.actions)
         self.deadlines = Deadlines(self.registry)
+        self.upkeep = Upkeep(self._parts, self.deadlines)
         self.registry.on_cancelled.add(self.recovery.cancelled)
         self.registry.on_held.add(self.recovery.held)
         self.registry.on_deadline.add(self.deadlines.expect)
         self._servers = self._use(used)
+
+    def _make_toolbox(self, config: "Config | None", agents: Agents) -> Toolbox:
+        """Collect the given tools, those of the configuration, and the built-ins. Raises `ConfigError`."""
+        chosen, waiting = list(self._given), self._wait_tools
+        if config is not None:
+            from keephold.config import build_tools, configure_builtin
+
+            chosen += build_tools(config, self._guard)
+            if config.agents:
+                chosen += _layers_above().agent_tools(self, config, agents, self._guard)
+            waiting = [configure_builtin(tool, config) for tool in waiting]
+        builtins = builtin_tools(
+            [*chosen, *self._like], self.replies.waited, waiting, now=self._tools_of, person=self._has_prompter
+        )
+        if config is None:
+            return Toolbox([*chosen, *builtins])
+        builtins = [configure_builtin(tool, config) for tool in builtins]
+        return Toolbox([*chosen, *builtins], max_running=config.runtime.max_running)
 
     def _use(self, servers: "list[McpServer]") -> "Servers | None":
         return self._connect(servers) if servers else None
@@ -204,12 +242,8 @@ class Runtime:
         await self.close()
 
     async def open(self) -> None:
-        """Open the store and take up what dead processes left (R1). Entering the runtime does it."""
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open())
-        if not self._opening.done():
-            await asyncio.shield(self._opening)
-        self._opening.result()  # raises why it could not be opened
+        """Open the store and resume the work of dead processes. Entering the runtime does it."""
+        await self._lifecycle.open()
 
     async def _open(self) -> None:
         store = self.registry.store
@@ -241,9 +275,9 @@ class Runtime:
         With `resume` a turn that its process did not live to end is taken up again: `turn.unfinished` is the batch that
         was never answered, `turn.resume()` answers it (B9). `tools` are those it may call, if not all.
         """
-        self.check_open()
+        self._lifecycle.check_open()
         name = f"c-{secrets.token_hex(6)}" if conversation is None else conversation
-        return Turn(self, name, f"t-{secrets.token_hex(6)}", resume=resume, tools=tools)
+        return Turn(self._parts, name, f"t-{secrets.token_hex(6)}", resume=resume, tools=tools)
 
     def conversation(
         self, id: str | None = None, *, model: "Model[Any] | str | None" = None, instructions: str | None = None
@@ -252,58 +286,45 @@ class Runtime:
 
         `model` is a name, `provider:model`, or a model of pydantic-ai; without it, `[conversation.assistant]` says.
         """
-        self.check_open()
-        made = self.agency.conversation(id, model, instructions)
-        self.inquiries.use(self.agency.inquire)
+        self._lifecycle.check_open()
+        made = self.agents.conversation(id, model, instructions)
+        self.inquiries.use(self.agents.inquire)
         return made
 
     @property
-    def agency(self) -> "Conversations":
+    def agents(self) -> "Conversations":
         """The models and conversations of this runtime."""
-        if self._agency is None:
-            from keephold.agent.models import need_pydantic_ai
+        if self._conversations is None:
+            self._conversations = cast("Conversations", _layers_above().open_conversations(self, self._config))
+        return self._conversations
 
-            need_pydantic_ai()
-            from keephold.agent.conversations import Conversations
+    root_conversation = staticmethod(root_of)
+    """Return the top-level conversation that a sub-agent's conversation belongs to."""
 
-            self._agency = Conversations(self, self._config)
-        return self._agency
-
-    root = staticmethod(root_of)
-    """The conversation at the top of those that a sub-agent's conversation belongs to (G2)."""
-
-    def tools_of(self, conversation: str) -> Iterable[Tool]:
-        """The tools that are offered in a conversation: all, or those that an agent may use."""
-        return self.toolbox if self._agency is None else self._agency.tools_of(conversation)
+    def _tools_of(self, conversation: str) -> Iterable[Tool]:
+        """Return the tools offered in a conversation: all, or those that a sub-agent may use."""
+        return self.toolbox if self._conversations is None else self._conversations.tools_of(conversation)
 
     async def _inquire(self, inquiry: Inquiry) -> Any:
-        return await self.agency.inquire(inquiry)
+        return await self.agents.inquire(inquiry)
 
-    def desk(self, conversation: str) -> CallQueue:
-        """Where calls of a conversation are handed in one by one, without a turn (M5)."""
-        self.check_open()
-        desk = self._desks.get(conversation)
-        if desk is None:
-            desk = self._desks[conversation] = CallQueue(self, conversation)
-        return desk
+    def call_queue(self, conversation: str) -> CallQueue:
+        """Return the queue that takes calls of a conversation one by one, without a turn."""
+        self._lifecycle.check_open()
+        return self._call_queues.of(conversation)
 
     async def connected(self, timeout: float | None = None) -> bool:
         """Wait until every MCP server has listed its tools or could not be reached; whether all have listed them."""
-        await self._ready()
+        await self._parts.ready()
         return self._servers is None or await self._servers.ready(timeout)
 
     async def add_server(self, server: "McpServer") -> None:
         """Use the tools of one more MCP server. It is connected in the background; the same one again is harmless."""
-        await self._ready()
+        await self._parts.ready()
         if self._servers is None:
             self._servers = self._connect([])
         self.toolbox.offer("await", "read_output")
         self._servers.add(server)
-
-    @property
-    def has_agents(self) -> bool:
-        """Whether an agent is registered."""
-        return bool(self._agents.ids)
 
     def agent(
         self, id: str, *, on_crash: Literal["replay", "fail"] = "fail", max_running: int | None = None
@@ -315,17 +336,17 @@ class Runtime:
         runs go on at once; the others queue by priority (W11).
         """
 
-        return self._agents.registering(id, on_crash, max_running)
+        return self.agent_functions.registering(id, on_crash, max_running)
 
     def reload(self, config: "Config") -> list[str]:
         """Use the tools, agents and models of this configuration from now on; what runs goes on as it was begun. Raises
         `ConfigError`, and then nothing has changed. Returns the tables that need a new runtime to be changed."""
         agents = Agents()
-        self.toolbox.become(self._assemble(config=config, agents=agents))
-        self._agents.become(agents, instead_of=self._config.agents if self._config is not None else ())
+        self.toolbox.become(self._make_toolbox(config, agents))
+        self.agent_functions.become(agents, instead_of=self._config.agents if self._config is not None else ())
         self._config = config
-        if self._agency is not None:
-            self._agency.config = config
+        if self._conversations is not None:
+            self._conversations.config = config
         if config.has_model:
             self.inquiries.use(self._inquire)
         for told in tuple(self.on_tools):
@@ -347,9 +368,7 @@ class Runtime:
         conversation: str,
     ) -> dict[str, Any]:
         """Wait as `await` does (A2, A3), with values instead of texts and `is_error` in each result."""
-        await self._ready()
-        waited = await Handles(self.registry, conversation).wait(all=all, any=any, timeout=timeout)
-        return self.replies.values(waited)
+        return await self._parts.wait(conversation, all, any, timeout)
 
     async def send(
         self, id: str, input: Any = msgspec.UNSET, *, keys: Sequence[str] = (), conversation: str
@@ -359,21 +378,17 @@ class Runtime:
 
         Returns its state when it has settled, as a reply shows it (C3). Raises `ToolError` if it is refused.
         """
-        await self._ready()
-        handle = await Handles(self.registry, conversation).find(id)
-        reply = await send_input.send(self.actions, handle, input, keys)
-        return msgspec.json.decode(reply.result, type=dict[str, Any])
+        return await self._parts.send(conversation, id, input, keys)
 
     async def resolve(self, key: str, resolution: Mapping[str, Any]) -> ResolveOutcome:
         """Complete what a key stands for: `{"status": "ok", "payload": …}` and its siblings (D4, D5)."""
-        await self._ready()
-        return await self.durability.waits.resolve(key, read_resolution(resolution, self.limits.nesting))
+        return await self._parts.resolve(key, resolution)
 
     async def notify(
         self, kind: str, level: Literal["info", "warning", "error", "critical"], message: str, *, conversation: str
     ) -> None:
         """Queue news for the assistant of a conversation: `kind` is `source.name` (N1, N4)."""
-        await self._ready()
+        await self._parts.ready()
         await self.notifications.notify(kind, level, message, conversation)
 
     async def keys(self, id: str, *, conversation: str) -> dict[str, Key]:
@@ -381,30 +396,28 @@ class Runtime:
 
         They are for whoever runs the program to hand on, and not for the model (K5).
         """
-        await self._ready()
+        await self._parts.ready()
         handle = await Handles(self.registry, conversation).find(id)
         return await open_keys(self.registry.store, handle.uid) if handle.active else {}
 
     async def revoke_keys(self, conversation: str) -> int:
         """Make all open keys of a conversation worthless; calls parked on them are stopped. Returns how many."""
-        await self._ready()
+        await self._parts.ready()
         return await self.durability.waits.revoke(conversation)
 
     async def rotate_secret(self) -> str:
         """Sign new keys with a new secret; keys made before stay good (D3). Returns the id of the secret."""
-        await self._ready()
+        await self._parts.ready()
         return await self.durability.waits.rotate()
 
     async def process_events(self, process_id: str, *, after: int = 0, limit: int = 1000) -> list[ProcessEvent]:
         """The events of a process after the one of that number, oldest first (E8)."""
-        await self._ready()
+        await self._parts.ready()
         return await self.registry.store.process_events(process_id, after, limit)
 
     async def handle(self, id: str, *, conversation: str) -> HandleInfo:
         """The newest handle of that id."""
-        await self._ready()
-        await self.registry.load(conversation, (id,))
-        return self.registry.find(id, conversation).info()
+        return await self._parts.handle(conversation, id)
 
     async def handles(
         self,
@@ -415,46 +428,29 @@ class Runtime:
         after: str | None = None,
     ) -> list[HandleInfo]:
         """Spawned handles, oldest first; `after` is the uid of the last one of the page before."""
-        await self._ready()
-        return await self.registry.page(conversation=conversation, state=state, limit=limit, after=after)
+        return await self._parts.handles(conversation, state, limit, after)
 
     def live(self) -> list[HandleInfo]:
         """Every handle that has not stopped, and those of which something lingers."""
         return [handle.info() for handle in self.registry.live()]
 
-    def check_open(self) -> None:
-        """Raise if the runtime is closed."""
-        if self._closing is not None:
-            raise KeepholdError("the runtime is closed; open a new one", code="runtime_closed")
-
-    async def _ready(self) -> None:
-        """Be open. What is in memory can be looked at also when the runtime is closed."""
-        if self.closing and not self.registry.store.durable:
-            return
-        self.check_open()
-        await self.open()
-
     @property
     def closing(self) -> bool:
-        """Whether the runtime is being closed, or is."""
-        return self._closing is not None
+        """Whether the runtime is being closed, or is closed."""
+        return self._lifecycle.closing
 
     async def close(self) -> None:
-        """End what would not survive and let go of what does (R6). Whoever asks again waits for the same end."""
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close())
-        await asyncio.shield(self._closing)
+        """End the work that would not survive, and release the rest for the next runtime on the store."""
+        await self._lifecycle.close()
 
     async def _close(self) -> None:
-        if self._opening is not None:
-            await asyncio.wait([self._opening])
         self.deadlines.stop()
         self.upkeep.stop()
         with contextlib.suppress(KeepholdError):
             await self.registry.write((), keep=False)  # what was resolved just before counts
         self.registry.closing = True
-        if self._agency is not None:
-            self._agency.suspend()
+        if self._conversations is not None:
+            self._conversations.suspend()
         for turn in tuple(self.turns):
             turn._leave()
         await self.people.close()
@@ -466,8 +462,8 @@ class Runtime:
             await self.streams.close()
             if self._servers is not None:
                 await self._servers.close()
-            if self._agency is not None:
-                await self._agency.close()
+            if self._conversations is not None:
+                await self._conversations.close()
             self._guard.close()
             await self.registry.close()
 
@@ -478,3 +474,15 @@ def _load(config: "str | Path | Config | None") -> "Config | None":
     from keephold.config import Config, load_config
 
     return config if isinstance(config, Config) else load_config(Path(config))
+
+
+def _checked(tool: object, guard: Guard) -> Tool:
+    if not isinstance(tool, Tool):
+        raise ConfigError([f"{tool!r:.80} is not a tool; make one of a function with @keephold.tool"])
+    guarded = getattr(tool.runtime, "guarded", None)  # SupportsGuard
+    return tool if guarded is None else replace(tool, runtime=guarded(guard))
+
+
+def _layers_above() -> Any:
+    """Load the module that joins the layers above: by name and on first use, because the runtime is below them."""
+    return import_module("keephold.assembly")

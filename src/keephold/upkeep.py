@@ -1,68 +1,65 @@
-"""What a runtime looks after while it is open: what other processes have changed, and what bells and timers may have
-missed (A7)."""
+"""Upkeep of an open runtime: changes by other processes, and those that bells and timers may have missed (A7)."""
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from keephold.errors import KeepholdError
-
-if TYPE_CHECKING:
-    from keephold.runtime import Runtime
+from keephold.turn.parts import Parts
+from keephold.turn.recovery import Deadlines
 
 _log = logging.getLogger("keephold.runtime")
 
 SWEEP_SECS = 5.0
-"""How often everything is looked at."""
+"""Seconds between two sweeps."""
 
 
 class Upkeep:
-    """Hears of changes, and sweeps."""
+    """Passes changes on, and sweeps."""
 
-    def __init__(self, runtime: "Runtime") -> None:
-        self._runtime = runtime
+    def __init__(self, parts: Parts, deadlines: Deadlines) -> None:
+        self._parts = parts
+        self._deadlines = deadlines
         self._timer: asyncio.TimerHandle | None = None
         self.on_heard: list[Callable[[], None]] = []
-        """Called when another process has changed something, or may have."""
+        """Called when another process has, or may have, changed something."""
 
     def begin(self) -> None:
-        """Sweep from now on."""
-        if not self._runtime.closing:
+        """Start sweeping."""
+        if not self._parts.lifecycle.closing:
             self._timer = asyncio.get_running_loop().call_later(SWEEP_SECS, self._sweep)
 
     def stop(self) -> None:
-        """Sweep no more."""
+        """Stop sweeping."""
         if self._timer is not None:
             self._timer.cancel()
 
     def heard(self, ids: frozenset[str] | None) -> None:
-        """Another process has changed something: its ids are a hint, the rows are the truth."""
-        runtime = self._runtime
-        if runtime.closing:
+        """Another process has changed something. The ids are a hint; the rows are the truth."""
+        parts = self._parts
+        if parts.lifecycle.closing:
             return
-        runtime.durability.waits.look(ids)
-        runtime.relay.look(ids)
-        runtime.notifications.heard(ids)
-        for told in tuple(self.on_heard):
-            told()
-        runtime.registry.run_soon(self._look(ids))
+        parts.durability.waits.look(ids)
+        parts.relay.notify(ids)
+        parts.notifications.heard(ids)
+        for listener in tuple(self.on_heard):
+            listener()
+        parts.registry.run_soon(self._catch_up(ids))
 
-    async def _look(self, ids: frozenset[str] | None) -> None:
-        runtime = self._runtime
-        await runtime.registry.refresh(ids)
-        await runtime.relay.serve()
-        await runtime.recovery.unowned()
+    async def _catch_up(self, ids: frozenset[str] | None) -> None:
+        await self._parts.registry.refresh(ids)
+        await self._parts.relay.serve()
+        await self._parts.recovery.unowned()
 
     def _sweep(self) -> None:
-        self._runtime.registry.run_soon(self._look_everywhere())
+        self._parts.registry.run_soon(self._sweep_all())
 
-    async def _look_everywhere(self) -> None:
+    async def _sweep_all(self) -> None:
         try:
             self.heard(None)
-            await self._runtime.recovery.sweep()
-            await self._runtime.deadlines.check()
+            await self._parts.recovery.sweep()
+            await self._deadlines.check()
         except KeepholdError as error:
-            _log.warning("the store cannot be looked through: %s", error)
+            _log.warning("the store cannot be swept: %s", error)
         finally:
             self.begin()

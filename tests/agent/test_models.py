@@ -146,9 +146,9 @@ async def test_G1_what_is_the_same_model_is_made_once(tmp_path: Path, monkeypatc
         one, two = rt.conversation(), rt.conversation()
         assert one.id != two.id
         assert one.assistant.model is two.assistant.model
-        asked = rt.agency.assistant(AssistantSettings(model="python:own_models:made", temperature=0.5))
+        asked = rt.agents.assistant(AssistantSettings(model="python:own_models:made", temperature=0.5))
         assert asked.model is one.assistant.model and asked.settings.get("temperature") == 0.5
-        other = rt.agency.assistant(AssistantSettings(model="python:own_models:made", base_url="http://127.0.0.1:9"))
+        other = rt.agents.assistant(AssistantSettings(model="python:own_models:made", base_url="http://127.0.0.1:9"))
         assert other.model is not one.assistant.model
 
 

@@ -287,7 +287,7 @@ async def test_R6_closed_while_results_are_written(clock: VirtualClock) -> None:
 
         def leave(event: Event) -> None:
             if isinstance(event, Answered):
-                talk.rt.agency.suspend()  # what closing does first
+                talk.rt.agents.suspend()  # what closing does first
 
         with pytest.raises(KeepholdError) as caught:
             await talk.prompt(then=leave)

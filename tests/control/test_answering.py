@@ -88,7 +88,7 @@ async def work(call: Call) -> str:
 async def test_M5_a_spawn_that_waits_for_a_permission_answers_pending(clock: VirtualClock) -> None:
     needs = OpenRequests()
     async with Runtime([replace(work, run="ask")], prompter=needs, clock=clock) as rt:
-        desk = rt.desk("mcp")
+        desk = rt.call_queue("mcp")
         spawned = await desk.call(ToolCall("1", "work", {"action": "spawn", "id": "w"}))
         assert spawned.result == '{"id":"w","state":"pending"}'
         waiting = asyncio.create_task(desk.call(ToolCall("2", "await", {"all": ["w"]})))

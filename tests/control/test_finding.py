@@ -42,7 +42,7 @@ class Place:
     async def call(self, label: str, conversation: str = "main") -> str:
         """A client's call of that number, which goes on; its uid."""
         before = await self._uids()
-        calling = self.rt.desk(conversation).call(ToolCall(label, "gate"))
+        calling = self.rt.call_queue(conversation).call(ToolCall(label, "gate"))
         self._calls.append(self._tasks.create_task(calling))
         while not (new := await self._uids() - before):  # noqa: ASYNC110 (it is written down after a moment)
             await asyncio.sleep(0.002)

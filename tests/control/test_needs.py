@@ -272,7 +272,7 @@ async def test_closing_withdraws_what_is_open_and_decides_nothing(clock: Virtual
         running = asyncio.create_task(rt.turn("main").__aenter__())
         turn = await running
         batch = asyncio.create_task(texts(turn, call("echo", text="a")))
-        visit = await rt.desk("desk").begin(call("echo", text="b"), people=rt.people.joined(client))
+        visit = await rt.call_queue("desk").begin(call("echo", text="b"), people=rt.people.joined(client))
         await open_now(needs, 2)
     assert needs.listed() == [] and client.open == []
     response = await visit.response()
@@ -377,7 +377,7 @@ async def test_P5_what_is_remembered_settles_what_clients_are_asked_as_well(cloc
     needs = OpenRequests()
     async with Runtime(TOOLS, clock=clock, prompter=needs) as rt:
         rt.people.beside = needs.beside
-        clients, desk = [Person(), Person()], rt.desk("main")
+        clients, desk = [Person(), Person()], rt.call_queue("main")
         joined = [rt.people.joined(client) for client in clients]
         visits = [await desk.begin(call("echo", text=each), people=of) for each, of in zip("ab", joined, strict=True)]
         visits.append(await desk.begin(call("echo", text="c")))

@@ -109,11 +109,11 @@ async def test_O4_what_was_cut_is_read_by_its_label_whenever_the_call_ended(tmp_
     async def reads(rt: Runtime) -> None:
         for ms in MILLISECONDS:
             arguments = {"call_id": f"p{ms}", "from_end": True, "limit": 10}
-            read = json.loads((await rt.desk("main").call(ToolCall("r", "read_output", arguments))).result)
+            read = json.loads((await rt.call_queue("main").call(ToolCall("r", "read_output", arguments))).result)
             assert (read["content"], read["total"]) == ("line\nline\n", 2 * len(CUT))
 
     async with Runtime(TOOLS, store=store) as rt:
-        desk = rt.desk("main")
+        desk = rt.call_queue("main")
         calls = [desk.call(ToolCall(f"p{ms}", "prints", {"ms": ms})) for ms in MILLISECONDS]
         for response in await asyncio.gather(*calls):
             assert f'{{"call_id":"{response.id}"}}' in response.result
@@ -128,7 +128,7 @@ async def test_B1_any_label_is_answered(tmp_path: Path, label: str) -> None:
     """Labels are ids of requests, which clients choose."""
     async with Runtime(TOOLS, store=stored_in(tmp_path)) as rt, asyncio.timeout(5):
         for ms in (0, 25):
-            response = await rt.desk("main").call(ToolCall(label, "nap", {"ms": ms}))
+            response = await rt.call_queue("main").call(ToolCall(label, "nap", {"ms": ms}))
             assert response.id == label
             assert response.code == "not_storable" or response.result == f"napped {ms}"
         assert not rt.batches and rt.live() == []
@@ -143,7 +143,7 @@ async def test_C9_what_cannot_be_stored_is_told(tmp_path: Path, ms: int) -> None
         return "never"
 
     async with Runtime([asks_oddly], store=stored_in(tmp_path)) as rt, asyncio.timeout(5):
-        response = await rt.desk("main").call(ToolCall("1", "asks_oddly"))
+        response = await rt.call_queue("main").call(ToolCall("1", "asks_oddly"))
         assert response.is_error and response.code == "not_storable"
         assert not rt.batches and rt.live() == []
 
@@ -151,7 +151,7 @@ async def test_C9_what_cannot_be_stored_is_told(tmp_path: Path, ms: int) -> None
 async def test_D5_a_key_taken_at_once_is_one(tmp_path: Path) -> None:
     keys: list[Key] = []
     async with Runtime([approval(keys, actions=())], store=stored_in(tmp_path)) as rt:
-        desk = rt.desk("main")
+        desk = rt.call_queue("main")
         waiting = asyncio.create_task(desk.call(ToolCall("a", "approve")))
         await until(lambda: len(keys) == 1)
         assert str(await rt.resolve(keys[0], ok("yes"))) == "accepted"
@@ -177,7 +177,7 @@ async def test_N3_the_end_of_a_left_call_is_news_once(tmp_path: Path, steps: int
         return "done"
 
     async with Runtime([work, nap], store=stored_in(tmp_path)) as rt:
-        visit = await rt.desk("main").begin(ToolCall("w", "work"))
+        visit = await rt.call_queue("main").begin(ToolCall("w", "work"))
         handle = visit.handle
         assert handle is not None
         if written:
@@ -189,12 +189,12 @@ async def test_N3_the_end_of_a_left_call_is_news_once(tmp_path: Path, steps: int
         go.set()
         await handed_back(rt)
         await until(lambda: not handle.active)
-        found = json.loads((await rt.desk("other").call(ToolCall("n", "list_wait_handles"))).result)
+        found = json.loads((await rt.call_queue("other").call(ToolCall("n", "list_wait_handles"))).result)
         assert found["handles"] == []  # of another conversation; and everything decided is visible by now
         assert [each.message for each in await rt.registry.store.notifications("main")] == ["`call:w` (work) stopped."]
-        shown = await rt.desk("main").call(ToolCall("a", "await", {"all": ["call:w"]}))
+        shown = await rt.call_queue("main").call(ToolCall("a", "await", {"all": ["call:w"]}))
         assert json.loads(shown.result)["completed"] == [{"id": "call:w", "state": "stopped", "result": "done"}]
-        after = await rt.desk("main").call(ToolCall("n", "nap", {"ms": 0}))
+        after = await rt.call_queue("main").call(ToolCall("n", "nap", {"ms": 0}))
         assert shown.notifications == after.notifications == () and await notifications(rt) == []
 
 
@@ -209,7 +209,7 @@ async def test_N4_news_does_not_go_to_a_client_that_is_gone(tmp_path: Path, ms: 
 
     async with serving(tools=[nap, work], store=stored_in(tmp_path)) as here, httpx2.AsyncClient(timeout=20) as http:
         rt = here.runtime
-        await here.runtime.desk("mcp").call(ToolCall("s", "work", {"action": "spawn", "id": "w"}))
+        await here.runtime.call_queue("mcp").call(ToolCall("s", "work", {"action": "spawn", "id": "w"}))
         gone = asyncio.create_task(post_modern(http, here.url, 2, "nap", ms=ms))
         await until(lambda: len(rt.batches) == 1)
         go.set()
@@ -241,7 +241,7 @@ async def test_N4_news_rides_once_whoever_answers(tmp_path: Path, runtimes: int)
             id, ms = f"{number}-{n}", chance.choice(MILLISECONDS)
             spawned = ToolCall(id, "work", {"action": "spawn", "id": id, "ms": ms})
             for call in (spawned, ToolCall("n", "nap", {"ms": ms})):
-                response = await chance.choice(among).desk("main").call(call)
+                response = await chance.choice(among).call_queue("main").call(call)
                 told.extend(each.message for each in response.notifications)
 
     async with AsyncExitStack() as stack:
@@ -249,7 +249,7 @@ async def test_N4_news_rides_once_whoever_answers(tmp_path: Path, runtimes: int)
         among = [await stack.enter_async_context(Runtime([nap, work], store=store)) for _ in range(runtimes)]
         await asyncio.gather(*(client(number, among) for number in range(4)))
         await until(lambda: not any(rt.registry.live() for rt in among))
-        last = await among[0].desk("main").call(ToolCall("n", "nap", {"ms": 0}))
+        last = await among[0].call_queue("main").call(ToolCall("n", "nap", {"ms": 0}))
         told.extend(each.message for each in last.notifications)
     assert sorted(told) == sorted(f"`{number}-{n}` (work) stopped." for number in range(4) for n in range(12))
 
@@ -267,7 +267,7 @@ visits = st.tuples(
 
 async def visited(rt: Runtime, label: str, plan: tuple[str, int, Fate, int]) -> tuple[QueuedCall, Any]:
     tool, ms, fate, after = plan
-    visit = await rt.desk("main").begin(ToolCall(label, tool, {"ms": ms}), park_after=0.02)
+    visit = await rt.call_queue("main").begin(ToolCall(label, tool, {"ms": ms}), park_after=0.02)
     if fate == "taken":
         return visit, await visit.response()
     await asyncio.sleep(after / 1000)
@@ -326,7 +326,7 @@ async def test_R6_closing_right_after_a_call_has_begun(tmp_path: Path, tool: str
     store = stored_in(tmp_path)
     rt = await Runtime(TOOLS, store=store).__aenter__()
     calls = [ToolCall(f"c{ms}", tool, {"ms": ms}) for ms in MILLISECONDS]
-    begun = [await rt.desk("main").begin(call) for call in calls]
+    begun = [await rt.call_queue("main").begin(call) for call in calls]
     answers = [asyncio.create_task(visit.response()) for visit in begun]
     await asyncio.sleep(moment / 1000)
     await rt.close()
@@ -355,7 +355,9 @@ async def test_R4_the_end_of_an_unwritten_call_waits_for_room(tmp_path: Path, di
         return "x" * size
 
     async with Runtime([work], store=stored_in(tmp_path)) as rt:
-        answers = [asyncio.create_task(rt.desk("main").call(ToolCall(f"w{n}", "work", {"size": size}))) for n in "123"]
+        answers = [
+            asyncio.create_task(rt.call_queue("main").call(ToolCall(f"w{n}", "work", {"size": size}))) for n in "123"
+        ]
         await until(lambda: len(rt.registry.live()) == 3)
         async with full(disk, rt):
             go.set()
@@ -382,7 +384,7 @@ async def busy(store: str, name: str) -> None:
 
     async def client(rt: Runtime, number: int) -> None:
         chance = random.Random(number)
-        desk = rt.desk(name)
+        desk = rt.call_queue(name)
         for n in range(1_000_000):
             tool = chance.choice(["nap", "nap", "prints", "takes_key", "ticket"])
             call = ToolCall(f"{number}-{n}", tool, {"ms": chance.choice(MILLISECONDS)})

@@ -24,7 +24,7 @@ def calling(name: str, **config: Any) -> dict[str, Any]:
 async def begin(rt: Runtime, *steps: dict[str, Any], **more: Any) -> str:
     """Start a workflow; the id of its handle."""
     asked = {"workflowId": "w", "name": "W", "steps": list(steps), **more}
-    response = await rt.desk("main").call(ToolCall("1", "execute_workflow_async", asked))
+    response = await rt.call_queue("main").call(ToolCall("1", "execute_workflow_async", asked))
     assert not response.is_error, response.result
     return (await rt.handles(conversation="main"))[0].id
 
@@ -229,7 +229,7 @@ async def test_W10_a_workflow_that_is_cancelled_ends_the_call_it_goes_on_with(tm
         await parked(rt)
     async with Runtime([tool], store=store) as rt:
         await attempt(rt, id, 2)
-        await rt.desk("main").call(ToolCall("2", "cancel_wait_handle", {"handleId": id}))
+        await rt.call_queue("main").call(ToolCall("2", "cancel_wait_handle", {"handleId": id}))
         await stopped(rt, id)
         await parked(rt, 0)
         assert str(await rt.resolve(keys[0], ok(1))) == "already_resolved"

@@ -110,7 +110,9 @@ async def test_pattern_4_by_the_tool_of_another_client(clock: VirtualClock) -> N
         await ask(turn, "create_wait_handle", {"handleId": "w", "type": "hook"})
         waiting = group.create_task(ask(turn, "wait_for", {"handleId": "w"}))
         await clock.advance(60)
-        done = await rt.desk("main").call(call("complete_wait_handle", {"handleId": "w", "error": "External timeout"}))
+        done = await rt.call_queue("main").call(
+            call("complete_wait_handle", {"handleId": "w", "error": "External timeout"})
+        )
         assert not done.is_error
         result = await waiting
         assert (result["status"], result["error"], result["isError"]) == ("failed", "External timeout", True)

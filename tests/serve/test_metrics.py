@@ -145,8 +145,8 @@ async def test_R1_what_is_parked_resolved_journaled_and_taken_over(tmp_path: Pat
     keys: list[Key] = []
     metrics, later = Prometheus(), Prometheus()
     async with Runtime(approval(keys), store=stored_in(tmp_path), metrics=metrics) as rt:
-        await rt.desk("main").call(spawn("approve", "a"))
-        await rt.desk("main").call(spawn("deploy", "d"))
+        await rt.call_queue("main").call(spawn("approve", "a"))
+        await rt.call_queue("main").call(spawn("deploy", "d"))
         await parked(rt)
         await until(lambda: _journaled(rt, "d"))
         found = await samples(metrics)
@@ -248,8 +248,8 @@ async def test_K5_no_label_holds_an_id_a_conversation_or_a_key(tmp_path: Path) -
     metrics = Prometheus()
     async with Runtime([*approval(keys), talk], store=stored_in(tmp_path), metrics=metrics) as rt:
         for number in range(3):
-            await rt.desk(f"conversation-{number}").call(spawn("approve", f"handle-{number}"))
-            await rt.desk(f"conversation-{number}").call(call(f"unknown-{number}"))
+            await rt.call_queue(f"conversation-{number}").call(spawn("approve", f"handle-{number}"))
+            await rt.call_queue(f"conversation-{number}").call(call(f"unknown-{number}"))
         await parked(rt, 3)
         await rt.resolve(keys[0], ok("the-result"))
         text = (await metrics.render())[0].decode()

@@ -153,14 +153,14 @@ async def test_G2_agents_come_and_go_and_those_of_the_program_stay(tmp_path: Pat
         async def mine(call: Call, request: AgentRequest) -> str:
             return "mine"
 
-        known: Callable[[], set[str]] = lambda: set(rt._agents.ids)  # noqa: E731
+        known: Callable[[], set[str]] = lambda: set(rt.agent_functions.ids)  # noqa: E731
         assert known() == {"one", "mine"}
         rt.reload(config(tmp_path, agents.format(id="two")))
         assert known() == {"two", "mine"} and rt.toolbox.get("one") is None and rt.toolbox.get("two") is not None
         rt.reload(config(tmp_path, ""))
         assert known() == {"mine"}
         with pytest.raises(ToolError):
-            rt._agents.find("two")
+            rt.agent_functions.find("two")
 
 
 async def test_M1_clients_are_told_that_the_tools_are_others(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ async def test_Q2_the_order_of_those_who_answer_a_one_shot_call(clock: VirtualCl
 async def test_Q2_a_remembered_answer_comes_before_a_fixed_one(clock: VirtualClock) -> None:
     """A question of one tool that a person answered for the turn, in a configuration that also fixes it."""
     async with attended(clock, [with_policy(asks, answered=True, answer=True)], person=Person()) as (rt, turn):
-        rt.remembered.answered("main", "asks", "sure", False)
+        rt._parts.decisions.answered("main", "asks", "sure", False)
         assert (await turn.run([call("asks")]))[0].result == "answer False"
 
 

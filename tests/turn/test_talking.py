@@ -24,7 +24,7 @@ from tests.turn.calls import (
 )
 
 import keephold
-from keephold import Call, Question
+from keephold import Call, Question, Runtime, ToolError
 from keephold.testing import VirtualClock
 from keephold.tools.base import SpawnPolicy
 
@@ -299,3 +299,18 @@ async def test_C6_a_call_that_is_being_ended_gets_neither_answers_nor_input(cloc
             took, stopped = await timed(clock, turn, abort("cleans", how))
             assert (took, stopped["ended_by"]) == (0, "abort")
             assert rt.live() == []
+
+
+async def test_a_turn_acts_on_the_handles_of_its_own_conversation(clock: VirtualClock) -> None:
+    @keephold.tool(actions=TALKING)
+    async def echo(call: Call) -> str:
+        return f"heard {await call.input()}"
+
+    async with Runtime([echo], clock=clock) as rt, rt.turn("main") as turn, rt.turn("other") as other:
+        await turn.run([spawn("echo", "e")])
+        assert [handle.id for handle in await turn.handles(state="running")] == ["e"]
+        assert (await turn.handle("e")).conversation == "main" and await other.handles() == []
+        with pytest.raises(ToolError, match="not found"):
+            await other.send("e", "you")
+        assert (await turn.send("e", "me"))["state"] == "stopped"
+        assert (await turn.wait(all=["e"]))["completed"][0]["result"] == "heard me"

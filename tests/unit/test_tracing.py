@@ -76,8 +76,8 @@ async def test_what_its_caller_and_its_code_do_belongs_to_it(spans: Spans) -> No
 async def test_a_call_without_a_turn_belongs_to_the_request_it_came_with(spans: Spans) -> None:
     async with Runtime([release]) as rt:
         with spans.tracer.start_as_current_span("tools/call release"):
-            await rt.desk("main").call(spawn("release", "r"))
-        await rt.desk("main").call(abort("release", "r"))
+            await rt.call_queue("main").call(spawn("release", "r"))
+        await rt.call_queue("main").call(abort("release", "r"))
     assert spans.path(spans.one("execute_tool release")) == ["tools/call release", "execute_tool release"]
 
 
@@ -125,7 +125,7 @@ async def test_D1_a_resolution_and_the_call_that_waited_know_of_each_other(spans
         return Pending()
 
     async with Runtime([approve], store=stored_in(tmp_path)) as rt:
-        await rt.desk("main").call(spawn("approve", "a"))
+        await rt.call_queue("main").call(spawn("approve", "a"))
         await parked(rt)
         with spans.tracer.start_as_current_span("POST /complete/{key}"):
             await rt.resolve(keys[0], ok("yes"))
@@ -168,7 +168,7 @@ async def test_D9_the_completion_of_a_call_parked_in_an_earlier_life(spans: Span
         return Pending()
 
     async with Runtime([approve], store=stored_in(tmp_path)) as rt:
-        await rt.desk("main").call(spawn("approve", "a"))
+        await rt.call_queue("main").call(spawn("approve", "a"))
         await parked(rt)
     left = spans.one("execute_tool approve")
     assert said(left)["keephold.left"]

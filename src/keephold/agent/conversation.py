@@ -92,7 +92,7 @@ class Conversation:
             if self._opened:
                 return
             await self.runtime.open()
-            await self.runtime.agency.enter(self.assistant)
+            await self.runtime.agents.enter(self.assistant)
             await self.transcript.load()
             store = self.runtime.registry.store
             before = await store.turn(self.id)

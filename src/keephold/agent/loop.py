@@ -121,7 +121,7 @@ class TurnLoop:
             await self._transcript.refresh()
             self._tell(TurnStarted(turn.id, turn.resumed))
             if turn.resumed and self._transcript.turn == turn.id:
-                of_agents = await conversation.runtime.agency.spent_by_agents(conversation.id, turn.id)
+                of_agents = await conversation.runtime.agents.spent_by_agents(conversation.id, turn.id)
                 self.spending.resume(self._transcript.spent, of_agents)
                 self._text = next(filter(None, map(response_text, reversed(self._transcript.spent))), "")
             if self._cancelled:

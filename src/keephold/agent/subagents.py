@@ -132,7 +132,7 @@ class SubAgent:
         return _result(self.id, answer)
 
     def _open(self, call: Call, id: str, request: AgentRequest | None) -> "Conversation":
-        agency, settings = self._runtime.agency, self.settings
+        agency, settings = self._runtime.agents, self.settings
         wanted = settings.assistant_over(agency.config.conversation.assistant)
         own = settings.instructions
         only: tuple[str, ...] = ("*",)

@@ -33,6 +33,7 @@ from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Stopped
 from keephold.store.base import HandleQuery, Record, TranscriptLine
+from keephold.turn.lineage import root_of
 from keephold.turn.notifications import AUTOMATIC
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Commands:
         """Whatever lives here, and in the conversations of sub-agents."""
         registry, here = self._runtime.registry, self._conversation.id
         running = dict.fromkeys(handle.conversation for handle in registry.live())
-        conversations = dict.fromkeys([here, *(each for each in running if self._runtime.root(each) == here)])
+        conversations = dict.fromkeys([here, *(each for each in running if root_of(each) == here)])
         return [
             record
             for conversation in conversations
@@ -333,7 +334,7 @@ class ChatSession:
                 continue
             if handle.conversation == self._conversation.id:
                 lines.append(running_line(handle, self._teller.calls.get(handle.call_id), now))
-            elif self._runtime.root(handle.conversation) == self._conversation.id:
+            elif root_of(handle.conversation) == self._conversation.id:
                 text, style = running_line(handle, None, now)
                 lines.append(StyledLine(f"  {text}", style))
         return lines

@@ -114,7 +114,7 @@ class RuntimeView:
                 "parameters": canonical(tool),
             }
             for tool in self._runtime.toolbox.served()
-            if tool.name != EXECUTE_AGENT or self._runtime.has_agents
+            if tool.name != EXECUTE_AGENT or self._runtime.agent_functions.ids
         ]
 
     async def stats(self) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class Calls:
         self._tasks = tasks
 
     def desk(self, ctx: Context) -> CallQueue:
-        return self.runtime.desk(self.conversation(ctx))
+        return self.runtime.call_queue(self.conversation(ctx))
 
     async def begin(
         self, ctx: Context, tool: Tool, params: CallToolRequestParams, park_after: float | None = 30

@@ -132,7 +132,8 @@ class Server(MCPServer[Any]):
     async def list_tools(self) -> list[DescribedTool]:
         """Return the tools registered here, then those of the runtime."""
         await self.runtime.connected(_CONNECT_SECS)  # a client that lists once should see the tools of other servers
-        served = [tool for tool in self.runtime.toolbox.served() if tool.name != AGENTS or self.runtime.has_agents]
+        agents = self.runtime.agent_functions.ids
+        served = [tool for tool in self.runtime.toolbox.served() if tool.name != AGENTS or agents]
         return [*await super().list_tools(), *described(served, self._schema)]
 
     async def list_resource_templates(self) -> list[DescribedTemplate]:

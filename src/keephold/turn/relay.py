@@ -147,8 +147,8 @@ class Relay:
             del self._awaited[id]
             registry.commit((RequestClosed(id),), lambda _: None, lambda _: None)
 
-    def look(self, ids: Iterable[str] | None) -> None:
-        """Replies may have come: to those requests, or to any."""
+    def notify(self, ids: Iterable[str] | None) -> None:
+        """Check for replies to these requests, or to all of them."""
         for id in tuple(self._awaited) if ids is None else ids:
             if id in self._awaited:
                 self._awaited[id].set()

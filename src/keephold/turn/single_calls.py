@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import secrets
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
@@ -25,14 +26,14 @@ from keephold.turn.tool_call import ToolCall, read_call
 from keephold.turn.turn import Response
 
 if TYPE_CHECKING:
-    from keephold.runtime import Runtime
+    from keephold.turn.parts import Parts
 
 
 class QueuedCall:
     """One call at the desk, begun."""
 
-    def __init__(self, desk: "CallQueue", call: ToolCall, batch: Batch) -> None:
-        self._desk = desk
+    def __init__(self, queue: "CallQueue", call: ToolCall, batch: Batch) -> None:
+        self._queue = queue
         self._call = call
         self._batch = batch
         self._answer: asyncio.Task[Response] | None = None
@@ -55,7 +56,7 @@ class QueuedCall:
     async def response(self) -> Response:
         """The answer, with whatever news rides on it (N4). Whoever is cancelled here lets the call go on."""
         if self._answer is None:
-            self._answer = asyncio.create_task(self._desk._answered(self, self._call))
+            self._answer = asyncio.create_task(self._queue._answered(self, self._call))
         return await asyncio.shield(self._answer)
 
     def cancel(self) -> None:
@@ -65,9 +66,9 @@ class QueuedCall:
     def detach(self) -> None:
         """Nobody takes the answer; the call goes on and is looked after by its uid."""
         self.left = True
-        self._desk._give_back(self)
+        self._queue._give_back(self)
         if self._answer is None:
-            self._answer = asyncio.create_task(self._desk._answered(self, self._call))
+            self._answer = asyncio.create_task(self._queue._answered(self, self._call))
 
     def leave(self) -> None:
         """Nobody will take the answer: a one-shot call goes on as a handle that can be found again, by
@@ -80,18 +81,32 @@ class QueuedCall:
         if looks or handle.kind == "timer":
             self._batch.cancel()
         elif not handle.tool.unrecorded:
-            self._desk._runtime.registry.run_soon(self._batch.promote_to_handle(handle, left=True))
+            self._queue._parts.registry.run_soon(self._batch.promote_to_handle(handle, left=True))
+
+
+class CallQueues:
+    """The queues of one runtime, by conversation, while they are in use."""
+
+    def __init__(self, parts: "Parts") -> None:
+        self._parts = parts
+        self._queues: WeakValueDictionary[str, CallQueue] = WeakValueDictionary()
+
+    def of(self, conversation: str) -> "CallQueue":
+        queue = self._queues.get(conversation)
+        if queue is None:
+            queue = self._queues[conversation] = CallQueue(self._parts, conversation)
+        return queue
 
 
 class CallQueue:
-    """Where calls of one conversation are handed in."""
+    """Takes the calls of one conversation, one by one."""
 
-    def __init__(self, runtime: "Runtime", conversation: str) -> None:
-        self._runtime = runtime
+    def __init__(self, parts: "Parts", conversation: str) -> None:
+        self._parts = parts
         self.conversation = conversation
         self._id = f"d-{secrets.token_hex(6)}"
-        self._visits = 0
-        self._line = asyncio.Lock()
+        self._count = 0
+        self._lock = asyncio.Lock()
 
     async def call(self, call: ToolCall, *, park_after: float | None = 30) -> Response:
         """Run one call to its answer; nothing a tool does raises here."""
@@ -101,40 +116,40 @@ class CallQueue:
         self, call: ToolCall, *, park_after: float | None = 30, people: PromptQueue | None = None
     ) -> QueuedCall:
         """Hand in a call. `people` are asked about it, and about what it asks itself unless it is a spawn."""
-        runtime = self._runtime
-        async with self._line:
-            runtime.check_open()
-            await runtime.open()
-            if runtime.registry.collecting_is_due:
-                runtime.registry.run_soon(runtime.registry.collect_sometimes())
-            self._visits += 1
-            parsed = read_call(call, 0, runtime.toolbox, runtime.limits, runtime.registry.clock.now())
-            trouble = runtime.registry.store.trouble
+        parts = self._parts
+        async with self._lock:
+            parts.lifecycle.check_open()
+            await parts.lifecycle.open()
+            if parts.registry.collecting_is_due:
+                parts.registry.run_soon(parts.registry.collect_sometimes())
+            self._count += 1
+            parsed = read_call(call, 0, parts.toolbox, parts.limits, parts.registry.clock.now())
+            trouble = parts.registry.store.trouble
             if trouble is not None:
                 error = ToolError(f"The call was not run: {trouble}", code="store_unavailable")
                 parsed = replace(parsed, error=error)
             batch = Batch(
                 [parsed],
-                runtime.registry,
-                runtime.actions,
-                runtime.limits,
+                parts.registry,
+                parts.actions,
+                parts.limits,
                 self.conversation,
                 self._id,
-                self._visits,
+                self._count,
                 park_after,
                 resumable=False,
                 people=people,
                 patience=park_after if people is None else None,  # the client's user may take their time
             )
-            runtime.batches.add(batch)
+            parts.batches.add(batch)
             try:
                 await batch.begin()
             except BaseException:
-                runtime.batches.discard(batch)
+                parts.batches.discard(batch)
                 raise
         queued = QueuedCall(self, call, batch)
         if people is not None and queued.handle is not None and not queued.handle.stateful:
-            runtime.people.assign(queued.handle, people)
+            parts.people.assign(queued.handle, people)
         return queued
 
     async def _answered(self, visit: QueuedCall, call: ToolCall) -> Response:
@@ -143,8 +158,8 @@ class CallQueue:
         except KeepholdError as error:  # the runtime is closing
             reply = error_reply(ToolError(error.message, code=error.code))
         finally:
-            self._runtime.batches.discard(visit._batch)
-        meter = self._runtime.registry.meter
+            self._parts.batches.discard(visit._batch)
+        meter = self._parts.registry.meter
         if meter is not None and not visit.left:
             meter.shown(size_of(reply.model))
         if not visit.left:
@@ -160,23 +175,23 @@ class CallQueue:
         """News that nobody takes is queued again (N3)."""
         news, visit.notifications = visit.notifications, ()
         if news:
-            self._runtime.notifications.queue_again(news)
+            self._parts.notifications.queue_again(news)
 
     async def _record(self, reply: Reply) -> tuple[QueuedNotification, ...]:
         """That the reply was given; without a turn, whatever waits rides on it."""
-        registry = self._runtime.registry
+        registry = self._parts.registry
         if registry.closing:
             return ()
         shown = still_shown(registry, (reply,))
         told = {uid for uid, _ in shown}
         waiting = await registry.store.notifications(self.conversation, len(told) + 1)
-        op = Responded(self.conversation, self._id, self._visits, (), reply.cursors, shown, CARRIERS)
+        op = Responded(self.conversation, self._id, self._count, (), reply.cursors, shown, CARRIERS)
         if all(news.uid in told for news in waiting):
             if reply.cursors or shown:  # a crash before it is written repeats what was shown, no more (N3)
                 registry.run_soon(self._shown(replace(op, carry=())))
             return ()
-        return await self._runtime.notifications.carried(registry.responded(op))
+        return await self._parts.notifications.carried(registry.responded(op))
 
     async def _shown(self, op: Responded) -> None:
         with contextlib.suppress(KeepholdError):
-            await self._runtime.registry.responded(op)
+            await self._parts.registry.responded(op)

@@ -17,28 +17,33 @@ from keephold.tools.waiting import WaitToolHost, wait_tools
 from keephold.tools.waiting.agents import Agents
 from keephold.tools.waiting.measure import Measure
 from keephold.turn.ending import all_stopped
-from keephold.turn.replies import CANCELLED
+from keephold.turn.replies import CANCELLED, Replies
 from keephold.turn.tool_call import ToolCall
 
 if TYPE_CHECKING:
-    from keephold.runtime import Runtime
+    from keephold.turn.parts import Parts
+    from keephold.turn.single_calls import CallQueues
     from keephold.turn.turn import Response
 
 
 class ToolServices:
-    """The runtime, as tools reach it."""
+    """Gives the wait tools access to the runtime, which is made after them."""
 
-    def __init__(self, runtime: "Runtime") -> None:
-        self._runtime = runtime
+    def __init__(self, replies: Replies) -> None:
+        self._replies = replies
+        self._parts: Parts
+        self._queues: CallQueues
+
+    def connect(self, parts: "Parts", queues: "CallQueues") -> None:
+        self._parts, self._queues = parts, queues
 
     def tools(self, agents: Agents, measure: Measure, *, detached: str, private_addresses: bool) -> list[Tool]:
         """The wait tools of the runtime."""
-        replies = self._runtime.replies
         return wait_tools(
             WaitToolHost(
-                durability=lambda: self._runtime.durability,
-                show=replies.object,
-                text=replies.printed,
+                durability=lambda: self._parts.durability,
+                show=self._replies.object,
+                text=self._replies.printed,
                 end=self.end,
                 run=self.run,
                 has_tool=self._has_tool,
@@ -50,15 +55,15 @@ class ToolServices:
         )
 
     def _has_tool(self, name: str) -> bool:
-        return self._runtime.toolbox.get(name) is not None
+        return self._parts.toolbox.get(name) is not None
 
     async def end(self, handle: Handle, error: Failure, ended_by: EndedBy) -> None:
         """End a handle; it has stopped when this returns. One of another process ends in that one's words."""
-        if not self._runtime.relay.elsewhere(handle):
-            self._runtime.admission.end(handle, error, ended_by)
+        if not self._parts.relay.elsewhere(handle):
+            self._parts.admission.end(handle, error, ended_by)
             await all_stopped([handle])
             return
-        reply = await self._runtime.actions.perform(handle, "abort", by="model")
+        reply = await self._parts.actions.perform(handle, "abort", by="model")
         if reply.is_error:
             raise ToolError(reply.result, code=reply.code or "tool_error")
 
@@ -67,13 +72,13 @@ class ToolServices:
         closed: then the call is left for the next one, as any other (R6). With `again`, see `_earlier`."""
         earlier = await self._earlier(conversation, label) if again else None
         if earlier is not None:
-            return _value(earlier, self._runtime.replies.outcome(earlier))
-        visit = await self._runtime.desk(conversation).begin(ToolCall(label, name, arguments), park_after=None)
+            return _value(earlier, self._replies.outcome(earlier))
+        visit = await self._queues.of(conversation).begin(ToolCall(label, name, arguments), park_after=None)
         visit.left = True
         try:
             response = await visit.response()
         except asyncio.CancelledError:
-            if not self._runtime.closing:
+            if not self._parts.lifecycle.closing:
                 self._give_up(visit.handle)
                 visit.cancel()
             raise
@@ -83,7 +88,7 @@ class ToolServices:
         """The call of that label from before a restart, when it is over and what it came to counts. One that is parked,
         or that recovery goes on with or is about to end, is followed to its end."""
         try:
-            handle = await Handles(self._runtime.registry, conversation).find_call(label)
+            handle = await Handles(self._parts.registry, conversation).find_call(label)
         except ToolError:
             return None
         if handle.tool.source == "builtin":
@@ -95,7 +100,7 @@ class ToolServices:
             await over
         except asyncio.CancelledError:
             handle.unwatch(watcher)
-            if not self._runtime.closing:
+            if not self._parts.lifecycle.closing:
                 self._give_up(handle)
             raise
         return handle if isinstance(handle.state, Stopped) and _counts(handle.state) else None
@@ -105,10 +110,10 @@ class ToolServices:
         if handle is None or not handle.active or handle.stateful:
             return
         error = Failure(CANCELLED, "cancelled")
-        if self._runtime.relay.elsewhere(handle):
-            self._runtime.registry.run_soon(self.end(handle, error, "abort"))
+        if self._parts.relay.elsewhere(handle):
+            self._parts.registry.run_soon(self.end(handle, error, "abort"))
         else:
-            self._runtime.admission.end(handle, error, "abort")
+            self._parts.admission.end(handle, error, "abort")
 
 
 def _counts(state: Stopped) -> bool:

@@ -2,14 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
+from keephold.durable.deferred import ResolveOutcome
 from keephold.errors import KeepholdError, ToolError, TurnFailed
-from keephold.handles.handle import Handle
+from keephold.handles.handle import Handle, HandleInfo
 from keephold.handles.state import Failure, Reply
 from keephold.store.base import (
     Answers,
@@ -33,7 +34,7 @@ from keephold.turn.replies import error_reply
 from keephold.turn.tool_call import ToolCall, Tools, read_call
 
 if TYPE_CHECKING:
-    from keephold.runtime import Runtime
+    from keephold.turn.parts import Parts
 
 
 class OpenBatch(msgspec.Struct, frozen=True):
@@ -64,9 +65,9 @@ class Turn:
     """One turn. Use it as an async context manager; leaving the block ends it, an exception or `cancel` cancels it."""
 
     def __init__(
-        self, runtime: "Runtime", conversation: str, id: str, *, resume: bool = False, tools: Tools | None = None
+        self, parts: "Parts", conversation: str, id: str, *, resume: bool = False, tools: Tools | None = None
     ) -> None:
-        self._runtime = runtime
+        self._parts = parts
         self.conversation = conversation
         self.id = id
         self.ending: Ending | None = None
@@ -80,10 +81,10 @@ class Turn:
         self.resumed = False
         """It is a turn that its process did not live to end."""
         self._resume = resume
-        self._tools: Tools = runtime.toolbox if tools is None else tools
+        self._tools: Tools = parts.toolbox if tools is None else tools
         self._started = False
         """What waited for the start of the turn has been delivered, or a batch has been answered (N4)."""
-        self._ender = Ender(runtime.registry, runtime.admission, runtime.replies, runtime.inquiries)
+        self._ender = Ender(parts.registry, parts.admission, parts.replies, parts.inquiries)
         self._ending: asyncio.Task[Ending] | None = None
         self._batch: Batch | None = None
         self._batches = 0
@@ -101,17 +102,17 @@ class Turn:
 
     async def __aenter__(self) -> Self:
         self._check_not_ended()
-        runtime, registry = self._runtime, self._runtime.registry
+        parts, registry = self._parts, self._parts.registry
         if registry.conversation(self.conversation).turn is not None:
             raise self._open_elsewhere()
-        await runtime.open()
+        await parts.lifecycle.open()
         await registry.collect_sometimes()
         before = await registry.store.turn(self.conversation)
         if before is not None:
             if before.owner is not None and registry.store.alive(before.owner):
                 raise self._open_elsewhere()
             if before.owner is not None:
-                await runtime.recovery.take(before.owner)
+                await parts.recovery.take(before.owner)
             if self._resume:
                 self.id, self._batches, self.resumed = before.turn, before.batches, True
                 self._started = before.batches > (0 if before.batch is None else 1)
@@ -134,7 +135,7 @@ class Turn:
         return self
 
     async def _begin(self, before: OpenTurn | None) -> None:
-        registry = self._runtime.registry
+        registry = self._parts.registry
         was, owner = (before.turn, before.owner) if before is not None else (None, None)
         began = TurnBegan(self.conversation, self.id, registry.clock.now(), was, owner)
         try:
@@ -142,10 +143,10 @@ class Turn:
         except KeepholdError as error:
             raise self._open_elsewhere() if error.code == "turn_open" else error from None
         registry.turn_began(self.conversation, self.id)
-        self._runtime.turns.add(self)
-        self._runtime.remembered.forget(self.conversation)  # what was said between turns was said to no turn
+        self._parts.turns.add(self)
+        self._parts.decisions.forget(self.conversation)  # what was said between turns was said to no turn
         if before is not None and before.batch is not None and not self._resume:
-            await self._runtime.recovery.abandon(before.batch)
+            await self._parts.recovery.abandon(before.batch)
 
     async def _never_entered(self, began: "asyncio.Future[None]") -> None:
         """Nobody will leave the turn: it must not stay open."""
@@ -165,7 +166,7 @@ class Turn:
     ) -> None:
         if self._trace_left is not None:
             self._trace_left()
-        if self._runtime.closing:
+        if self._parts.lifecycle.closing:
             return  # what is unfinished stays in the store, for a turn that resumes it (R6)
         if kind is not None:
             self.cancel()
@@ -186,11 +187,11 @@ class Turn:
         wrong = calls if isinstance(calls, ToolCall) else next((c for c in calls if not isinstance(c, ToolCall)), None)
         if wrong is not None:
             raise TypeError(f"turn.run takes a list of keephold.ToolCall(id, name, arguments), not {wrong!r:.80}")
-        limit = self._runtime.limits.batch_calls
+        limit = self._parts.limits.batch_calls
         if len(calls) > limit:
             why = f"a batch may hold {limit} calls, this one has {len(calls)} ([limits] batch_calls); nothing ran"
             return _responses(calls, [error_reply(ToolError(why, code="limit_exceeded"))] * len(calls))
-        trouble = self._runtime.registry.store.trouble
+        trouble = self._parts.registry.store.trouble
         if trouble is not None:
             error = ToolError(f"Nothing of this batch ran: {trouble}", code="store_unavailable")
             return _responses(calls, [error_reply(error)] * len(calls))
@@ -206,17 +207,17 @@ class Turn:
             raise KeepholdError("this turn has no unfinished batch; see turn.unfinished", code="no_open_batch")
         unfinished, self.unfinished = self.unfinished, None
         batch = self._make_batch(unfinished.calls, unfinished.number, park_after)
-        resumed = batch.resume(self._runtime.recovery.claim, unfinished.uids)
+        resumed = batch.resume(self._parts.recovery.claim, unfinished.uids)
         return await self._answer(unfinished.calls, batch, resumed)
 
     def _make_batch(self, calls: Sequence[ToolCall], number: int, park_after: float | None) -> Batch:
-        runtime = self._runtime
-        now = runtime.registry.clock.now()
-        parsed = [read_call(call, at, self._tools, runtime.limits, now) for at, call in enumerate(calls)]
+        parts = self._parts
+        now = parts.registry.clock.now()
+        parsed = [read_call(call, at, self._tools, parts.limits, now) for at, call in enumerate(calls)]
         batch = self._batch = Batch(
-            parsed, runtime.registry, runtime.actions, runtime.limits, self.conversation, self.id, number, park_after
+            parsed, parts.registry, parts.actions, parts.limits, self.conversation, self.id, number, park_after
         )
-        runtime.batches.add(batch)
+        parts.batches.add(batch)
         if self._cancelled:
             batch.cancel()
         return batch
@@ -231,14 +232,43 @@ class Turn:
                 news = await self._record(calls, replies, batch.number)
         finally:
             self._batch = None
-            self._runtime.batches.discard(batch)
+            self._parts.batches.discard(batch)
         if batch.failed is not None:
             self.failed = batch.failed
             self.cancel()
-        meter = self._runtime.registry.meter
+        meter = self._parts.registry.meter
         if meter is not None:
             meter.shown(sum(size_of(reply.model) for reply in replies))
         return _responses(calls, replies, news)
+
+    async def wait(
+        self, *, all: Sequence[str] = (), any: Sequence[str] = (), timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Wait for handles of this conversation as `await` does, with values instead of texts."""
+        return await self._parts.wait(self.conversation, all, any, timeout)
+
+    async def send(self, id: str, input: Any = msgspec.UNSET, *, keys: Sequence[str] = ()) -> dict[str, Any]:
+        """Send a handle of this conversation input or keys as the user, or answer its open question; None closes its
+        input. Returns its state when it has settled. Raises `ToolError` if it is refused."""
+        return await self._parts.send(self.conversation, id, input, keys)
+
+    async def resolve(self, key: str, resolution: Mapping[str, Any]) -> ResolveOutcome:
+        """Complete the wait that a key stands for: `{"status": "ok", "payload": …}` and its siblings."""
+        return await self._parts.resolve(key, resolution)
+
+    async def handle(self, id: str) -> HandleInfo:
+        """Return the newest handle of that id in this conversation."""
+        return await self._parts.handle(self.conversation, id)
+
+    async def handles(
+        self,
+        *,
+        state: Literal["pending", "running", "waiting", "stopped"] | None = None,
+        limit: int = 1000,
+        after: str | None = None,
+    ) -> list[HandleInfo]:
+        """Return the spawned handles of this conversation, oldest first; `after` is the last uid of the page before."""
+        return await self._parts.handles(self.conversation, state, limit, after)
 
     async def notifications(self) -> tuple[Notification, ...]:
         """News for the assistant, to be sent with the user's message that is about to be sent (N4).
@@ -248,21 +278,21 @@ class Turn:
         self._check_ready()
         carrier: Carrier = "message" if self._started else "turn"
         self._started = True
-        return await self._runtime.notifications.take(self.conversation, carrier)
+        return await self._parts.notifications.take(self.conversation, carrier)
 
     async def urgent(self) -> None:
         """Until there is critical news for the assistant, or the turn is over. Whoever streams its answer stops then,
         keeps what has come, and sends `notifications()` at once (N4)."""
         self._check_not_ended()
         self._check_entered()
-        await self._runtime.notifications.urgent(self.conversation)
+        await self._parts.notifications.urgent(self.conversation)
 
     def _check_ready(self) -> None:
         self._check_not_ended()
         self._check_entered()
         if self._batch is not None:
             raise KeepholdError("a batch of this turn is still running; await it first", code="batch_open")
-        self._runtime.check_open()
+        self._parts.lifecycle.check_open()
         if self.failed is not None:
             raise TurnFailed(f"the turn has failed ({self.failed.message}); end it and open another")
 
@@ -276,7 +306,7 @@ class Turn:
 
     @property
     def _is_open(self) -> bool:
-        return self._runtime.registry.conversation(self.conversation).turn == self.id
+        return self._parts.registry.conversation(self.conversation).turn == self.id
 
     async def _record(
         self, calls: Sequence[ToolCall], replies: Sequence[Reply], number: int
@@ -284,13 +314,13 @@ class Turn:
         """The responses, written before they are given (durable before visible), and the news they carry."""
         responses = tuple((c.id, r.result, r.model, r.is_error, r.code) for c, r in zip(calls, replies, strict=True))
         cursors = tuple(cursor for reply in replies for cursor in reply.cursors)
-        shown = still_shown(self._runtime.registry, replies)
+        shown = still_shown(self._parts.registry, replies)
         carry: tuple[Carrier, ...] = ("response",) if self._started else ("response", "turn")
         op = Responded(self.conversation, self.id, number, responses, cursors, shown, carry if calls else ())
-        news = await self._runtime.notifications.carried(self._runtime.registry.responded(op))
+        news = await self._parts.notifications.carried(self._parts.registry.responded(op))
         if calls:
             self._started = True
-            self._runtime.notifications.delivered(self.conversation)
+            self._parts.notifications.delivered(self.conversation)
         return notifications(news)
 
     def cancel(self) -> None:
@@ -336,7 +366,7 @@ class Turn:
             self._ending.cancel()
 
     async def _end(self, may_speak: bool) -> Ending:
-        runtime, registry = self._runtime, self._runtime.registry
+        parts, registry = self._parts, self._parts.registry
         over = True
         try:
             ending = await self._ender.round(self.conversation, self.id, cancelled=self._cancelled, may_speak=may_speak)
@@ -351,18 +381,18 @@ class Turn:
                 self._ending = None
         finally:
             if over:
-                runtime.turns.discard(self)
+                parts.turns.discard(self)
                 registry.turn_ended(self.conversation)
-                runtime.remembered.forget(self.conversation)
-                runtime.inquiries.forget(self.conversation, self.id)
-                runtime.notifications.forget(self.conversation)
+                parts.decisions.forget(self.conversation)
+                parts.inquiries.forget(self.conversation, self.id)
+                parts.notifications.forget(self.conversation)
         return ending
 
     def _last_words(self, ending: Ending, taken: bool, over: bool) -> list[Op]:
         """What the end of the turn writes. What was waited for is told to the assistant: by the message it answers with
         another word or, without one, as news, whatever the settings of notifications say (T3). What was aborted is news
         if those settings say so."""
-        now, owed, heard = self._runtime.registry.clock.now(), self._ender.owed, ending.again and taken
+        now, owed, heard = self._parts.registry.clock.now(), self._ender.owed, ending.again and taken
         results = [_result_notification(handle, result, now) for handle, result in owed.items()]
         told = self._ender.over if heard else [*owed, *self._ender.told]
         ops: list[Op] = [TakenBack(self.conversation, tuple((handle.uid, "stopped") for handle in told))]

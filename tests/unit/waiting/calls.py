@@ -23,7 +23,7 @@ class Caller:
 
     async def response(self, tool: str, /, **arguments: Any) -> Response:
         call = ToolCall(f"w{next(_labels)}", tool, arguments)
-        return await self.rt.desk(self.conversation).call(call)
+        return await self.rt.call_queue(self.conversation).call(call)
 
     async def __call__(self, tool: str, /, **arguments: Any) -> Any:
         """The reply to a call that was right."""

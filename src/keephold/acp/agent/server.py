@@ -172,17 +172,17 @@ class Agent:
 
         def created(handles: Sequence[Handle]) -> None:
             for handle in handles:
-                session = self._sessions.get(runtime.root(handle.conversation))
+                session = self._sessions.get(root_of(handle.conversation))
                 if session is not None:
                     session.calls.created(handle)
 
         runtime.registry.on_created.add(created)
-        runtime.people.found = lambda handle: self._persons.of(runtime.root(handle.conversation))
-        runtime.permission.people_of = lambda conversation: self._persons.of(runtime.root(conversation))
+        runtime.people.found = lambda handle: self._persons.of(root_of(handle.conversation))
+        runtime.permission.people_of = lambda conversation: self._persons.of(root_of(conversation))
         runtime.permission.unattended = self._unattended
 
     def _unattended(self, conversation: str) -> bool:
-        session = self._sessions.get(self._runtime.root(conversation))
+        session = self._sessions.get(root_of(conversation))
         return session is not None and session.mode == "unattended"
 
     async def serve(self, read_fd: int, write_fd: int) -> None:

@@ -34,6 +34,7 @@ from keephold.agent.events import (
 )
 from keephold.errors import KeepholdError
 from keephold.store import base as store
+from keephold.turn.lineage import root_of
 from keephold.turn.prompt_queue import LeftOpen
 from keephold.turn.prompts import Answer, AskQuestion, Decision, Dismissed, Prompt
 from keephold.turn.tool_call import ToolCall
@@ -117,7 +118,7 @@ class AgentSession:
         for id, call, record in before.live:
             self.calls.found(id, call, runtime.registry.adopt(record), known=known)
         for handle in runtime.registry.live():
-            if handle.conversation != self.id and runtime.root(handle.conversation) == self.id:  # of a sub-agent
+            if handle.conversation != self.id and root_of(handle.conversation) == self.id:  # of a sub-agent
                 self.calls.created(handle)
 
     # A turn
