@@ -128,4 +128,4 @@ def _counted(text: str) -> str:
 def test_the_configuration_of_the_examples_is_right(name: str) -> None:
     config = load_config(ROOT / "examples" / name)
     assert config.conversation.tools
-    assert config.not_acted_on() == []
+    assert config.ignored_settings() == []

@@ -229,7 +229,7 @@ def test_keys_that_are_not_acted_on_are_marked(note: str, mark: str, tmp_path: P
     """`keephold check` and the page agree on them; a key that begins to work loses its mark."""
     file = tmp_path / "keephold.toml"
     file.write_text(IDLE)
-    noted = [line for line in load_config(file).not_acted_on() if note in line]
+    noted = [line for line in load_config(file).ignored_settings() if note in line]
     expected = {documented(tuple(line.split(": ")[1].split("."))) for line in noted}
     page = sections(REFERENCE / "config.md")
     marked = {(title, key) for title, key in KEYS if mark in " ".join(rows(page[title])[key]).lower()}

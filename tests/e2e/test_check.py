@@ -128,7 +128,7 @@ def test_K5_a_store_that_others_may_read_is_a_problem(tmp_path: Path) -> None:
 def test_K5_a_token_that_others_may_read_is_a_problem(tmp_path: Path) -> None:
     token = tmp_path / "work.db-token"
     token.touch(0o644)
-    assert only(check(tmp_path, STORE)).endswith(f"(whoever has it may do everything): chmod 600 {token}")
+    assert only(check(tmp_path, STORE)).endswith(f"(it gives full access): chmod 600 {token}")
 
 
 def test_K5_what_keephold_makes_itself_is_right(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ detached = 'auto'
 
 
 def test_F_settings_without_effect_are_named() -> None:
-    found = load(LOCAL + NEEDS_A_MODEL).not_acted_on()
+    found = load(LOCAL + NEEDS_A_MODEL).ignored_settings()
     assert [line.split(": ")[1] for line in found] == [
         "conversation.tools.t.output.history",
         "conversation.tools.t.questions.q.target",
@@ -104,7 +104,7 @@ def test_F_settings_without_effect_are_named() -> None:
     ]
     assert found[0].endswith("not acted on yet: the history has what the model was shown")
     assert all("there is no model to ask" in line for line in found[1:])
-    assert load(LOCAL + 'retry.policy = "safe"\non_crash = "replay"\n').not_acted_on() == []
+    assert load(LOCAL + 'retry.policy = "safe"\non_crash = "replay"\n').ignored_settings() == []
 
 
 @pytest.mark.parametrize(
@@ -112,5 +112,5 @@ def test_F_settings_without_effect_are_named() -> None:
     ["assistant.model = 'm'", "inquiry.assistant.model = 'm'", "[agents.helper]\nmodel = 'm'"],
 )
 def test_F_settings_that_need_a_model_have_an_effect_where_one_is_named(model: str) -> None:
-    found = load(f"{LOCAL}{NEEDS_A_MODEL}{model}\n").not_acted_on()
+    found = load(f"{LOCAL}{NEEDS_A_MODEL}{model}\n").ignored_settings()
     assert [line.split(": ")[1] for line in found] == ["conversation.tools.t.output.history"]

@@ -1,8 +1,7 @@
 """The command line. A command's module is imported when the command is called; `keephold --help` imports none.
 
-Exit codes: 0 for success; 2 for wrong usage, a wrong configuration and anything else keephold refuses, with the reason
-on stderr and no traceback; 141, which is what shells say of a program that SIGPIPE ended, when nobody reads what is
-printed; 130 for Ctrl-C. A command may define others for itself.
+Exit codes of all commands: 0 for success; 2 with the reason on stderr, and no traceback, for wrong usage, a wrong
+configuration and other refusals; 130 for Ctrl-C; 141, as shells report SIGPIPE, when nobody reads stdout.
 """
 
 import errno
@@ -28,44 +27,43 @@ GROUPS = {
         "chat": ("keephold.cli.chat:chat", "Talk to a model that has the tools of the configuration."),
         "turn": ("keephold.cli.turn:turn", "Run batches of tool calls, one JSON line each."),
         "mcp": ("keephold.cli.mcp:mcp", "Serve the tools to MCP clients."),
-        "acp": ("keephold.cli.acp:acp", "Be an agent for editors, over ACP."),
+        "acp": ("keephold.cli.acp:acp", "Run an agent for editors, over ACP."),
     },
-    "See what goes on": {
+    "Inspect": {
         "top": ("keephold.cli.top:top", "Watch handles live, and act on them."),
-        "ps": ("keephold.cli.ps:ps", "List the calls that have not stopped, whoever runs them."),
-        "show": ("keephold.cli.show:show", "Show everything there is of a handle."),
-        "logs": ("keephold.cli.logs:logs", "Print what a handle has printed."),
-        "conversations": ("keephold.cli.conversations:conversations", "List conversations, and what goes on in them."),
+        "ps": ("keephold.cli.ps:ps", "List the calls that have not stopped, of all processes."),
+        "show": ("keephold.cli.show:show", "Show everything that is stored of a handle."),
+        "logs": ("keephold.cli.logs:logs", "Print the output of a handle."),
+        "conversations": ("keephold.cli.conversations:conversations", "List conversations, with their live handles."),
     },
-    "Step in": {
+    "Control": {
         "attach": ("keephold.cli.attach:attach", "Take over the terminal of a handle."),
-        "send": ("keephold.cli.send:send", "Send something to a handle that runs, or answer its question."),
-        "abort": ("keephold.cli.abort:abort", "End handles, whoever runs them."),
+        "send": ("keephold.cli.send:send", "Send input to a running handle, or answer its question."),
+        "abort": ("keephold.cli.abort:abort", "Abort handles, in any process."),
         "wait": ("keephold.cli.wait:wait", "Wait until handles have stopped."),
-        "complete": ("keephold.cli.complete:complete", "Bring what a call waits for from outside."),
-        "revoke": ("keephold.cli.complete:revoke", "Make the open keys of a conversation worthless."),
+        "complete": ("keephold.cli.complete:complete", "Complete a parked call by its key."),
+        "revoke": ("keephold.cli.complete:revoke", "Invalidate the open keys of a conversation."),
     },
     "Clean up": {
-        "gc": ("keephold.cli.gc:gc", "Let go of what is old, and of what belongs to nothing."),
-        "forget": ("keephold.cli.conversations:forget", "Let go of what was said in a conversation."),
+        "gc": ("keephold.cli.gc:gc", "Delete old handles and events, and orphaned files."),
+        "forget": ("keephold.cli.conversations:forget", "Delete the transcript of a conversation."),
     },
     "Set up": {
-        "init": ("keephold.cli.init:init", "Write a configuration to begin with, and tell clients of it."),
+        "init": ("keephold.cli.init:init", "Write a first configuration, and print settings for clients."),
         "check": ("keephold.cli.check:check", "Check the configuration and what it needs on this machine."),
-        "bench": ("keephold.cli.bench:bench", "Measure what this machine and the disk of the store can do."),
+        "bench": ("keephold.cli.bench:bench", "Measure this machine and the disk of the store."),
         "tools": ("keephold.cli.tools:tools", "List the tools of a configuration, as a model sees them."),
         "acp-check": ("keephold.cli.acp_check:acp_check", "Check any ACP agent against the protocol."),
         "completion": ("keephold.cli.completion:completion", "Print the completion script of a shell."),
         "help": ("keephold.cli.help:help", "Explain a command."),
     },
 }
-"""The commands by purpose: where each is, and its line in `keephold --help`. The reference has them in this order."""
+"""The commands by purpose: where each is, and its line in `keephold --help`. The reference has the same order."""
 
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
 def _page(name: str, context: click.Context, formatter: click.HelpFormatter) -> None:
-    """What a command's `--help` ends with."""
     from keephold.cli.pages import write_page
 
     write_page(name, formatter)
@@ -75,13 +73,13 @@ class _Refused(click.ClickException):
     exit_code = 2
 
     def show(self, file: IO[Any] | None = None) -> None:
-        with suppress(OSError):  # on a full disk there may be nowhere to say so
+        with suppress(OSError):  # stderr may be on a full disk
             super().show(file)
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
-    """What goes wrong, as an exit code and a reason on stderr."""
+def _errors_to_exit_codes() -> Iterator[None]:
+    """Turn errors into an exit code and a reason on stderr."""
     try:
         yield
     except KeepholdError as error:
@@ -90,7 +88,7 @@ def _in_words() -> Iterator[None]:
         raise _Refused(printable(error.message)) from error
     except (KeyboardInterrupt, click.Abort) as error:
         if isinstance(error, click.Abort) and not isinstance(error.__context__, KeyboardInterrupt):
-            raise  # a person said no
+            raise  # the user answered no
         with suppress(OSError, AttributeError):  # there may be no stderr
             if sys.stderr.isatty():
                 click.echo(err=True)  # after the ^C
@@ -100,24 +98,24 @@ def _in_words() -> Iterator[None]:
             raise
         raise _Refused("an id, a name or a key was given that is not UTF-8, as all of them are") from error
     except OSError as error:
-        if not _is_of_printing(error):
+        if not _comes_from_printing(error):
             raise
-        _print_no_more()
+        _discard_output()
         if error.errno == errno.EPIPE:
             raise click.exceptions.Exit(128 + signal.SIGPIPE) from error
         raise _Refused(f"what is printed cannot be written: {error.strerror}") from error
 
 
-def _is_of_printing(error: OSError) -> bool:
-    """Whether it came out of `click.echo`, by which all commands print. One of another file is a mistake of ours."""
+def _comes_from_printing(error: OSError) -> bool:
+    """Return whether `click.echo` raised it, by which all commands print. Any other `OSError` is a bug."""
     from traceback import walk_tb
 
     return any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__))
 
 
-def _print_no_more() -> None:
-    """What was not written stays in a buffer, and writing it at the very end would go wrong again."""
-    with suppress(OSError, AttributeError):  # no file, as in tests; none at all
+def _discard_output() -> None:
+    """Redirect stdout to nowhere: Python would write its buffer at exit, and fail again."""
+    with suppress(OSError, AttributeError):  # stdout may not be a file, as in tests, or missing
         unwritten = sys.stdout.fileno()
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, unwritten)
@@ -125,7 +123,7 @@ def _print_no_more() -> None:
 
 
 class _Commands(click.Group):
-    """A group that knows its commands by name and one line of help, and imports the one that is called."""
+    """Imports only the command that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -144,7 +142,7 @@ class _Commands(click.Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
-        """Without the commands themselves: a shell that completes a command's name imports none of them."""
+        """Complete the names of commands without importing any of them."""
         from click.shell_completion import CompletionItem
 
         named = [(name, line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
@@ -169,11 +167,11 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
-        with _in_words():  # --help and --version print here
+        with _errors_to_exit_codes():  # --help and --version print here
             return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _in_words():
+        with _errors_to_exit_codes():
             return super().invoke(ctx)
 
 
@@ -183,4 +181,4 @@ class _Commands(click.Group):
 def main(context: click.Context) -> None:
     """Asynchronous, stateful tool execution for LLM agents: every tool call is a handle."""
     if os.environ.get("NO_COLOR"):
-        context.color = False  # of every command: theirs comes from here
+        context.color = False  # commands inherit it

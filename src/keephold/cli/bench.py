@@ -1,12 +1,7 @@
-"""`keephold bench`: what this machine and the disk of the store can do, and how close to that keephold comes (L1).
+"""`keephold bench`: measure keephold beside the raw limit of this machine, in a temporary store beside the real one.
 
-It works on a store of its own, in a directory of its own beside the configured store, which it never opens.
-
-What `keephold bench` measures, each thing beside the raw limit of this machine, in the same second.
-
-Ours and raw take turns, a slice of time each, so that whatever else the machine does hits both; the figure is the
-median of the slices. The raw side is what the libraries below us can do with nothing of ours: apsw in WAL mode with
-`synchronous=FULL`, a bare future, asyncio's own subprocess.
+Keephold and raw take turns, so that other work on the machine affects both; each figure is the median of the slices.
+Raw is the library alone: apsw in WAL mode with `synchronous=FULL`, a bare future, asyncio's own subprocess.
 """
 
 import asyncio
@@ -27,6 +22,7 @@ import apsw
 import click
 
 import keephold
+from keephold.cli.parameters import json_option
 from keephold.cli.printing import print_json, table
 from keephold.cli.store import place_of, store_option
 from keephold.durable.effects import Effects
@@ -34,14 +30,16 @@ from keephold.errors import KeepholdError
 from keephold.handles.view import Handles
 
 SECONDS = 5.0
-"""How long all of it takes, about."""
+"""About how long the whole run takes."""
 CALLS = 64
 _TURNS = 5
 _FIGURES = 5
 _PAGE = bytes(4096)
 _HELD = 20
-"""Handles that are spawned together, to be stopped one after another."""
+"""Handles that are spawned together, and stopped one after another."""
 _CONVERSATION = "bench"
+_HEAD = ("", "KEEPHOLD", "RAW", "RATIO", "RAW IS")
+_PREFIX = ".keephold-bench-"
 _SCHEMA = """
 CREATE TABLE journal (number INTEGER PRIMARY KEY, handle INTEGER NOT NULL, name TEXT NOT NULL, value BLOB NOT NULL);
 CREATE UNIQUE INDEX journal_once ON journal (handle, name);
@@ -49,11 +47,11 @@ CREATE UNIQUE INDEX journal_once ON journal (handle, name);
 _INSERT = "INSERT INTO journal (handle, name, value) VALUES (?, ?, ?)"
 
 Slice = Callable[[float], Awaitable[float]]
-"""Measures for so many seconds; gives the figure."""
+"""Measures for a number of seconds, and returns the figure."""
 
 
 class Figure(NamedTuple):
-    """Something that was measured. `raw` is the limit; without anything of ours, `ours` is None."""
+    """A measurement: keephold's, or None if only the machine was measured, beside the raw limit."""
 
     name: str
     what: str
@@ -64,12 +62,11 @@ class Figure(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """Ours as a multiple of the limit."""
         return None if self.ours is None else self.ours / self.raw
 
 
 async def measured(directory: Path, seconds: float) -> list[Figure]:
-    """All figures, in about so many seconds, by files in that directory, which are left there."""
+    """Return all figures after about this time. The files of the measurement stay in the directory."""
     program = shutil.which("true")
     if program is None:
         raise KeepholdError(
@@ -78,7 +75,7 @@ async def measured(directory: Path, seconds: float) -> list[Figure]:
     length = seconds / _FIGURES / _TURNS / 2
     with closing(_Raw(directory / "raw.db")) as raw:
         async with _opened(directory, program) as ours:
-            synced = await _by_turns(length * 2, _Disk(directory / "synced"))
+            synced = await _by_turns(length * 2, _synced_writes(directory / "synced"))
             step = await _by_turns(length, raw.one_commit, ours.steps)
             crowd = await _by_turns(length, raw.many_rows, ours.crowd)
             wake = await _by_turns(length, raw.wakes, ours.wakes)
@@ -95,7 +92,6 @@ async def measured(directory: Path, seconds: float) -> list[Figure]:
 
 
 async def _by_turns(length: float, *sides: Slice) -> list[float]:
-    """The medians of what each side measures."""
     found = [[await side(length) for side in sides] for _ in range(_TURNS)]
     return [statistics.median(side) for side in zip(*found, strict=True)]
 
@@ -110,14 +106,9 @@ async def _p50(length: float, once: Callable[[], Awaitable[float]]) -> float:
 # The raw limit
 
 
-class _Disk:
-    """A file that grows by a page, which is synced, again and again."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    async def __call__(self, length: float) -> float:
-        with self._path.open("ab", buffering=0) as file:
+def _synced_writes(path: Path) -> Slice:
+    async def measure(length: float) -> float:
+        with path.open("ab", buffering=0) as file:
 
             async def once() -> float:
                 began = perf_counter()
@@ -127,9 +118,11 @@ class _Disk:
 
             return await _p50(length, once)
 
+    return measure
+
 
 class _Raw:
-    """A database with a table like our journal, and nothing between it and whoever writes."""
+    """A database with a table like keephold's journal, and nothing else."""
 
     def __init__(self, path: Path) -> None:
         self._connection = apsw.Connection(str(path))
@@ -194,12 +187,11 @@ async def _time_of(waiting: Awaitable[object]) -> float:
     return perf_counter()
 
 
-# Ours
+# Keephold
 
 
 @asynccontextmanager
 async def _opened(directory: Path, program: str) -> AsyncIterator["_Ours"]:
-    """A runtime on a store in that directory."""
     tool = f'[conversation.tools.nothing]\nsource = "local"\ncommand = [{json.dumps(program)}]\nrun = "unattended"\n'
     config = directory / "keephold.toml"
     config.write_text(tool)
@@ -209,12 +201,12 @@ async def _opened(directory: Path, program: str) -> AsyncIterator["_Ours"]:
         keephold.Runtime([ours.stepping(), ours.holding()], store=store, config=config) as ours.runtime,
         ours.runtime.turn(_CONVERSATION) as ours.turn,
     ):
-        await ours.call("nothing")  # the guard of processes starts with the first command
+        await ours.call("nothing")  # the first command starts the guard
         yield ours
 
 
 class _Ours:
-    """What is measured of keephold, in an open turn of a runtime."""
+    """Measures keephold, in an open turn of a runtime."""
 
     runtime: keephold.Runtime
     turn: keephold.Turn
@@ -242,7 +234,7 @@ class _Ours:
         return holding
 
     async def call(self, tool: str, *arguments: dict[str, Any]) -> None:
-        """One batch of calls, one for each of these arguments."""
+        """Run one batch of calls, one for each of these arguments."""
         given = arguments or ({},)
         calls = [keephold.ToolCall(each.get("id", str(number)), tool, each) for number, each in enumerate(given)]
         for response in await self.turn.run(calls):
@@ -300,7 +292,7 @@ class _Ours:
     async def _hold(self) -> None:
         ids = [f"h{next(self._ids)}" for _ in range(_HELD)]
         await self.call("holding", *[{"action": "spawn", "id": id} for id in ids])
-        await asyncio.sleep(0)  # they have run to their gates
+        await asyncio.sleep(0)  # let them run to their gates
 
     async def commands(self, length: float) -> float:
         async def once() -> float:
@@ -315,18 +307,17 @@ async def _nothing(given: Any) -> Any:
     return given
 
 
-_HEAD = ("", "KEEPHOLD", "RAW", "RATIO", "RAW IS")
-_PREFIX = ".keephold-bench-"
+# The command
 
 
 @click.command()
 @store_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def bench(store: str | None, as_json: bool) -> None:
-    """Measure what this machine can do, in about five seconds.
+    """Measure this machine, in about five seconds.
 
-    That is the disk of the configured store, durable steps, how soon whoever waits for a handle wakes, and how soon a
-    command has run: each beside the raw limit, measured in the same run. Other work on the machine shows in both.
+    It measures the disk of the configured store, durable steps, how quickly waiters resume, and how quickly a command
+    runs: each beside the raw limit, measured in the same run. Other work on the machine affects both.
 
     The store itself is not touched: a temporary one is made in its directory, and removed.
     """
@@ -346,7 +337,6 @@ def bench(store: str | None, as_json: bool) -> None:
 
 
 def _directory(url: str) -> Path:
-    """Where the store is, or would be."""
     from keephold.store.urls import open_store
 
     path = getattr(open_store(url), "path", None)
@@ -362,11 +352,10 @@ def _directory(url: str) -> Path:
     return directory
 
 
-async def _measured(directory: Path) -> "list[Figure]":
-
+async def _measured(directory: Path) -> list[Figure]:
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # the directory is removed then as well
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # so that the directory is removed
     try:
         with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=directory) as place:
             return await measured(Path(place), SECONDS)
@@ -374,18 +363,12 @@ async def _measured(directory: Path) -> "list[Figure]":
         raise KeepholdError(f"`{directory}` cannot be used: {error.strerror}", code="store_unusable") from error
 
 
-def _as_json(figure: "Figure") -> dict[str, object]:
-    return {
-        "name": figure.name,
-        "what": figure.what,
-        "unit": figure.unit,
-        "keephold": figure.ours,
-        "raw": figure.raw,
-        "ratio": figure.ratio,
-    }
+def _as_json(figure: Figure) -> dict[str, object]:
+    same = {key: getattr(figure, key) for key in ("name", "what", "unit")}
+    return same | {"keephold": figure.ours, "raw": figure.raw, "ratio": figure.ratio}
 
 
-def _row(figure: "Figure") -> tuple[str, ...]:
+def _row(figure: Figure) -> tuple[str, ...]:
     ours = "-" if figure.ours is None else _shown(figure.ours, figure.unit)
     ratio = "-" if figure.ratio is None else f"{figure.ratio:.2f} ×"
     return figure.what, ours, _shown(figure.raw, figure.unit), ratio, figure.against or "-"

@@ -1,15 +1,6 @@
-"""`keephold check`: whether the configuration is right and what it needs is there (L1).
+"""`keephold check`: check the configuration, what it needs on this machine, permissions of files, and the port.
 
-Exit code 0 when it is, 1 when there are problems; a program that is not installed is one. Notes are things to know that
-are not wrong. Nothing is started, but the modules of Python tools are imported.
-
-What a configuration names, looked for on this machine: programs, directories, functions, models, emulators.
-
-Nothing is started, but the modules of Python tools are imported.
-
-What `keephold check` looks at beside the configuration: who may read what is secret, and whether a port is free.
-
-Each finding says what is wrong and what gets it right. Nothing is changed, and no port is kept.
+Nothing is started or changed, but the modules of Python tools are imported. Notes are worth knowing, not wrong.
 """
 
 import contextlib
@@ -25,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.cli.parameters import the_config
+from keephold.cli.parameters import json_option, the_config
+from keephold.cli.printing import counted
 
 if TYPE_CHECKING:
     from keephold.config import Config
@@ -42,8 +34,8 @@ _SHOWN = 80
 
 
 def permission_problems(store: Path, *, own_directory: bool) -> Iterator[str]:
-    """What is wrong with the store's file, the token beside it, and their directory. `own_directory`: it is there for
-    the store alone, and nobody else has any business in it."""
+    """Yield what is wrong with the store's file, the token beside it, and their directory. With `own_directory`, only
+    the store uses that directory, and no other user needs access to it."""
     directory = store.parent
     if not directory.is_dir():
         if not own_directory:
@@ -57,13 +49,13 @@ def permission_problems(store: Path, *, own_directory: bool) -> Iterator[str]:
     elif mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         yield f"{directory} may be written to by anybody, who could replace the store: chmod o-w {directory}"
     yield from _file_problems(store, "the store", "outputs and the secret that keys are signed with are in it")
-    yield from _file_problems(Path(f"{store}-token"), "the token", "whoever has it may do everything")
+    yield from _file_problems(Path(f"{store}-token"), "the token", "it gives full access")
 
 
 def _file_problems(path: Path, what: str, why: str) -> Iterator[str]:
     try:
         mode = path.stat().st_mode
-    except OSError:  # there is none, or it is not to be seen, which the directory's problem says
+    except OSError:  # missing, or hidden, which is a problem of the directory
         return
     if mode & 0o077:
         yield f"{what} {path} may be read or written by other users ({why}): chmod 600 {path}"
@@ -75,9 +67,9 @@ def _file_problems(path: Path, what: str, why: str) -> Iterator[str]:
 
 
 def port_trouble(host: str, port: int) -> tuple[str, bool] | None:
-    """Why nothing could listen there, and whether it is a `keephold` that already does; None if it is free."""
+    """Return why the port cannot be used, and whether a `keephold` already listens there; None if it is free."""
     try:
-        with socket.create_server((host, port), family=_family(host)):
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return None
     except (OSError, OverflowError) as error:
         number = error.errno if isinstance(error, OSError) else None
@@ -91,12 +83,8 @@ def port_trouble(host: str, port: int) -> tuple[str, bool] | None:
         return f"{where} cannot be listened on ({reason}); write an address of this machine", False
 
 
-def _family(host: str) -> int:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
 def _listener(port: int) -> tuple[str, bool]:
-    """Who listens on the port, as the end of a sentence, and whether it is a keephold. Others' processes are hidden."""
+    """Return who listens on the port, as the end of a sentence, and whether it is a keephold."""
     inodes = set(_inodes(port))
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and _holds(process, inodes):
@@ -125,7 +113,7 @@ def _holds(process: Path, inodes: set[str]) -> bool:
 
 
 class Examination:
-    """What a configuration needs, looked for on this machine. What has a problem in the file is not looked for."""
+    """Looks for the things that a configuration needs on this machine, except those with a problem in the file."""
 
     def __init__(self, config: "Config", wrong: "list[KeyPath]") -> None:
         assert config.source is not None, "it was read from a file"
@@ -139,7 +127,7 @@ class Examination:
         self.found.append((self._source.line(key), f"{self._source.at(key)}: {sentence}"))
 
     def store(self) -> None:
-        """What is wrong with the store, if anything: its address, and who may read its files."""
+        """Check the store's address and the permissions of its files."""
         from keephold.cli.store import default_store
         from keephold.errors import KeepholdError
         from keephold.store.urls import open_store
@@ -150,15 +138,14 @@ class Examination:
         except KeepholdError as error:
             self.problem(("store", "url"), error.message)
             return
-        path = getattr(store, "path", None)  # of a file
+        path = getattr(store, "path", None)
         if isinstance(path, Path):
             for sentence in permission_problems(path, own_directory=written is None):
                 self.problem(("store", "url"), sentence)
 
     def port(self) -> list[str]:
-        """What is wrong with the port that `keephold serve` would use. It is only a note that it serves already, and
-        where the file says nothing of `[serve]`: it may be there for something else."""
-
+        """Check the port of `keephold serve`. Return notes: that one already serves there, and problems if the file has
+        no `[serve]`, because it may not be used for serving."""
         serve = self._config.serve
         if not self._sound(("serve",)):
             return []
@@ -173,16 +160,16 @@ class Examination:
         self.problem(("serve", "port"), sentence)
         return []
 
-    def door(self) -> list[str]:
-        """Whether `keephold serve` would let the network in without a token, and so not start. That is a note: the
-        token may be somewhere else, in a service's own environment or in a file of --tokens."""
+    def network(self) -> list[str]:
+        """Return a note if `keephold serve` would not start because it would serve the network without a token. The
+        token may be elsewhere: in a service's own environment, or in a file of --tokens."""
         from keephold.cli.parameters import TOKEN
         from keephold.errors import ConfigError
 
         serve = self._config.serve
         if not self._sound(("serve",)) or "host" not in serve.model_fields_set or os.environ.get(TOKEN):
             return []
-        from keephold.mcp.http import check_bind  # takes a while
+        from keephold.mcp.http import check_bind  # slow to import
 
         try:
             check_bind(serve.host, {})
@@ -194,7 +181,7 @@ class Examination:
     # Agents and servers
 
     def agents(self) -> list[dict[str, Any]]:
-        """The facts of each agent without a mistake in the file: its model, or its program and where that is."""
+        """Return each agent without a mistake in the file: its model, or its program and where that is."""
         facts = []
         for id, agent in self._config.agents.items():
             model = None if agent.command else agent.assistant_over(self._config.conversation.assistant).model
@@ -205,7 +192,7 @@ class Examination:
         return facts
 
     def servers(self) -> list[dict[str, Any]]:
-        """The facts of each MCP server that is enabled: its address, or its program and where that is."""
+        """Return each enabled MCP server: its address, or its program and where that is."""
         facts = []
         for name, server in self._config.mcp.servers.items():
             if not server.enabled:
@@ -217,13 +204,16 @@ class Examination:
         return facts
 
     def _started(self, key: "KeyPath", command: str | list[str], cwd: str, env: dict[str, str]) -> dict[str, Any]:
-        """The program of a command that is no template, looked for where it would be started."""
+        """Look for the program of a command without templates, where it would be started."""
         if not self._sound(key):
             return {}
         directory = self._config.root / cwd
-        if not directory.is_dir():
-            self.problem((*key[:-1], "cwd"), f"there is no directory {directory}; make it, or write another `cwd`")
+        self._check_directory((*key[:-1], "cwd"), directory)
         return self._found(key, command, str(directory), env)
+
+    def _check_directory(self, key: "KeyPath", directory: Path) -> None:
+        if not directory.is_dir():
+            self.problem(key, f"there is no directory {directory}; make it, or write another `cwd`")
 
     def _found(self, key: "KeyPath", command: Any, directory: str, env: dict[str, str]) -> dict[str, Any]:
         from keephold.config import commands
@@ -239,7 +229,7 @@ class Examination:
     # Tools
 
     def tools(self) -> list[dict[str, Any]]:
-        """The facts of each tool that has no mistake in the file; what is missing is added to the problems of all."""
+        """Return each tool without a mistake in the file, and add what is missing to the problems."""
         from keephold.config.source import TOOLS
 
         facts = {name: self._tool(name) for name in self._config.conversation.tools}
@@ -284,16 +274,14 @@ class Examination:
 
         settings = self._config.conversation.tools[name]
         directory = working_directory(self._config, name)
-        if not Path(directory).is_dir():
-            reason = f"there is no directory {directory}; make it, or write another `cwd`"
-            self.problem((*TOOLS, name, "cwd"), reason)
+        self._check_directory((*TOOLS, name, "cwd"), Path(directory))
         key = (*TOOLS, name, "command")
         if not self._sound(key):
             return {"program": None, "found": None, "path": None}
         return self._found(key, settings.command, directory, settings.env)
 
     def _sound(self, key: "KeyPath") -> bool:
-        """Whether the file is right about this key and all that is in it."""
+        """Return whether the file has no mistake in this key and below it."""
         return not any(wrong[: len(key)] == key for wrong in self._wrong)
 
 
@@ -301,7 +289,7 @@ class Examination:
 
 
 def refused(config: "Config", names: list[str]) -> list[str]:
-    """Tools that ask for permission, which only a person can give (P2)."""
+    """Return a note on tools that ask for permission, which only the user can give (P2)."""
     tools = config.conversation.tools
     asking = [name for name in names if tools[name].run in ("ask", "edit") and tools[name].source != "builtin"]
     if not asking or config.conversation.detached == "auto":
@@ -313,7 +301,7 @@ def refused(config: "Config", names: list[str]) -> list[str]:
 
 
 def models(config: "Config") -> list[str]:
-    """Models that cannot be asked from here: a key is missing, or what talks to them. None is asked anything."""
+    """Return notes on models that cannot be used: a key or a package is missing. No model is asked anything."""
     if not config.has_model:
         return []
     from keephold.agent.models import open_assistant
@@ -333,7 +321,7 @@ def models(config: "Config") -> list[str]:
 
 
 def without_screen(tools: list[dict[str, Any]]) -> list[str]:
-    """Terminals, where nothing is installed that could tell what they show."""
+    """Return a note on terminals if no emulator is installed."""
     from keephold.tools.terminal.emulator import open_emulator
 
     terminals = [tool["name"] for tool in tools if tool["source"] == "terminal"]
@@ -346,20 +334,23 @@ def without_screen(tools: list[dict[str, Any]]) -> list[str]:
         return []
     return [
         f"no terminal emulator is installed, so {', '.join(f'`{name}`' for name in terminals)} will be in line mode: "
-        "what is printed line by line is shown, the screen of a full-screen program (an editor, a pager) is not; "
+        "line-by-line output is shown, the screen of a full-screen program (an editor, a pager) is not; "
         "`pip install 'keephold[terminal]'` adds it"
     ]
 
 
 @click.command()
-@click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="The file to check.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--config", metavar="FILE", type=click.Path(path_type=Path),
+    help="Check this file. Default: the keephold.toml of this directory or the nearest one above it.",
+)  # fmt: skip
+@json_option
 @click.pass_context
 def check(context: click.Context, config: Path | None, as_json: bool) -> None:
-    """Check the configuration, and that what it needs is there.
+    """Check the configuration and what it needs on this machine.
 
     That is the programs, directories and functions it names, the parts of keephold that are installed separately, who
-    may read the store and the token, and the port of `keephold serve`. Each finding says how to get it right.
+    can read the store and the token, and the port of `keephold serve`. Each finding says how to fix it.
     """
     report = examine(config)
     if as_json:
@@ -370,9 +361,9 @@ def check(context: click.Context, config: Path | None, as_json: bool) -> None:
 
 
 def examine(path: Path | None) -> dict[str, Any]:
-    """What `--json` prints: the file, whether all is well, problems, notes, and the facts of tools, agents and servers.
+    """Return the object of `--json`: the file, `ok`, problems, notes, tools, agents and servers.
 
-    A mistake in the file does not keep the rest from being looked at, but only what has none is listed.
+    A mistake in the file does not stop the checks, but only tools, agents and servers without one are listed.
     """
     from keephold.config.load import inspect_config
     from keephold.errors import ConfigError
@@ -386,16 +377,16 @@ def examine(path: Path | None) -> dict[str, Any]:
     except ConfigError as error:
         found = [(0, problem) for problem in error.problems]
     else:
-        looked_at = Examination(config, [key for key, _ in wrong])
+        here = Examination(config, [key for key, _ in wrong])
         for key, sentence in wrong:
-            looked_at.problem(key, sentence)
-        listed = {"tools": looked_at.tools(), "agents": looked_at.agents(), "servers": looked_at.servers()}
-        looked_at.store()
-        notes += config.not_acted_on() + refused(config, [tool["name"] for tool in listed["tools"]])
-        notes += without_screen(listed["tools"]) + models(config) + looked_at.port() + looked_at.door()
+            here.problem(key, sentence)
+        listed = {"tools": here.tools(), "agents": here.agents(), "servers": here.servers()}
+        here.store()
+        notes += config.ignored_settings() + refused(config, [tool["name"] for tool in listed["tools"]])
+        notes += without_screen(listed["tools"]) + models(config) + here.port() + here.network()
         if not config.conversation.tools and not config.mcp.servers and not wrong:
             notes.append("the configuration has no tools; a tool is a table [conversation.tools.<name>]")
-        found = sorted(looked_at.found, key=lambda problem: problem[0])
+        found = sorted(here.found, key=lambda problem: problem[0])
     shown = None if path is None else str(path.absolute())
     problems = [problem for _, problem in found]
     return {"config": shown, "ok": not problems, "problems": problems, "notes": notes, **listed}
@@ -405,7 +396,7 @@ def _show(report: dict[str, Any]) -> None:
     if report["config"]:
         click.echo(report["config"])
     rows = [
-        (tool["name"], " ".join(tool["actions"]) or "one-shot", tool["run"], _runs(tool)) for tool in report["tools"]
+        (each["name"], " ".join(each["actions"]) or "one-shot", each["run"], _runs(each)) for each in report["tools"]
     ]
     rows += [(agent["id"], "agent", "", _runs(agent)) for agent in report["agents"]]
     rows += [(server["name"], "MCP server", "", _runs(server)) for server in report["servers"]]
@@ -416,11 +407,11 @@ def _show(report: dict[str, Any]) -> None:
     for kind, colour in (("problem", "red"), ("note", "yellow")):
         for line in report[f"{kind}s"]:
             click.echo(f"{click.style(kind, fg=colour)}: {line}")
-    click.echo(click.style("ok", fg="green") if report["ok"] else _count(len(report["problems"])))
+    click.echo(click.style("ok", fg="green") if report["ok"] else counted(len(report["problems"]), "problem"))
 
 
 def _runs(fact: dict[str, Any]) -> str:
-    """What runs when it is called, or answers, and whether that is there."""
+    """Return the program, function or model behind it, and whether that was found."""
     if fact.get("source") == "builtin":
         return "built-in"
     what = fact.get("function") or fact["program"] or fact.get("url") or fact.get("model")
@@ -429,7 +420,3 @@ def _runs(fact: dict[str, Any]) -> str:
     if fact["found"] is False:
         return click.style(f"{what}: not found", fg="red")
     return str(fact.get("path") or what)
-
-
-def _count(problems: int) -> str:
-    return f"{problems} problem" if problems == 1 else f"{problems} problems"

@@ -1,7 +1,7 @@
-"""`keephold completion`: the script by which a shell completes commands, options, and names that are in the store.
+"""`keephold completion`: the script by which a shell completes commands, options, and names from the store.
 
-A person waits for a completion with a finger on the key. So the store's file is read as it is, by the SQLite that
-comes with Python, and the configuration is not checked. Whatever goes wrong, nothing is completed and nothing is said.
+Completion must be fast, so it reads the store's file with Python's own SQLite and does not check the configuration.
+If anything fails, it completes nothing and prints nothing.
 """
 
 import sqlite3
@@ -16,10 +16,10 @@ from keephold.cli.parameters import NAME
 from keephold.cli.store import SQLITE, default_store
 
 _RECENT = 20_000
-"""So many of the newest handles are looked through: a large store is no reason to wait."""
+"""How many of the newest handles are searched, so that a large store is not slow."""
 _OFFERED = 500
 _LIVE_ONLY = frozenset({"abort", "attach", "send", "wait"})
-"""Commands that nothing can be gained from with a handle that has stopped."""
+"""Commands that do nothing with a stopped handle."""
 
 _HANDLES = """
     SELECT id, about FROM (
@@ -37,13 +37,13 @@ _COLUMN = """
 """
 _CONVERSATIONS = _COLUMN.format("conversation")
 _QUERIES = {"id": _HANDLES, "tool": _COLUMN.format("tool")}
-"""By the name of the parameter that takes such a name; those for conversations have a type of their own."""
+"""By the name of the parameter; conversations are recognised by their parameter type."""
 
 
 @click.command()
 @click.argument("SHELL", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script by which a SHELL completes what is typed: commands, options, handles, conversations, tools."""
+    """Print the script by which a SHELL completes commands, options, handles, conversations and tools."""
     from keephold.cli import main
 
     kind = get_completion_class(shell)
@@ -52,16 +52,14 @@ def completion(shell: str) -> None:
 
 
 def complete_names(command: click.Command) -> None:
-    """Let the parameters of a command that take names be completed from the store."""
+    """Complete the parameters of a command that take names from the store."""
     for parameter in command.params:
         query = _CONVERSATIONS if parameter.type is NAME else _QUERIES.get(parameter.name or "")
         if query is not None:
-            parameter.type = _Name(query, live=command.name in _LIVE_ONLY)
+            parameter.type = _StoredName(query, live=command.name in _LIVE_ONLY)
 
 
-class _Name(click.types.StringParamType):
-    """A name that is in the store."""
-
+class _StoredName(click.types.StringParamType):
     def __init__(self, query: str, *, live: bool) -> None:
         self._query = query
         self._live = live
@@ -69,12 +67,11 @@ class _Name(click.types.StringParamType):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         try:
             wanted = {"recent": _RECENT, "begun": incomplete, "live": self._live, "offered": _OFFERED}
-            file = _store(ctx.params.get("store"))
             found: dict[str, str] = {}
-            for name, about in _rows(file, self._query, wanted):
+            for name, about in _rows(_store(ctx.params.get("store")), self._query, wanted):
                 found.setdefault(name, about)
             return [CompletionItem(name, help=about or None) for name, about in found.items() if name.isprintable()]
-        except Exception:  # what is typed can still be typed to its end
+        except Exception:  # the user can still type the rest
             return []
 
 
@@ -87,13 +84,12 @@ def _rows(file: Path, query: str, wanted: dict[str, object]) -> Iterator[tuple[s
 
 
 def _store(url: str | None) -> Path:
-    """The file that the command would look at. `url` is what --store or the variable says."""
+    """Return the file that the command would use. `url` comes from --store or the variable."""
     url = url or next(_configured(), None) or default_store()
     return Path(url.removeprefix(SQLITE)).expanduser()
 
 
 def _configured() -> Iterator[str]:
-    """What the nearest keephold.toml says."""
     for directory in (Path.cwd(), *Path.cwd().parents):
         file = directory / "keephold.toml"
         if file.is_file():

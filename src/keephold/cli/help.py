@@ -1,4 +1,4 @@
-"""`keephold help`: what `--help` prints, of all commands or of one."""
+"""`keephold help`: print the help of one command or of all."""
 
 import click
 from click.shell_completion import CompletionItem
@@ -22,6 +22,6 @@ def help(context: click.Context, command: str | None) -> None:
         click.echo(main.get_help(above))
         return
     name, found, _ = main.resolve_command(above, [command])
-    assert found is not None, "an unknown one is an error"
+    assert found is not None, "resolve_command refuses unknown names"
     with click.Context(found, parent=above, info_name=name) as asked:
         click.echo(found.get_help(asked))

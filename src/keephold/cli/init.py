@@ -1,12 +1,7 @@
-"""`keephold init`: a configuration to begin with, and what MCP clients and ACP editors are told to find it.
+"""`keephold init`: write a first configuration, and print the settings for MCP clients and ACP editors.
 
-The file works as it is. Nothing is ever overwritten: a file that is there stays, with --force under another name. Exit
-code 0 when it was written or only the snippets were wanted, 2 when it could not be.
-
-What MCP clients and ACP editors are told so that they find keephold: one snippet each, in the client's own format.
-
-Programs with windows are not started by a shell and do not have its PATH, so a snippet names the program and the
-configuration by their whole paths. A token is never in a snippet: where one goes, a placeholder stands.
+No file is ever overwritten. Desktop programs do not have the shell's PATH, so snippets name the program and the
+configuration by their whole paths. Snippets contain a placeholder, never a token.
 """
 
 import json
@@ -21,18 +16,27 @@ from typing import Any, NamedTuple
 
 import click
 
+from keephold.cli.parameters import json_option
 from keephold.cli.printing import print_json
 from keephold.errors import KeepholdError
 
+NAME = "keephold.toml"
+URL = "http://127.0.0.1:8420"
+"""Where `keephold serve` listens by default (`ServeSettings`, which is slow to import)."""
 PLACEHOLDER = "YOUR_TOKEN"
-"""Stands where the token goes that `keephold serve` prints."""
+"""Stands for the token that `keephold serve` prints."""
 
+_FACES = {
+    ("mcp", "stdio"): "For MCP clients that start it themselves",
+    ("mcp", "http"): f"For MCP clients of a running `keephold serve`; {PLACEHOLDER} stands for the token it prints",
+    ("acp", "stdio"): "For editors that have it as their agent, over ACP; it needs a model and `keephold[agent]`",
+}
 _LIST = re.compile(r"\[\n +([^\[\]{}]*)\n +\]")
 _BREAK = re.compile(r"\n +")
 
 
 class Snippet(NamedTuple):
-    """What is written into which file of a client. `face` is what it speaks, `by` how it reaches keephold."""
+    """The text for a client's own file. `face` is the protocol, `by` the way to reach keephold."""
 
     client: str
     face: str
@@ -43,14 +47,14 @@ class Snippet(NamedTuple):
 
 
 def snippets(program: Sequence[str], config: Path, url: str) -> list[Snippet]:
-    """All of them: `program` is how keephold is started, `url` where `keephold serve` listens."""
+    """Return all snippets. `program` starts keephold, `url` is where `keephold serve` listens."""
     mcp = [*program, "mcp", "--config", str(config)]
     acp = [*program, "acp", "--config", str(config)]
     return [*_stdio(mcp), *_http(f"{url}/mcp"), *_acp(acp)]
 
 
 def _stdio(words: list[str]) -> Iterator[Snippet]:
-    """Clients that start `keephold mcp` themselves."""
+    """Yield those of clients that start `keephold mcp` themselves."""
     server = _program_json(words)
     here = _json({"mcpServers": {"keephold": server}})
     yield Snippet("Claude Desktop", "mcp", "stdio", "claude_desktop_config.json", "json", here)
@@ -65,7 +69,7 @@ def _stdio(words: list[str]) -> Iterator[Snippet]:
 
 
 def _http(url: str) -> Iterator[Snippet]:
-    """Clients of a `keephold serve` that runs. Claude Desktop takes addresses only of servers on the internet."""
+    """Yield those of clients of a running `keephold serve`. Claude Desktop takes only servers on the internet."""
     server = {"url": url, "headers": {"Authorization": f"Bearer {PLACEHOLDER}"}}
     typed = {"type": "http", **server}
     yield Snippet("Claude Code", "mcp", "http", ".mcp.json", "json", _json({"mcpServers": {"keephold": typed}}))
@@ -78,7 +82,7 @@ def _http(url: str) -> Iterator[Snippet]:
 
 
 def _acp(words: list[str]) -> Iterator[Snippet]:
-    """Editors that start `keephold acp` as their agent."""
+    """Yield those of editors that start `keephold acp` as their agent."""
     agent = {**_program_json(words), "env": {}}
     zed = _json({"agent_servers": {"keephold": {"type": "custom", **agent}}})
     yield Snippet("Zed", "acp", "stdio", "~/.config/zed/settings.json", "json", zed)
@@ -101,36 +105,25 @@ def _program_json(words: list[str]) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """Indented, with lists of words on one line."""
+    """Return JSON indented, with lists of words on one line."""
     return _LIST.sub(lambda found: f"[{_BREAK.sub(' ', found[1])}]", json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def _quoted(value: Any) -> str:
-    """Text, or a list of it, for TOML and Lua, which write strings as JSON does."""
+    """Quote a text or a list for TOML and Lua, which write strings as JSON does."""
     return json.dumps(value, ensure_ascii=False)
-
-
-NAME = "keephold.toml"
-URL = "http://127.0.0.1:8420"
-"""Where `keephold serve` listens unless it is told otherwise (`ServeSettings`, which takes a while to import)."""
-
-_FACES = {
-    ("mcp", "stdio"): "For MCP clients that start it themselves",
-    ("mcp", "http"): f"For MCP clients of a `keephold serve` that runs; {PLACEHOLDER} stands for the token it prints",
-    ("acp", "stdio"): "For editors that have it as their agent, over ACP; it needs a model and `keephold[agent]`",
-}
 
 
 @click.command()
 @click.argument("DIR", required=False, type=click.Path(file_okay=False, path_type=Path))
-@click.option("--force", is_flag=True, help="Write it even if one is there, which stays as keephold.toml.bak.")
-@click.option("--snippets", "only_snippets", is_flag=True, help="Write nothing: only print the snippets.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--force", is_flag=True, help="Replace an existing file, which is kept as keephold.toml.bak.")
+@click.option("--snippets", "only_snippets", is_flag=True, help="Write nothing; print the snippets only.")
+@json_option
 def init(dir: Path | None, force: bool, only_snippets: bool, as_json: bool) -> None:
-    """Write a keephold.toml to begin with into DIR, by default the working directory.
+    """Write a first keephold.toml into DIR (default: the working directory).
 
     It has a command and a terminal as examples, and every other setting commented out with its default. Then it prints
-    what MCP clients and ACP editors are told to find it, and the next steps.
+    the settings by which MCP clients and ACP editors find keephold, and the next steps.
     """
     file = (dir or Path()).absolute() / NAME
     kept = None if only_snippets else _write(file, force=force)
@@ -151,7 +144,7 @@ def init(dir: Path | None, force: bool, only_snippets: bool, as_json: bool) -> N
 
 
 def _write(file: Path, *, force: bool) -> Path | None:
-    """Write the file; where the one is that was there, if there was one."""
+    """Write the file. Return where the old one is kept, if there was one."""
     text = Path(__file__).with_name("starter.toml").read_bytes()
     kept = None
     try:
@@ -159,7 +152,7 @@ def _write(file: Path, *, force: bool) -> Path | None:
         if force and file.exists():
             kept = next(path for path in _backups(file) if not path.exists())
             file.rename(kept)
-        with file.open("xb") as new:  # `x`: of two that write at once, one is told that the other was first
+        with file.open("xb") as new:  # `x`: if two write at once, the second fails
             new.write(text)
     except FileExistsError as error:
         raise KeepholdError(
@@ -179,16 +172,15 @@ def _backups(file: Path) -> Iterator[Path]:
 
 
 def _program() -> list[str]:
-    """How this keephold is started from anywhere."""
+    """Return the words that start this keephold from anywhere."""
     found = shutil.which("keephold")
     beside = Path(sys.executable).with_name("keephold")
-    if found is None and beside.exists():  # of an environment that is not activated
+    if found is None and beside.exists():  # the environment is not activated
         found = str(beside)
     return [sys.executable, "-m", "keephold"] if found is None else [found]
 
 
 def _show_steps(directory: Path) -> None:
-    """Last, where they are still to be seen."""
     steps = [("keephold check", "whether it is right"), ("keephold serve", "the dashboard, and MCP over HTTP")]
     steps += [("keephold init --snippets", "the above once more")]
     if not directory.samefile(Path.cwd()):
@@ -205,6 +197,6 @@ def _show(listed: list[Snippet]) -> None:
         for snippet in of_face:
             same = [other for other in of_face if other.text == snippet.text]
             if same[0] is not snippet:
-                continue  # several clients have one format: it is shown once
+                continue  # clients that share a format are shown together
             click.echo("; ".join(f"{other.client}: {click.style(other.file, fg='cyan')}" for other in same) + "\n")
             click.echo("".join(f"    {line}\n" for line in snippet.text.splitlines()))

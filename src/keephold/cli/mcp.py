@@ -1,4 +1,4 @@
-"""`keephold mcp`: the tools of a configuration for MCP clients, over standard input and output or HTTP (M1, L1)."""
+"""`keephold mcp`: serve the tools of a configuration to MCP clients, over stdin and stdout or HTTP (M1)."""
 
 import asyncio
 import contextlib
@@ -26,18 +26,15 @@ if TYPE_CHECKING:
 @click.command()
 @config_option
 @store_option
-@click.option(
-    "--conversation", type=NAME, default="mcp", show_default=True, help="The conversation that handles live in."
-)
-@click.option("--http", "port", type=click.IntRange(0, 65535), help="Serve HTTP on this port instead; 0: any.")
-@click.option(
-    "--url", type=ADDRESS, help="The address that others reach it by, with --http, for URLs that are given away."
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to bind, with --http.")
+@click.option("--conversation", type=NAME, default="mcp", show_default=True, help="Keep handles in this conversation.")
+@click.option("--http", "port", type=click.IntRange(0, 65535), help="Serve HTTP on this port instead; 0: any free one.")
+@click.option("--url", type=ADDRESS, help="Use this public address in the URLs for clients, with --http.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Bind this address, with --http.")
 @click.option(
     "--tokens",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help=f"A file of `principal token` lines, with --http: each has handles of its own. ${TOKEN} is a token, too.",
+    help=f"Read `principal token` lines from this file, with --http: each principal has its own handles. ${TOKEN} is a "
+    "token, too.",
 )
 def mcp(
     config: Path | None,
@@ -51,19 +48,19 @@ def mcp(
     """Serve the configured tools to MCP clients.
 
     \b
-    On standard input and output, as clients start it:
+    Clients start it with this setting, and use its standard input and output:
       {"mcpServers": {"keephold": {"command": "keephold", "args": ["mcp"]}}}
 
-    If a `keephold serve` runs on the same store with the same configuration, it serves the client, and what was spawned
-    goes on when the client goes.
+    If a `keephold serve` runs on the same store with the same configuration, it serves the client, and spawned calls
+    keep running when the client leaves.
 
-    With --http, streamable HTTP at http://HOST:PORT/mcp; completions of what waits outside at /complete/KEY.
+    With --http, it serves streamable HTTP at http://HOST:PORT/mcp, and completes parked calls at /complete/KEY.
 
-    Handles outlive a connection: a client that comes back finds them by their ids, unless --store is `memory:`.
+    Handles outlive a connection: a client that reconnects finds them by their ids, unless --store is `memory:`.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    own = _own_token()
-    known = {**own, **tokens_of(tokens)}
+    own = os.environ.pop(TOKEN, None) or None  # every command would inherit it, and could print it (K5)
+    known = ({"default": own} if own else {}) | tokens_of(tokens)
     if port is None and (tokens is not None or url is not None or host != "127.0.0.1"):
         raise click.UsageError("--host, --url and --tokens go with --http PORT")
     file = the_config(config)
@@ -75,10 +72,9 @@ def mcp(
     from keephold.mcp.server import Server
 
     if port is not None:
-        check_own_token(own.get("default"))
+        check_own_token(own)
         check_bind(host, known)
     runtime = Runtime(store=place, config=loaded)
-
     server = Server(runtime, conversation=conversation, **settings_of(loaded))
 
     async def serve() -> int:
@@ -92,18 +88,12 @@ def mcp(
 
 
 def settings_of(config: Config) -> dict[str, Any]:
-    """What the configuration says about the MCP server."""
-    mcp = config.mcp
-    return {"schema": mcp.schema_, "task_after": mcp.task_after_ms / 1000}
-
-
-def _own_token() -> dict[str, str]:
-    token = os.environ.pop(TOKEN, None)  # or every command would have it, and show it to whoever asks (K5)
-    return {"default": token} if token else {}
+    """Return the settings of the MCP server."""
+    return {"schema": config.mcp.schema_, "task_after": config.mcp.task_after_ms / 1000}
 
 
 def _passed_on(store: str, config: Path, conversation: str) -> bool:
-    """Let a `keephold serve` on the same store serve the client, if there is one (M3); whether it did."""
+    """Let a `keephold serve` on the same store serve the client, if there is one (M3). Return whether it did."""
     path = getattr(open_store(store), "path", None)
     connection = connect(path, config, conversation) if path is not None else None
     if connection is not None:
@@ -112,16 +102,8 @@ def _passed_on(store: str, config: Path, conversation: str) -> bool:
     return connection is not None
 
 
-async def _stdio(server: "Server") -> None:
-    """Serve the client that has started us. One that closes what it reads is gone as well."""
-    try:
-        await server.run_stdio_async()
-    except* (BrokenPipeError, ConnectionResetError):
-        pass
-
-
 async def _leave(runtime: Runtime, code: int) -> None:
-    """End in good order, and at once: a thread that reads standard input cannot be woken."""
+    """Close the runtime and exit at once: a thread that reads stdin cannot be woken."""
     await runtime.close()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -129,23 +111,26 @@ async def _leave(runtime: Runtime, code: int) -> None:
 
 
 async def _over_stdio(server: "Server") -> int:
-    """Serve until the client goes, or a signal comes. The runtime is closed in good order after that (R6)."""
+    """Serve until the client leaves or a signal comes. The runtime is closed in good order after that (R6)."""
     leaving: list[asyncio.Task[None]] = []
 
     def stop(number: int) -> None:
         if leaving:
-            os._exit(128 + number)  # asked twice: the guard ends what is left
+            os._exit(128 + number)  # the second signal: the guard ends the remaining processes
         server.listeners.close()
         leaving.append(asyncio.create_task(_leave(server.runtime, 128 + number)))
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
-    await _stdio(server)
+    try:
+        await server.run_stdio_async()
+    except* (BrokenPipeError, ConnectionResetError):  # a client that closes its end is gone
+        pass
     return 0
 
 
 async def _over_http(server: "Server", host: str, port: int, url: str | None, tokens: dict[str, str]) -> int:
-    """Serve HTTP until a signal comes; whoever waits is answered then."""
+    """Serve HTTP until a signal comes; open requests are answered then."""
     from keephold.mcp.http import ANY, http_app
     from keephold.serve.server import bound, serve
 
@@ -154,12 +139,12 @@ async def _over_http(server: "Server", host: str, port: int, url: str | None, to
     with bound(host, port, "--http") as listening:
         number = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
-        if url is not None or host not in ANY:  # of all addresses it has none that others could use
+        if url is not None or host not in ANY:  # 0.0.0.0 is not an address that others could use
             runtime.durability.complete_url = f"{(url or f'http://{shown}:{number}').rstrip('/')}/complete"
         click.echo(f"MCP at http://{shown}:{number}/mcp", err=True)
 
         async def close() -> None:
             server.listeners.close()
-            await runtime.close()  # calls that wait are answered
+            await runtime.close()
 
         return await serve(app, listening, close=close)

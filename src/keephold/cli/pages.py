@@ -1,7 +1,5 @@
-"""What a command's `--help` ends with: examples, exit codes that are the command's own, and what else to look at.
-
-It is here and not with the commands, because only `--help` reads it, and side by side the pages stay alike.
-"""
+"""The end of each command's `--help`: examples, the command's own exit codes, related commands. Only `--help` reads
+them."""
 
 from typing import NamedTuple
 
@@ -9,8 +7,8 @@ import click
 
 
 class Page(NamedTuple):
-    """`examples` are a line of explanation and one of shell each. Exit codes 0, 2, 130 and 141 mean the same everywhere
-    and are listed where 0 says more than that all went well, or where there are others."""
+    """Each example is a line of explanation and one of shell. Exit codes 0, 2, 130 and 141 mean the same everywhere
+    and are listed only if 0 means more than success, or beside other codes."""
 
     examples: tuple[tuple[str, str], ...]
     see: tuple[str, ...]
@@ -18,14 +16,14 @@ class Page(NamedTuple):
 
 
 _SIGNALLED = (130, "Ctrl-C; 143 is SIGTERM")
-_REFUSED = (2, "wrong usage, a wrong configuration, or anything else that was refused")
+_REFUSED = (2, "wrong usage, a wrong configuration, or another refusal")
 
 PAGES = {
     "serve": Page(
         (
             ("Serve the tools of the keephold.toml found here, with the dashboard:", "keephold serve"),
-            ("On another port, with a store of its own:", "keephold serve --port 9000 --store sqlite:///work.db"),
-            ("Behind a proxy on this machine that does TLS, with a token of your own:",
+            ("Serve on another port, with its own store:", "keephold serve --port 9000 --store sqlite:///work.db"),
+            ("Serve behind a TLS proxy on this machine, with a token of your own:",
              "KEEPHOLD_TOKEN=$(cat token) keephold serve --quiet --url https://agents.example.org"),
         ),
         ("mcp", "top", "init", "check"),
@@ -34,83 +32,84 @@ PAGES = {
     "chat": Page(
         (
             ("Talk to a model:", "keephold chat --model anthropic:claude-sonnet-4-5"),
-            ("Go on with a conversation:", "keephold chat --conversation main"),
-            ("One turn in a script, with what is piped in:", "git diff | keephold chat 'Review this change.'"),
+            ("Continue a conversation:", "keephold chat --conversation main"),
+            ("Run one turn in a script, with piped input:", "git diff | keephold chat 'Review this change.'"),
         ),
         ("acp", "conversations", "tools"),
-        ((0, "left by the person, or the last turn went well"), (1, "the last turn ended with an error"), _REFUSED),
+        ((0, "the user left, or the last turn succeeded"), (1, "the last turn ended with an error"), _REFUSED),
     ),
     "turn": Page(
         (
             ("Run a file of batches:", "keephold turn --conversation main < batches.jsonl"),
-            ("Go on with a turn whose process was killed:", "keephold turn --conversation main --resume < more.jsonl"),
+            ("Resume a turn whose process was killed:", "keephold turn --conversation main --resume < more.jsonl"),
         ),
         ("tools", "ps", "wait"),
         ((0, "the turn has ended"), (1, "a call failed the turn"), _REFUSED, _SIGNALLED),
     ),
     "mcp": Page(
         (
-            ("What a client is told to start:", "keephold mcp --config ~/project/keephold.toml"),
-            ("The snippets for common clients:", "keephold init --snippets"),
-            ("Over HTTP, for several clients:", "keephold mcp --http 8080"),
+            ("Serve one client, which starts this command:", "keephold mcp --config ~/project/keephold.toml"),
+            ("Print the settings for common clients:", "keephold init --snippets"),
+            ("Serve several clients over HTTP:", "keephold mcp --http 8080"),
         ),
         ("serve", "init", "tools"),
-        ((0, "the client has closed the input"), _REFUSED, _SIGNALLED),
+        ((0, "the client closed the input"), _REFUSED, _SIGNALLED),
     ),
     "acp": Page(
         (
-            ("What an editor is told to start:", "keephold acp --config ~/project/keephold.toml"),
-            ("Sessions that need no permission for tools:", "keephold acp --mode unattended"),
+            ("Serve an editor, which starts this command:", "keephold acp --config ~/project/keephold.toml"),
+            ("Start sessions that need no permission for tools:", "keephold acp --mode unattended"),
         ),
         ("acp-check", "chat", "init"),
-        ((0, "the editor has closed the input"), _REFUSED, _SIGNALLED),
+        ((0, "the editor closed the input"), _REFUSED, _SIGNALLED),
     ),
     "top": Page(
         (
             ("Watch this project's handles:", "keephold top"),
-            ("Watch those of a server:", "keephold top --server http://127.0.0.1:8420"),
-            ("What would be shown now, for a script:", "keephold top --json | jq '.handles[].id'"),
+            ("Watch the handles of a server:", "keephold top --server http://127.0.0.1:8420"),
+            ("Print the handles for a script:", "keephold top --json | jq '.handles[].id'"),
         ),
         ("ps", "show", "logs", "attach"),
     ),
     "ps": Page(
         (
-            ("All that has not stopped:", "keephold ps"),
-            ("What waits for an answer:", "keephold ps --state waiting"),
-            ("What goes on at a server:", "keephold ps --server http://127.0.0.1:8420"),
-            ("The ids of a conversation's handles, also of those that have stopped:",
+            ("List everything that has not stopped:", "keephold ps"),
+            ("List handles that wait for an answer:", "keephold ps --state waiting"),
+            ("List the calls of a server:", "keephold ps --server http://127.0.0.1:8420"),
+            ("Print the ids of a conversation's handles, stopped ones included:",
              "keephold ps --conversation main --all --json | jq -r .id"),
         ),
         ("top", "show", "logs", "wait"),
     ),
     "show": Page(
         (
-            ("Everything of the newest handle called `build`:", "keephold show build"),
-            ("Of one in a certain conversation, for a script:", "keephold show build --conversation main --json"),
-            ("With the keys that its waits can be resolved by:", "keephold show desk --keys"),
+            ("Show the newest handle called `build`:", "keephold show build"),
+            ("Show one of a certain conversation, for a script:", "keephold show build --conversation main --json"),
+            ("Show the keys that resolve its waits:", "keephold show desk --keys"),
         ),
         ("ps", "logs", "complete"),
     ),
     "logs": Page(
         (
-            ("What it has printed:", "keephold logs build"),
-            ("And what it goes on to print, until it stops:", "keephold logs -f build"),
-            ("What it has printed since, for a script:", "keephold logs build --since 4096 --json | jq -r .text"),
-            ("A terminal's session as a recording:", "keephold logs shell --cast shell.cast"),
+            ("Print the output so far:", "keephold logs build"),
+            ("Print new output as well, until it stops:", "keephold logs -f build"),
+            ("Print the output after an offset, for a script:",
+             "keephold logs build --since 4096 --json | jq -r .text"),
+            ("Write a terminal's session as a recording:", "keephold logs shell --cast shell.cast"),
         ),
         ("show", "attach", "top"),
     ),
     "conversations": Page(
         (
-            ("All of them:", "keephold conversations"),
-            ("Their names, for a script:", "keephold conversations --json | jq -r .id"),
+            ("List all conversations:", "keephold conversations"),
+            ("Print their names, for a script:", "keephold conversations --json | jq -r .id"),
         ),
         ("ps", "chat", "forget", "revoke"),
     ),
     "attach": Page(
         (
-            ("Take over a terminal; Ctrl-] gives it back:", "keephold attach shell"),
-            ("Only watch:", "keephold attach shell --read-only"),
+            ("Take over a terminal; Ctrl-] detaches:", "keephold attach shell"),
+            ("Watch only:", "keephold attach shell --read-only"),
         ),
         ("logs", "send", "top"),
         ((0, "detached, or the program ended well"), (1, "the program failed, or was ended"), _REFUSED, _SIGNALLED),
@@ -118,36 +117,36 @@ PAGES = {
     "send": Page(
         (
             ("Type a line into a terminal:", "keephold send sh 'make test' --key ENTER"),
-            ("Interrupt what runs there:", "keephold send sh --key C-c"),
+            ("Interrupt the program in a terminal:", "keephold send sh --key C-c"),
             ("Answer a question:", "keephold send deploy yes"),
             ("Answer with a secret, which is not shown:", "keephold send sudo --password"),
-            ("Close the input of a command that reads it to its end:", "keephold send count --close"),
+            ("Close the input of a command:", "keephold send count --close"),
         ),
         ("attach", "show", "abort"),
-        ((0, "sent"), (1, "the handle did not take it: it has stopped, the answer does not fit …"), _REFUSED),
+        ((0, "sent"), (1, "refused by the handle: it has stopped, the answer does not fit …"), _REFUSED),
     ),
     "abort": Page(
         (
-            ("End a handle:", "keephold abort build"),
-            ("End all handles of a conversation:", "keephold abort --all-in main"),
+            ("Abort a handle:", "keephold abort build"),
+            ("Abort all handles of a conversation:", "keephold abort --all-in main"),
         ),
         ("ps", "send", "wait"),
-        ((0, "ended, or it had ended before"), (1, "one of them could not be ended"), _REFUSED),
+        ((0, "all of them have stopped"), (1, "one of them could not be aborted"), _REFUSED),
     ),
     "wait": Page(
         (
-            ("Until both have stopped:", "keephold wait build test"),
-            ("Until one of them has, for at most a minute:", "keephold wait --any --timeout 60 build test"),
-            ("In a script:", "keephold wait build && echo built"),
+            ("Wait until both have stopped:", "keephold wait build test"),
+            ("Wait for one of them, at most a minute:", "keephold wait --any --timeout 60 build test"),
+            ("Use the result in a script:", "keephold wait build && echo built"),
         ),
         ("ps", "logs", "complete"),
-        ((0, "done, and all are well"), (1, "done; one failed or was aborted"), _REFUSED, (124, "the time was up")),
+        ((0, "all succeeded"), (1, "one failed or was aborted"), _REFUSED, (124, "the timeout expired first")),
     ),
     "complete": Page(
         (
-            ("It went well:", "keephold complete hf1.KEY --ok '{\"approved_by\": \"Ada\"}'"),
-            ("It failed:", "keephold complete hf1.KEY --error rejected 'too expensive'"),
-            ("With the key from a file, which no other user can read:", "keephold complete - --cancelled < key"),
+            ("Complete a call with a result:", "keephold complete hf1.KEY --ok '{\"approved_by\": \"Ada\"}'"),
+            ("Fail a call:", "keephold complete hf1.KEY --error rejected 'too expensive'"),
+            ("Read the key from a private file:", "keephold complete - --cancelled < key"),
         ),
         ("show", "wait", "revoke"),
         (
@@ -155,46 +154,46 @@ PAGES = {
         ),
     ),
     "revoke": Page(
-        (("Let none of a conversation's open keys be of use any more:", "keephold revoke main"),),
+        (("Invalidate the open keys of a conversation:", "keephold revoke main"),),
         ("complete", "show", "forget"),
     ),
     "forget": Page(
         (
-            ("Let go of what was said in a conversation:", "keephold forget main"),
-            ("In a script, which cannot be asked:", "keephold forget main --yes"),
+            ("Delete the transcript of a conversation:", "keephold forget main"),
+            ("Delete it without confirmation, in a script:", "keephold forget main --yes"),
         ),
         ("conversations", "gc"),
-        ((0, "it is gone"), (1, "asked whether to, the answer was no"), _REFUSED),
+        ((0, "deleted"), (1, "not confirmed"), _REFUSED),
     ),
     "gc": Page(
         (
-            ("What would be let go of:", "keephold gc --dry-run"),
-            ("Let go of what is older than a month, and make the file smaller:", "keephold gc --before 30d --vacuum"),
+            ("Show what would be deleted:", "keephold gc --dry-run"),
+            ("Delete what is older than a month, and shrink the file:", "keephold gc --before 30d --vacuum"),
         ),
         ("ps", "forget"),
     ),
     "init": Page(
         (
-            ("Begin here:", "keephold init"),
-            ("Begin in another directory:", "keephold init ~/project"),
-            ("What clients and editors are told:", "keephold init --snippets"),
+            ("Write a configuration here:", "keephold init"),
+            ("Write one into another directory:", "keephold init ~/project"),
+            ("Print the settings for clients and editors:", "keephold init --snippets"),
         ),
         ("check", "serve", "mcp", "acp"),
-        ((0, "written, or printed"), (2, "one is there already, or it cannot be written")),
+        ((0, "written, or printed"), (2, "the file exists already, or cannot be written")),
     ),
     "check": Page(
         (
-            ("The configuration found from here:", "keephold check"),
-            ("Its problems, for a script:", "keephold check --json | jq -r '.problems[]'"),
+            ("Check the configuration of this directory:", "keephold check"),
+            ("Print the problems, for a script:", "keephold check --json | jq -r '.problems[]'"),
         ),
         ("init", "tools", "serve"),
-        ((0, "all is well"), (1, "there are problems"), (2, "wrong usage")),
+        ((0, "no problems"), (1, "problems were found"), (2, "wrong usage")),
     ),
     "bench": Page(
         (
-            ("On the disk of the store that is configured here:", "keephold bench"),
-            ("On another disk:", "keephold bench --store sqlite:///scratch/work.db"),
-            ("How long a durable step takes, for a script:",
+            ("Measure the disk of the configured store:", "keephold bench"),
+            ("Measure another disk:", "keephold bench --store sqlite:///scratch/work.db"),
+            ("Print how long a durable step takes, for a script:",
              "keephold bench --json | jq '.figures[] | select(.name == \"step\").keephold'"),
         ),
         ("check", "top"),
@@ -202,24 +201,24 @@ PAGES = {
     ),
     "tools": Page(
         (
-            ("What a model may call:", "keephold tools"),
-            ("With schemas as a provider takes them:", "keephold tools --dialect openai-strict"),
+            ("List the tools that a model may call:", "keephold tools"),
+            ("Print their schemas as a provider takes them:", "keephold tools --dialect openai-strict"),
         ),
         ("check", "turn"),
     ),
     "acp-check": Page(
         (
             ("Check an agent:", "keephold acp-check keephold acp"),
-            ("One topic, with more time:", "keephold acp-check --only cancelling --timeout 300 my-agent --acp"),
+            ("Check one topic, with more time:", "keephold acp-check --only cancelling --timeout 300 my-agent --acp"),
         ),
         ("acp",),
         ((0, "all checks passed"), (1, "a check failed"), (2, "wrong usage, or the agent could not be started")),
     ),
     "completion": Page(
         (
-            ("bash, for this shell; in ~/.bashrc for all:", 'eval "$(keephold completion bash)"'),
-            ("zsh, the same:", 'eval "$(keephold completion zsh)"'),
-            ("fish, for good:", "keephold completion fish > ~/.config/fish/completions/keephold.fish"),
+            ("Complete in bash; put this in ~/.bashrc:", 'eval "$(keephold completion bash)"'),
+            ("Complete in zsh; put this in ~/.zshrc:", 'eval "$(keephold completion zsh)"'),
+            ("Complete in fish:", "keephold completion fish > ~/.config/fish/completions/keephold.fish"),
         ),
         ("help",),
     ),
@@ -228,7 +227,7 @@ PAGES = {
 
 
 def write_page(name: str, formatter: click.HelpFormatter) -> None:
-    """The end of a command's help."""
+    """Write the end of a command's help."""
     page = PAGES.get(name)
     if page is None:
         return

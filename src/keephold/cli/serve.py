@@ -1,4 +1,4 @@
-"""`keephold serve`: one process for everything over HTTP (L1): MCP, completions, the API, metrics, the dashboard."""
+"""`keephold serve`: serve MCP, completions, the API, metrics and the dashboard over HTTP from one process."""
 
 import asyncio
 import contextlib
@@ -45,16 +45,16 @@ _log = logging.getLogger("keephold.serve")
 @click.command()
 @config_option
 @store_option
-@click.option("--host", help="The address to bind. Default: [serve] host, else 127.0.0.1.")
-@click.option("--port", type=click.IntRange(0, 65535), help="The port; 0: any. Default: [serve] port, else 8420.")
-@click.option("--url", type=ADDRESS, help="The address that others reach it by, for URLs that are given away.")
+@click.option("--host", help="Bind this address. Default: [serve] host, else 127.0.0.1.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Listen here; 0: any. Default: [serve] port, else 8420.")
+@click.option("--url", type=ADDRESS, help="Use this public address in the URLs for clients.")
 @click.option(
     "--tokens",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file of `principal token` lines: MCP clients with handles of their own.",
+    help="Read `principal token` lines from this file: each principal is an MCP client with its own handles.",
 )
 @click.option(
-    "--conversation", type=NAME, default="mcp", show_default=True, help="The conversation that MCP's handles live in."
+    "--conversation", type=NAME, default="mcp", show_default=True, help="Keep MCP handles in this conversation."
 )
 @click.option("--quiet", is_flag=True, help="Print the address without its token.")
 def serve(
@@ -70,27 +70,27 @@ def serve(
     """Serve everything over HTTP, until it is stopped.
 
     \b
-    /            the dashboard: what needs you, what runs, what happened
+    /            the dashboard: open requests, live handles, events
     /mcp         MCP, streamable HTTP, for `Authorization: Bearer TOKEN`
-    /complete/K  POST what a key waits for; the key is the authority
+    /complete/K  POST the result of a parked call; the key is the authority
     /api         everything as JSON; /api/openapi.json describes it
     /metrics     Prometheus
-    /healthz     200 while it can do its work
+    /healthz     200 while the server can work
 
-    The address that is printed has the owner's token in it, which opens everything. It is kept beside the store, so
-    that it stays the same; $KEEPHOLD_TOKEN is used instead if it is set.
+    The printed address contains the owner's token, which gives full access. The token is kept in a file beside the
+    store, so that it stays the same; $KEEPHOLD_TOKEN overrides it.
 
-    To let the network in, put a proxy with TLS in front of it, on this machine, and name the proxy's address by --url.
-    To bind another address than loopback itself takes a token that you have chosen, in $KEEPHOLD_TOKEN or --tokens.
+    To serve the network, put a proxy with TLS in front of it, on this machine, and name the proxy's address by --url.
+    To bind another address than loopback, set a token of your own in $KEEPHOLD_TOKEN or --tokens.
 
-    Signals: TERM and INT end it in good order (again: at once); HUP reads the configuration again.
+    Signals: TERM and INT stop it in good order (twice: at once); HUP reads the configuration again.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    given = os.environ.pop(TOKEN, None)  # or every command would have it, and show it to whoever asks (K5)
+    given = os.environ.pop(TOKEN, None)  # every command would inherit it, and could print it (K5)
     file = the_config(config)
     loaded = load_config(file)
     settings = loaded.serve
-    asked = _Asked(
+    wanted = _Wanted(
         file=file,
         config=loaded,
         store=store or store_of(loaded),
@@ -104,15 +104,13 @@ def serve(
     )
     ended: list[int] = []
     try:
-        sys.exit(asyncio.run(_serve(asked, ended)))
+        sys.exit(asyncio.run(_serve(wanted, ended)))
     except asyncio.CancelledError:  # before it served
         sys.exit(128 + ended[0])
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """What is to be served, and where."""
-
+class _Wanted:
     file: Path
     config: Config
     store: str
@@ -125,9 +123,9 @@ class _Asked:
     quiet: bool
 
 
-async def _serve(asked: _Asked, ended: list[int]) -> int:
-    """The exit code. Ended by a signal before it serves, it is cancelled, and `ended` has the signal's number."""
-    _mind_signals(ended)
+async def _serve(wanted: _Wanted, ended: list[int]) -> int:
+    """Return the exit code. A signal before it serves cancels it, and `ended` has the signal's number."""
+    _cancel_on_signals(ended)
     from keephold.control.control import Control
     from keephold.control.open_requests import OpenRequests
     from keephold.mcp.http import ANY, check_bind, is_loopback
@@ -137,29 +135,29 @@ async def _serve(asked: _Asked, ended: list[int]) -> int:
     from keephold.serve.metrics import Prometheus
     from keephold.serve.server import bound, serve
 
-    host, url, principals = asked.host, asked.url, asked.principals
-    check_own_token(asked.token)
+    host, url, principals = wanted.host, wanted.url, wanted.principals
+    check_own_token(wanted.token)
     if "owner" in principals:
-        raise ConfigError(["`owner` is whoever has the owner's token; give the principal of --tokens another name"])
-    check_bind(host, principals if asked.token is None else {**principals, "owner": asked.token})
-    store = open_store(asked.store)
-    needs = OpenRequests() if asked.config.serve.person else None
+        raise ConfigError(["`owner` is the holder of the owner's token; give the principal of --tokens another name"])
+    check_bind(host, principals if wanted.token is None else {**principals, "owner": wanted.token})
+    store = open_store(wanted.store)
+    needs = OpenRequests() if wanted.config.serve.person else None
     metrics = Prometheus()
-    runtime = Runtime(store=store, config=asked.config, prompter=needs, metrics=metrics)
+    runtime = Runtime(store=store, config=wanted.config, prompter=needs, metrics=metrics)
     if needs is not None:
         runtime.people.beside = needs.beside
-    server = Server(runtime, conversation=asked.conversation, **settings_of(asked.config))
+    server = Server(runtime, conversation=wanted.conversation, **settings_of(wanted.config))
     control = Control(runtime, needs, snapshot=metrics.snapshot)
     app = App(server, control, metrics)
-    with bound(host, asked.port) as listening:
+    with bound(host, wanted.port) as listening:
         number = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         place = (url or f"http://{shown}:{number}").rstrip("/")
-        owner = asked.token or owner_token(getattr(store, "path", None))
+        owner = wanted.token or owner_token(getattr(store, "path", None))
         async with runtime:
             await server.open()
             await app.open()
-            if url is not None or host not in ANY:  # of all addresses it has none that others could use
+            if url is not None or host not in ANY:  # 0.0.0.0 is not an address that others could use
                 runtime.durability.complete_url = f"{place}/complete"
             asgi = app.asgi(
                 owner,
@@ -167,10 +165,10 @@ async def _serve(asked: _Asked, ended: list[int]) -> int:
                 [host] if url is None else [host, urlsplit(url).hostname or host],
                 port=number,
                 secure=place.startswith("https:"),
-                loopback=is_loopback(host) and url is None,  # an address of others leads here through a proxy
+                loopback=is_loopback(host) and url is None,  # a public address leads here through a proxy
             )
-            mcp = await _socket(server, store, asked.file, asked.conversation)
-            click.echo(f"keephold at {place}/" + ("" if asked.quiet else f"?token={quote(owner, safe='')}"), err=True)
+            mcp = await _socket(server, store, wanted.file, wanted.conversation)
+            click.echo(f"keephold at {place}/" + ("" if wanted.quiet else f"?token={quote(owner, safe='')}"), err=True)
 
             async def close() -> None:
                 if mcp is not None:
@@ -178,12 +176,12 @@ async def _serve(asked: _Asked, ended: list[int]) -> int:
                 await app.close()
                 await runtime.close()
 
-            return await serve(asgi, listening, close=close, reload=lambda: _reload(runtime, asked.file))
+            return await serve(asgi, listening, close=close, reload=lambda: _reload(runtime, wanted.file))
 
 
-def _mind_signals(ended: list[int]) -> None:
-    """Until it serves: TERM and INT undo what was opened, and HUP has nothing to read again. A shell that starts it in
-    the background has it ignore INT, so it is said of both."""
+def _cancel_on_signals(ended: list[int]) -> None:
+    """Until it serves, let TERM and INT cancel this task, and ignore HUP. A shell makes background jobs ignore INT, so
+    that is set as well."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
@@ -191,14 +189,14 @@ def _mind_signals(ended: list[int]) -> None:
         ended.append(number)
         task.cancel()
 
-    with contextlib.suppress(RuntimeError):  # signals are the main thread's
+    with contextlib.suppress(RuntimeError):  # only the main thread gets signals
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, end, number)
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
 
 
 async def _socket(server: "Server", store: "Store", file: Path, conversation: str) -> "Listening | None":
-    """Where `keephold mcp` reaches this server, on a store that others can open."""
+    """Open the socket by which `keephold mcp` reaches this server, on a store that other processes can open."""
     from keephold.mcp.socket import Listening
 
     stream = getattr(store, "stream", None)  # SupportsStreams
@@ -211,7 +209,7 @@ async def _socket(server: "Server", store: "Store", file: Path, conversation: st
 
 
 def _reload(runtime: "Runtime", file: Path) -> None:
-    """Use the configuration as it is now; a wrong one changes nothing."""
+    """Apply the configuration as the file is now; a wrong file changes nothing."""
     try:
         config = load_config(file)
         left = runtime.reload(config)
@@ -224,13 +222,13 @@ def _reload(runtime: "Runtime", file: Path) -> None:
 
 
 def owner_token(store: Path | None) -> str:
-    """The owner's token: kept in a file beside the store that only its owner can read; without a store, a new one."""
+    """Return the owner's token from its private file beside the store; without a store, a new one."""
     if store is None:
         return secrets.token_urlsafe(32)
     file = store.with_name(f"{store.name}-token")
     new = store.with_name(f"{file.name}.{secrets.token_hex(8)}")
     try:
-        if not file.exists():  # it appears with the token in it: another server may start at the same time
+        if not file.exists():  # linked when complete: another server may start at the same time
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
                 made.write(f"{secrets.token_urlsafe(32)}\n")
             with contextlib.suppress(FileExistsError):

@@ -1,4 +1,4 @@
-"""`keephold tools`: the tools of a configuration, as a model sees them (G3)."""
+"""`keephold tools`: list the tools of a configuration, as a model sees them (G3)."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ CONNECT_SECS = 30.0
 
 @click.command()
 @config_option
-@click.option("--dialect", type=click.Choice(DIALECTS), help="Print JSON, with schemas in the form of this provider.")
+@click.option("--dialect", type=click.Choice(DIALECTS), help="Print JSON, with schemas as this provider takes them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def tools(config: Path | None, dialect: Dialect | None, as_json: bool) -> None:
     """List the tools of a configuration, as a model sees them. MCP servers are started to ask for theirs."""
@@ -52,12 +52,12 @@ def _table(rows: list[tuple[str, str, str]]) -> None:
 
 
 def _actions(parameters: dict[str, Any]) -> str:
-    """The actions of a stateful tool; the generic schema has them as the values of `action`."""
+    """Return the actions of a stateful tool: the values of `action` in the generic schema."""
     values = parameters.get("properties", {}).get("action", {}).get("enum", ())
     return " ".join(values) if values and set(values) <= set(ACTIONS) else "-"
 
 
 def _first_line(description: str) -> str:
-    """Without control characters: a description may come from anywhere, and the terminal obeys them (K4)."""
+    """Return the first line without control characters, which the terminal would obey (K4)."""
     line = description.strip().partition("\n")[0]
     return "".join(character for character in line if character.isprintable())

@@ -1,4 +1,4 @@
-"""`keephold turn`: one turn over standard input and output, one JSON batch a line (L2)."""
+"""`keephold turn`: run one turn over stdin and stdout, one JSON batch a line (L2)."""
 
 import asyncio
 import os
@@ -12,17 +12,16 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
-from keephold.cli.parameters import NAME, config_option, the_config
+from keephold.cli.parameters import NAME, config_option, detached_option, the_config
 from keephold.cli.prompter import TerminalPrompter, open_prompter
 from keephold.cli.store import store_of, store_option
 from keephold.config import load_config
 from keephold.runtime import Runtime
-from keephold.turn.ending import Ending
 from keephold.turn.tool_call import ToolCall
 from keephold.turn.turn import Response, Turn
 
 PARK_AFTER_SECS = 30.0
-"""How long a batch waits for a one-shot call that waits for its completion from outside (D10)."""
+"""How long a batch waits for a parked one-shot call (D10)."""
 CONNECT_SECS = 10.0
 """How long to wait for the tools of MCP servers before the first batch; they may come later."""
 _EXAMPLE = '{"calls":[{"id":"1","name":"a_tool","arguments":{}}]}'
@@ -32,7 +31,7 @@ class _Call(msgspec.Struct):
     id: str
     name: str
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
-    """Read call by call, so that what is wrong with one leaves its siblings alone (B1)."""
+    """Decoded call by call, so that a mistake in one does not affect the others (B1)."""
 
 
 class _Batch(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,9 +41,9 @@ class _Batch(msgspec.Struct, forbid_unknown_fields=True):
 @click.command()
 @config_option
 @store_option
-@click.option("--conversation", type=NAME, help="The conversation to run the turn in. Default: a new one.")
-@click.option("--resume", is_flag=True, help="Go on with the conversation's turn that its process did not end.")
-@click.option("--detached", is_flag=True, help="Ask nobody, also if a terminal is there; `detached` decides instead.")
+@click.option("--conversation", type=NAME, help="Run the turn in this conversation. Default: a new one.")
+@click.option("--resume", is_flag=True, help="Resume the conversation's turn that its process did not end.")
+@detached_option
 def turn(config: Path | None, store: str | None, conversation: str | None, resume: bool, detached: bool) -> None:
     """Run one turn: read a batch of tool calls a line, answer each with a line.
 
@@ -53,20 +52,19 @@ def turn(config: Path | None, store: str | None, conversation: str | None, resum
                     {"id":"2","name":"await","arguments":{"all":["c"]}}]}
     Out:  {"responses":[{"id":"1","result":"…"},{"id":"2","result":"…"}],"notifications":[]}
 
-    The end of the input ends the turn: handles that still run are ended, awaited or kept as their tools say.
+    The end of the input ends the turn: running handles are aborted, awaited or kept as their tools say.
 
-    What a person has to permit or to answer is asked on the terminal the command was started from, unless the batches
-    are typed there.
+    Permissions and questions are asked on the terminal that started the command, unless the batches are typed there.
     """
     if resume and conversation is None:
-        raise click.UsageError("--resume needs --conversation: which one is to go on?")
+        raise click.UsageError("--resume needs --conversation, to say which turn to resume")
     loaded = load_config(the_config(config))
-    # Batches that are typed and answers to prompts would be read from one terminal, each by the other's reader.
+    # Typed batches and answers to prompts would come from one terminal, each to the other's reader.
     prompter = None if detached or sys.stdin.isatty() else open_prompter()
     runtime = Runtime(store=store or store_of(loaded), config=loaded, prompter=prompter)
     if sys.stdin.isatty():
         click.echo(f"One batch a line, for example {_EXAMPLE}; Ctrl-D ends the turn.", err=True)
-    # Not sys.stdin.buffer: the interpreter, when it ends, would want the lock that the reading thread still holds.
+    # Not sys.stdin.buffer: at exit, the interpreter would wait for the lock that the reading thread still holds.
     source = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
     try:
         sys.exit(asyncio.run(_run(runtime, conversation, source, prompter, resume=resume)))
@@ -87,12 +85,12 @@ async def _run(
 
         def stop(number: int) -> None:
             stopped.append(number)
-            if len(stopped) == 1:  # an open batch is answered, handles are ended and told of (B7, T5)
+            if len(stopped) == 1:  # an open batch is answered, handles are aborted and reported (B7, T5)
                 turn.cancel()
                 lines.end()
-            else:  # nobody is waited for: the guard ends what is left
+            else:  # exit at once: the guard ends the remaining processes
                 if prompter is not None:
-                    prompter.close()  # the terminal is left as it was found
+                    prompter.close()  # restores the terminal
                 os._exit(128 + number)
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -104,7 +102,7 @@ async def _run(
                     _print({"turn": "failed", "error": turn.failed.message})
                     lines.end()
         assert turn.ending is not None
-        _print(_ended(turn.ending))
+        _print({"turn": "ended", "handles": turn.ending.model})
     if stopped:
         return 128 + stopped[0]
     return 0 if turn.failed is None else 1
@@ -123,7 +121,7 @@ async def _answer(turn: Turn, line: bytes | None) -> dict[str, Any]:
     if not line.strip():
         return {"error": f"not a batch: the line is empty; a batch looks like {_EXAMPLE}"}
     try:
-        line.decode()  # all of it: arguments are looked at later
+        line.decode()  # the whole line: arguments are decoded later
         batch = msgspec.json.decode(line, type=_Batch)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         return {"error": f"not a batch: {error}; a batch looks like {_EXAMPLE}"}
@@ -133,23 +131,15 @@ async def _answer(turn: Turn, line: bytes | None) -> dict[str, Any]:
 
 def _answered(responses: Sequence[Response]) -> dict[str, Any]:
     return {
-        "responses": [_shown(response) for response in responses],
+        "responses": [{"id": each.id, "error" if each.is_error else "result": each.model} for each in responses],
         "notifications": [each for response in responses for each in response.notifications],
     }
 
 
 def _arguments(raw: msgspec.Raw) -> str:
-    """The JSON text of the arguments; those that a model sent as text are that text."""
+    """Return the JSON text of the arguments, which a model may have sent as a string."""
     text = bytes(raw).decode()
     return msgspec.json.decode(text, type=str) if text.startswith('"') else text
-
-
-def _shown(response: Response) -> dict[str, str]:
-    return {"id": response.id, "error" if response.is_error else "result": response.model}
-
-
-def _ended(ending: Ending) -> dict[str, Any]:
-    return {"turn": "ended", "handles": ending.model}
 
 
 def _print(line: dict[str, Any]) -> None:
@@ -157,7 +147,7 @@ def _print(line: dict[str, Any]) -> None:
 
 
 class _Lines:
-    """Lines of the input, None for one that is too long. A thread reads, so that tools go on between batches."""
+    """Yields the lines of the input, None for one that is too long. A thread reads, so that tools keep running."""
 
     def __init__(self, source: BinaryIO, limit: int) -> None:
         self._source = source
@@ -167,7 +157,7 @@ class _Lines:
         self._wanted = threading.Semaphore(0)
 
     def end(self) -> None:
-        """Let the lines end here, whether or not the input does."""
+        """End the iteration, whether or not the input ends."""
         self._queue.put_nowait((None, True))
 
     async def __aiter__(self) -> AsyncIterator[bytes | None]:

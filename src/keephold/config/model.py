@@ -464,17 +464,15 @@ class Config(Table):
 
         return mcp_servers(self)
 
-    def not_acted_on(self) -> list[str]:
-        """The settings that are written and understood, but without effect in `keephold turn`; one line each."""
-
-        return idle_settings(self)
+    def ignored_settings(self) -> list[str]:
+        """Return one line for each setting that is written and understood, but has no effect yet or without a model."""
+        return _ignored_settings(self)
 
 
 _NO_MODEL = "there is no model to ask ([conversation.assistant] names one, or a program by `Runtime(inquiry=…)`);"
 
 
-def idle_settings(config: Config) -> list[str]:
-    """One line for each such setting that is written and would change something."""
+def _ignored_settings(config: Config) -> list[str]:
     source = config.source
     if source is None:
         return []
