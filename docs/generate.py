@@ -7,13 +7,11 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from keephold.control.control import Control
 from keephold.errors import CODES
-from keephold.serve.api import Api
-from keephold.serve.operations import STATUS, Operation, Parameter, described
-from keephold.serve.shapes import SCHEMAS
+from keephold.serve.api_operations import OPERATIONS
+from keephold.serve.operations import STATUS, Operation, Parameter, described, shapes
 
 REFERENCE = Path(__file__).parent / "reference"
 _REGION = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end of \2 -->\n)", re.DOTALL)
@@ -31,12 +29,11 @@ def written(page: Path) -> str:
 
 
 def _operations(_: str) -> str:
-    operations = Api(cast(Any, Control), cast(Any, None), cast(Any, None)).operations()
-    description = described(operations, {}, "")
+    description = described(OPERATIONS, "")
     lines: list[str] = []
-    for tag in dict.fromkeys(each.tag for each in operations):
+    for tag in dict.fromkeys(each.tag for each in OPERATIONS):
         lines += [f"## {tag.capitalize()}", ""]
-        lines += [line for each in operations if each.tag == tag for line in _operation(each, description)]
+        lines += [line for each in OPERATIONS if each.tag == tag for line in _operation(each, description)]
     return "\n".join(lines)
 
 
@@ -55,7 +52,12 @@ def _operation(operation: Operation, description: Schema) -> Iterator[str]:
         )
         yield ""
     refused = ", ".join(status for status in said["responses"] if status != "200")
-    gives = "A stream of [server-sent events](#streams)" if operation.streams else _gives(operation.returns or {})
+    content = said["responses"]["200"]["content"]
+    gives = (
+        _gives(content["application/json"]["schema"])
+        if operation.returns is not None
+        else "A stream of [server-sent events](#streams)"
+    )
     yield from (f"{gives}. Refused with {refused}.", "")
 
 
@@ -65,9 +67,10 @@ def _parameter(parameter: Parameter) -> str:
 
 
 def _gives(schema: Schema) -> str:
-    if "properties" in schema:
-        return "Gives " + ", ".join(f"`{name}`: {_type(each)}" for name, each in schema["properties"].items())
-    return f"Gives {'an object' if schema.get('type') == 'object' else _type(schema)}"
+    if schema.get("type") == "object":
+        means = schema.get("description", "").rstrip(".")
+        return f"Returns an object: {means}" if means else "Returns an object"
+    return f"Returns {_type(schema)}"
 
 
 def _type(schema: Schema) -> str:
@@ -94,14 +97,11 @@ def _type(schema: Schema) -> str:
 
 
 def _shapes(_: str) -> str:
-    return "\n".join(line for name, schema in SCHEMAS.items() for line in _shape(name, schema))
+    return "\n".join(line for name, schema in sorted(shapes(OPERATIONS)[1].items()) for line in _shape(name, schema))
 
 
 def _shape(name: str, schema: Schema) -> Iterator[str]:
     yield from (f"### `{name}`", "")
-    if "allOf" in schema:
-        base, schema = schema["allOf"]
-        yield from (f"All of {_type(base)}, and:", "")
     if "description" in schema:
         yield from (schema["description"], "")
     if "properties" not in schema:

@@ -255,7 +255,7 @@ async def test_C5_a_terminal_is_followed_from_the_byte_that_is_wanted(place: str
         assert texts == ["hello world\nsecond\n", "world\nsecond\n", "second\n"]
 
 
-async def _has(control: Control, uid: str, text: str) -> dict[str, Any] | None:
+async def _has(control: Control, uid: str, text: str) -> Any:
     found = await control.output(uid)
     return found if text in found["text"] else None
 

@@ -6,7 +6,7 @@ import pytest
 
 import keephold
 from keephold.cli.printing import state_words
-from keephold.control.handle_json import facts
+from keephold.control.handle_json import as_json, glance
 from keephold.control.resolve_handle import find
 from keephold.errors import KeepholdError
 from keephold.handles.state import Pending, Running
@@ -81,4 +81,4 @@ async def test_R5_D9_what_is_said_of_a_state(changes: dict[str, Any], said: str)
     async with keephold.Runtime() as rt:
         store = rt.registry.store
         me = {"owner": store.owner} if "owner" not in changes else {}
-        assert state_words(facts(store, record(**me | changes)), 0.0) == said
+        assert state_words(as_json(glance(store, record(**me | changes))), 0.0) == said

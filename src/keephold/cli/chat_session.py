@@ -27,7 +27,7 @@ from keephold.cli.chat_screen import Screen
 from keephold.cli.keyboard import Gone, KeyPress, Tty
 from keephold.cli.printing import duration, one_line, printable, state_words, table
 from keephold.cli.prompter import PAUSE_SECS, Typing
-from keephold.control.handle_json import facts
+from keephold.control.handle_json import as_json, glance
 from keephold.control.resolve_handle import find
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
@@ -119,7 +119,7 @@ class Commands:
         store, now = self._runtime.registry.store, time.time()
         rows: list[tuple[str, ...]] = [("ID", "TOOL", "STATE", "CONVERSATION", "AGE")]
         for record in sorted(records, key=lambda record: record.state.created):
-            fact = facts(store, record)
+            fact = as_json(glance(store, record))
             where = "" if record.conversation == self._conversation.id else record.conversation
             texts = (record.id, record.tool, state_words(fact, now), where)
             rows.append((*(one_line(text) for text in texts), duration(now - fact["created"])))

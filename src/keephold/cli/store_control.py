@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from keephold.control.handle_json import OutputSize, as_json
 from keephold.control.resolve_handle import find, place_of
 from keephold.control.store_view import StoreView
 from keephold.durable.keys import LONGEST, masked_part
@@ -51,12 +52,12 @@ class Stored:
     # Looking
 
     async def find(self, ids: Iterable[str], conversation: str | None) -> list[dict[str, Any]]:
-        return [self.store_view.glance(record) for record in await find(self._store, ids, conversation)]
+        return [as_json(self.store_view.glance(record)) for record in await find(self._store, ids, conversation)]
 
     async def handle(self, uid: str, *, keys: bool = False) -> dict[str, Any]:
         record = await self._record(uid)
-        found = await self.store_view.described(record, await _keys(self._store, record) if keys else None)
-        return {**found, "output": _output(self._store, record)}
+        shown = {"keys": await _keys(self._store, record)} if keys else {}
+        return await self.store_view.described(record, output=_output(self._store, record), **shown)
 
     async def handles(self, **wanted: Any) -> dict[str, Any]:
         return await self.store_view.handles(**wanted)
@@ -99,16 +100,16 @@ class Stored:
 
     async def wait_for(self, facts: Sequence[dict[str, Any]], *, any: bool, timeout: float | None) -> dict[str, Any]:
         uids = [fact["uid"] for fact in facts]
-        return await self._control.wait(all=() if any else uids, any=uids if any else (), timeout=timeout)
+        return dict(await self._control.wait(all=() if any else uids, any=uids if any else (), timeout=timeout))
 
     async def complete(self, key: str, resolution: dict[str, Any]) -> dict[str, Any]:
         return await self._control.complete(key, resolution)
 
     async def revoke(self, conversation: str) -> dict[str, Any]:
-        return await self._control.revoke(conversation)
+        return dict(await self._control.revoke(conversation))
 
     async def forget(self, conversation: str) -> dict[str, Any]:
-        return await self._control.forget(conversation)
+        return dict(await self._control.forget(conversation))
 
     async def collect(self, *, older_than: float | None, dry_run: bool, vacuum: bool) -> dict[str, Any]:
         from keephold.cli.store import keep_as_configured
@@ -125,7 +126,7 @@ async def _keys(store: Store, record: Record) -> dict[str, str]:
     return {name: str(key) for name, key in (await open_keys(store, record.uid)).items()}
 
 
-def _output(store: Store, record: Record) -> dict[str, Any] | None:
+def _output(store: Store, record: Record) -> OutputSize | None:
     """The end of what it printed. While it runs that is known to its owner alone."""
     if record.output is None:
         return None
@@ -136,4 +137,4 @@ def _output(store: Store, record: Record) -> dict[str, Any] | None:
     end = output.before(output.total, _TAIL_BYTES + LONGEST)
     output.close()
     before, tail = (part.decode(errors="replace") for part in (end[:-_TAIL_BYTES], end[-_TAIL_BYTES:]))
-    return {"bytes": output.total, "tail": masked_part(before, tail, "")}
+    return OutputSize(output.total, masked_part(before, tail, ""))

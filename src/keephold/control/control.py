@@ -6,12 +6,12 @@ such as answering an exclusive question.
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Annotated, Any, NotRequired, TypedDict, cast
 
 import msgspec
 
 from keephold.control import output
-from keephold.control.open_requests import OpenRequests, RequestsView, question_of
+from keephold.control.open_requests import Decided, OpenRequests, RequestsView, question_of
 from keephold.control.runtime_view import RuntimeView
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
@@ -25,6 +25,29 @@ from keephold.tools.base import Action
 from keephold.turn import send_input
 from keephold.turn.prompts import RunTool
 from keephold.turn.tool_call import ParsedCall, ToolCall, checked_again
+
+ReplyJson = Annotated[dict[str, Any], msgspec.Meta(description="A handle's state, as a model's reply shows it.")]
+
+
+class WaitResult(TypedDict):
+    """The handles that a wait was for."""
+
+    completed: list[dict[str, Any]]
+    pending: list[dict[str, Any]]
+    timed_out: NotRequired[bool]
+    needs_input: NotRequired[bool]
+
+
+class Revoked(TypedDict):
+    """How many keys were revoked."""
+
+    revoked: int
+
+
+class Forgot(TypedDict):
+    """How many lines of a transcript were deleted."""
+
+    lines: int
 
 
 class Control:
@@ -54,7 +77,7 @@ class Control:
         limit: int = output.PIECE,
         from_end: int | None = None,
         pattern: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> output.OutputPiece:
         """Return a piece of a handle's output, or the lines that contain a literal pattern (`output.output`)."""
         record = await self.store_view.record(uid)
         return await output.output(
@@ -106,7 +129,7 @@ class Control:
         any: Sequence[str] = (),
         timeout: float | None = None,
         conversation: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> WaitResult:
         """Wait for handles, by uid, or by id in a conversation (A2, A3)."""
         if not all and not any:
             raise KeepholdError("At least one handle ID required", code="invalid_arguments")
@@ -122,11 +145,11 @@ class Control:
         waited = await Handles(registry, where, everyone).wait_for(
             groups, timeout, tuple(dict.fromkeys(handles.values()))
         )
-        return self.runtime.replies.values(waited)
+        return cast(WaitResult, self.runtime.replies.values(waited))
 
     # Open requests
 
-    async def decide(self, id: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    async def decide(self, id: str, said: Mapping[str, Any]) -> Decided:
         """Decide an open request: `{"status": "taken" | "again" | "gone", "problem"}`."""
         elsewhere = question_of(id)
         if elsewhere is not None:
@@ -179,7 +202,7 @@ class Control:
             raise KeepholdError(f"Handle `{record.id}` asks no question now; nothing was sent", code="not_running")
         return await self.apply(uid, answer, secret=state.question.secret, answers=question or "")
 
-    async def _answer_elsewhere(self, uid: str, number: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    async def _answer_elsewhere(self, uid: str, number: str, said: Mapping[str, Any]) -> Decided:
         record = await self._store.handle(uid)
         state = None if record is None else record.state
         if not isinstance(state, Waiting) or str(state.number) != number:
@@ -203,11 +226,11 @@ class Control:
         outcome = await self.runtime.resolve(key, resolution)
         return {"status": outcome.status, "terminal": outcome.terminal}
 
-    async def revoke(self, conversation: str) -> dict[str, Any]:
+    async def revoke(self, conversation: str) -> Revoked:
         """Revoke all open keys of a conversation; calls parked on them stop."""
         return {"revoked": await self.runtime.revoke_keys(conversation)}
 
-    async def forget(self, conversation: str) -> dict[str, Any]:
+    async def forget(self, conversation: str) -> Forgot:
         """Delete a conversation's transcript; its handles stay until their retention is over."""
         described = await self._store.conversation(conversation)
         await self.runtime.registry.write((Forgotten(conversation),), keep=False)

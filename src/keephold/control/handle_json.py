@@ -1,76 +1,210 @@
-"""A handle as JSON, for whoever looks from outside: `ps`, `show`, `/api` and the dashboard say the same words.
+"""A handle as JSON: `ps`, `show`, `/api` and the dashboard use the same words.
 
-`facts` is what one wants to know at a glance, `details` everything else that its row has. What tools, models and people
-wrote may hold keys; whatever is from here has their ids instead (K5).
+The API's OpenAPI schemas are derived from the structs. Text of tools, models and users may contain keys; here each key
+is replaced by its id (K5).
 """
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from keephold.durable.keys import masked
-from keephold.handles.handle import Handle
+from keephold.handles.handle import Handle, HandleInfo, info_in
 from keephold.handles.output import Output
 from keephold.handles.question import Question, question_key
-from keephold.handles.state import Failure, Outcome, Pending, Running, Stopped, Waiting, name
-from keephold.handles.text import as_text, strip_controls
-from keephold.store.base import Entry, Record, Store, WaitRow
+from keephold.handles.state import Failure, Outcome, Progress, Running, Stopped, Waiting
+from keephold.handles.text import as_text, plain, strip_controls
+from keephold.store.base import Entry, Kind, Record, Store, WaitRow
+
+Seconds = Annotated[float, msgspec.Meta(description="Seconds since 1970.")]
+MaybeSeconds = Annotated[float | None, msgspec.Meta(description="Seconds since 1970.")]
+Owner = Literal["alive", "gone", None]
+"""Whether the process that runs it is alive; None if no process does."""
 
 _MESSAGE = 200
-"""Characters of an error at a glance."""
+"""Characters of an error in a list."""
 _LINE_BYTES = 2048
-"""How far back the last line of an output is looked for."""
+"""How far back the last line of an output is searched for."""
 _LINE = 300
-"""Characters of it that are shown."""
+"""Characters of the last line."""
+
+
+class Shape(msgspec.Struct):
+    """A JSON object of the API."""
+
+
+class OpenQuestion(Shape):
+    """A question with all its fields."""
+
+    id: str
+    key: str | None
+    """Which question of its call it is; None if that is not known here."""
+    text: str
+    pre_amble: str | None
+    answer_type: Any
+    default: Any
+    secret: bool
+
+
+class HandleGlance(Shape, kw_only=True):
+    """A handle in a list. Responses of a server always have the fields from `here` on."""
+
+    id: str
+    uid: str
+    tool: str
+    kind: Kind
+    conversation: str
+    turn: str
+    stateful: bool
+    state: Literal["pending", "running", "waiting", "stopped"]
+    parked: bool
+    owner: Owner
+    attempt: int
+    next_attempt_at: MaybeSeconds
+    priority: int
+    created: Seconds
+    started: MaybeSeconds
+    stopped: MaybeSeconds
+    deadline: MaybeSeconds
+    ok: bool | None
+    ended_by: str | None
+    code: str | None
+    message: str | None
+    progress: dict[str, Any] | None
+    question: OpenQuestion | None
+    here: bool | UnsetType = UNSET
+    terminal: bool | UnsetType = UNSET
+    last_line: str | UnsetType | None = UNSET
+    output_bytes: int | UnsetType | None = UNSET
+    lingering: bool | UnsetType = UNSET
+    driver: Literal["person", None] | UnsetType = UNSET
+    reading: bool | UnsetType = UNSET
+
+
+class CallGlance(HandleGlance, kw_only=True):
+    """A call of a conversation, spawned or one-shot."""
+
+    batch: int
+    position: int
+    call_id: str
+    waits_on: list[str]
+    serial: bool
+
+
+class JournalEntry(Shape):
+    """A recorded step: its input and its result."""
+
+    kind: str
+    name: str
+    ok: bool
+    input: Any
+    value: Any
+
+
+class OpenWait(Shape):
+    """An outside result that a call waits for, without its key."""
+
+    kind: str
+    name: str
+    key_id: str
+    resolution: Any
+    revoked: bool
+
+
+class OutputSize(Shape):
+    bytes: int
+    tail: str | UnsetType = UNSET
+
+
+class HandleDetails(HandleGlance, kw_only=True):
+    """A handle in full."""
+
+    call_id: str
+    batch: int
+    position: int
+    resources: list[str]
+    metadata: dict[str, Any]
+    arguments: Any
+    asked: MaybeSeconds
+    outcome: dict[str, Any] | None
+    exit_code: int | None
+    signal: int | None
+    on_timeout: str | None
+    on_cancel: str | None
+    waits: list[OpenWait]
+    keys: dict[str, str] | UnsetType = UNSET
+    journal: list[JournalEntry]
+    journal_entries: int
+    output: OutputSize | UnsetType | None = UNSET
+
+
+def as_json(shape: msgspec.Struct) -> dict[str, Any]:
+    """Return a struct as JSON."""
+    found: dict[str, Any] = plain(shape)
+    return found
 
 
 def is_parked(record: Record) -> bool:
-    """Waits for its completion from outside (D9)."""
+    """Whether it waits for an outside result (D9)."""
     return record.parking is not None and record.owner is None and not isinstance(record.state, Stopped)
 
 
-def owner_of(store: Store, record: Record) -> str | None:
-    """`alive` or `gone`: whether the process lives that runs it. None: nobody does, it is parked or has stopped."""
+def owner_of(store: Store, record: Record) -> Owner:
+    """Return whether the process that runs it is alive; None if it is parked or has stopped."""
     if record.owner is None or isinstance(record.state, Stopped):
         return None
     return "alive" if store.alive(record.owner) else "gone"
 
 
-def facts(store: Store, record: Record) -> dict[str, Any]:
-    """What one wants to know of a handle at a glance, as its row has it."""
+def info_of(record: Record) -> HandleInfo:
+    """Describe a stored handle as `Handle.info` describes one that runs."""
+    return info_in(
+        record.state,
+        id=record.id,
+        uid=record.uid,
+        tool=record.tool,
+        kind=record.kind,
+        conversation=record.conversation,
+        turn=record.turn,
+        progress=record.progress,
+        metadata=record.metadata or {},
+        priority=record.priority,
+        attempt=record.attempt,
+        next_attempt_at=record.next_attempt_at,
+        parked=is_parked(record),
+        deadline=record.parking.deadline if record.parking is not None and is_parked(record) else None,
+        output_bytes=record.output.total if record.output is not None else 0,
+    )
+
+
+_AS_IN_INFO = tuple(
+    name
+    for name in HandleInfo.__struct_fields__
+    if name in HandleGlance.__struct_fields__[: HandleGlance.__struct_fields__.index("here")]
+    and name not in ("progress", "question")
+)
+
+
+def glance(store: Store, record: Record) -> HandleGlance:
+    """Describe a handle for a list, from its row."""
+    info = info_of(record)
+    error = info.outcome if isinstance(info.outcome, Failure) else None
     state = record.state
-    stopped = state if isinstance(state, Stopped) else None
-    error = stopped.outcome if stopped is not None and isinstance(stopped.outcome, Failure) else None
-    parked = is_parked(record)
-    return {
-        "id": record.id,
-        "uid": record.uid,
-        "tool": record.tool,
-        "kind": record.kind,
-        "conversation": record.conversation,
-        "turn": record.turn,
-        "stateful": record.stateful,
-        "state": name(state),
-        "parked": parked,
-        "owner": owner_of(store, record),
-        "attempt": record.attempt,
-        "next_attempt_at": record.next_attempt_at,
-        "priority": record.priority,
-        "created": state.created,
-        "started": None if isinstance(state, Pending) else state.started,
-        "stopped": stopped.stopped if stopped else None,
-        "deadline": record.parking.deadline if record.parking is not None and parked else None,
-        "ok": error is None if stopped else None,
-        "ended_by": stopped.ended_by if stopped else None,
-        "code": error.code if error else None,
-        "message": _short(masked(error.message)) if error else None,
-        "progress": None if record.progress is None else _progress(record.progress),
-        "question": question_json(state.question, state.number) if isinstance(state, Waiting) else None,
-    }
+    return HandleGlance(
+        **{name: getattr(info, name) for name in _AS_IN_INFO},
+        stateful=record.stateful,
+        owner=owner_of(store, record),
+        ok=info.ok if info.outcome is not None else None,
+        code=error.code if error else None,
+        message=_short(masked(error.message)) if error else None,
+        progress=progress_json(info.progress),
+        question=open_question(state.question, state.number) if isinstance(state, Waiting) else None,
+    )
 
 
-def live_facts(handle: Handle | None, fact: dict[str, Any]) -> dict[str, Any]:
-    """What only the process that runs a handle knows of it; None: this one does not."""
+def live_fields(handle: Handle | None) -> dict[str, Any]:
+    """Return the fields that only a runtime knows; `handle` is None if this runtime does not run it."""
     here = handle is not None and handle.active and handle.run is not None
     output = handle.output if handle is not None else None
     added: dict[str, Any] = {
@@ -83,78 +217,85 @@ def live_facts(handle: Handle | None, fact: dict[str, Any]) -> dict[str, Any]:
         "reading": handle is not None and handle.reading and isinstance(handle.state, Running),
     }
     if handle is not None and handle.progress is not None:
-        added["progress"] = _progress(handle.progress)
+        added["progress"] = progress_json(handle.progress)
     if handle is not None and here:
         added["deadline"] = handle.info().deadline
-    return fact | added
+    return added
 
 
-def details(record: Record) -> dict[str, Any]:
-    """What `facts` leaves out."""
-    state = record.state
+def details(
+    shown: HandleGlance, record: Record, waits: list[WaitRow], journal: list[Entry], entries: int, **more: Any
+) -> HandleDetails:
+    """Describe a handle in full; `journal` is the end of its journal, which has so many `entries`."""
+    state, parking = record.state, record.parking
     stopped = state if isinstance(state, Stopped) else None
-    return {
-        "call_id": record.call_id,
-        "batch": record.batch,
-        "position": record.position,
-        "resources": masked(record.resources),
-        "metadata": masked(record.metadata or {}),
-        "arguments": masked(record.arguments),
-        "asked": state.asked if isinstance(state, Waiting) else None,
-        "outcome": outcome_json(stopped.outcome) if stopped is not None else None,
-        "exit_code": stopped.exit_code if stopped is not None else None,
-        "signal": stopped.signal if stopped is not None else None,
-        "on_timeout": record.parking.on_timeout if record.parking is not None else None,
-        "on_cancel": record.parking.on_cancel if record.parking is not None else None,
-    }
+    return HandleDetails(
+        **{name: getattr(shown, name) for name in HandleGlance.__struct_fields__},
+        call_id=record.call_id,
+        batch=record.batch,
+        position=record.position,
+        resources=masked(record.resources),
+        metadata=masked(record.metadata or {}),
+        arguments=masked(record.arguments),
+        asked=state.asked if isinstance(state, Waiting) else None,
+        outcome=outcome_json(stopped.outcome) if stopped is not None else None,
+        exit_code=stopped.exit_code if stopped is not None else None,
+        signal=stopped.signal if stopped is not None else None,
+        on_timeout=parking.on_timeout if parking is not None else None,
+        on_cancel=parking.on_cancel if parking is not None else None,
+        waits=[open_wait(row) for row in waits],
+        journal=[journal_entry(entry) for entry in journal],
+        journal_entries=entries,
+        **more,
+    )
 
 
-def question_json(question: Question, number: int | None = None) -> dict[str, Any]:
-    """A question, every field of it. `key` says which question of its call it is; None: that is not known here."""
-    return {
-        "id": question.id,
-        "key": None if number is None else question_key(question, number),
-        "text": masked(question.text),
-        "pre_amble": masked(question.pre_amble),
-        "answer_type": masked(msgspec.to_builtins(question.answer_type)),
-        "default": masked(question.default),
-        "secret": question.secret,
-    }
+def open_question(question: Question, number: int | None = None) -> OpenQuestion:
+    """Describe a question; `number` says which one of its call it is."""
+    return OpenQuestion(
+        id=question.id,
+        key=None if number is None else question_key(question, number),
+        text=masked(question.text),
+        pre_amble=masked(question.pre_amble),
+        answer_type=masked(msgspec.to_builtins(question.answer_type)),
+        default=masked(question.default),
+        secret=question.secret,
+    )
 
 
 def outcome_json(outcome: Outcome) -> dict[str, Any]:
-    """How a handle ended."""
+    """Describe how a handle ended."""
     told = {name: msgspec.to_builtins(getattr(outcome, name), enc_hook=as_text) for name in outcome.__struct_fields__}
     return {"type": outcome.__struct_config__.tag, **masked(told)}
 
 
-def wait_json(row: WaitRow) -> dict[str, Any]:
-    """One thing that a call waits for, without its key."""
+def open_wait(row: WaitRow) -> OpenWait:
+    """Describe an outside result that a call waits for, without its key."""
     from keephold.durable.deferred import resolution_json
 
-    return {
-        "kind": row.kind,
-        "name": row.name,
-        "key_id": row.key_id,
-        "resolution": None if row.resolution is None else masked(resolution_json(row.resolution)),
-        "revoked": row.revoked,
-    }
+    return OpenWait(
+        kind=row.kind,
+        name=row.name,
+        key_id=row.key_id,
+        resolution=None if row.resolution is None else masked(resolution_json(row.resolution)),
+        revoked=row.revoked,
+    )
 
 
-def entry_json(entry: Entry) -> dict[str, Any]:
-    """A line of a journal: what went in, and what came out."""
+def journal_entry(entry: Entry) -> JournalEntry:
+    """Describe a recorded step."""
     given = getattr(entry, "input", b"")
-    return {
-        "kind": entry.kind,
-        "name": entry.name,
-        "ok": entry.ok,
-        "input": masked(msgspec.json.decode(given)) if given else None,
-        "value": masked(msgspec.json.decode(entry.value)),
-    }
+    return JournalEntry(
+        kind=entry.kind,
+        name=entry.name,
+        ok=entry.ok,
+        input=masked(msgspec.json.decode(given)) if given else None,
+        value=masked(msgspec.json.decode(entry.value)),
+    )
 
 
 def last_line(output: Output) -> str | None:
-    """The last line of an output that is not blank, as a person may see it."""
+    """Return the last line of an output that is not blank, safe to show."""
     text = strip_controls(output.before(output.total, _LINE_BYTES).decode("utf-8", "replace"))
     for line in reversed(text.splitlines()):
         if line.strip():
@@ -162,7 +303,10 @@ def last_line(output: Output) -> str | None:
     return None
 
 
-def _progress(progress: Any) -> dict[str, Any]:
+def progress_json(progress: Progress | None) -> dict[str, Any] | None:
+    """Return a progress with all its fields."""
+    if progress is None:
+        return None
     return {"done": progress.done, "total": progress.total, "message": masked(progress.message)}
 
 

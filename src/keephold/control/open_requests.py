@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from keephold.control.handle_json import question_json
+from keephold.control.handle_json import OpenQuestion, Seconds, Shape, as_json, open_question
 from keephold.control.store_view import PAGE
 from keephold.durable.keys import masked, unmasked
 from keephold.errors import KeepholdError
@@ -60,6 +60,13 @@ class _Open:
     decided: "asyncio.Future[Decision]"
     passed: "asyncio.Future[None]"
     """Done when the asker has the decision."""
+
+
+class Decided(TypedDict):
+    """Whether a decision was `taken`, must be made `again`, or came too late."""
+
+    status: Literal["taken", "again", "gone"]
+    problem: str | None
 
 
 class OpenRequests:
@@ -127,7 +134,7 @@ class OpenRequests:
 
     def decide(
         self, id: str, said: Mapping[str, Any], check: Callable[[RunTool, Any], object] | None = None
-    ) -> dict[str, Any]:
+    ) -> Decided:
         """Decide an open request: `taken`, `gone`, or `again` with the problem if the decision is invalid.
 
         `check` raises `KeepholdError` for invalid edited arguments. The asker checks them too, and would ask again.
@@ -176,48 +183,31 @@ async def _unless_gone(prompter: Prompter, prompt: Prompt) -> Decision | None:
     return None if isinstance(said, Dismissed) and said.reason is not None else said
 
 
-def request_json(
-    id: str, kind: str, *, conversation: str, tool: str, handle: str | None, handle_id: str | None, since: float,
-    **more: Any,
-) -> dict[str, Any]:  # fmt: skip
-    """Describe an open request; fields that do not concern its kind are None or False."""
-    nothing: dict[str, Any] = {
-        "action": None,
-        "arguments": None,
-        "result": None,
-        "is_error": None,
-        "question": None,
-        "may_remember": False,
-        "edit": False,
-        "problem": None,
-    }
-    return {
-        "id": id,
-        "kind": kind,
-        "conversation": conversation,
-        "tool": tool,
-        "handle": handle,
-        "handle_id": handle_id,
-        "since": since,
-        **nothing,
-        **more,
-    }
+class OpenRequest(Shape, kw_only=True):
+    """An open request; fields that do not concern its kind are null or false."""
+
+    id: str
+    kind: Literal["permission", "question", "result", "secret"]
+    conversation: str
+    tool: str
+    handle: str | None
+    handle_id: str | None
+    since: Seconds
+    action: str | None = None
+    arguments: dict[str, Any] | None = None
+    result: str | None = None
+    is_error: bool | None = None
+    question: OpenQuestion | None = None
+    may_remember: bool = False
+    edit: bool = False
+    problem: str | None = None
 
 
 def _described(id: str, opened: _Open) -> dict[str, Any]:
-    prompt = opened.prompt
-    request = request_json(
-        id,
-        "question",
-        conversation=prompt.conversation,
-        tool=prompt.tool,
-        handle=prompt.uid,
-        handle_id=prompt.id,
-        since=opened.since,
-    )
+    prompt, fields = opened.prompt, dict[str, Any]()
     match prompt:
         case RunTool():
-            return request | {
+            fields = {
                 "kind": "permission",
                 "action": prompt.action,
                 "arguments": masked(prompt.arguments),
@@ -226,19 +216,29 @@ def _described(id: str, opened: _Open) -> dict[str, Any]:
                 "problem": prompt.problem,
             }
         case DeliverResult():
-            return request | {
+            fields = {
                 "kind": "result",
                 "result": masked(prompt.result),
                 "is_error": prompt.is_error,
                 "edit": prompt.edit,
             }
         case AskQuestion():
-            return request | {
+            fields = {
                 "kind": "secret" if prompt.question.secret else "question",
-                "question": question_json(prompt.question),
+                "question": open_question(prompt.question),
                 "may_remember": prompt.may_remember,
                 "problem": prompt.problem,
             }
+    request = OpenRequest(
+        id=id,
+        conversation=prompt.conversation,
+        tool=prompt.tool,
+        handle=prompt.uid,
+        handle_id=prompt.id,
+        since=opened.since,
+        **fields,
+    )
+    return as_json(request)
 
 
 def _decision(prompt: Prompt, said: Mapping[str, Any]) -> Decision:
@@ -377,13 +377,14 @@ def question_of(id: str) -> tuple[str, str] | None:
 def _of_record(record: Record) -> dict[str, Any]:
     state = record.state
     assert isinstance(state, Waiting)
-    return request_json(
-        f"{_ELSEWHERE}{record.uid}-{state.number}",
-        "secret" if state.question.secret else "question",
+    request = OpenRequest(
+        id=f"{_ELSEWHERE}{record.uid}-{state.number}",
+        kind="secret" if state.question.secret else "question",
         conversation=record.conversation,
         tool=record.tool,
         handle=record.uid,
         handle_id=record.id if record.stateful else None,
         since=state.asked,
-        question=question_json(state.question, state.number),
+        question=open_question(state.question, state.number),
     )
+    return as_json(request)

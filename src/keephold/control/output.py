@@ -10,7 +10,7 @@ import contextlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import msgspec
 
@@ -43,13 +43,29 @@ _NOWHERE = 1 << 62
 """An offset that no output reaches."""
 
 
+class Match(TypedDict):
+    """A line that contains a pattern, and where the line begins."""
+
+    offset: int
+    line: str
+
+
+class OutputPiece(TypedDict):
+    """A piece of an output: `text`, or the `matches` of a pattern. `next` is the offset of the following piece."""
+
+    uid: str
+    offset: int
+    next: int
+    total: int
+    missing: int
+    text: NotRequired[str]
+    matches: NotRequired[list[Match]]
+
+
 async def output(
     runtime: Runtime, record: Record, *, offset: int, limit: int, from_end: int | None, pattern: str | None
-) -> dict[str, Any]:
-    """`{"uid", "offset", "next", "total", "missing", "text"}`, or with a pattern `matches` instead of `text`.
-
-    `next` is where to go on; it is `total` at the end. `from_end` counts back from the end instead of `offset`.
-    """
+) -> OutputPiece:
+    """Return a piece of an output, or the lines that contain a pattern. `from_end` replaces `offset`."""
     size = max(1, min(limit, PIECE))
     async with _source(runtime, record) as source:
         total = source.total
@@ -57,15 +73,13 @@ async def output(
         if pattern is not None:
             await source.fetch(max(0, start - size), total)  # lines may begin before
             found = await matches_in(source, pattern.encode(errors="replace"), start, size)
-            shown: dict[str, Any] = {
-                "matches": [each | {"line": masked(printable(each["line"]))} for each in found["matches"]]
-            }
+            matches = [Match(offset=each["offset"], line=masked(printable(each["line"]))) for each in found["matches"]]
         else:
             await source.fetch(max(0, start - LONGEST), min(start + size + LONGEST, total))
             found = piece_of(source, start, size, None, last=False)
-            shown = {"text": "" if "missing" in found else _keyless(source, found)}
-    missing = found.get("missing", 0)
-    return {"uid": record.uid, "offset": start, "next": found["end"], "total": total, "missing": missing} | shown
+            text = "" if "missing" in found else _keyless(source, found)
+    piece = OutputPiece(uid=record.uid, offset=start, next=found["end"], total=total, missing=found.get("missing", 0))
+    return {**piece, "text": text} if pattern is None else {**piece, "matches": matches}
 
 
 def _keyless(source: "_Printed", found: dict[str, Any]) -> str:

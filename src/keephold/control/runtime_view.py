@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from keephold.control.handle_json import facts, live_facts
+from msgspec.structs import asdict, replace
+
+from keephold.control.handle_json import CallGlance, HandleGlance, Seconds, Shape, as_json, glance, live_fields
 from keephold.control.store_view import PAGE, StoreView
 from keephold.durable.keys import masked
 from keephold.runtime import Runtime
@@ -20,6 +22,46 @@ from keephold.tools.waiting.execute import NAME as EXECUTE_AGENT
 _WAITING_TOOLS = ("await", "wait_for", "wait_for_multiple")
 _LANES = 500
 """Calls of one turn in a timeline."""
+
+
+class Waiter(Shape):
+    """A call that waits for a handle; `kind` is its tool."""
+
+    kind: str
+    uid: str
+    id: str
+    conversation: str
+    since: Seconds
+
+
+class ServedTool(Shape):
+    """A tool that MCP clients get."""
+
+    name: str
+    source: str
+    builtin: bool
+    description: str
+    actions: list[str]
+    run: str
+    parameters: dict[str, Any]
+
+
+class StoreStats(Shape):
+    """Numbers of the store; only a store in a file has a path and a size."""
+
+    path: str | None
+    bytes: int | None
+    first_event: int
+    last_event: int
+
+
+class Stats(Shape):
+    """Numbers of the store, and of this process since its start."""
+
+    handles: dict[str, int]
+    needs: int
+    server: dict[str, Any]
+    store: StoreStats
 
 
 class RuntimeView:
@@ -41,18 +83,18 @@ class RuntimeView:
 
     # Handles
 
-    def glance(self, record: Record) -> dict[str, Any]:
+    def glance(self, record: Record) -> HandleGlance:
         """Describe a handle for a list, with what only its process knows if that is this one."""
         handle = self._runtime.registry.loaded(record.uid)
         if handle is not None and handle.owner not in (self._store.owner, None):
             handle = None
-        fact = live_facts(handle, facts(self._store, record))
+        live = live_fields(handle)
         tool, output = self._runtime.toolbox.get(record.tool), record.output
         if (tool is not None and tool.source == "terminal") or (output is not None and output.times):
-            fact["terminal"] = True
-        if output is not None and fact["output_bytes"] is None:
-            fact["output_bytes"] = output.total
-        return fact
+            live["terminal"] = True
+        if output is not None and live["output_bytes"] is None:
+            live["output_bytes"] = output.total
+        return replace(glance(self._store, record), **live)
 
     async def handle(self, uid: str, conversation: str | None = None) -> dict[str, Any]:
         """Describe a handle in full, without its keys and its output, with the end of its journal.
@@ -67,7 +109,7 @@ class RuntimeView:
         record = await self.store_view.record(uid)
         here = {handle.uid: handle for handle in self._runtime.registry.live(record.conversation)}
         found = [
-            _waiter(handle.uid, handle.tool.name, handle.id, handle.conversation, handle.state.created)
+            Waiter(handle.tool.name, handle.uid, handle.id, handle.conversation, handle.state.created)
             for handle in here.values()
             if handle.active
             and handle.run is not None
@@ -76,62 +118,65 @@ class RuntimeView:
         rows = await self._store.handles(
             HandleQuery(conversation=record.conversation, live=True, stateful=False, limit=PAGE)
         )
-        return found + [
-            _waiter(row.uid, row.tool, row.id, row.conversation, row.state.created)
+        found += [
+            Waiter(row.tool, row.uid, row.id, row.conversation, row.state.created)
             for row in rows
             if row.uid not in here and record.id in _waits_on(row.tool, row.arguments)
         ]
+        return [as_json(waiter) for waiter in found]
 
     async def calls(self, conversation: str, turn: str | None = None) -> list[dict[str, Any]]:
         """List the newest calls of a conversation, or of one turn of it, in the order they came."""
         records = await self._store.handles(
             HandleQuery(conversation=conversation, turn=turn, stateful=None, newest=True, limit=_LANES)
         )
-        return [
-            {
-                **self.glance(record),
-                "batch": record.batch,
-                "position": record.position,
-                "call_id": record.call_id,
-                "waits_on": masked(_waits_on(record.tool, record.arguments)),
-                "serial": self._runtime.registry.tool(record.tool).scheduling == "serial",
-            }
-            for record in reversed(records)
-        ]
+        return [as_json(self._call(record)) for record in reversed(records)]
+
+    def _call(self, record: Record) -> CallGlance:
+        return CallGlance(
+            **asdict(self.glance(record)),
+            batch=record.batch,
+            position=record.position,
+            call_id=record.call_id,
+            waits_on=masked(_waits_on(record.tool, record.arguments)),
+            serial=self._runtime.registry.tool(record.tool).scheduling == "serial",
+        )
 
     # Tools and numbers
 
     async def tools(self) -> list[dict[str, Any]]:
         """List the tools that MCP clients get."""
-        return [
-            {
-                "name": tool.name,
-                "source": tool.source,
-                "builtin": tool.source == "builtin" or tool.launching is not None,
-                "description": tool.description or tool.summary or "",
-                "actions": list(tool.actions),
-                "run": tool.run,
-                "parameters": canonical(tool),
-            }
+        served = [
+            ServedTool(
+                name=tool.name,
+                source=tool.source,
+                builtin=tool.source == "builtin" or tool.launching is not None,
+                description=tool.description or tool.summary or "",
+                actions=list(tool.actions),
+                run=tool.run,
+                parameters=canonical(tool),
+            )
             for tool in self._runtime.toolbox.served()
             if tool.name != EXECUTE_AGENT or self._runtime.agent_functions.ids
         ]
+        return [as_json(tool) for tool in served]
 
     async def stats(self) -> dict[str, Any]:
         """Return the numbers of the store, and of this process since its start."""
         first, last = await self._store.events_range()
         path = getattr(self._store, "path", None)
-        return {
-            "handles": await self._store.count(),
-            "needs": await self._count_requests(),
-            "server": {"started": self._began, **(self._snapshot() if self._snapshot is not None else {})},
-            "store": {
-                "path": None if path is None else str(path),
-                "bytes": await asyncio.to_thread(_bytes_of, path) if path is not None else None,
-                "first_event": first,
-                "last_event": last,
-            },
-        }
+        stats = Stats(
+            handles=await self._store.count(),
+            needs=await self._count_requests(),
+            server={"started": self._began, **(self._snapshot() if self._snapshot is not None else {})},
+            store=StoreStats(
+                path=None if path is None else str(path),
+                bytes=await asyncio.to_thread(_bytes_of, path) if path is not None else None,
+                first_event=first,
+                last_event=last,
+            ),
+        )
+        return as_json(stats)
 
 
 def _waits_on(tool: str, arguments: Any) -> list[str]:
@@ -143,10 +188,6 @@ def _waits_on(tool: str, arguments: Any) -> list[str]:
         given = arguments.get(key)
         named += given if isinstance(given, list) else []
     return list(dict.fromkeys(each for each in named if isinstance(each, str) and each))
-
-
-def _waiter(uid: str, kind: str, id: str, conversation: str, since: float) -> dict[str, Any]:
-    return {"kind": kind, "uid": uid, "id": id, "conversation": conversation, "since": since}
 
 
 def _bytes_of(path: Path) -> int:

@@ -6,13 +6,24 @@ Everything is returned as JSON, in pages that the store cuts. Keys are replaced 
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, get_args
 
 import msgspec
 
-from keephold.control.handle_json import details, entry_json, facts, wait_json
+from keephold.control.handle_json import (
+    HandleGlance,
+    JournalEntry,
+    MaybeSeconds,
+    Owner,
+    Seconds,
+    Shape,
+    as_json,
+    details,
+    glance,
+    journal_entry,
+)
 from keephold.control.resolve_handle import expired
 from keephold.durable.keys import masked
 from keephold.errors import KeepholdError
@@ -30,15 +41,119 @@ _EVENTS = 1000
 """Events that are looked through: of one handle for its timeline, of news for the conversations that have any."""
 
 
+class HandlesPage(Shape):
+    """A page of handles."""
+
+    handles: list[HandleGlance]
+    next: str | None
+
+
+class JournalPage(Shape):
+    """A page of a journal, newest first, and how many entries the journal has."""
+
+    entries: list[JournalEntry]
+    count: int
+    next: int | None
+
+
+class ConversationGlance(Shape):
+    """A conversation in a list."""
+
+    id: str
+    handles: int
+    live: int
+    updated: MaybeSeconds
+    title: str | None
+    turn_open: bool
+    owner: Owner
+    parent: str | None
+
+
+class ConversationsPage(Shape):
+    """A page of conversations."""
+
+    conversations: list[ConversationGlance]
+    next: str | None
+
+
+class TurnGlance(Shape):
+    """A turn of a conversation."""
+
+    number: int
+    turn: str
+    began: Seconds
+    ended: MaybeSeconds
+    batches: int
+    owner: Owner
+
+
+class ConversationDetails(Shape):
+    """A conversation and a page of its turns, newest first."""
+
+    id: str
+    title: str | None
+    created: MaybeSeconds
+    updated: MaybeSeconds
+    lines: int
+    parent: str | None
+    turns: list[TurnGlance]
+    next: int | None
+
+
+class TranscriptLine(Shape):
+    """A line of a transcript."""
+
+    line: int
+    turn: str
+    kind: str
+    at: Seconds
+    body: Any
+
+
+class TranscriptPage(Shape):
+    """A page of a transcript."""
+
+    lines: list[TranscriptLine]
+    next: int | None
+
+
+class OpenKey(Shape):
+    """An open key, by its id."""
+
+    key_id: str
+    kind: str
+    name: str
+    conversation: str
+    uid: str
+    id: str
+    tool: str
+    deadline: MaybeSeconds
+
+
+class KeysPage(Shape):
+    """A page of open keys."""
+
+    keys: list[OpenKey]
+    next: str | None
+
+
+class NotificationsPage(Shape):
+    """Queued notifications, and a page of what became of earlier ones."""
+
+    queued: list[dict[str, Any]]
+    history: list[StoredEvent]
+    next: int | None
+
+
 class StoreView:
     """Reads a store."""
 
     def __init__(
-        self, store: Store, glance: Callable[[Record], dict[str, Any]] | None = None, *, longest_page: int = PAGE
+        self, store: Store, glance_of: Callable[[Record], HandleGlance] | None = None, *, longest_page: int = PAGE
     ) -> None:
-        """`glance` describes a handle in lists; a runtime's includes what only its process knows."""
+        """`glance_of` describes a handle for lists; a runtime's includes what only its process knows."""
         self._store = browsable(store)
-        self.glance = glance or partial(facts, store)
+        self.glance = glance_of or partial(glance, store)
         self._longest_page = longest_page
 
     def _size(self, limit: int) -> int:
@@ -81,7 +196,7 @@ class StoreView:
             )
         )
         listed = [self.glance(record) for record in records[:size]]
-        return {"handles": listed, "next": records[size - 1].uid if len(records) > size else None}
+        return as_json(HandlesPage(listed, records[size - 1].uid if len(records) > size else None))
 
     async def record(self, ref: str, conversation: str | None = None) -> Record:
         """The handle of a uid, or the newest of an id in a conversation. Raises `KeepholdError` if there is none."""
@@ -97,30 +212,23 @@ class StoreView:
             raise KeepholdError(f"Handle `{ref}` not found{where}; name it by its uid", code="handle_not_found")
         return record
 
-    async def described(self, record: Record, keys: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Everything of a handle but what it printed; of its journal the end. Its keys only if they are given."""
+    async def described(self, record: Record, **more: Any) -> dict[str, Any]:
+        """Describe a handle in full, with the end of its journal; `more` are further fields of `HandleDetails`."""
         entries, count = await self._store.journal_end(record.uid, limit=PAGE)
-        return {
-            **self.glance(record),
-            **details(record),
-            "waits": [wait_json(row) for row in await self._store.waits(record.uid)],
-            **({} if keys is None else {"keys": keys}),
-            "journal": [entry_json(entry) for entry in reversed(entries)],
-            "journal_entries": count,
-        }
+        waits = await self._store.waits(record.uid)
+        return as_json(details(self.glance(record), record, waits, entries[::-1], count, **more))
 
     async def journal(self, uid: str, *, before: int | None = None, limit: int = PAGE) -> dict[str, Any]:
-        """What a replay of the call would find again: steps with what went in and what came out, newest first. `next`
-        is the `before` of earlier ones."""
+        """Return a page of a call's journal, newest first; `next` is the `before` of earlier entries."""
         size = self._size(limit)
         entries, count = await self._store.journal_end(uid, before=before, limit=size)
         left = max(0, (count if before is None else min(before, count)) - size)
-        return {"entries": [entry_json(entry) for entry in entries], "count": count, "next": left or None}
+        return as_json(JournalPage([journal_entry(entry) for entry in entries], count, left or None))
 
     async def timeline(self, uid: str) -> list[dict[str, Any]]:
         """What has happened to a handle, oldest first, as far as it is kept; of very much, the end."""
         newest = await self._store.events(uid=uid, newest=True, limit=_EVENTS)
-        return [_event(event) for event in reversed(newest)]
+        return [as_json(_event(event)) for event in reversed(newest)]
 
     async def ended(self, since: float) -> dict[tuple[str, Status, EndedBy], int]:
         """How many spawned handles have stopped since then, by tool, status and what ended them."""
@@ -143,7 +251,7 @@ class StoreView:
         found = []
         for number, entry in enumerate(await self._store.journal(uid), 1):
             if entry.kind != "trace":
-                found.append(entry_json(entry))
+                found.append(as_json(journal_entry(entry)))
             if not number % PAGE:
                 await asyncio.sleep(0)  # a long one takes a while
         return found
@@ -158,18 +266,18 @@ class StoreView:
         for place in places[:size]:
             turn = await self._store.turn(place.id)
             listed.append(
-                {
-                    "id": place.id,
-                    "handles": place.handles,
-                    "live": place.live,
-                    "updated": place.updated or None,
-                    "title": masked((place.described or {}).get("title")),
-                    "turn_open": turn is not None,
-                    "owner": None if turn is None else self._owner(turn.owner),
-                    "parent": parent_of(place.id),
-                }
+                ConversationGlance(
+                    id=place.id,
+                    handles=place.handles,
+                    live=place.live,
+                    updated=place.updated or None,
+                    title=masked((place.described or {}).get("title")),
+                    turn_open=turn is not None,
+                    owner=None if turn is None else self._owner(turn.owner),
+                    parent=parent_of(place.id),
+                )
             )
-        return {"conversations": listed, "next": places[size - 1].id if len(places) > size else None}
+        return as_json(ConversationsPage(listed, places[size - 1].id if len(places) > size else None))
 
     async def conversation(self, id: str, *, before: int | None = None, limit: int = 20) -> dict[str, Any]:
         """A conversation and its turns, newest first; `before` is the number of the last one of the page before."""
@@ -181,28 +289,29 @@ class StoreView:
             and not await self._store.handles(HandleQuery(conversation=id, stateful=None, limit=1))
         ):
             raise KeepholdError(f"there is no conversation `{id}`", code="conversation_not_found")
-        return {
-            "id": id,
-            "title": masked(described.metadata.get("title")) if described else None,
-            "created": described.created if described else None,
-            "updated": described.updated if described else None,
-            "lines": described.lines if described else 0,
-            "parent": parent_of(id),
-            "turns": [
-                {
-                    "number": turn.number,
-                    "turn": turn.turn,
-                    "began": turn.began_at,
-                    "ended": turn.ended_at,
-                    "batches": turn.batches,
-                    "owner": self._owner(turn.owner),
-                }
+        found = ConversationDetails(
+            id=id,
+            title=masked(described.metadata.get("title")) if described else None,
+            created=described.created if described else None,
+            updated=described.updated if described else None,
+            lines=described.lines if described else 0,
+            parent=parent_of(id),
+            turns=[
+                TurnGlance(
+                    number=turn.number,
+                    turn=turn.turn,
+                    began=turn.began_at,
+                    ended=turn.ended_at,
+                    batches=turn.batches,
+                    owner=self._owner(turn.owner),
+                )
                 for turn in turns[:size]
             ],
-            "next": turns[size - 1].number if len(turns) > size else None,
-        }
+            next=turns[size - 1].number if len(turns) > size else None,
+        )
+        return as_json(found)
 
-    def _owner(self, owner: str | None) -> str | None:
+    def _owner(self, owner: str | None) -> Owner:
         return None if owner is None else "alive" if self._store.alive(owner) else "gone"
 
     async def inquiries(self, conversation: str, limit: int = 20) -> list[dict[str, Any]]:
@@ -215,10 +324,10 @@ class StoreView:
         size = self._size(limit)
         lines = await self._store.transcript(conversation, after, size + 1)
         shown = [
-            {"line": each.number, "turn": each.turn, "kind": each.kind, "at": each.at, "body": _body(each.body)}
+            TranscriptLine(each.number, each.turn, each.kind, each.at, masked(msgspec.json.decode(each.body)))
             for each in lines[:size]
         ]
-        return {"lines": shown, "next": lines[size - 1].number if len(lines) > size else None}
+        return as_json(TranscriptPage(shown, lines[size - 1].number if len(lines) > size else None))
 
     # Keys and news
 
@@ -228,7 +337,7 @@ class StoreView:
         size = self._size(limit)
         found = await self._store.open_waits(conversation=conversation, after=after or None, limit=size + 1)
         listed = [_key(row, record) for row, record in found[:size]]
-        return {"keys": listed, "next": listed[-1]["key_id"] if len(found) > size else None}
+        return as_json(KeysPage(listed, listed[-1].key_id if len(found) > size else None))
 
     async def count_keys(self, conversations: Sequence[str]) -> dict[str, int]:
         """How many keys are open in each of these conversations."""
@@ -248,11 +357,8 @@ class StoreView:
         past = await self._store.events(
             notifications=True, conversation=conversation, newest=True, before=before, limit=size + 1
         )
-        return {
-            "queued": queued[:_QUEUED],
-            "history": [_event(event) for event in past[:size]],
-            "next": past[size - 1].seq if len(past) > size else None,
-        }
+        history = [_event(event) for event in past[:size]]
+        return as_json(NotificationsPage(queued[:_QUEUED], history, past[size - 1].seq if len(past) > size else None))
 
     async def _with_notifications(self) -> list[str]:
         """Conversations that may have news, those with the newest first: there may be many that never had any."""
@@ -265,24 +371,19 @@ def _check(what: str, given: str | None, known: Iterable[str]) -> None:
         raise KeepholdError(f"`{what}` must be one of {', '.join(known)}", code="invalid_arguments")
 
 
-def _event(event: StoredEvent) -> dict[str, Any]:
-    """A stored event. News may say what a tool asks, which may be about a key (K5)."""
-    found: dict[str, Any] = masked(msgspec.to_builtins(event))
-    return found
+def _event(event: StoredEvent) -> StoredEvent:
+    """Mask a stored event: a notification may contain a tool's question, which may name a key (K5)."""
+    return msgspec.structs.replace(event, data=masked(event.data))
 
 
-def _body(body: bytes) -> Any:
-    return masked(msgspec.json.decode(body))
-
-
-def _key(row: WaitRow, record: Record) -> dict[str, Any]:
-    return {
-        "key_id": row.key_id,
-        "kind": row.kind,
-        "name": row.name,
-        "conversation": row.conversation,
-        "uid": record.uid,
-        "id": record.id,
-        "tool": record.tool,
-        "deadline": record.parking.deadline if record.parking is not None else None,
-    }
+def _key(row: WaitRow, record: Record) -> OpenKey:
+    return OpenKey(
+        key_id=row.key_id,
+        kind=row.kind,
+        name=row.name,
+        conversation=row.conversation,
+        uid=record.uid,
+        id=record.id,
+        tool=record.tool,
+        deadline=record.parking.deadline if record.parking is not None else None,
+    )

@@ -9,12 +9,11 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from keephold.control.base import Talk
-from keephold.control.handle_json import is_parked, owner_of
+from keephold.control.handle_json import info_of, owner_of
 from keephold.errors import KeepholdError
-from keephold.handles.handle import HandleInfo
 from keephold.handles.output import Output
 from keephold.handles.spool import Spool
-from keephold.handles.state import Pending, Stopped, name
+from keephold.handles.state import Stopped, name
 from keephold.handles.text import to_json
 from keephold.handles.timeline import asciicast
 from keephold.store.base import Record, Store
@@ -86,30 +85,7 @@ class StoredOutput:
     def _told(self, offset: int) -> bytes:
         timeline = None if self._output is None else self._output.timeline
         cols = 0 if timeline is None else timeline.started.cols
-        return to_json(frames.HandleStatus(_info(self._record), cols, offset))
-
-
-def _info(record: Record) -> HandleInfo:
-    state = record.state
-    stopped = state if isinstance(state, Stopped) else None
-    return HandleInfo(
-        id=record.id,
-        uid=record.uid,
-        tool=record.tool,
-        kind=record.kind,
-        conversation=record.conversation,
-        turn=record.turn,
-        state=name(state),
-        created=state.created,
-        started=None if isinstance(state, Pending) else state.started,
-        stopped=stopped.stopped if stopped else None,
-        outcome=stopped.outcome if stopped else None,
-        ended_by=stopped.ended_by if stopped else None,
-        exit_code=stopped.exit_code if stopped else None,
-        signal=stopped.signal if stopped else None,
-        parked=is_parked(record),
-        output_bytes=record.output.total if record.output is not None else 0,
-    )
+        return to_json(frames.HandleStatus(info_of(self._record), cols, offset))
 
 
 def _not_run(store: Store, record: Record) -> KeepholdError:

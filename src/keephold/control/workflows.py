@@ -10,7 +10,7 @@ A step is `done`, `failed`, `skipped` (it was passed by, or its list was never e
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 END = "$end"
 _AT = "ended at "
@@ -18,6 +18,15 @@ _AT = "ended at "
 _NESTED = ("condition", "parallel", "loop", "try_catch", "switch")
 _SHOWN = 200
 """Characters of a text of the definition."""
+
+
+class Workflow(TypedDict):
+    """A workflow's definition with what became of each step, and the ids of the current steps."""
+
+    id: str
+    name: str
+    steps: list[dict[str, Any]]
+    current: list[str]
 
 
 def workflow_json(arguments: Mapping[str, Any], journal: list[dict[str, Any]], *, active: bool, now: float) -> Any:

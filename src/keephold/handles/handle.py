@@ -15,7 +15,7 @@ from keephold.handles.question import Question
 from keephold.handles.state import Failure, Outcome, Pending, Progress, Running, State, Stopped, Waiting, name
 from keephold.store.base import Kind, Parking, Record
 
-__all__ = ["Handle", "HandleInfo", "OnStop", "Progress", "Watcher"]
+__all__ = ["Handle", "HandleInfo", "OnStop", "Progress", "Watcher", "info_in"]
 
 if TYPE_CHECKING:
     from keephold.handles.gate import Ticket
@@ -193,24 +193,14 @@ class Handle:
 
     def info(self) -> "HandleInfo":
         """A snapshot of what is visible now."""
-        state = self.state
-        stopped = state if isinstance(state, Stopped) else None
-        return HandleInfo(
+        return info_in(
+            self.state,
             id=self.id,
             uid=self.uid,
             tool=self.tool.name,
             kind=self.kind,
             conversation=self.conversation,
             turn=self.turn,
-            state=name(state),
-            created=state.created,
-            started=None if isinstance(state, Pending) else state.started,
-            stopped=stopped.stopped if stopped else None,
-            question=state.question if isinstance(state, Waiting) else None,
-            outcome=stopped.outcome if stopped else None,
-            ended_by=stopped.ended_by if stopped else None,
-            exit_code=stopped.exit_code if stopped else None,
-            signal=stopped.signal if stopped else None,
             progress=self.progress,
             metadata=self.metadata or {},
             priority=self.priority,
@@ -263,3 +253,20 @@ class HandleInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def ok(self) -> bool:
         """Stopped, and not with an error."""
         return self.outcome is not None and not isinstance(self.outcome, Failure)
+
+
+def info_in(state: State, **known: Any) -> HandleInfo:
+    """Describe a handle in that state; `known` are the fields that do not depend on it."""
+    stopped = state if isinstance(state, Stopped) else None
+    return HandleInfo(
+        state=name(state),
+        created=state.created,
+        started=None if isinstance(state, Pending) else state.started,
+        stopped=stopped.stopped if stopped else None,
+        question=state.question if isinstance(state, Waiting) else None,
+        outcome=stopped.outcome if stopped else None,
+        ended_by=stopped.ended_by if stopped else None,
+        exit_code=stopped.exit_code if stopped else None,
+        signal=stopped.signal if stopped else None,
+        **known,
+    )

@@ -18,11 +18,10 @@ from starlette.routing import BaseRoute, Route
 
 from keephold.control.control import Control
 from keephold.control.feed import Feed
-from keephold.control.handle_json import live_facts
+from keephold.control.handle_json import live_fields
 from keephold.errors import KeepholdError
 from keephold.serve.api_operations import OPERATIONS
 from keephold.serve.operations import Endpoint, Given, Handler, Operation, described, refused
-from keephold.serve.shapes import SCHEMAS
 from keephold.serve.sse import EventStream, event
 
 _GLANCE_SECS = 0.5
@@ -87,7 +86,7 @@ class Streams:
                 handle = registry.loaded(uid)
                 if handle is None or not handle.active:
                     continue
-                fact = live_facts(handle, {"progress": None})
+                fact = {"progress": None, **live_fields(handle)}
                 seen = {key: fact[key] for key in ("last_line", "output_bytes", "progress", "reading", "driver")}
                 if known.get(uid) != seen:
                     known[uid] = seen
@@ -108,7 +107,7 @@ def routes(control: Control, feed: Feed, counting: Counting) -> list[BaseRoute]:
     """The routes of the API; `Door` has seen to who may use them."""
     made = Api(control, feed, counting).operations()
     limit = control.runtime.limits.arguments_bytes
-    description = described(made, SCHEMAS, version("keephold"))
+    description = described(OPERATIONS, version("keephold"))
 
     async def openapi(request: Request) -> Response:
         return JSONResponse(description)

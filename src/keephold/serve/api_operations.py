@@ -2,10 +2,29 @@
 
 from typing import Any
 
-from keephold.control.output import PIECE
-from keephold.control.store_view import KINDS, PAGE, SORTS, STATES
+from keephold.control.control import Forgot, ReplyJson, Revoked, WaitResult
+from keephold.control.handle_json import CallGlance, HandleDetails
+from keephold.control.open_requests import Decided, OpenRequest
+from keephold.control.output import PIECE, OutputPiece
+from keephold.control.runtime_view import ServedTool, Stats, Waiter
+from keephold.control.store_view import (
+    KINDS,
+    PAGE,
+    SORTS,
+    STATES,
+    ConversationDetails,
+    ConversationsPage,
+    HandlesPage,
+    JournalPage,
+    KeysPage,
+    NotificationsPage,
+    TranscriptPage,
+)
+from keephold.control.workflows import Workflow
 from keephold.serve.operations import Operation, Parameter, Schema
-from keephold.serve.shapes import TEXT, list_of, page, ref
+from keephold.store.base import StoredEvent
+
+TEXT: Schema = {"type": "string"}
 
 
 def _text(name: str, description: str, *, required: bool = False) -> Parameter:
@@ -53,14 +72,14 @@ OPERATIONS = (
             _AFTER,
             _LIMIT,
         ),
-        returns=page("handles", ref("Facts")),
+        returns=HandlesPage,
     ),
     Operation(
         id="handle",
         path=_ONE,
         summary="Everything of a handle, but its output; of its journal the end.",
         query=(_text("conversation", "If the path has an id instead of a uid: where to look for it."),),
-        returns=ref("Handle"),
+        returns=HandleDetails,
     ),
     Operation(
         id="output",
@@ -74,7 +93,7 @@ OPERATIONS = (
             _choice("format", ("json", "raw"), "`raw`: the text alone."),
         ),
         text=True,
-        returns=ref("Output"),
+        returns=OutputPiece,
         errors=(504,),
     ),
     Operation(
@@ -89,18 +108,18 @@ OPERATIONS = (
         path=f"{_ONE}/journal",
         summary="A page of the journal of a handle: steps, with what went in and what came out, newest first.",
         query=(_BEFORE, _LIMIT),
-        returns=ref("Journal"),
+        returns=JournalPage,
     ),
     Operation(
-        id="timeline", path=f"{_ONE}/timeline", summary="What has happened to a handle.", returns=list_of(ref("Event"))
+        id="timeline", path=f"{_ONE}/timeline", summary="What has happened to a handle.", returns=list[StoredEvent]
     ),
     Operation(
         id="waiters",
         path=f"{_ONE}/waiters",
         summary="Calls that wait for a handle now.",
-        returns=list_of(ref("Waiter")),
+        returns=list[Waiter],
     ),
-    Operation(id="workflow", path=f"{_ONE}/workflow", summary="How far a workflow is.", returns=ref("Workflow")),
+    Operation(id="workflow", path=f"{_ONE}/workflow", summary="How far a workflow is.", returns=Workflow),
     Operation(
         id="glances",
         path="/api/glances",
@@ -114,7 +133,7 @@ OPERATIONS = (
         method="POST",
         summary="Send a handle input or keys, or answer its open question, as a person; `null` closes its stdin.",
         body=_body(input={}, keys=_NAMES, secret=_YES),
-        returns=ref("Reply"),
+        returns=ReplyJson,
         errors=(409, 422, 504),
     ),
     Operation(
@@ -123,7 +142,7 @@ OPERATIONS = (
         method="POST",
         summary="Answer the open question of a handle; with `question`, only if it is that one.",
         body=_body(("answer",), answer={}, question=TEXT),
-        returns=ref("Reply"),
+        returns=ReplyJson,
         errors=(409, 422, 504),
     ),
     Operation(
@@ -132,7 +151,7 @@ OPERATIONS = (
         method="POST",
         summary="End a handle. Twice is harmless.",
         body=_body(),
-        returns=ref("Reply"),
+        returns=ReplyJson,
         errors=(409, 504),
     ),
     Operation(
@@ -147,7 +166,7 @@ OPERATIONS = (
             conversation=TEXT,
         ),
         patient=True,
-        returns=ref("Waited"),
+        returns=WaitResult,
         errors=(404,),
     ),
     # What waits for a person
@@ -157,7 +176,7 @@ OPERATIONS = (
         tag="people",
         summary="Whatever waits for a person, the first of it; `stats` has how much that is.",
         query=(_LIMIT,),
-        returns=list_of(ref("Need")),
+        returns=list[OpenRequest],
     ),
     Operation(
         id="decide",
@@ -172,7 +191,7 @@ OPERATIONS = (
             remember=_YES,
             value={},
         ),
-        returns=ref("Decided"),
+        returns=Decided,
         errors=(409, 422, 504),
     ),
     # Conversations
@@ -182,7 +201,7 @@ OPERATIONS = (
         tag="conversations",
         summary="A page of conversations, by name.",
         query=(_AFTER, _LIMIT),
-        returns=page("conversations", ref("Conversation")),
+        returns=ConversationsPage,
     ),
     Operation(
         id="conversation",
@@ -190,7 +209,7 @@ OPERATIONS = (
         tag="conversations",
         summary="A conversation and its turns, newest first.",
         query=(_BEFORE, _LIMIT),
-        returns=ref("Turns"),
+        returns=ConversationDetails,
     ),
     Operation(
         id="calls",
@@ -198,7 +217,7 @@ OPERATIONS = (
         tag="conversations",
         summary="The calls of a conversation, or of one of its turns.",
         query=(_WHERE, _text("turn", "Only of this turn.")),
-        returns=list_of(ref("Facts")),
+        returns=list[CallGlance],
     ),
     Operation(
         id="transcript",
@@ -206,7 +225,7 @@ OPERATIONS = (
         tag="conversations",
         summary="What was said in a conversation.",
         query=(_WHERE, _number("after", "`next` of the page before."), _LIMIT),
-        returns=page("lines", ref("Line")),
+        returns=TranscriptPage,
     ),
     Operation(
         id="forget",
@@ -215,7 +234,7 @@ OPERATIONS = (
         tag="conversations",
         summary="Let go of what was said in a conversation.",
         body=_body(("conversation",), conversation=TEXT),
-        returns=ref("Forgotten"),
+        returns=Forgot,
     ),
     # Events, keys, news, the server itself
     Operation(
@@ -235,7 +254,7 @@ OPERATIONS = (
         tag="keys",
         summary="A page of the keys that are open, by their ids; the keys themselves are shown nowhere.",
         query=(_CONVERSATION, _AFTER, _LIMIT),
-        returns=page("keys", ref("Key")),
+        returns=KeysPage,
     ),
     Operation(
         id="revoke",
@@ -244,7 +263,7 @@ OPERATIONS = (
         tag="keys",
         summary="Make the open keys of a conversation worthless.",
         body=_body(("conversation",), conversation=TEXT),
-        returns=ref("Revoked"),
+        returns=Revoked,
     ),
     Operation(
         id="notifications",
@@ -252,15 +271,15 @@ OPERATIONS = (
         tag="events",
         summary="News that is queued, and what has become of news.",
         query=(_CONVERSATION, _BEFORE, _LIMIT),
-        returns=ref("Notifications"),
+        returns=NotificationsPage,
     ),
-    Operation(id="tools", path="/api/tools", tag="server", summary="What can be called.", returns=list_of(ref("Tool"))),
+    Operation(id="tools", path="/api/tools", tag="server", summary="What can be called.", returns=list[ServedTool]),
     Operation(
         id="stats",
         path="/api/stats",
         tag="server",
         summary="Numbers of the store, and of this server since its start.",
-        returns=ref("Stats"),
+        returns=Stats,
     ),
     Operation(
         id="collect",
@@ -269,7 +288,7 @@ OPERATIONS = (
         tag="server",
         summary="Let go of what retention would let go of now.",
         body=_body(older_than={"type": ["number", "null"], "minimum": 0}, dry_run=_YES, vacuum=_YES),
-        returns={"type": "object"},
+        returns=dict[str, Any],
     ),
 )
 """All of them, in the order in which they are described."""

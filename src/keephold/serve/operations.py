@@ -5,7 +5,7 @@ What is refused, as the API tells it: a status, a stable code, and a sentence (`
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from keephold.control.handle_json import Shape
 from keephold.errors import KeepholdError
 from keephold.handles.text import to_json
 
@@ -89,7 +90,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One operation. `returns` names a schema of the description, or is one; a stream has none."""
+    """One operation. `returns` is the type of its result; a stream has none."""
 
     id: str
     path: str
@@ -102,7 +103,7 @@ class Operation:
     tag: str = "handles"
     query: Sequence[Parameter] = ()
     body: Schema | None = None
-    returns: Schema | None = None
+    returns: Any = None
     errors: Sequence[int] = ()
     text: bool = False
     """It may also be given as plain text."""
@@ -203,11 +204,42 @@ def is_more(length: str, limit: int) -> bool:
     return length.isascii() and length.isdigit() and (len(length) > _DIGITS or int(length) > limit)
 
 
-def described(operations: Sequence[Operation], schemas: Mapping[str, Schema], version: str) -> Schema:
-    """The OpenAPI description of operations."""
+class ErrorBody(Shape):
+    """Why a request was refused; `code` is stable."""
+
+    code: str
+    message: str
+
+
+class Error(Shape):
+    """The body of a refused request."""
+
+    error: ErrorBody
+
+
+def shapes(operations: Sequence[Operation]) -> tuple[dict[str, Schema], dict[str, Schema]]:
+    """Return the schema of each operation's result by its id, and the schemas that those refer to."""
+    giving = [each for each in operations if each.returns is not None]
+    found, named = msgspec.json.schema_components(
+        [Error, *(each.returns for each in giving)], ref_template="#/components/schemas/{name}"
+    )
+    for schema in named.values():
+        schema.pop("title", None)
+        if "properties" in schema:  # a response has every field but those that may be unset, which have no default
+            always, properties = schema.get("required", ()), schema["properties"]
+            schema["required"] = [name for name, each in properties.items() if name in always or "default" in each]
+            for each in properties.values():
+                each.pop("default", None)
+    return {each.id: schema for each, schema in zip(giving, found[1:], strict=True)}, named
+
+
+def described(operations: Sequence[Operation], version: str) -> Schema:
+    """Return the OpenAPI description of operations."""
     paths: dict[str, Any] = {}
+    results, schemas = shapes(operations)
     for operation in operations:
-        paths.setdefault(operation.path.replace(":path}", "}"), {})[operation.method.lower()] = _describe(operation)
+        path = operation.path.replace(":path}", "}")
+        paths.setdefault(path, {})[operation.method.lower()] = _describe(operation, results.get(operation.id))
     return {
         "openapi": "3.1.0",
         "info": {
@@ -219,13 +251,13 @@ def described(operations: Sequence[Operation], schemas: Mapping[str, Schema], ve
         "security": [{"token": []}],
         "paths": paths,
         "components": {
-            "schemas": dict(schemas),
+            "schemas": schemas,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _describe(operation: Operation) -> Schema:
+def _describe(operation: Operation, result: Schema | None) -> Schema:
     path = [part[1:-1].removesuffix(":path") for part in operation.path.split("/") if part.startswith("{")]
     said: Schema = {
         "operationId": operation.id,
@@ -245,18 +277,18 @@ def _describe(operation: Operation) -> Schema:
             }
             for each in operation.query
         ],
-        "responses": {"200": _success(operation)} | {str(status): _ERROR for status in _statuses(operation)},
+        "responses": {"200": _success(operation, result)} | {str(status): _ERROR for status in _statuses(operation)},
     }
     if operation.body is not None:
         said["requestBody"] = {"required": True, "content": {"application/json": {"schema": operation.body}}}
     return said
 
 
-def _success(operation: Operation) -> Schema:
-    if operation.streams is not None:
+def _success(operation: Operation, result: Schema | None) -> Schema:
+    if result is None:
         content: Schema = {"text/event-stream": {"schema": {"type": "string"}}}
     else:
-        content = {"application/json": {"schema": operation.returns or {}}}
+        content = {"application/json": {"schema": result}}
         if operation.text:
             content["text/plain"] = {"schema": {"type": "string"}}
     return {"description": operation.summary, "content": content}

@@ -22,6 +22,7 @@ from keephold.turn.lineage import conversation_of
 
 if TYPE_CHECKING:
     from keephold.control.control import Control
+    from keephold.control.output import Match
     from keephold.serve.screens import Screens
 
 PIECE = 1 << 16
@@ -174,7 +175,7 @@ def _scaled(given: list[Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _match(match: dict[str, Any], pattern: str, path: str) -> dict[str, Any]:
+def _match(match: "Match", pattern: str, path: str) -> dict[str, Any]:
     """A line with the text that was looked for, in three parts, and the way to where it stands."""
     before, found, after = match["line"].partition(pattern)
     return {
