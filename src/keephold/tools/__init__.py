@@ -1,1 +1,1 @@
-"""What runs: functions, commands, built-ins, behind one seam."""
+"""Tools: functions, commands, terminals, remote tools and built-ins, behind one seam."""

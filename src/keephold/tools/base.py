@@ -1,10 +1,10 @@
-"""What a tool is, and the seam behind which it runs.
+"""The `Tool` and the seam behind which it runs.
 
-`Tool` is everything the rest of keephold knows about a tool: its schema, its policies, and a `ToolRuntime` that can
-start it. A function, a child process, a terminal, a remote tool are runtimes; nothing above this file knows which.
+`Tool` holds all that the rest of keephold knows about a tool: its schema, its policies, and a `ToolRuntime` that can
+start it. Functions, child processes, terminals and remote tools are runtimes; nothing above this file knows which.
 
-A runtime starts a call and gets a `Sink`; whatever happens to the call is told to the sink. What the world tells the
-call (input, an abort) goes through the `Live` thing that `start` returned. All of it runs on the event loop's thread.
+A runtime starts a call and reports its events to a `Sink`. Input and aborts reach the call through the `Live` object
+that `start` returned. All of it runs on the event loop's thread.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ ViewName = Literal["dispatch", "model", "history"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputView:
-    """How much of an output is shown (O1): a cap of size and one of lines."""
+    """The caps of one view of an output, in size and in lines."""
 
     limit: int = 16_384
     mode: Literal["bytes", "tokens"] = "bytes"
@@ -51,7 +51,7 @@ class OutputView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPolicy:
-    """The three views of O2, and how much is kept behind them (O5)."""
+    """The three views of an output, and how many bytes are kept behind them."""
 
     dispatch: OutputView = OutputView()
     model: OutputView = OutputView()
@@ -61,7 +61,7 @@ class OutputPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionPolicy:
-    """Who answers one of a tool's questions (Q2, Q4). `answer` is fixed when `answered` is true."""
+    """Who answers one of a tool's questions. `answer` is fixed when `answered` is true."""
 
     target: Literal["user", "assistant"] = "user"
     answered: bool = False
@@ -73,7 +73,7 @@ class QuestionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotificationPolicy:
-    """What of a spawned handle is news, and on what it may ride (N2, N4)."""
+    """Which changes of a spawned handle the model is notified of, and by which carriers."""
 
     on_success: bool = True
     on_failure: bool = True
@@ -84,23 +84,23 @@ class NotificationPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpawnPolicy:
-    """How a spawned handle settles (C4), ends (C7, T1) and queues (W11)."""
+    """How a spawned handle settles, ends and queues."""
 
     settle_ms: int = 100
     settle_max_ms: int = 1000
     abort_grace_ms: int = 2000
     priority: int = 0
     on_turn_end: OnTurnEnd | None = None
-    """None: `inquire`, and `keep` for a call that waits in durable effects (T1)."""
+    """None means `inquire`, and `keep` for a call that waits in durable effects."""
     turn_end_timeout_secs: float = 300
     assistant: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the model that is asked at the end of a turn (T2), where they differ from the conversation's."""
+    """Settings of the model that is asked at the end of a turn, where they differ from the conversation's."""
     notifications: NotificationPolicy = NotificationPolicy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """When a call that failed with a `transient` error is tried again (R5).
+    """When a call that failed with a `transient` error is tried again.
 
     `safe`: a failed attempt did nothing. `idempotent`: repeating is harmless, so a crash counts as transient.
     """
@@ -113,23 +113,20 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The handle that a call makes of its own arguments, where its tool has no `spawn`: one by another name (B2)."""
+    """The handle that a call makes from its arguments: a spawn by another name (B2). None keeps the tool's policy."""
 
     id: str
     kind: Kind
     metadata: Mapping[str, Any] = field(default_factory=dict)
     priority: int = 0
     retry: RetryPolicy | None = None
-    """Of this call, where it differs from its tool's."""
     on_crash: OnCrash | None = None
-    """The same."""
     run: RunMode | None = None
-    """The same (P1)."""
     questions: Mapping[str, QuestionPolicy] = field(default_factory=dict)
-    """Over those of its tool."""
+    """Override those of the tool."""
 
     def of(self, tool: "Tool") -> "Tool":
-        """The tool with the policies of this call."""
+        """Return the tool with the policies of this call."""
         return replace(
             tool,
             retry=self.retry or tool.retry,
@@ -141,23 +138,23 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launching:
-    """How calls of a tool make handles by another name than `spawn`, and what such a call is answered with."""
+    """How calls of a tool make handles without the action `spawn`, and how such a call is answered."""
 
     read: Callable[[Mapping[str, Any], float], Launch]
-    """The handle, of the checked arguments and the time. Raises `ToolError`."""
+    """Returns the handle to make, from the checked arguments and the time. Raises `ToolError`."""
     reply: "Callable[[Handle, Durability], Awaitable[Mapping[str, Any]]]"
-    """What the call is answered with, once the handle has started or, if it parks, is parked."""
+    """Returns the answer to the call, after its handle has started or is parked."""
     parks: bool = False
-    """The handle is parked by its function, which does nothing else."""
+    """The function of the call only parks it."""
     numbered: bool = False
-    """Where the id is taken another one is made of it: `_2`, … (W12). Else it is refused."""
+    """If the id is in use, append `_2` and so on (W12). Otherwise the call is refused."""
     once: str = ""
-    """An id is taken also by a handle that has stopped, until that has expired (W7); `{id}` in this says so."""
+    """If set, the id of a stopped handle stays in use until that expires (W7); this is the error, with `{id}`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """One tool. `actions` is empty for a tool that is only ever called one-shot (C1)."""
+    """One tool. `actions` is empty for a tool that is only called one-shot."""
 
     name: str
     runtime: "ToolRuntime"
@@ -169,7 +166,7 @@ class Tool:
     source: Literal["local", "terminal", "python", "mcp", "builtin"] = "python"
     actions: tuple[Action, ...] = ()
     action_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By action: further optional properties that `fetch` or `apply` takes, such as a terminal's `keys`."""
+    """By action: further optional properties of `fetch` or `apply`, such as a terminal's `keys`."""
     scheduling: Scheduling = "parallel"
     resources: tuple[str, ...] = ()
     max_running: int | None = None
@@ -183,29 +180,29 @@ class Tool:
     on_crash: OnCrash = "fail"
     retry: RetryPolicy = RetryPolicy()
     requires_durable: bool = False
-    """Refuses to start where nothing survives (E9)."""
+    """Refuse to start on a store that keeps nothing (E9)."""
     deadline_secs: float | None = None
-    """How long a call parked by `on_crash="external"` may wait (R1)."""
+    """Seconds for which a call parked by `on_crash="external"` may wait (R1)."""
     offered: bool = True
-    """Whether models are told of it. It can be called either way."""
+    """Whether the tool is listed for models. It can be called either way."""
     has_cancel_hook: bool = False
     """Its runtime `SupportsCancelHook`."""
     kind: Kind = "tool"
-    """What its calls are (S4)."""
+    """The kind of its handles (S4)."""
     names: str | None = None
-    """Of a tool without actions: the argument that names a handle, so that such calls come after its spawn (B3)."""
+    """Without actions: the argument that names a handle, so that such calls run after its spawn (B3)."""
     launching: Launching | None = None
-    """Of a tool without actions whose calls are spawns all the same."""
+    """Without actions: how its calls make handles all the same."""
     returns: Mapping[str, Any] | None = None
-    """JSON Schema of what a one-shot call returns, if that is an object of one form."""
+    """JSON Schema of the object that a one-shot call returns, if it has one."""
     unrecorded: bool = False
-    """Nothing of a call of it needs to be kept: it only looks or waits, or writes itself what it does."""
+    """Its calls are not recorded: they only read or wait, or write their effects themselves."""
     errors: Literal["text", "object"] = "text"
-    """How a call is answered that was wrong itself: with a text, or with W7's object."""
+    """The form of the error of an invalid call: a text, or W7's object."""
     hints: Mapping[str, Any] = field(default_factory=dict)
-    """What clients are told of its nature, as MCP's annotations name it: `readOnlyHint`, `destructiveHint`, …"""
+    """Hints for clients, named as MCP's annotations: `readOnlyHint`, `destructiveHint`, …"""
     task: TaskMode = "auto"
-    """Whether a one-shot call may be a task for clients that know tasks (M2): when it takes long, always, or never."""
+    """Whether a one-shot call may be a task (M2): if it takes long, always, or never."""
 
     def __post_init__(self) -> None:
         self._one_of("on_crash", self.on_crash, get_args(OnCrash))
@@ -240,11 +237,11 @@ class Invocation:
     conversation: str
     turn: str
     stateful: bool
-    """Spawned by the caller: it stays alive and may be talked to. Otherwise one-shot."""
+    """Spawned: it stays alive and takes input. Otherwise one-shot."""
     handles: "Handles | None" = None
-    """The conversation's handles, as the batch of this call sees them; None where a runtime is tried by itself."""
+    """The conversation's handles, as the batch of this call sees them; None in a test of a runtime alone."""
     durability: "Durability | None" = None
-    """Keys and journals; None where a runtime is tried by itself."""
+    """Keys and journals; None in a test of a runtime alone."""
     attempt: int = 1
     fence: int = 1
     entries: "Sequence[Entry]" = ()
@@ -252,7 +249,7 @@ class Invocation:
 
 
 class Sink(Protocol):
-    """Where a running tool tells what happens to it. Safe to call after the end: late news is dropped."""
+    """Receives the events of a running call. Safe to call after the end: late events are dropped."""
 
     def output(self, data: bytes) -> None:
         """More output; bytes may split a character."""
@@ -260,110 +257,110 @@ class Sink(Protocol):
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None: ...
 
     def resized(self, rows: int, cols: int) -> None:
-        """It is a terminal, of this size from here on. Told first before any output."""
+        """It is a terminal and has this size from here on. Called before any output."""
 
     def reading(self, yes: bool) -> None:
-        """It has begun, or ceased, to wait for input that only `Live.write` can bring (A6)."""
+        """It has started or stopped waiting for input that only `Live.write` can bring (A6)."""
 
     def ask(
         self, question: Question, then: Callable[[Outcome], None], record: "Callable[[Any, bytes], Op] | None" = None
     ) -> None:
-        """A question. `then` gets `Ok(answer)`, or the `Error` that says why nobody answers.
+        """Ask a question. `then` gets `Ok(answer)`, or the `Failure` that says why nobody answers.
 
-        `record` makes of the answer, and the name of the call that gave it, what is written with it.
+        `record` makes the op that is written with the answer, from the answer and the name of the call that gave it.
         """
 
     def withdraw(self) -> None:
-        """It does not want its open question answered any more."""
+        """Withdraw the open question."""
 
     def stop(self, outcome: Outcome, *, exit_code: int | None = None, signal: int | None = None) -> None:
-        """The end; the first one counts."""
+        """The call has ended; the first end counts."""
 
     def park(self, pending: "Pending") -> None:
-        """Instead of `stop`: it has taken its completion key and the result comes from outside (D)."""
+        """Instead of `stop`: it has taken its completion key, and the result comes from outside (D)."""
 
     def abandon(self) -> None:
-        """It was told to end and cannot be made to: stop the handle now, `released` comes when it is really over."""
+        """It cannot be made to end: stop the handle now. `released` follows when the call is really over."""
 
     def released(self) -> None:
         """Nothing of the call runs any more. Called once, with or after `stop`; frees its lane and resources."""
 
 
 class Live(Protocol):
-    """A started call, as the rest of keephold can reach it."""
+    """A started call, as the rest of keephold reaches it."""
 
     def write(self, data: Any) -> None:
-        """What `apply` sends to a running tool (C6). Raises `ToolError`, and then nothing was written."""
+        """Send the input of an `apply` (C6). If it raises `ToolError`, nothing was written."""
 
     def end(self, grace: float) -> None:
-        """Begin to end it (C7): ask first, force after `grace` seconds. The end comes through the sink."""
+        """Begin to end it (C7): ask first, force after `grace` seconds. The sink gets the end."""
 
 
 class ToolRuntime(Protocol):
     """Starts calls of a tool."""
 
     def start(self, invocation: Invocation, sink: Sink) -> Live:
-        """Start the call. Raises `ToolError` if it cannot be started; then the sink hears nothing."""
+        """Start the call. If it raises `ToolError`, the sink gets nothing."""
 
 
 class SupportsCancelHook(Protocol):
-    """A runtime that is told when a parked call of it is cancelled (D2)."""
+    """A runtime with a hook for the cancellation of its parked calls (D2)."""
 
     async def cancelled(self, key: "Key", arguments: dict[str, Any]) -> None:
-        """End the work outside. Called at least once."""
+        """Cancel the work outside. Called at least once."""
 
 
 class SupportsKnowing(Protocol):
-    """A runtime that can go on with some calls of its tool only: those whose arguments name what is here (R1)."""
+    """A runtime that can resume only those calls of its tool whose arguments name something known here (R1)."""
 
     def knows(self, arguments: Mapping[str, Any]) -> bool: ...
 
 
 class SupportsSlots(Protocol):
-    """A runtime of which only so many calls run at once, whatever tools they belong to (Y2's threads)."""
+    """A runtime with a limit of concurrent calls, shared by all its tools (Y2's threads)."""
 
     slots: Mapping[str, int]
 
 
 class SupportsSlotsOfCalls(Protocol):
-    """The same where it depends on the call: of each agent only so many run at once (W11)."""
+    """A runtime whose limit depends on the call, such as one for each agent (W11)."""
 
     def slots_of(self, arguments: Mapping[str, Any]) -> Mapping[str, int]: ...
 
 
 class SupportsRecordedInput(Protocol):
-    """A live thing that stores what it is sent before it takes it (E10)."""
+    """A live call that stores its input before it takes it (E10)."""
 
     def write_recorded(self, data: Any, cause: bytes) -> None:
         """Like `write`; `cause` names the call that sends it."""
 
 
 class SupportsApply(Protocol):
-    """A live thing whose `apply` takes more than `input`: it gets all of its arguments instead of `write`."""
+    """A live call whose `apply` takes more than `input`: it gets all the arguments instead of `write`."""
 
     def apply(self, arguments: Mapping[str, Any]) -> None:
-        """Like `Live.write`: raises `ToolError`, and then nothing was written."""
+        """Like `Live.write`: if it raises `ToolError`, nothing was written."""
 
 
 class SupportsGuard(Protocol):
-    """A runtime made before the one that will run it: it gets the guard of that one (R2)."""
+    """A tool's runtime that was made before the `Runtime`, and gets its guard later (R2)."""
 
     def guarded(self, guard: "Guard") -> "ToolRuntime":
-        """The same with this guard."""
+        """Return the same runtime with this guard."""
 
 
 class SupportsProbe(Protocol):
-    """A live thing that can be asked whether it is reading its input right now (C4, A6)."""
+    """A live call that can report whether it is reading its input right now (C4, A6)."""
 
     def probe(self) -> bool | None:
-        """True or False where it is known, None where it is not."""
+        """Return None if that is unknown."""
 
 
 class Screen(msgspec.Struct, frozen=True, kw_only=True):
-    """What a terminal shows at one moment."""
+    """The screen of a terminal at one moment."""
 
     lines: tuple[str, ...]
-    """One for each row, without the blanks at its end."""
+    """One for each row, without trailing blanks."""
     rows: int
     cols: int
     cursor: tuple[int, int]
@@ -372,33 +369,33 @@ class Screen(msgspec.Struct, frozen=True, kw_only=True):
     alternate: bool = False
     """The alternate screen of full-screen programs is shown."""
     emulator: Literal["ghostty", "line"] = "ghostty"
-    """`line`: no emulator is installed; these are the last lines that were printed, not a screen."""
+    """`line`: no emulator is installed, so these are the last printed lines, not a screen."""
     scrollback: int = 0
-    """How many lines have left the screen at its top and can still be had."""
+    """Number of lines that have left the screen at its top and can still be read."""
 
 
 @runtime_checkable
 class SupportsScreen(Protocol):
-    """A live thing that is a terminal. Its output is what a terminal got, with control sequences."""
+    """A live call that is a terminal. Its output contains control sequences."""
 
     def screen(self) -> Screen: ...
 
     def scrollback(self, count: int) -> tuple[str, ...]:
-        """The last so many lines above the screen, oldest first."""
+        """Return the last `count` lines above the screen, oldest first."""
 
     def draws(self, since: int) -> bool:
-        """Whether what it printed from that offset on is meant as a screen: lines would not make sense of it."""
+        """Whether its output from that offset on is meant as a screen, so that lines would not make sense."""
 
     def resize(self, rows: int, cols: int) -> None: ...
 
     def type(self, data: bytes) -> None:
-        """What a person who drives the terminal types, as it is. Raises `ToolError`, and then nothing was written."""
+        """Type bytes of the user who drives the terminal, unchanged. If it raises `ToolError`, nothing was written."""
 
     unseen: bool
-    """What is typed now would not be echoed, so it may be a password prompt that nobody has noticed yet."""
+    """Typed input is not echoed now, so there may be a password prompt that was not detected yet."""
 
     def interrupts(self, data: bytes) -> bool:
-        """Whether typing this takes back what was typed before and not read: Ctrl-C and its like."""
+        """Whether typing this discards input that was typed before and not read: Ctrl-C and the like."""
 
     def driven(self, by_person: bool) -> None:
-        """A person has taken over, or handed it back."""
+        """The user has taken over, or handed it back."""

@@ -1,4 +1,4 @@
-"""What a function tool sees of its own call: `call.emit`, `call.input`, `call.ask` and what surrounds it (Y, Y3)."""
+"""`Call`: the interface of a function tool to its own call (Y, Y3)."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ _THREAD_OUTPUT_LIMIT = 1024 * 1024
 
 
 class FileDiff(msgspec.Struct, frozen=True):
-    """What a call changes in a file, for the person who looks on: `old` is None where there was no file."""
+    """A change of a file, shown to the user by `call.show`. `old` is None for a new file."""
 
     path: str
     old: str | None
@@ -33,10 +33,9 @@ class FileDiff(msgspec.Struct, frozen=True):
 
 
 class Call:
-    """One call of a function tool. Ask for it with a first parameter annotated `keephold.Call`.
+    """One call of a function tool. Get it by a parameter annotated `keephold.Call`, or a first one named `call`.
 
-    A sync function runs in a thread of its own; there `emit`, `show`, `progress` and `cancelled` work, the rest does
-    not.
+    A sync function runs in a thread. There only `emit`, `show`, `progress`, `cancelled` and the ids work.
     """
 
     __slots__ = (
@@ -80,22 +79,22 @@ class Call:
 
     @property
     def uid(self) -> str:
-        """The handle's uid: unique for ever."""
+        """The handle's uid, which is never used again."""
         return self._invocation.uid
 
     @property
     def idempotency_key(self) -> str:
-        """The same in every attempt of this call, and of no other."""
+        """The same in every attempt of this call, and different for every other call."""
         return self._invocation.uid
 
     @property
     def attempt(self) -> int:
-        """1 for the first attempt; above 1, what is not recorded may have been done before (E4)."""
+        """1 for the first attempt; above 1, effects that were not recorded may have happened before."""
         return self._invocation.attempt
 
     @property
     def process_id(self) -> str | None:
-        """The process this call belongs to (E8): its own, if it was spawned."""
+        """The process this call belongs to: its own, if it was spawned."""
         return self._in_store().process
 
     @property
@@ -110,7 +109,7 @@ class Call:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the call has been told to end. A sync function should look at it now and then."""
+        """Whether the call should end. A sync function should check it now and then."""
         return self._cancelled
 
     @property
@@ -120,7 +119,7 @@ class Call:
         return self._invocation.handles
 
     def emit(self, text: str | bytes) -> None:
-        """Output while running: what `fetch` shows."""
+        """Append output, which `fetch` shows while the call runs."""
         data = text.encode() if isinstance(text, str) else bytes(text)
         if self._loop is None:
             self._sink.output(data)
@@ -130,35 +129,34 @@ class Call:
         self._thread_out.append(data)
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
-        """How far the call is."""
+        """Report progress."""
         if self._loop is None:
             self._sink.progress(done, total, message)
         else:
             self._loop.call_soon_threadsafe(self._sink.progress, done, total, message)
 
     def show(self, diff: FileDiff) -> None:
-        """Show a change of a file to whoever looks on, an editor say. The model is not told of it."""
-        show = getattr(self._sink, "show", None)  # a runtime that is tried by itself has nobody who looks on
+        """Show a change of a file to the user, for example in an editor. The model does not see it."""
+        show = getattr(self._sink, "show", None)  # a test of a runtime alone has no user
         if show is not None and self._loop is None:
             show(diff)
         elif show is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(show, diff)
 
     def pass_on(self, handle: Handle) -> None:
-        """Another handle has said how far it is, and this call waits for it."""
+        """Report the progress of another handle, for which this call waits."""
         progress = handle.progress
         if progress is not None:
             message = handle.id if progress.message is None else f"{handle.id}: {progress.message}"
             self.progress(progress.done, progress.total, message)
 
     def input(self) -> Coroutine[Any, Any, Any]:
-        """The next thing `apply` sends, as it was sent. Raises `EOFError` once the caller has closed the input."""
-        self._not_in_a_thread("input")  # here and not in the coroutine: a sync function would never run that
+        """Return the next input of `apply`, unchanged. Raises `EOFError` once the caller has closed the input."""
+        self._not_in_a_thread("input")  # here and not in the coroutine, which a sync function would never run
         return self._input()
 
     def received(self) -> list[Any]:
-        """What `apply` has sent since the last look, without waiting for more. One more reader than `input` would be
-        one too many."""
+        """Return all input since the last read, without waiting. Use this or `input`, not both."""
         self._not_in_a_thread("received")
         sent = [value for value, _ in self._inbox or () if value is not None]
         if self._inbox:
@@ -167,17 +165,17 @@ class Call:
         return sent
 
     def completion_key(self) -> Coroutine[Any, Any, Key]:
-        """The key with which somebody outside completes this call. Take it, then return `keephold.Pending` (D1)."""
+        """Return the key with which an outside system completes this call. Take it, then return `keephold.Pending`."""
         self._not_in_a_thread("completion_key")
         return self._in_store().completion_key()
 
     def durable(self) -> Effects:
-        """Effects that are done once, also if the process dies in between (E)."""
+        """Return effects that happen once, also if the process dies in between."""
         self._not_in_a_thread("durable")
         return self._in_store().effects()
 
     def process_events(self) -> ProcessEvents:
-        """Events of this call's process, without the journal: at least once (E8)."""
+        """Return the events of this call's process, which are appended at least once."""
         self._not_in_a_thread("process_events")
         return self._in_store().process_events()
 
@@ -199,12 +197,12 @@ class Call:
         assert self._inbox
         value, _ = self._inbox[0]
         if value is None:
-            raise EOFError("the caller closed the input of this call")  # stays in the inbox: closed for good
+            raise EOFError("the caller closed the input of this call")  # stays in the inbox: the input stays closed
         self._unread -= self._inbox.popleft()[1]
         return value
 
     def ask(self, question: Question) -> Coroutine[Any, Any, Any]:
-        """Ask and wait for the answer. Raises `ToolError` (code `question_unanswered`) when nobody may answer."""
+        """Ask and wait for the answer. Raises `ToolError` (code `question_unanswered`) if nobody may answer."""
         self._not_in_a_thread("ask")
         return self._ask(question)
 
@@ -232,7 +230,7 @@ class Call:
             try:
                 outcome = await answered
             except asyncio.CancelledError:
-                self._sink.withdraw()  # a timeout of the tool's own, say: nobody waits for the answer
+                self._sink.withdraw()  # a timeout of the tool's own, say
                 raise
         finally:
             self._asking.release()
@@ -273,14 +271,14 @@ class Call:
 
 
 def _size(value: Any) -> int:
-    """How many bytes of input this is; closing is none, so it can never be one too many."""
+    """Return the number of bytes of input. Closing counts none, so it is always possible."""
     if value is None:
         return 0
     return len(value.encode(errors="surrogatepass") if isinstance(value, str) else msgspec.json.encode(value))
 
 
 class _ThreadOutput:
-    """Output of a thread, handed to the loop in as few wake-ups as possible. A thread that is too fast waits (O5)."""
+    """Output of a thread, passed to the loop in as few wake-ups as possible. A thread that is too fast waits (O5)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, call: Call) -> None:
         self._loop = loop
@@ -292,7 +290,9 @@ class _ThreadOutput:
     def append(self, data: bytes) -> None:
         with self._room:
             while self._size > _THREAD_OUTPUT_LIMIT and not self._call.cancelled and not self._loop.is_closed():
-                self._room.wait(0.1)  # not for ever: nobody tells us when the call is cancelled or the loop closed
+                self._room.wait(
+                    0.1
+                )  # with a limit, because nothing wakes it when the call is cancelled or the loop closed
             self._pieces.append(data)
             self._size += len(data)
             first = len(self._pieces) == 1

@@ -1,9 +1,4 @@
-"""What the child process of a call is given, and its end in words: for commands and terminals alike (F1, C6, F3).
-
-Why a child process was not started, or not written to: errors that say what was wrong and what would be right.
-
-The same words for a command on pipes (`process.py`) and for one in a terminal (`terminal/pty.py`).
-"""
+"""The environment, input and errors of a child process, for commands and terminals alike (F1, C6, F3)."""
 
 import contextlib
 import errno
@@ -26,7 +21,7 @@ CALL_LIMIT = 64 * 1024
 def environment(
     own: Mapping[str, str], guard: Guard, uid: str, values: Mapping[str, Any]
 ) -> tuple[Path | None, dict[str, str]]:
-    """The whole environment of a process, and the file that holds the call if it is too large for that (F1)."""
+    """Return the environment of a process, and the file that holds the call if it is too large for a variable (F1)."""
     env = {**os.environ, **own, **guard.environ(uid)}
     env.pop("KEEPHOLD_CALL", None)  # of a runtime around us
     env.pop("KEEPHOLD_CALL_FILE", None)
@@ -52,14 +47,14 @@ def environment(
 
 
 def remove(file: Path | None) -> None:
-    """Remove the file that held a call, if one did. Whatever the program did to it, the call goes on."""
+    """Remove the file that held a call, if there is one and the program has not removed it."""
     if file is not None:
         with contextlib.suppress(OSError):
             file.unlink()
 
 
 def as_text(text: str) -> bytes:
-    """Text that is sent to a program (C6)."""
+    """Encode text for a program (C6)."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -68,12 +63,12 @@ def as_text(text: str) -> bytes:
 
 
 def as_json(data: Any) -> bytes:
-    """Whatever is not text is sent as a line of JSON (C6); this is the line without its end."""
+    """Encode a value that is not text as JSON, without the line end (C6)."""
     return json.dumps(data, separators=(",", ":")).encode()
 
 
 def ending(how: Exit) -> str:
-    """How a process ended, as what is said of it."""
+    """Return how a process ended, as the rest of a sentence."""
     if how.signal is None:
         return f"ended with exit code {how.code}"
     with contextlib.suppress(ValueError):
@@ -86,7 +81,7 @@ UNREAD_LIMIT = 64 * 1024
 
 
 def input_not_read(unread: int, more: int) -> ToolError:
-    """C6: so much is unread, and so much more would be over the limit."""
+    """More input would exceed the limit of unread input (C6)."""
     return ToolError(
         f"Nothing was written: the program has not read {unread} bytes of earlier input, and {more} more "
         f"would exceed {UNREAD_LIMIT}. Wait until it has read them, or send less at once.",
@@ -95,7 +90,7 @@ def input_not_read(unread: int, more: int) -> ToolError:
 
 
 def input_closed() -> ToolError:
-    """Nobody is there to read it, or to read it any more."""
+    """The program's standard input is closed."""
     return ToolError(
         "Nothing was written: the program's standard input is closed. A program takes input only while it runs, "
         "until `null` is sent or it closes its input itself.",
@@ -104,7 +99,7 @@ def input_closed() -> ToolError:
 
 
 def not_started(argv: Sequence[str], cwd: str | None, error: Exception) -> ToolError:
-    """Why a leader could not be started, in words: what was wrong, and what would be right."""
+    """Say why a leader could not be started, and how to fix it."""
     return ToolError(f"The command was not started: {_reason(argv, cwd, error)}", code="command_not_started")
 
 

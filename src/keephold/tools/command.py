@@ -1,11 +1,11 @@
 """A child process as a tool (F1, F3, S7, C6, C8).
 
-A spawned command is one process: its output is shown as it comes, stderr included, and input goes to its stdin. With
-`wire = true` a line of its output may tell its state instead. A one-shot command may be several processes: one whose
-output asks a question has ended, and is run again with the answer.
+A spawned command is one process: its output, stderr included, is shown as it comes, and input goes to its stdin. With
+`wire = true` a line of its output may report its state instead. A one-shot command may be several processes: one that
+printed a question is run again with the answer.
 
-How a process ended decides the outcome, unless it said so itself in wire form. It is never success when the process
-failed or was killed.
+The exit of the process decides the outcome, unless the process reported it in wire form. A process that failed or was
+killed is never a success.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from keephold.tools.program import Program
 from keephold.tools.wire import Asks, Ends, Lines, Whole, Wire, WireState, answer_line
 
 ROUNDS = 8
-"""Times that a one-shot command may ask (C8)."""
+"""Number of times that a one-shot command may ask (C8)."""
 OPEN_QUESTIONS = 64
-"""Questions that a live command may have asked and not been answered (K6)."""
+"""Number of unanswered questions that a live command may have (K6)."""
 STOPS_ITSELF = 0.2
-"""Seconds that a process has to exit after it said `stopped`, before it is ended."""
+"""Seconds for a process to exit after it reported `stopped`, before it is ended."""
 
 _UNTOLD = Exit(None, None)
 
@@ -49,7 +49,7 @@ class Command(Program):
 
 
 class _Call:
-    """One call of a command: the process that runs now, if one does, and what earlier ones were answered."""
+    """One call of a command: the current process, if any, and the answers to earlier ones."""
 
     def __init__(self, command: Command, invocation: Invocation, sink: Sink) -> None:
         self._command = command
@@ -60,7 +60,7 @@ class _Call:
         self._answers: dict[str, Any] = {}
         self._rounds = 0
         self._questions: deque[Question] = deque()
-        """What a live process has asked; the first is open, the others wait for it."""
+        """Questions of a live process; the first is open, the others wait for it."""
         self._told_to_end = False
         self._over = False
 
@@ -105,11 +105,11 @@ class _Call:
         if isinstance(conclusion, Question):
             self._ask_and_run_again(conclusion)
         else:
-            # Where it had said its end before we ended the process, ours is nothing to tell of.
+            # If it had reported its end before we ended the process, our signal is not reported.
             self._stop(conclusion, _UNTOLD if self._ended_by_us else how)
 
     def _conclude(self, how: Exit, form: Wire | None) -> Outcome | Question:
-        """What an ended process comes to, by what it said last and how it exited."""
+        """Return the outcome of an ended process, by its last report and its exit, or the question it asked."""
         one_shot = not self._invocation.stateful
         match form:
             case Ends(outcome=Failure() as error, content=content):
@@ -137,7 +137,7 @@ class _Call:
         return Failure(f"The command ended before its question `{question.id}` was answered.", code)
 
     def _failed(self, how: Exit, said: str = "") -> Failure:
-        """The end in words, and the tail of a stderr that was kept apart. What is in the output is shown from there."""
+        """Return the end in words, and the tail of a stderr that was kept apart. The output is shown separately."""
         message, stderr = f"The command {said}{ending(how)}.", self._stderr.text()
         return Failure(f"{message}\n{stderr}" if stderr else message, "command_failed")
 
@@ -146,7 +146,7 @@ class _Call:
         self._sink.stop(outcome, exit_code=how.code, signal=how.signal)
         self._sink.released()
 
-    # What the tool says in wire form
+    # Reports in wire form
 
     def _heard(self, form: Wire) -> None:
         if isinstance(self._said, Ends):
@@ -167,7 +167,7 @@ class _Call:
             self._process.end(self._invocation.tool.spawn.abort_grace_ms / 1000)
 
     def _fail(self, error: Failure) -> None:
-        """The call has failed while its process lives: this is the outcome, and the process is ended."""
+        """End the process of a call that has failed; this is the outcome."""
         self._said = Ends(error)
         self._end_process()
 
@@ -218,7 +218,7 @@ class _Call:
         except ToolError as error:
             self._stop(error_of(error))
 
-    # What the world tells the tool (Live, SupportsProbe)
+    # Requests (Live, SupportsProbe)
 
     def write(self, data: Any) -> None:
         name = self._invocation.tool.name
@@ -243,12 +243,12 @@ class _Call:
 
     def probe(self) -> bool | None:
         reading = False if self._process is None else self._process.probe()
-        # Whoever has said its end, perhaps in what the probe has just delivered, waits for nothing any more.
+        # A process that has reported its end, perhaps in output that the probe just delivered, waits for nothing.
         return False if isinstance(self._said, Ends) else reading
 
 
 class Tail:
-    """The last bytes and lines of a stream, cut where a line begins, or at least a character."""
+    """The last bytes and lines of a stream, cut at the start of a line or at least of a character."""
 
     def __init__(self, limit: int, *, lines: int) -> None:
         self._limit = limit
@@ -272,7 +272,7 @@ class Tail:
 
 
 def _as_input(data: Any, mode: Literal["line", "raw"]) -> bytes:
-    """What `apply` sends, as bytes (C6)."""
+    """Encode the input of an `apply` (C6)."""
     if not isinstance(data, str):
         return as_json(data) + b"\n"
     return as_text(data + "\n" if mode == "line" and not data.endswith("\n") else data)

@@ -1,7 +1,7 @@
 """Python functions as tools: `@keephold.tool` and the runtime behind it (Y, Y2).
 
-An async function runs as a task, a sync one in a daemon thread of its own. Whatever it raises becomes the call's error;
-nothing a tool does reaches the turn as an exception.
+An async function runs as a task, a sync one in a daemon thread of its own. An exception becomes the call's error and
+never reaches the turn.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class FunctionTool(Tool):
         return self.runtime.function(*args, **kwargs)
 
     def on_cancel(self, hook: CancelHook) -> CancelHook:
-        """Decorator: what ends the work outside when a parked call is cancelled, `async def (key, arguments)` (D2).
+        """Register `async def (key, arguments)`, which cancels the work outside when a parked call is cancelled.
 
         It is called at least once, also if the process dies in between.
         """
@@ -181,7 +181,7 @@ class _Task:
             outcome = value if isinstance(value, Pending) else ok_outcome(value)
         except asyncio.CancelledError:
             outcome = Failure("Tool execution cancelled.", "cancelled")
-        except (KeyboardInterrupt, GeneratorExit):  # somebody ends the program, or the loop
+        except (KeyboardInterrupt, GeneratorExit):  # the program or the loop is ending
             raise
         except BaseException as error:  # a tool that calls sys.exit() ends itself, not the runtime
             outcome = error_outcome(error, self._call)
@@ -239,7 +239,7 @@ def _never_ran(task: "asyncio.Task[None]") -> bool:
 
 
 class _Thread:
-    """A running sync function. It cannot be made to end: on abort its handle stops at once and the thread lingers."""
+    """A running sync function. It cannot be forced to end: on abort its handle stops and the thread lingers."""
 
     __slots__ = ("_call", "_loop", "_sink")
 
@@ -249,7 +249,7 @@ class _Thread:
         self._loop = asyncio.get_running_loop()
 
     def start(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
-        run = copy_context().run  # what belongs to the call, such as its span, belongs to its thread
+        run = copy_context().run  # the thread inherits the call's context, such as its span
         threading.Thread(target=run, args=(self._work, function, kwargs), daemon=True, name=function.__name__).start()
 
     def _work(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
@@ -275,16 +275,16 @@ class _Thread:
 
 
 def ok_outcome(value: Any) -> Outcome:
-    """The outcome of a function that returned `value`: a string, or any JSON value, copied."""
+    """Return the outcome of a function that returned `value`: a string, or any JSON value, copied."""
     if isinstance(value, str):
         return Ok(str.__str__(value))
     if isinstance(value, Reply):
         return value
-    if isinstance(value, Pending):  # of a sync function, which cannot take a key
+    if isinstance(value, Pending):  # a sync function cannot take a key
         return NO_KEY
     try:
         builtins = plain(value)
-        to_json(builtins)  # what cannot be written cannot be shown: better said now than to everyone who looks
+        to_json(builtins)  # a value that cannot be written is refused now, not at every read
         return Ok(builtins)
     except RecursionError:
         return Failure("The tool returned a value that is nested too deeply.")
@@ -293,7 +293,7 @@ def ok_outcome(value: Any) -> Outcome:
 
 
 def error_outcome(error: BaseException, call: Call) -> Failure:
-    """The outcome of a function that raised: the message for the model, the trace for the log."""
+    """Return the outcome of a function that raised. The trace goes to the log."""
     if isinstance(error, ToolError):
         return error_of(error)
     if isinstance(error, KeepholdError):

@@ -1,10 +1,10 @@
-"""The guard: whatever a runtime's tools have started ends with the runtime, even when that is killed (R2).
+"""The guard: all processes that a runtime's tools started end with the runtime, even if that is killed (R2).
 
 A small process in a session of its own holds the read end of a pipe whose write end only the runtime holds. When the
-pipe ends, however it came about, the guard kills whatever bears the runtime's mark until nothing does, and exits. When
-it starts it does the same for what dead runtimes left behind. Its program is `marks.py`.
+pipe closes, the guard kills every process with the runtime's mark until none is left, and exits. When it starts, it
+does the same for the processes of dead runtimes. Its program is `marks.py`.
 
-(PDEATHSIG would not do: it follows the thread that spawned and does not reach grandchildren.)
+(PDEATHSIG does not suffice: it follows the thread that spawned and does not reach grandchildren.)
 """
 
 import os
@@ -19,7 +19,7 @@ _PROGRAM = str(Path(marks.__file__).resolve())
 
 
 class Guard:
-    """One runtime's mark and the process that watches over what bears it."""
+    """One runtime's mark and the process that watches the processes with this mark."""
 
     def __init__(self) -> None:
         self.mark = marks.new_runtime_mark()
@@ -27,16 +27,16 @@ class Guard:
         self._pipe: int | None = None
 
     def environ(self, call_uid: str) -> dict[str, str]:
-        """The environment entry that every process of this call must be started with."""
+        """Return the environment entry with which every process of this call must be started."""
         return marks.environ(marks.call_mark(self.mark, call_uid))
 
     def end(self, call_uid: str) -> None:
-        """Kill what is left of a call, in whatever session it is; blocks for a look at all processes."""
+        """Kill the remaining processes of a call, in any session; blocks while it reads all processes."""
         mark = marks.call_mark(self.mark, call_uid)
         marks.kill_all(lambda pid: marks.bears(pid, mark), looks=1)
 
     def ensure(self) -> None:
-        """Start the guard unless it runs. Does not wait until it is ready: the pipe's end will not run away from it."""
+        """Start the guard unless it runs. Does not wait until it is ready: the pipe stays closed once it is."""
         if self._program is not None and self._program.poll() is None:
             return
         self._let_go()
@@ -50,7 +50,7 @@ class Guard:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                cwd="/",  # or it would keep our directory's file system busy
+                cwd="/",  # otherwise our directory's file system would stay busy
                 start_new_session=True,
                 pass_fds=(read,),
             )
@@ -61,7 +61,7 @@ class Guard:
             os.close(read)
 
     def close(self) -> None:
-        """Kill whatever is left of this runtime, then end the guard, in this order: it stays armed to the last."""
+        """Kill the remaining processes of this runtime, then end the guard: it stays armed to the last."""
         if self._program is None:
             return
         marks.kill_all(lambda pid: marks.bears(pid, self.mark), looks=1)

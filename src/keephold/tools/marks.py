@@ -1,11 +1,12 @@
-"""Marks: how a process that a tool started is known, whatever it forked and whichever session it moved to (R2).
+"""Marks, which identify a process that a tool started, in any session and after any fork (R2).
 
-Every child carries `KEEPHOLD_MARK="<runtime mark>/<call uid>"` in its environment, and whatever it forks inherits it.
+Every child carries `KEEPHOLD_MARK="<runtime mark>/<call uid>"` in its environment, and its own children inherit it.
 Marks add up: a runtime that was itself started by a tool keeps the mark it inherited and appends its own after a space,
-so an outer runtime finds what an inner one started. A process that throws its environment away (`env -i`) is lost to
-its mark; it is still found by its process group.
+so an outer runtime finds the processes of an inner one. A process that drops its environment (`env -i`) loses its mark;
+it is still found by its process group.
 
-Linux only: processes are read from /proc. One whose environment may not be read is somebody else's and is skipped.
+Linux only: processes are read from /proc. A process whose environment cannot be read belongs to another user and is
+skipped.
 
 This file is also the guard's program (`python -I -S marks.py PIPE MARK`, see `guard.py`). It therefore imports nothing
 of keephold: the guard starts quickly and stays small, and it works when the package does not.
@@ -22,15 +23,15 @@ from collections.abc import Callable, Iterable, Iterator
 NAME = "KEEPHOLD_MARK"
 
 Judge = Callable[[int], bool | None]
-"""Tells of a pid whether it is meant; None while that cannot be told because it is just changing its program."""
+"""Says whether a process is meant; None while that is unknown because it is just changing its program."""
 
-_STATE, _GROUP, _FLAGS, _START, _ENV_END = 0, 2, 6, 19, 48  # places in /proc/<pid>/stat, counted after the name
+_STATE, _GROUP, _FLAGS, _START, _ENV_END = 0, 2, 6, 19, 48  # positions in /proc/<pid>/stat, counted after the name
 _KERNEL_THREAD = 0x00200000
 _GONE = (b"Z", b"X")
 
 
 def new_runtime_mark() -> str:
-    """A mark for this runtime: `<pid namespace>-<pid>-<start time>-<random>`, so that anyone can tell if it lives."""
+    """Return a mark for this runtime: `<pid namespace>-<pid>-<start time>-<random>`, which shows whether it lives."""
     pid = os.getpid()
     stat = _stat(pid)
     assert stat is not None, "a process can read its own /proc/<pid>/stat"
@@ -38,18 +39,18 @@ def new_runtime_mark() -> str:
 
 
 def call_mark(runtime: str, uid: str) -> str:
-    """The full mark of one call."""
+    """Return the full mark of one call."""
     return f"{runtime}/{uid}"
 
 
 def environ(mark: str) -> dict[str, str]:
-    """The environment entry that gives a child this mark, after those that we bear ourselves."""
+    """Return the environment entry that gives a child this mark, after our own marks."""
     inherited = os.environ.get(NAME)
     return {NAME: f"{inherited} {mark}" if inherited else mark}
 
 
 def marks_of(pid: int) -> list[str] | None:
-    """The marks a process bears, the outermost first; None while it is just changing its program."""
+    """Return the marks of a process, the outermost first; None while it is just changing its program."""
     try:
         data = read(f"/proc/{pid}/environ")
     except OSError:
@@ -64,7 +65,7 @@ def marks_of(pid: int) -> list[str] | None:
 
 
 def bears(pid: int, mark: str) -> bool | None:
-    """Whether a process bears the mark, of a call or of a runtime; None while that cannot be told."""
+    """Whether a process has the mark, of a call or of a runtime; None while that is unknown."""
     found = marks_of(pid)
     if found is None:
         return None
@@ -78,7 +79,7 @@ def in_group(pid: int, group: int) -> bool:
 
 
 def owner_alive(mark: str) -> bool | None:
-    """Whether the runtime of a mark lives; None if that cannot be known, as for one of another pid namespace."""
+    """Whether the runtime of a mark lives; None if that cannot be known, as in another pid namespace."""
     try:
         namespace, pid, start, _ = mark.partition("/")[0].split("-")
         if int(namespace) != _namespace():
@@ -95,16 +96,16 @@ def owner_alive(mark: str) -> bool | None:
         return False
     except OSError:
         pass
-    return None  # there, but hidden from us: /proc may be mounted so
+    return None  # it exists but is hidden from us, by the mount options of /proc
 
 
 def find(mark: str) -> list[int]:
-    """The pids of all processes that bear the mark, of a call or of a runtime."""
+    """Return the pids of all processes with the mark, of a call or of a runtime."""
     return [pid for pid in arrivals(pids) if bears(pid, mark)]
 
 
 def read(path: str) -> bytes:
-    """A whole file of /proc, at a third of what `open` costs."""
+    """Read a whole file of /proc, at a third of the cost of `open`."""
     fd = os.open(path, os.O_RDONLY)
     try:
         data = part = os.read(fd, 65536)
@@ -117,20 +118,20 @@ def read(path: str) -> bytes:
 
 
 def pids() -> Iterable[int]:
-    """Every process there is."""
+    """Return the pid of every process."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 (Path.iterdir costs thrice)
 
 
 def last_pid() -> int:
-    """The pid given out last. They are given out in increasing order: after whoever has it, nobody was forked."""
+    """Return the newest pid. Pids increase, so nothing was forked after the process that has it."""
     return int(read("/proc/loadavg").split()[4])
 
 
 def arrivals(listing: Callable[[], Iterable[int]]) -> Iterator[int]:
-    """The pids a listing shows, oldest first, then those that came meanwhile, until a listing shows nothing new.
+    """Yield the listed pids, oldest first, then those that came meanwhile, until a listing shows nothing new.
 
-    A process that has ended before we look at it had finished its forks, so the next listing shows its children:
-    nobody slips through by forking and exiting.
+    A process that ended before we read it had finished its forks, so the next listing shows its children: no process
+    escapes by forking and exiting.
     """
     before: set[int] = set()
     while new := (now := set(listing())) - before:
@@ -139,9 +140,9 @@ def arrivals(listing: Callable[[], Iterable[int]]) -> Iterator[int]:
 
 
 def kill_all(meant: Judge, *, looks: int) -> None:
-    """SIGKILL to whatever is meant, until so many looks in a row have found nothing; blocks for as long as that takes.
+    """Send SIGKILL to every process that is meant, until `looks` listings in a row found none; blocks meanwhile.
 
-    One that cannot be judged is waited for, but not for ever: an exec may hang on a dead file system.
+    It waits for a process that cannot be judged, but with a limit: an exec may hang on a dead file system.
     """
     empty = unsure = 0
     while empty < looks:
@@ -157,13 +158,13 @@ def kill_all(meant: Judge, *, looks: int) -> None:
 
 
 def reap() -> None:
-    """Kill what dead runtimes left; blocks for as long as that takes."""
+    """Kill the processes of dead runtimes; blocks meanwhile."""
     myself = os.getpid()
     kill_all(lambda pid: pid != myself and _orphaned(pid), looks=1)
 
 
 def guard(pipe: int, mark: str) -> None:
-    """The guard's program: take what dead runtimes left, wait for the end of ours, take what it left."""
+    """Run the guard: kill the processes of dead runtimes, wait for the end of ours, kill its processes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     myself = os.getpid()
@@ -178,18 +179,20 @@ def _wait_for_end(pipe: int, mark: str) -> None:
     poll.register(pipe, select.POLLIN)
     with contextlib.suppress(OSError):
         poll.register(os.pidfd_open(int(mark.split("-")[1])), select.POLLIN)
-    if owner_alive(mark) is not False:  # asked after the pidfd holds it, or it could be another process of that pid
+    if (
+        owner_alive(mark) is not False
+    ):  # checked after the pidfd holds it, otherwise another process could have that pid
         poll.poll()
 
 
 def _orphaned(pid: int) -> bool | None:
-    """Whether a process was left by a runtime that is dead for certain; one dead owner of several is enough."""
+    """Whether a process was left by a runtime that is certainly dead; one dead owner of several is enough."""
     found = marks_of(pid)
     return None if found is None else any(owner_alive(mark) is False for mark in found)
 
 
 def _kill(pid: int) -> bool:
-    """SIGKILL; False if there was nothing to kill, or nothing that we may."""
+    """Send SIGKILL; return False if the process was gone or is not ours to kill."""
     try:
         os.kill(pid, signal.SIGKILL)
     except OSError:
@@ -198,9 +201,9 @@ def _kill(pid: int) -> bool:
 
 
 def _changing_program(pid: int) -> bool:
-    """Whether a process without environment is in the middle of execve, and not a zombie, the kernel's, or bare.
+    """Whether a process without environment is in the middle of execve, and not a zombie, a kernel thread, or bare.
 
-    Between the old program and the new one there is an address space without an environment: its end is at 0.
+    Between the old program and the new one, the address space has no environment: its end is at 0.
     """
     stat = _stat(pid)
     if stat is None or stat[_STATE] in _GONE or int(stat[_FLAGS]) & _KERNEL_THREAD:
@@ -209,7 +212,7 @@ def _changing_program(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[bytes] | None:
-    """The fields of /proc/<pid>/stat after the name, None if there is no such process."""
+    """Return the fields of /proc/<pid>/stat after the name; None if the process does not exist."""
     try:
         return read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     except OSError:
@@ -217,7 +220,7 @@ def _stat(pid: int) -> list[bytes] | None:
 
 
 def _namespace() -> int:
-    """The inode of our pid namespace: a pid means something only together with it."""
+    """Return the inode of our pid namespace: a pid means something only together with it."""
     return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116
 
 

@@ -1,4 +1,4 @@
-"""The keywords that every way to make a tool in Python takes, as the fields of `Tool` they stand for."""
+"""The keywords shared by every way to make a tool in Python, and the fields of `Tool` they set."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
@@ -18,7 +18,7 @@ from keephold.tools.base import (
 
 
 class Policies(TypedDict, total=False):
-    """Keywords that mean for any other tool what they mean for `@keephold.tool`, with the same defaults."""
+    """Keywords with the same meaning and default as for `@keephold.tool`."""
 
     summary: str | None
     examples: Sequence[str]
@@ -54,7 +54,7 @@ def tool_fields(
     retry: RetryPolicy | Literal["never", "safe", "idempotent"] = "never",
     **same_name: Any,
 ) -> dict[str, Any]:
-    """The fields, those of the same name as they are. Raises `ConfigError` for actions no tool can have."""
+    """Return the fields of `Tool`. Raises `ConfigError` for actions that no tool can have."""
     if isinstance(actions, str) or not set(actions) <= set(ACTIONS) or (actions and "spawn" not in actions):
         right = f'a tuple of "spawn" and any of {ACTIONS[1:]}'
         raise ConfigError([f"tool `{name}`: actions must be {right}, not {actions!r}"])

@@ -1,7 +1,7 @@
-"""When a tool is asked whether it reads its input (C4, A6): once its output is quiet, while somebody waits for it.
+"""When to check whether a tool reads its input (C4, A6): once its output is quiet, while a wait watches its handle.
 
-A program may begin to read long after it has spoken. So as long as somebody waits it is asked again, after pauses that
-grow; with nobody waiting it is never asked.
+A program may begin to read long after its last output. While a wait watches, it is checked again after growing pauses;
+without a wait it is never checked.
 """
 
 import asyncio
@@ -11,16 +11,16 @@ from keephold.handles.handle import Handle
 from keephold.handles.state import Running
 
 LONGEST_PAUSE = 5.0
-"""Seconds between two questions to a program that neither prints nor reads, while somebody waits for it."""
+"""Seconds between two checks of a program that neither prints nor reads."""
 
 
 class Probing:
-    """Asks one tool."""
+    """Checks one tool."""
 
     __slots__ = ("_handle", "_last_output", "_pause", "_probe", "_reading", "_timer")
 
     def __init__(self, handle: Handle, probe: Callable[[], bool | None], reading: Callable[[bool], None]) -> None:
-        """`probe` asks the tool, `reading` gets the answer."""
+        """`probe` checks the tool, `reading` gets the result."""
         self._handle = handle
         self._probe = probe
         self._reading = reading
@@ -34,11 +34,11 @@ class Probing:
 
     @property
     def _is_awaited(self) -> bool:
-        """Whether somebody who watches the handle wants to know."""
+        """Whether a watcher of the handle wants to know."""
         return any(getattr(each, "wants_reading", False) for each in self._handle.watchers or ())
 
     def printed(self) -> None:
-        """It has printed something: as far as is known it does not read."""
+        """It has printed something, so as far as is known it does not read."""
         self._handle.reading = False
         self._last_output = asyncio.get_running_loop().time()
         if self._is_awaited:
@@ -47,7 +47,7 @@ class Probing:
             self.when_quiet()
 
     def when_quiet(self) -> None:
-        """Ask it once its output has been quiet for a settle time."""
+        """Check once its output has been quiet for a settle time."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._pause, self._if_quiet)
 
@@ -60,15 +60,15 @@ class Probing:
             self.when_quiet()
 
     def now(self) -> bool:
-        """Ask. True when it is known to wait for input."""
+        """Check now; return whether it is known to wait for input."""
         if isinstance(self._handle.decided, Running):
             reading = bool(self._probe())
-            if isinstance(self._handle.decided, Running):  # it may have delivered a question, or the end
+            if isinstance(self._handle.decided, Running):  # the probe may have delivered a question, or the end
                 self._reading(reading)
         return self._handle.reading
 
     def stop(self) -> None:
-        """Ask no more, until somebody wants to know again."""
+        """Stop checking until somebody wants to know again."""
         self._pause = self._settle
         if self._timer is not None:
             self._timer.cancel()

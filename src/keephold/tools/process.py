@@ -1,9 +1,9 @@
 """One child process on pipes, in a session of its own, on the running event loop.
 
-What happens to it is told by callbacks: its output as it comes, and once its end. A command ends with its first
-process, the leader (F3): what the leader wrote is read to the last byte, what others write for 50 ms more; then
-whatever is left of the call is ended as by an abort (C7, see `session.py`). When `on_exit` is called nothing of the
-call runs any more, and no descriptor and no timer of it is left.
+Callbacks report its output as it comes and, once, its end. A command ends with its first process, the leader (F3). The
+leader's output is read to the last byte, that of others for 50 ms more. Then the remaining processes of the call are
+ended as by an abort (C7, see `session.py`). When `on_exit` is called, no process, descriptor or timer of the call is
+left.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from keephold.tools.session import FEW, LAST_OUTPUT, Exit, ProcessSession, tree
 
 __all__ = ["UNREAD_LIMIT", "Exit", "Process"]
 
-_CHUNK = 64 * 1024  # also the size of a pipe: who fills it gets a larger one
+_CHUNK = 64 * 1024  # also the size of a pipe: a program that fills it gets a larger one
 _LARGE_CHUNK, _LARGE_PIPE = 256 * 1024, 1024 * 1024
 _BLOCKED = {"x86_64": b"0 0x0 ", "aarch64": b"63 0x0 "}  # how /proc/<pid>/syscall begins in a read(2) of descriptor 0
 
@@ -42,7 +42,9 @@ class Process:
         on_exit: Callable[[Exit], None],
         grace: float = 2.0,
     ) -> None:
-        """Start it, or raise `ToolError`. `env` must carry `mark`; `grace` is for what the leader leaves behind."""
+        """Start it, or raise `ToolError`. `env` must carry `mark`; `grace` is for processes that the leader leaves
+        behind.
+        """
         self._loop = asyncio.get_running_loop()
         self._on_exit = on_exit
         self._chunk = _CHUNK
@@ -110,7 +112,7 @@ class Process:
     # Input
 
     def write(self, data: bytes) -> None:
-        """Send input. Raises `ToolError`, and then nothing was written, if the program does not read or take it."""
+        """Send input. If the program does not read it, raises `ToolError`, and nothing was written."""
         if self._stdin is None or self._closing_stdin:
             raise input_closed()
         unread = self._unread()
@@ -130,7 +132,7 @@ class Process:
         self._unsent += data
 
     def close_stdin(self) -> None:
-        """End the input, after what was written before. Twice is harmless."""
+        """End the input, after earlier input. Twice is harmless."""
         self._closing_stdin = True
         if not self._unsent:
             self._close_stdin_now()
@@ -157,15 +159,15 @@ class Process:
             self._unsent.clear()
 
     def _unread(self) -> int:
-        """Bytes sent that the program has not read: still with us, or in the pipe."""
+        """Return the bytes sent that the program has not read: in our buffer or in the pipe."""
         assert self._stdin is not None
         in_pipe = fcntl.ioctl(self._stdin, termios.FIONREAD, b"\0" * 4)
         return len(self._unsent) + int.from_bytes(in_pipe, "little")
 
     def probe(self) -> bool | None:
-        """Whether someone in the process tree is blocked reading our input, with nothing unread; None: unknown.
+        """Whether a process of the tree is blocked reading our input, with nothing unread; None: unknown.
 
-        If so, what it wrote before is delivered first: who hears "it waits" has heard what it said.
+        If so, its earlier output is delivered first, so that a listener who learns that it waits has seen that output.
         """
         if self._stdin is None or self._session.exit is not None or self._unread():
             return False
@@ -173,13 +175,13 @@ class Process:
         if reading:
             sent = self._sent
             self._drain()
-            return self._sent == sent  # what it said may have been answered at once
+            return self._sent == sent  # its output may have been answered at once
         return reading
 
     # Output
 
     def _read(self, fd: int) -> bool:
-        """One bounded read; whether there may be more at once."""
+        """Read once; return whether there may be more at once."""
         try:
             data = os.read(fd, self._chunk)
         except BlockingIOError:
@@ -202,7 +204,7 @@ class Process:
                     break
 
     def _expect_much(self, fd: int) -> None:
-        # Only now, and not for every command: what all pipes of a user may hold together is limited.
+        # Only now, and not for every command: a user's pipes have a common limit.
         self._chunk = _LARGE_CHUNK
         with contextlib.suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _LARGE_PIPE)

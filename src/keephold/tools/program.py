@@ -52,10 +52,10 @@ ACTION_PARAMETERS: Mapping[str, Mapping[str, Any]] = {
         },
     },
 }
-"""What `fetch` and `apply` of a terminal take besides `id` and `input`."""
+"""Further arguments of a terminal's `fetch` and `apply`, besides `id` and `input`."""
 
 QUESTIONS: Mapping[str, QuestionPolicy] = {"password": QuestionPolicy(exclusive=True)}
-"""Only the user answers a terminal's password prompt, whatever the settings say."""
+"""Only the user answers a terminal's password prompt, regardless of other settings."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -179,7 +179,7 @@ def terminal(
 
 
 class _Made:
-    """A program tool that is being made in Python: what its two kinds have in common."""
+    """A program tool that is being made in Python: the steps that both kinds share."""
 
     def __init__(
         self,

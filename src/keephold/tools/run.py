@@ -142,7 +142,7 @@ class Run:
         handle = self.handle
         if handle.next_attempt_at is not None:
             self.resume_in(max(0.0, handle.next_attempt_at - self.registry.clock.now()))
-        elif isinstance(handle.decided, Running):  # registered as such, or a call that is taken up again
+        elif isinstance(handle.decided, Running):  # registered as such, or a call that is resumed
             if handle.attempt > 1:
                 self.mark_attempt()
             self._begin()
@@ -244,7 +244,7 @@ class Run:
             self._begin()
 
     def mark_attempt(self) -> None:
-        """A line in the output that tells the attempts apart (E10)."""
+        """Write a line into the output that separates the attempts (E10)."""
         output = self.handle.output
         if output is not None and output.total:
             start = b"" if output.before(output.total, 1) == b"\n" else b"\n"

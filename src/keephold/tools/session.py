@@ -1,11 +1,11 @@
-"""The processes of one call: a leader in a session of its own, and whatever it started.
+"""The processes of one call: a leader in a session of its own, and its descendants.
 
-The leader's end is seen through a pidfd. Ending a call (C7) asks its process group by signals, forces it after a grace,
-and then takes whatever else bears the call's mark. The same is done to what a leader that ended by itself leaves behind
-(F3). When `clear` has called back, nothing of the call runs any more, and no descriptor and no timer of it is left.
+A pidfd shows the leader's end. Ending a call (C7) signals its process group, kills it after a grace, and then kills the
+other processes with the call's mark. The same is done to processes that a leader leaves behind (F3). When `clear` has
+called back, no process, descriptor or timer of the call is left.
 
-Linux only: the end is seen through a pidfd, the rest through /proc. What we may not signal (a program that became
-another user) cannot be ended and is not counted as left.
+Linux only: it needs pidfds and /proc. A process that we may not signal (a program that became another user) cannot be
+ended and is not counted as left.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from keephold.tools import marks
 LAST_OUTPUT = 0.05
 """Seconds for which the output of others is still read after the leader has ended (F3)."""
 FEW = 64
-"""Processes, or threads, that may be looked at in one go without holding up the loop."""
+"""Number of processes or threads that may be read at once without blocking the loop too long."""
 
-_YOUNG = 0.25  # seconds in which pids do not go round: those after the leader's are younger than it
+_YOUNG = 0.25  # seconds in which pids do not wrap: those after the leader's are younger than it
 
-_leaders: set[int] = set()  # they bear marks of their own: whoever looks for another need not look at them
+_leaders: set[int] = set()  # leaders have marks of their own, so a search for another mark skips them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Exit:
 
 
 class ProcessSession:
-    """A leader that was just started, and all that comes of it. Of the loop's thread."""
+    """A leader that was just started, and its descendants. Used on the loop's thread."""
 
     __slots__ = (
         "_asks", "_ending", "_force", "_forced", "_grace", "_groups", "_loop", "_mark", "_on_leader_end", "_others",
@@ -55,11 +55,11 @@ class ProcessSession:
         asks: Sequence[int] = (signal.SIGTERM,),
         others: Callable[[], Iterable[int]] = tuple,
     ) -> None:
-        """Watch over it, or raise `OSError`; then it is ended and reaped already.
+        """Watch the leader. If it raises `OSError`, the leader is ended and reaped already.
 
-        `wait` reaps the leader: its exit code, or its signal as a negative number. `asks` are the signals by which an
-        end is asked for. `others` names process groups that are asked and forced like the leader's. `grace` is for what
-        the leader leaves behind.
+        `wait` reaps the leader and returns its exit code, or its signal as a negative number. `asks` are the signals
+        that request an end. `others` returns process groups that are signalled and killed like the leader's. `grace` is
+        for processes that the leader leaves behind.
         """
         self.pid = pid
         self.exit: Exit | None = None
@@ -71,7 +71,7 @@ class ProcessSession:
         self._on_leader_end = on_leader_end
         self._asks = asks
         self._others = others
-        self._groups = {pid}  # the process groups that an end is asked of, as long as they may have members
+        self._groups = {pid}  # the process groups to signal, as long as they may have members
         self._force: asyncio.TimerHandle | None = None  # set by the first `end`
         self._forced = False
         self._then: Callable[[], None] | None = None
@@ -95,14 +95,14 @@ class ProcessSession:
         self._on_leader_end()
 
     def end(self, grace: float) -> None:
-        """Begin to end it (C7): the groups are asked now and killed after `grace` seconds. Twice is harmless."""
+        """Begin to end it (C7): signal the groups now and kill them after `grace` seconds. Twice is harmless."""
         if self._force is None and self._groups:
             self._groups.update(filter(self._is_ours, self._others()))
             self._signal_groups(*self._asks)
             self._force = self._loop.call_later(grace, self._force_end)
 
     def clear(self, then: Callable[[], None]) -> None:
-        """After the leader's end: end what it left behind, then call `then`; at once if nothing is left."""
+        """After the leader's end: end the processes it left behind, then call `then`; at once if nothing is left."""
         self._then = then
         if self._nothing_left():
             self._cleared()
@@ -119,19 +119,19 @@ class ProcessSession:
 
     def _force_end(self) -> None:
         self._forced = True
-        # Another group may have ended meanwhile, and its number be anybody's.
+        # Another group may have ended meanwhile, and its number may belong to another process.
         self._groups = {group for group in self._groups if group == self.pid or self._is_ours(group)}
         self._signal_groups(signal.SIGKILL)
 
     def _is_ours(self, group: int) -> bool:
-        """Whether a group is one of this session. When its first process is gone nobody can tell; its mark will."""
+        """Whether a group is one of this session. Unknown once its first process is gone; then the mark decides."""
         try:
             return os.getsid(group) == self.pid
         except OSError:
             return False
 
     def _signal_groups(self, *numbers: int) -> bool:
-        """Signal the groups while they can only be ours; whether there is one. Zombies count as members."""
+        """Signal the groups that can only be ours; return whether there is one. Zombies count as members."""
         for group in tuple(self._groups):
             for number in numbers:
                 try:
@@ -143,7 +143,7 @@ class ProcessSession:
         return bool(self._groups)
 
     def _nothing_left(self) -> bool:
-        """Whether it is certain, at next to no cost, that nothing of the call runs any more: the usual case."""
+        """Whether it is certain, at almost no cost, that nothing of the call runs any more: the usual case."""
         if self._signal_groups(0) or time.monotonic() - self._started > _YOUNG:
             return False
         last = marks.last_pid()
@@ -155,7 +155,7 @@ class ProcessSession:
         return all(self._bears_mark(pid) is False for pid in younger)
 
     async def _end_rest(self) -> None:
-        """C7 for whatever outlived the leader: its groups are asked, then forced; what else bears the mark is taken."""
+        """End processes that outlived the leader (C7): signal their groups, kill these, kill others with the mark."""
         if self._signal_groups(0):
             self.end(self._grace)
             await self._until_gone(self._in_groups, lambda: signal.SIGKILL if self._forced else 0)
@@ -164,7 +164,7 @@ class ProcessSession:
 
     async def _until_gone(self, meant: marks.Judge, number: Callable[[], int]) -> None:
         while left := await _find(meant, number):
-            # Not longer: one of the group may have left it, and is not waited for but taken by its mark.
+            # No longer: a process may have left the group; it is killed by its mark instead of being waited for.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.1):
                     for pid in left:
@@ -178,9 +178,9 @@ class ProcessSession:
 
 
 def tree(leader: int) -> Iterator[tuple[int, str]]:
-    """Every thread of a process and its descendants: the pid it belongs to, and its directory in /proc.
+    """Yield every thread of a process and its descendants: its pid and its directory in /proc.
 
-    There may be any number of them: whoever must not hold up the loop stops after a `FEW`.
+    There may be any number of them: a caller that must not block the loop stops after a `FEW`.
     """
     pids = [leader]
     for pid in pids:
@@ -194,11 +194,11 @@ def tree(leader: int) -> Iterator[tuple[int, str]]:
 
 
 async def _find(meant: marks.Judge, number: Callable[[], int]) -> list[int]:
-    """Signal every process that is meant as soon as it is found: the next moment only its child may be there.
+    """Signal every process that is meant as soon as it is found: a moment later only its child may exist.
 
-    Returns those that got the signal. The loop runs on while we look.
+    Returns those that got the signal. The loop keeps running meanwhile.
     """
-    for _ in range(50):  # one that cannot be judged is waited for, but not for ever
+    for _ in range(50):  # it waits for a process that cannot be judged, but with a limit
         found, unsure = [], False
         for count, pid in enumerate(marks.arrivals(marks.pids), 1):
             verdict = meant(pid)
@@ -214,19 +214,19 @@ async def _find(meant: marks.Judge, number: Callable[[], int]) -> list[int]:
 
 
 async def _gone(pid: int, meant: marks.Judge) -> None:
-    """Wait for the end of a process that is not our child. A zombie has ended, even if nobody ever reaps it."""
+    """Wait for the end of a process that is not our child. A zombie has ended, even if nothing ever reaps it."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    except OSError:  # no descriptor to be had
+    except OSError:  # no descriptor is available
         await asyncio.sleep(0.01)
         return
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     loop.add_reader(pidfd, ended.set)
     try:
-        if meant(pid):  # else the pid went to somebody else before the pidfd held it
+        if meant(pid):  # otherwise another process got the pid before the pidfd held it
             await ended.wait()
     finally:
         loop.remove_reader(pidfd)
@@ -234,7 +234,7 @@ async def _gone(pid: int, meant: marks.Judge) -> None:
 
 
 def _signal(pid: int, number: int) -> bool:
-    """Send a signal; whether it was ours to send, and somebody there to get it."""
+    """Send a signal; return whether the process exists and is ours to signal."""
     try:
         os.kill(pid, number)
     except OSError:

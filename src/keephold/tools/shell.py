@@ -1,12 +1,12 @@
 """Values in shell scripts: as positional parameters, never as text (F2, K3).
 
-A template of a script is rendered with a mark in place of each value. `place` reads the script as the shell will, from
-left to right, and puts `"${1}"`, `"${2}"`, … where the marks stand, quoted the way the place asks for. The values
-travel beside the script as arguments: nothing in them can be syntax, whatever this reading makes of a strange script.
+A template of a script is rendered with a mark for each value. `place` reads the script as the shell will, from left to
+right, and replaces the marks by `"${1}"`, `"${2}"`, …, quoted as the context requires. The values travel beside the
+script as arguments, so nothing in them can be syntax, even if a strange script is misread here.
 
-What a script does with a parameter is up to its author: `eval`, `let` or `[[ … -eq … ]]` run what they are given, and
+The script's author is responsible for its use of a parameter: `eval`, `let` or `[[ … -eq … ]]` run their arguments, and
 inside a function `$1` is the function's own. Where the shell itself would evaluate a value as arithmetic, only a whole
-number is let in.
+number is accepted.
 """
 
 import re
@@ -22,14 +22,14 @@ _FIND_RUNS = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
 
 
 class UnplaceableValue(ValueError):
-    """A value stands where the shell would not see it as a parameter. The message says what to write instead."""
+    """A value is where the shell would not expand a parameter. The message says what to write instead."""
 
 
 class Marks:
-    """The values of one rendering, and the marks that stand for them in the text.
+    """The values of one rendering, and their marks in the text.
 
-    A mark is framed by NULs, which neither a script nor an argument can hold, and bears a random token, which no value
-    can know: nothing in a value is ever taken for a mark.
+    A mark is framed by NULs, which neither a script nor an argument can hold, and has a random token, which no value
+    can know: nothing in a value is ever read as a mark.
     """
 
     def __init__(self) -> None:
@@ -37,14 +37,16 @@ class Marks:
         self._values: list[str] = []
 
     def put(self, value: str) -> str:
-        """The mark for a value. What a macro or a `{% set %}` block made holds marks already: it becomes one value."""
+        """Return the mark for a value. Text made by a macro or a `{% set %}` block already has marks: it becomes one
+        value.
+        """
         if "\0" in value:
             value = _MARK.sub(lambda mark: mark[0] if (inner := self.value(mark)) is None else inner, value)
         self._values.append(value)
         return f"\0{self._token}.{len(self._values) - 1}\0"
 
     def value(self, mark: re.Match[str] | None) -> str | None:
-        """The value that a match of `_MARK` stands for; None if the mark is none of ours."""
+        """Return the value of a match of `_MARK`; None if the mark is not ours."""
         return None if mark is None or mark[1] != self._token else self._values[int(mark[2])]
 
 
@@ -53,17 +55,17 @@ _MARK = re.compile("\0([0-9a-f]{16})\\.([0-9]+)\0")
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Where in an argv a shell stands, and where the script that it is given with `-c`."""
+    """The positions in an argv of a shell and of its `-c` script."""
 
     shell: int
     text: int
 
 
 def find_scripts(argv: Sequence[str]) -> list[Script]:
-    """Every `sh … -c script` in an argv, behind `env`, `docker exec` and the like too.
+    """Find every `sh … -c script` in an argv, also behind `env`, `docker exec` and the like.
 
-    A word that only looks like a shell is taken for one as well: `grep bash -c file` is rarer than a shell that the
-    call chooses, and to mistake it does no harm.
+    An argument that only looks like a shell is treated as one: `grep bash -c file` is rarer than a shell that the call
+    chooses, and the mistake is harmless.
     """
     found = []
     at = 0
@@ -77,7 +79,7 @@ def find_scripts(argv: Sequence[str]) -> list[Script]:
 
 
 def _script_of(argv: Sequence[str], shell: int) -> int | None:
-    """The first element that is no option, if one of the options was `-c`; `-c -e script` is how shells read it."""
+    """Find the first element that is not an option, if one of the options was `-c`: shells read `-c -e script` so."""
     command = False
     at = shell + 1
     while at < len(argv):
@@ -113,7 +115,7 @@ def pass_values(argv: list[str], script: Script, marked: str, marks: Marks) -> N
 
 
 def place(marked: str, marks: Marks, *, first: int, ansi_c: bool) -> tuple[str, list[str]]:
-    """The script with `"${first}"` and so on where its marks stand, and the values in that order.
+    """Return the script with `"${first}"` and so on for its marks, and the values in that order.
 
     `ansi_c` says whether the shell knows `$'…'`. Raises `UnplaceableValue`.
     """
@@ -129,18 +131,18 @@ def place(marked: str, marks: Marks, *, first: int, ansi_c: bool) -> tuple[str, 
 
 @dataclass(slots=True)
 class _Frame:
-    """What the reading is inside of: the top or a `( )`, a pair of quotes, a `${ }`, a sum."""
+    """A context of the reading: the top or a `( )`, a pair of quotes, a `${ }`, a sum."""
 
     kind: str
     close: str = ""
     quoted: bool = False
-    """An expansion here is one word already and quotes around it would be text."""
+    """An expansion here is one shell word already, and quotes around it would be text."""
     depth: int = 0
     """Open brackets of a sum."""
     cases: int = 0
     """Open `case … esac`, whose patterns have a `)` that closes nothing."""
     command: bool = True
-    """A command may begin here; elsewhere `case` is a word like any other."""
+    """A command may begin here; elsewhere `case` has no special meaning."""
 
 
 _WORD = re.compile(r"(case(?=\s)|esac|if|then|else|elif|do|while|until|!|\{)(?=[\s;&|()]|\Z)")
@@ -151,7 +153,7 @@ _SPECIAL = frozenset("$!?-@*#0123456789")
 
 
 class _Reading:
-    """One pass over a script: `out` is what is written, `values` what its parameters stand for."""
+    """One pass over a script: `out` is the result, `values` the values of its parameters."""
 
     def __init__(self, text: str, marks: Marks, first: int, ansi_c: bool) -> None:
         self.text = text
@@ -300,7 +302,7 @@ class _Reading:
         return at
 
     def _backticks(self, at: int) -> int:
-        """Backslashes are read twice in here, so a value beside one has no right form; `$( )` has none of that."""
+        """Backslashes are read twice in here, so a value next to one has no correct form; `$( )` avoids that."""
         end = at + 1
         while end < self._end and self.text[end] != "`":
             end += 2 if self.text[end] == "\\" else 1

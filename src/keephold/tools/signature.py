@@ -33,7 +33,7 @@ class Signature:
     model: type[BaseModel] | None
     """Turns JSON into the annotated types; None when all of them are plain JSON already."""
     returns: Mapping[str, Any] | None = None
-    """JSON Schema of what it returns, if that is an object of a declared form."""
+    """JSON Schema of the object that it returns, if it declares one."""
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "Signature":
@@ -57,7 +57,7 @@ class Signature:
                 info.description = argument_texts.get(name)
             fields[name] = (annotation, info)
         with warnings.catch_warnings():
-            # A parameter may be called `schema` or `copy`: nobody uses the methods of that name.
+            # A parameter may be called `schema` or `copy`: the model's methods of that name are not used.
             warnings.filterwarnings("ignore", "Field name .* shadows an attribute", UserWarning)
             model = create_model(
                 function.__name__, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True), **fields
@@ -68,7 +68,7 @@ class Signature:
         return cls(description, schema, call_parameter, None if plain else model, returns)
 
     def bind(self, call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Keyword arguments for the function. `arguments` fit the schema already."""
+        """Return keyword arguments for the function. `arguments` fit the schema already."""
         if self.model is None:
             kwargs = dict(arguments)
         else:
@@ -85,7 +85,7 @@ class Signature:
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The description, and the texts of an `Args:` section by parameter."""
+    """Return the description, and the texts of an `Args:` section by parameter."""
     lines, description, arguments = text.splitlines(), [], {}
     in_args, current = False, ""
     for line in lines:
@@ -107,14 +107,14 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _returned(annotation: Any) -> dict[str, Any] | None:
-    """The schema of a returned object: of a dataclass, a TypedDict or a Struct, `Pending` aside (D1)."""
+    """Return the schema of a returned dataclass, TypedDict or Struct, ignoring `Pending` (D1)."""
     union = get_origin(annotation) in (Union, UnionType)
     parts = [part for part in get_args(annotation) if part is not Pending] if union else [annotation]
     if len(parts) != 1 or not isinstance(parts[0], type) or parts[0] in (Reply, Pending):
         return None
     try:
         (reference,), defined = msgspec.json.schema_components(parts, ref_template="#/$defs/{name}")
-    except (TypeError, NameError):  # it says something that JSON Schema cannot
+    except (TypeError, NameError):  # JSON Schema cannot express it
         return None
     root = defined.pop(str(reference.get("$ref")).rpartition("/")[2], None)
     if root is None or root.get("type") != "object":
@@ -123,7 +123,7 @@ def _returned(annotation: Any) -> dict[str, Any] | None:
 
 
 def _tidy(schema: Any) -> Any:
-    """Without the titles pydantic makes up: a model has no use for them."""
+    """Remove the titles that pydantic adds: a model has no use for them."""
     if isinstance(schema, dict):
         return {
             key: (

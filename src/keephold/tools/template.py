@@ -1,12 +1,12 @@
-"""Templates of the configuration, and the command lines made of them (F, F1, F2, K3).
+"""Templates of the configuration, and the command lines made from them (F, F1, F2, K3).
 
-A template is Jinja text in a sandbox. It sees `tool` and `context`, reads no file and changes nothing. A name that is
-not there is an error, never an empty text. A string is put in as it is, a boolean as `true` or `false`, a number as its
-digits, a list or a table as compact JSON. `null` is an error too: a template that means "nothing" there says so, with
+A template is Jinja text in a sandbox. It sees `tool` and `context`, reads no file and changes nothing. An unknown name
+is an error, never an empty text. A string is inserted unchanged, a boolean as `true` or `false`, a number as its
+digits, a list or a table as compact JSON. `null` is an error too: a template that means "nothing" says so with
 `default("", true)`.
 
-A `CommandLine` is compiled once and rendered for each call into an argv. Words are split before anything is rendered: a
-value is one argument or part of one, whatever it holds. In a script for a shell it is a parameter (see `shell`).
+A `CommandLine` is compiled once and rendered for each call into an argv. Words are split before anything is rendered,
+so a value is always one argument or part of one. In a script for a shell it is a parameter (see `shell`).
 """
 
 import json
@@ -26,10 +26,10 @@ from keephold.tools.base import Invocation
 from keephold.tools.shell import Marks, UnplaceableValue, find_scripts, pass_values
 
 Values = Mapping[str, Any]
-"""What templates see: `{"tool": …, "context": …}`."""
+"""The variables of templates: `{"tool": …, "context": …}`."""
 
 ARGUMENT_LIMIT = 128 * 1024
-"""Linux takes no longer argument, its final NUL included (F1)."""
+"""The size from which Linux refuses an argument, its final NUL included (F1)."""
 
 _MARKS = " marks"
 """The marks of a rendering, under a name that no template can write."""
@@ -38,7 +38,7 @@ _MARKS = " marks"
 def values_of(
     invocation: Invocation, *, answers: Values | None = None, options: Values | None = None, root: str = ""
 ) -> dict[str, Any]:
-    """What a template and a tool's process know of a call (F1)."""
+    """Return the data of a call that templates and the tool's process see (F1)."""
     return {
         "tool": {
             "name": invocation.tool.name,
@@ -57,7 +57,7 @@ def values_of(
 
 
 class _Missing(StrictUndefined):
-    """A name that is not there, with an error that says what is."""
+    """An unknown name, with an error that lists the known ones."""
 
     __slots__ = ()
 
@@ -76,7 +76,9 @@ class _Missing(StrictUndefined):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """A dot names a key and nothing else: an argument may be called `items`, and `arguments.items` is then that one."""
+    """A dot names a key and nothing else: an argument may be called `items`, and then `arguments.items` is that
+    argument.
+    """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         return self.getitem(obj, attribute) if isinstance(obj, dict) else super().getattr(obj, attribute)
@@ -102,7 +104,7 @@ def _text(value: Any) -> str:
     raise TypeError(f"a {type(value).__name__} is no text; write `| list` or `| join` behind it")
 
 
-@pass_context  # it also keeps Jinja from rendering constants when it compiles, before there are marks
+@pass_context  # it also keeps Jinja from rendering constants at compile time, before there are marks
 def _put(context: Context, value: Any) -> str:
     text = _text(value)
     marks = context.get(_MARKS)
@@ -113,7 +115,7 @@ _environment = _Environment(undefined=_Missing, finalize=_put, keep_trailing_new
 
 
 class Template:
-    """One text of the configuration; `where` is the setting it stands in, for messages."""
+    """One text of the configuration; `where` is its setting, for messages."""
 
     def __init__(self, text: str, where: str) -> None:
         self.text = text
@@ -134,11 +136,11 @@ class Template:
 
     @property
     def fixed(self) -> bool:
-        """There is nothing to render in it."""
+        """Whether there is nothing to render."""
         return self._compiled is None
 
     def render(self, values: Values, marks: Marks | None = None) -> str:
-        """The text for these values, or with marks in their places. Raises `ToolError` (`template_failed`)."""
+        """Return the text for these values, or with marks for them. Raises `ToolError` (`template_failed`)."""
         if self._compiled is None:
             return self.text
         try:
@@ -160,7 +162,7 @@ class CommandLine:
 
     @classmethod
     def parse(cls, value: Any, where: str) -> Self:
-        """From a list of words, a string, or a table `{program, args, shell}`. Raises `ConfigError`."""
+        """Make one from a list of words, a string, or a table `{program, args, shell}`. Raises `ConfigError`."""
         match value:
             case str():
                 return cls(_words(value, where))
@@ -171,7 +173,7 @@ class CommandLine:
         raise ConfigError([f"{where}: a command is a list of words, a string, or a table {{ program, args, shell }}"])
 
     def render(self, values: Values) -> list[str]:
-        """The argv for these values. Raises `ToolError` (`template_failed`)."""
+        """Return the argv for these values. Raises `ToolError` (`template_failed`)."""
         kept = []
         for element in self._elements:
             text = element.render(values)
@@ -181,7 +183,7 @@ class CommandLine:
         if not argv:
             self._elements[0].fail("the command is empty for this call; its first word is the program to run")
         origin = [element for element, _ in kept]
-        # From the last to the first: each script counts what stands behind it, appended values included.
+        # From the last to the first: each script counts the elements behind it, appended values included.
         for script in reversed(find_scripts(argv)):
             element = origin[script.text]
             if not element.fixed:
@@ -255,7 +257,7 @@ _TAG_PLACE = re.compile("\0(\\d+)\0")
 
 
 def _words(command: str, where: str) -> list[Template]:
-    """The words of a string, as a shell would split it, with each `{{ … }}` and `{% … %}` kept whole."""
+    """Split a string into words as a shell would, with each `{{ … }}` and `{% … %}` kept whole."""
     tags: list[str] = []
 
     def take(tag: re.Match[str]) -> str:

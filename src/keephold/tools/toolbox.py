@@ -1,9 +1,7 @@
-"""The tools of a runtime, by name, with what is compiled once for each: argument checks and resource names.
+"""The tools of a runtime by name, with the argument checks and resource names that are compiled once for each.
 
-Some of a runtime's tools: what one agent may use (G2).
-
-Chosen by patterns of names (`*` stands for anything), looked up when asked, as the tools of MCP servers come and go.
-What keephold adds itself (`await`, `read_output` …) is always there.
+An agent may use some of them only (G2): those whose names match its patterns, looked up when asked, because the tools
+of MCP servers come and go. Built-ins (`await`, `read_output` …) are always included.
 """
 
 import difflib
@@ -21,7 +19,7 @@ from keephold.tools.template import Template, values_of
 
 
 def name_problem(name: str) -> str | None:
-    """What is wrong with the name of a tool: providers refuse a whole request for one name they do not like."""
+    """Say why a tool's name is invalid: providers refuse a whole request for one name they do not accept."""
     if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
         return None
     return "a tool's name has 1 to 64 characters of A-Z, a-z, 0-9, `_` and `-`, or providers refuse it; " + (
@@ -38,7 +36,7 @@ class Toolbox:
         self._checks: dict[tuple[str, Action | None], ArgumentCheck] = {}
         self._resources: dict[str, tuple[Template, ...]] = {}
         self.unlisted: tuple[str, ...] = ()
-        """MCP servers that have not said yet which tools they have."""
+        """MCP servers that have not listed their tools yet."""
         for tool in tools:
             self._add(tool)
 
@@ -55,7 +53,7 @@ class Toolbox:
             self._resources[tool.name] = tuple(Template(text, where) for text in tool.resources)
 
     def become(self, other: "Toolbox") -> None:
-        """Have the tools of another one from now on, and those of MCP servers that are here already."""
+        """Adopt the tools of another toolbox, and keep those of MCP servers."""
         remote = self.remote()
         self._slots, self._tools = other._slots, dict(other._tools)
         self._checks, self._resources = {}, dict(other._resources)
@@ -64,17 +62,17 @@ class Toolbox:
                 self._add(tool)
 
     def offer(self, *names: str) -> None:
-        """Tell models of these tools from now on."""
+        """Offer these tools to models from now on."""
         for name in names:
             if name in self._tools:
                 self._tools[name] = replace(self._tools[name], offered=True)
 
     def remote(self) -> list[Tool]:
-        """The tools of MCP servers, those that are gone included."""
+        """The tools of MCP servers, including those that are gone."""
         return [tool for tool in self._tools.values() if tool.source == "mcp"]
 
     def replace_remote(self, tools: Iterable[Tool]) -> None:
-        """From now on these are the tools of MCP servers (M6): they come and go while the runtime runs."""
+        """Replace the tools of MCP servers (M6), which come and go while the runtime runs."""
         for name in [tool.name for tool in self.remote()]:
             del self._tools[name]
             self._resources.pop(name, None)
@@ -84,11 +82,11 @@ class Toolbox:
             self._add(tool)
 
     def __iter__(self) -> Iterator[Tool]:
-        """Those that are offered to a model."""
+        """The tools that are offered to a model."""
         return (tool for tool in self._tools.values() if tool.offered)
 
     def served(self) -> list[Tool]:
-        """Those that any client gets: what is offered, and everything that comes with keephold (M1)."""
+        """The tools that any client gets: the offered ones and all that come with keephold (M1)."""
         return [
             tool
             for tool in self._tools.values()
@@ -96,7 +94,7 @@ class Toolbox:
         ]
 
     def find(self, name: str) -> Tool:
-        """The tool of that name, or an error that names the nearest."""
+        """Return the tool of that name. Raises an error that names the nearest."""
         tool = self._tools.get(name)
         if tool is None:
             offered = [each.name for each in self]
@@ -110,15 +108,15 @@ class Toolbox:
         return tool
 
     def get(self, name: str) -> Tool | None:
-        """The tool of that name, if there is one."""
+        """Return the tool of that name, or None."""
         return self._tools.get(name)
 
     def known(self, name: str) -> Tool:
-        """The tool of a handle that the store has: ours, or one that stands in for it and cannot be started."""
+        """Return the tool of a stored handle: ours, or a substitute that cannot be started."""
         return self._tools.get(name) or Tool(name=name, runtime=_Absent(), actions=ACTIONS)
 
     def check(self, tool: Tool, action: Action | None) -> ArgumentCheck:
-        """The check of the arguments of one of the tool's actions, or of a one-shot call."""
+        """Return the check of the arguments of one of the tool's actions, or of a one-shot call."""
         key = (tool.name, action)
         check = self._checks.get(key)
         if check is None:
@@ -126,13 +124,13 @@ class Toolbox:
         return check
 
     def has_names(self, tool: Tool) -> bool:
-        """Whether `names` may give any for a call of the tool."""
+        """Whether `names` may return any for a call of the tool."""
         if tool.resources or tool.max_running is not None or (self._slots and tool.source != "builtin"):
             return True
         return bool(getattr(tool.runtime, "slots", None)) or hasattr(tool.runtime, "slots_of")
 
     def names(self, invocation: Invocation) -> dict[str, int]:
-        """What a call needs before it may run: its resources, and slots of its tool and runtime (B5, W11)."""
+        """Return the names of the resources and slots that a call needs before it may run (B5, W11)."""
         tool = invocation.tool
         names: dict[str, int] = {}
         for resource in self._resources.get(tool.name, ()):
@@ -140,7 +138,7 @@ class Toolbox:
             names[RESOURCE + resource.render(values_of(invocation, options=options, root=root))] = 1
         if tool.max_running is not None:
             names[f"tool:{tool.name}"] = tool.max_running
-        # The steps of a workflow and the calls of an agent queue themselves; it would hold them up for ever.
+        # The steps of a workflow and the calls of an agent queue themselves; it would block them forever.
         if tool.source != "builtin" and tool.kind != "workflow" and getattr(tool.runtime, "takes_slot", True):
             names.update(self._slots)
         names.update(getattr(tool.runtime, "slots", {}))  # SupportsSlots
@@ -151,21 +149,21 @@ class Toolbox:
 
 
 class _Absent:
-    """Runs nothing: this runtime has not got the tool."""
+    """A runtime for tools that this process does not have."""
 
     def start(self, invocation: Invocation, sink: Sink) -> Live:
         raise ToolError(f"this runtime has no tool `{invocation.tool.name}`", code="unknown_tool")
 
 
 def _in_own_words(tool: Tool) -> Tool:
-    """A built-in that needs one of several arguments says so itself, as its rule words it (A4)."""
+    """A built-in that needs one of several arguments reports the error itself, in the words of its rule (A4)."""
     if tool.source != "builtin" or "anyOf" not in tool.parameters:
         return tool
     return replace(tool, parameters={key: value for key, value in tool.parameters.items() if key != "anyOf"})
 
 
 class Selection:
-    """The tools of a toolbox whose names fit one of the patterns and that `allowed` lets pass."""
+    """The tools of a toolbox whose names match one of the patterns and that `allowed` accepts."""
 
     def __init__(
         self, toolbox: Toolbox, patterns: Sequence[str] = ("*",), allowed: Callable[[Tool], bool] = lambda _: True
@@ -175,16 +173,16 @@ class Selection:
         self._allowed = allowed
 
     def __iter__(self) -> Iterator[Tool]:
-        """Those that are offered to a model."""
+        """The tools that are offered to a model."""
         return filter(self.has, self._toolbox)
 
     def has(self, tool: Tool) -> bool:
-        """Whether it is one of them."""
+        """Whether the tool may be used."""
         fits = tool.source == "builtin" or any(fnmatchcase(tool.name, pattern) for pattern in self._patterns)
         return fits and self._allowed(tool)
 
     def find(self, name: str) -> Tool:
-        """The tool of that name, or an error that names those there are; of others nothing is said."""
+        """Return the tool of that name. Raises an error that names only the tools that may be used."""
         tool = self._toolbox.get(name)
         if tool is None or not self.has(tool):
             known = ", ".join(f"`{each.name}`" for each in self) or "none"
@@ -192,5 +190,5 @@ class Selection:
         return tool
 
     def check(self, tool: Tool, action: Action | None) -> ArgumentCheck:
-        """As the toolbox does."""
+        """Like the toolbox's."""
         return self._toolbox.check(tool, action)

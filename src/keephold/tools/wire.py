@@ -1,8 +1,8 @@
-"""The wire form of a tool's state (S7): what a tool process prints to say how it is.
+"""The wire form of a tool's state (S7), which a tool's process prints to report it.
 
-A form is one JSON object with a `type` and no key beyond its form; optional keys may be left out. Everything else a
-process prints is text. `Whole` and `Lines` find the forms in a stream of output and let the text through: `Whole` for a
-one-shot command, whose entire output may be one form, `Lines` for one that may print a form on any line.
+A form is one JSON object with a `type` and no key beyond its form; optional keys may be left out. All other output is
+text. `Whole` and `Lines` find the forms in a stream of output and pass the text: `Whole` for a one-shot command, whose
+entire output may be one form, `Lines` for one that may print a form on any line.
 """
 
 import json
@@ -24,7 +24,7 @@ _FIRST = re.compile(rb"\S")
 
 
 class WireState(msgspec.Struct, frozen=True):
-    """It runs, and here is some output."""
+    """It runs, and has this output."""
 
     content: str = ""
 
@@ -92,7 +92,7 @@ class _Failed(_Form, tag="error"):
 
 
 class _Result(msgspec.Struct, forbid_unknown_fields=True):
-    """`{"Ok": …}` or `{"Err": …}`, in either case of letters, and exactly one of them."""
+    """Read `{"Ok": …}` or `{"Err": …}`, in either case of letters, and exactly one of them."""
 
     upper_ok: str | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="Ok")
     ok: str | msgspec.UnsetType = msgspec.UNSET
@@ -128,7 +128,7 @@ _decoder = msgspec.json.Decoder(_Running | _Spawned | _Waiting | _NeedsInput | _
 
 
 def parse_whole(stdout: bytes) -> Wire | None:
-    """The form that this whole output is, white space around it aside; None if it is text."""
+    """Return the form that this whole output is, ignoring white space around it; None if it is text."""
     stdout = stdout.strip()
     if len(stdout) > WHOLE_LIMIT or not stdout.startswith(b"{"):
         return None
@@ -139,7 +139,7 @@ def parse_whole(stdout: bytes) -> Wire | None:
 
 
 def parse_line(line: bytes) -> Wire | None:
-    """The form that this line is; None if it is text."""
+    """Return the form that this line is; None if it is text."""
     return parse_whole(line) if len(line) <= LINE_LIMIT else None
 
 
@@ -163,13 +163,13 @@ def _meaning(form: Any) -> Wire:
 
 
 def answer_line(question: Question, answer: Any) -> bytes:
-    """How an answer reaches a live process."""
+    """Encode an answer for a live process."""
     line = {"type": "answer", "id": question.id, "answer": answer}
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
 class Whole:
-    """Output of a one-shot command. What may turn out to be a form is held back until the end; text goes through."""
+    """Output of a one-shot command. Output that may still be a form is held back until the end; text passes."""
 
     def __init__(self, on_text: Callable[[bytes], None]) -> None:
         self._on_text = on_text
@@ -186,7 +186,7 @@ class Whole:
             self._let_go()
 
     def close(self) -> Wire | None:
-        """The output has ended: the form that all of it was, or None when it was text."""
+        """The output has ended: return the form that all of it was, or None if it was text."""
         form = None if self._is_text else parse_whole(bytes(self._held))
         if form is None:
             self._let_go()
@@ -202,7 +202,7 @@ class Whole:
 class Lines:
     """Output of a live command. A line that is a form goes to `on_form`, all else to `on_text`, in the order printed.
 
-    Held back is only the beginning of a line that may be a form, so a prompt without a line end is seen at once.
+    Only the beginning of a line that may be a form is held back, so a prompt without a line end is shown at once.
     """
 
     def __init__(self, on_text: Callable[[bytes], None], on_form: Callable[[Wire], None]) -> None:
@@ -210,7 +210,7 @@ class Lines:
         self._on_form = on_form
         self._held = b""
         self._in_text = False
-        """The line that goes on with the next data is text, and its beginning has been let through."""
+        """The line that the next data continues is text, and its beginning was passed already."""
 
     def feed(self, data: bytes) -> None:
         if self._in_text:
@@ -221,7 +221,7 @@ class Lines:
             data = data[after:]
         data = self._held + data
         at = after = 0
-        # From brace to brace: looking at every line would make text ten times as slow.
+        # From brace to brace: checking every line would make text ten times as slow.
         while (brace := data.find(b"{", after)) >= 0 and (end := data.find(b"\n", brace)) >= 0:
             start, after = data.rfind(b"\n", 0, brace) + 1, end + 1
             form = parse_line(data[start:after])

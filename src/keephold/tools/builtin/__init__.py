@@ -15,7 +15,7 @@ from keephold.tools.waiting import NAMES as WAITING
 
 READS: Mapping[str, Any] = {"readOnlyHint": True, "openWorldHint": False}
 RESERVED = ("await", "read_output", "describe_tools", "ask_user")
-"""Names that no other tool may have; a tool that is named like a wait tool stands in for it."""
+"""Names that no other tool may have. A tool with the name of a wait tool replaces that."""
 NAMES = (*RESERVED, *WAITING)
 
 
@@ -27,12 +27,11 @@ def builtin_tools(
     now: Callable[[str], Iterable[Tool]],
     person: bool = False,
 ) -> list[Tool]:
-    """The built-ins that go with `tools`: what has nothing to work on is left out, or not offered (A1, B8).
+    """Return the built-ins that go with `tools`, without those that have nothing to work on (A1, B8).
 
-    `waiting` are the wait tools, configured; `now` gives the tools of a conversation when it is asked; `person`:
-    somebody is there whom `ask_user` can ask (Q8).
-
-    A one-shot call that is parked may become a handle (D10), so there is `await` also where no tool is stateful.
+    `waiting` are the wait tools, configured; `now` returns the tools of a conversation; `person`: there is a user whom
+    `ask_user` can ask (Q8). A one-shot call that is parked may become a handle (D10), so `await` is included also if no
+    tool is stateful.
     """
     offered: list[Tool] = []
     makes_handles = any(tool.actions for tool in tools) or any(tool.offered for tool in waiting)

@@ -1,4 +1,4 @@
-"""`ask_user`: the assistant asks the person who is there (Q8). Never answered by a model."""
+"""`ask_user`: the model asks the user (Q8). No model ever answers."""
 
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ PARAMETERS: dict[str, Any] = {
 
 
 def ask_user_tool() -> Tool:
-    """The tool."""
+    """Make the tool."""
 
     @tool(
         description="Ask the person you work for a question, and wait for the answer.",

@@ -52,7 +52,7 @@ RETURNS: dict[str, Any] = {
 
 
 def await_tool(show: Callable[[Waited], Reply]) -> Tool:
-    """The tool; `show` makes the reply of what a wait came to (A3)."""
+    """Make the tool; `show` makes the reply from the result of a wait (A3)."""
 
     @tool(name="await", description=DESCRIPTION, parameters=PARAMETERS, scheduling="synchronising")
     async def await_(

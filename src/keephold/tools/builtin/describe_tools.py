@@ -10,7 +10,7 @@ from keephold.tools.function import tool
 
 
 def describe_tools_tool(offered: Callable[[str], Iterable[Tool]]) -> Tool:
-    """The tool; `offered` gives those that there are in a conversation, which may come and go."""
+    """Make the tool; `offered` returns the tools of a conversation, which may come and go."""
 
     @tool
     async def describe_tools(call: Call, tools: list[str]) -> list[dict[str, Any]]:

@@ -1,10 +1,10 @@
 """`read_output`: the kept output of a handle or call, piece by piece or by a literal pattern (O4, O5).
 
-What is kept is everything the call emitted and, once it has stopped, its result after that; of a command the two are
-one. Offsets are bytes of that whole. A piece never holds more than a reply may.
+The kept bytes are all that the call emitted and, once it has stopped, its result after that; for a command the two are
+one. Offsets count these bytes. A piece is never larger than a reply may be.
 
-What a terminal was sent is shown as text (`rendering.py`). A pattern is looked for in the bytes; if what it was found
-in was overwritten, its line is shown as it was printed.
+A terminal's output is shown as text (`rendering.py`). A pattern is searched for in the bytes; if its match was
+overwritten, its line is shown as it was printed.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ PARAMETERS: dict[str, Any] = {
 
 
 def read_output_tool() -> Tool:
-    """The tool."""
+    """Make the tool."""
 
     @tool(parameters=PARAMETERS)
     async def read_output(
@@ -79,7 +79,7 @@ def read_output_tool() -> Tool:
 
 
 class Kept:
-    """What a call left to read: its output, then the result its output does not hold already."""
+    """The kept bytes of a call: its output, then its result unless the output holds it already."""
 
     def __init__(self, handle: Handle) -> None:
         self._output: Output | None = None if handle.withheld else handle.output
@@ -98,14 +98,14 @@ class Kept:
         return Piece(data, start, start + len(data))
 
     def show(self, data: bytes, start: int) -> str:
-        """Bytes that were read from `start` as text."""
+        """Return bytes that were read from `start` as text."""
         if self._output is None or not self._output.terminal:
             return _plain(data)
         printed = max(0, self._printed - start)
         return render_piece(self._output, data[:printed], start) + _plain(data[printed:])
 
     def lines(self, data: bytes) -> list[bytes]:
-        """The bytes line by line: in a terminal a carriage return ends none."""
+        """Return the bytes line by line: in a terminal a carriage return does not end a line."""
         terminal = self._output is not None and self._output.terminal
         return re.findall(rb"[^\n]*\n|[^\n]+", data) if terminal else data.splitlines(keepends=True)
 
@@ -130,7 +130,7 @@ def _result(handle: Handle) -> bytes:
 
 
 def _adds_to_output(state: Stopped, error: Failure) -> bool:
-    """Whether the tool failed in words of its own; those of a failed command are its exit, not its output."""
+    """Whether the tool failed with a message of its own; that of a failed command is its exit, not its output."""
     return state.ended_by == "self" and error.code != "command_failed"
 
 
@@ -141,7 +141,9 @@ def _start(total: int, offset: int | None, size: int, from_end: bool) -> int:
 
 
 def piece_of(kept: Kept, start: int, size: int, max_lines: int | None, *, last: bool) -> dict[str, Any]:
-    """What is kept from `start` on, within both caps. `last`: its end is wanted, so lines go at the beginning."""
+    """Return the bytes from `start` on, within both caps. With `last`, the end is kept, so lines at the start are
+    dropped.
+    """
     piece = kept.read(start, min(start + size, kept.total))
     if piece.missing:
         return {
@@ -161,7 +163,7 @@ def piece_of(kept: Kept, start: int, size: int, max_lines: int | None, *, last: 
 
 
 async def matches_in(kept: Kept, pattern: bytes, start: int, size: int) -> dict[str, Any]:
-    """Lines with the pattern, from `start` on, until they fill a reply; `end` is where to search on."""
+    """Return lines with the pattern, from `start` on, until they fill a reply; `end` is where the search continues."""
     matches: list[dict[str, Any]] = []
     missing = 0
     at = start
@@ -188,7 +190,7 @@ async def matches_in(kept: Kept, pattern: bytes, start: int, size: int) -> dict[
 
 
 def _line(kept: Kept, start: int, stop: int, size: int) -> tuple[bytes, int]:
-    """The line around a match, or `size` bytes of it, and where to search on."""
+    """Return the line around a match, or `size` bytes of it, and where the search continues."""
     earliest = max(0, start - size // 2)
     piece = kept.read(earliest, start)
     if piece.missing:

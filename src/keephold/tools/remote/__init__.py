@@ -1,1 +1,1 @@
-"""Tools of other programs' MCP servers (M6): what is configured, the connections, and calls over them."""
+"""Tools of MCP servers that other programs provide (M6): the settings, the connections, and the calls over them."""

@@ -1,4 +1,4 @@
-"""Elicitation as questions (M6, Q): what a server asks in the middle of a call is asked of whoever answers questions.
+"""Elicitation as questions (M6, Q): a server's request in the middle of a call becomes questions of that call.
 
 A form is asked field by field: a boolean, a choice, a text. A form that needs anything else is declined, and the call
 keeps a note of it, which is shown if the call fails.
@@ -19,7 +19,7 @@ CONFIRM = "confirm"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server is told, and the ids of the questions that were asked for it."""
+    """The reply to the server, and the ids of the questions that were asked for it."""
 
     response: dict[str, Any]
     asked: list[str]
@@ -27,7 +27,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """One field of a form as a question: its values by what is answered, where the two differ."""
+    """One field of a form as a question, with its values by answer, where the two differ."""
 
     question: Question
     required: bool
@@ -40,11 +40,11 @@ class Asker:
     def __init__(self, call: Call) -> None:
         self.call = call
         self.notes: list[str] = []
-        """What was declined, and why."""
+        """The requests that were declined, and why."""
         self._asking: set[asyncio.Task[Answer]] = set()
 
     async def answer(self, params: Mapping[str, Any]) -> Answer:
-        """The answer to one request. Withdrawn, with its question, when the call ends."""
+        """Return the answer to one request. It is withdrawn, with its question, when the call ends."""
         asking = asyncio.get_running_loop().create_task(self._answer(params))
         self._asking.add(asking)
         try:
@@ -55,12 +55,12 @@ class Asker:
         return Answer({"action": "cancel"}, []) if asking.cancelled() else asking.result()
 
     def close(self) -> None:
-        """The call is over: nobody needs an answer."""
+        """Withdraw the open requests: the call is over."""
         for asking in self._asking:
             asking.cancel()
 
     def decline(self, message: str, why: str) -> Answer:
-        """Do not ask, and remember why."""
+        """Decline the request and note why."""
         self.notes.append(f'the server asked "{message}", which was declined: {why}')
         return Answer({"action": "decline"}, [])
 
@@ -94,9 +94,9 @@ class Asker:
 
 
 def form_fields(message: str, schema: Mapping[str, Any]) -> dict[str, _Field]:
-    """The fields of a form as questions, in its order; one that may be left out and cannot be asked is left out.
+    """Return the fields of a form as questions, in order, without optional ones that cannot be asked.
 
-    Raises `ValueError` if a field that must be given cannot be asked.
+    Raises `ValueError` if a required field cannot be asked.
     """
     properties = schema.get("properties") or {}
     required = set(schema.get("required") or ())
@@ -134,7 +134,7 @@ def _field(name: str, table: Mapping[str, Any], message: str, required: bool, si
 
 
 def _kind(table: Mapping[str, Any]) -> Any | None:
-    """What sort of question a field is; None for one that cannot be asked."""
+    """Return a field's type of answer; None if it cannot be asked."""
     if table.get("type") == "boolean":
         return "Boolean"
     if table.get("type", "string") != "string":
@@ -146,7 +146,7 @@ def _kind(table: Mapping[str, Any]) -> Any | None:
 
 
 def _choices(table: Mapping[str, Any]) -> dict[str, str]:
-    """What is shown of the choices of a field → their values. Titles are shown where each has one of its own."""
+    """Return a field's choices as shown → their values. Titles are shown where each value has a different one."""
     values: Any
     titles: Any
     if isinstance(table.get("oneOf"), list):

@@ -1,8 +1,8 @@
 """The one connection of a runtime to a server: made in the background, made again when it is lost, with backoff (M6).
 
 It lives in a task of its own, because `mcp` enters and leaves its cancel scopes there. A call that comes while the
-connection is being made waits for that attempt; one that comes in a longer pause is told at once. Nothing here waits
-for ever: an attempt has the server's `timeout_secs`, and a lost connection ends every request on it.
+connection is being made waits for that attempt; one that comes in a longer pause fails at once. Every wait is limited:
+an attempt has the server's `timeout_secs`, and a lost connection ends every request on it.
 """
 
 import asyncio
@@ -26,22 +26,22 @@ _log = logging.getLogger("keephold.mcp")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 AWAY_SECS = 60.0
-"""How long a server may be away before a task of it is given up."""
+"""Seconds for which a server may be away before its tasks are given up."""
 _STEADY_SECS = 30.0
-"""A connection that lasted so long was a good one: the next pause is the first again."""
+"""A connection that lasted this long was a good one: the next pause is the first again."""
 _SHORT_SECS = 1.0
-"""A pause so short is waited for by those who call meanwhile."""
+"""Calls wait for the end of a pause that is at most this long."""
 _USERS = 100
-"""How many conversations are told that a server is gone."""
+"""Number of conversations that are notified of a lost server."""
 _CLOSE_SECS = 2.0
-"""How long a session over HTTP may take to be ended."""
+"""Seconds for ending a session over HTTP."""
 
 
 class RemoteHost(Protocol):
-    """Who is told what becomes of a connection."""
+    """The runtime's servers, as a connection sees them."""
 
     def listed(self, connection: "Connection") -> None:
-        """Its server has told which tools it has."""
+        """The server has listed its tools."""
 
     def lost(self, connection: "Connection", reason: str) -> None: ...
 
@@ -56,14 +56,14 @@ class Connection:
         self.guard = guard
         self._around = around
         self.tools: dict[str, ListedTool] | None = None
-        """What the server has listed, by its own names; None: nothing yet. Kept while the connection is lost."""
+        """The tools that the server has listed, by its own names; None: not yet. Kept while the connection is lost."""
         self._users: dict[str, None] = {}
         self.reason = "it is not connected yet"
-        """Why there is no connection."""
+        """Why the server is not connected."""
         self.link: Link | None = None
         """The open connection."""
         self._trying: Link | None = None
-        """The one that is being made, is open or is being ended."""
+        """The link that is being made, is open or is being ended."""
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._next = 0.0
@@ -72,11 +72,11 @@ class Connection:
 
     @property
     def users(self) -> tuple[str, ...]:
-        """The conversations that called a tool of it last: others have no use for the news that it is gone."""
+        """The conversations that called one of its tools last. Only these are notified of its loss."""
         return tuple(self._users)
 
     def used_by(self, conversation: str) -> None:
-        """A conversation calls a tool of it."""
+        """Note that a conversation calls one of its tools."""
         self._users.pop(conversation, None)
         self._users[conversation] = None
         if len(self._users) > _USERS:
@@ -100,7 +100,9 @@ class Connection:
         self._conclude()
 
     async def ready(self) -> "Link":
-        """The open connection; one that is being made is waited for. Raises `ToolError`, transient, without one."""
+        """Return the open connection, after waiting for one that is being made. Raises a transient `ToolError` without
+        one.
+        """
         loop = asyncio.get_running_loop()
         if self.link is None and not self._closing.is_set() and self._next <= loop.time() + _SHORT_SECS:
             await self._concluded()
@@ -109,7 +111,7 @@ class Connection:
         return self.link
 
     async def again(self, within: float) -> "Link":
-        """The open connection, or the one that is made within so many seconds."""
+        """Return the open connection, or one that is made within `secs` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
                 while self.link is None and not self._closing.is_set():
@@ -117,12 +119,12 @@ class Connection:
         return await self.ready()
 
     async def first(self) -> None:
-        """Until the server has listed its tools, or an attempt has failed."""
+        """Wait until the server has listed its tools, or an attempt has failed."""
         if self.tools is None and self._next == 0.0 and not self._closing.is_set():
             await self._concluded()
 
     def gone(self, reason: str) -> ToolError:
-        """The error of a call that cannot reach the server."""
+        """Return the error of a call that cannot reach the server."""
         text = f"MCP server `{self.server.name}` cannot be reached: {reason}; it is tried again"
         return ToolError(text, code="mcp_disconnected", transient=True)
 
@@ -132,7 +134,7 @@ class Connection:
         self._around.listed(self)
 
     async def _concluded(self) -> None:
-        """Until the present or next attempt has succeeded or failed."""
+        """Wait until the current or next attempt has succeeded or failed."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -146,7 +148,7 @@ class Connection:
                 waiter.set_result(None)
 
     async def _run(self) -> None:
-        # It takes most of a second to import, which must not pass on the loop.
+        # Importing it takes most of a second, which must not block the loop.
         await asyncio.to_thread(importlib.import_module, "keephold.tools.remote.link")
         loop, failures, logged = asyncio.get_running_loop(), 0, ""
         while not self._closing.is_set():
@@ -168,7 +170,7 @@ class Connection:
                         await self._closing.wait()
 
     async def _connect(self) -> bool:
-        """One attempt, and the connection until it is lost; whether there was one."""
+        """Make one attempt and stay connected until the connection is lost; return whether there was one."""
         from keephold.tools.remote.link import Link
 
         self._trying = link = Link(self)
@@ -180,7 +182,7 @@ class Connection:
         return link.was_up
 
     def down(self) -> None:
-        """The link is of no use any more; it is being left."""
+        """The link is useless from now on; it is being left."""
         self.link = None
 
     def up(self, link: "Link", tools: Sequence["ListedTool"]) -> None:

@@ -1,8 +1,8 @@
-"""A task of a server, followed to its end: what it asks is asked, what it says is progress, and a lost connection is
+"""A task of a server, followed to its end: its requests are asked, its messages are progress, and a lost connection is
 waited out.
 
-The task's id is in the call's journal, and so is every answer to it. A runtime that takes the call up after a crash
-goes on with the same task, and asks nobody twice.
+The task's id and every answer to it are in the call's journal. A runtime that resumes the call after a crash follows
+the same task, and asks no question twice.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 POLL_SECS, _LEAST_POLL_SECS = 1.0, 0.02
 _CANCEL_SECS = 1.5
 _STEP = "input "
-"""What the names of the journal's steps with answers begin with; the task and the key of the request follow."""
+"""Prefix of the names of the journal's steps with answers; the task and the key of the request follow."""
 
 
 class Following:
@@ -42,11 +42,11 @@ class Following:
         self._unsent: dict[str, dict[str, Any]] = {}
         """Answers that did not reach the server."""
         self._heard = asyncio.get_running_loop().time()
-        """When the server last told of the task."""
+        """When the server last reported the task."""
         self._ended = False
 
     async def result(self) -> types.CallToolResult:
-        """The end of the task. Raises `ToolError` if it failed, was cancelled, or is gone."""
+        """Return the end of the task. Raises `ToolError` if it failed, was cancelled, or is gone."""
         self._count_questions()
         loop = asyncio.get_running_loop()
         try:
@@ -67,7 +67,7 @@ class Following:
                 answering.cancel()
 
     async def cancel(self) -> None:
-        """Tell the server that nobody wants the task any more, as far as it can be told quickly."""
+        """Cancel the task on the server, if that can be done quickly."""
         link = self._connection.link
         if link is not None and not self._ended:
             with contextlib.suppress(MCPError, TimeoutError):
@@ -76,8 +76,8 @@ class Following:
 
     async def _over(self, link: "Link") -> types.CallToolResult:
         """Follow it over one connection."""
-        session, news = link.client.session, tasks.TaskNotifications()
-        listening = asyncio.create_task(link.tasks.listen(session, self._task, news))
+        session, pushed = link.client.session, tasks.TaskNotifications()
+        listening = asyncio.create_task(link.tasks.listen(session, self._task, pushed))
         try:
             state: tasks.TaskState | None = None
             while True:
@@ -87,8 +87,8 @@ class Following:
                     self._asker.call.progress(0, None, state.status_message)
                 if state.status in tasks.ENDS:
                     return self._end(state)
-                await self._answer(link, state, news)
-                state = await news.next(self._poll)
+                await self._answer(link, state, pushed)
+                state = await pushed.next(self._poll)
         finally:
             listening.cancel()
             await asyncio.wait([listening])
@@ -114,18 +114,18 @@ class Following:
         text = f"MCP server `{self._server.name}` does not know the task of this call any more: {error.message}"
         return ToolError(self._server.without_secrets(text), code="mcp_error", transient=True)
 
-    # What it asks
+    # Its requests
 
-    async def _answer(self, link: "Link", state: tasks.TaskState, news: tasks.TaskNotifications) -> None:
+    async def _answer(self, link: "Link", state: tasks.TaskState, pushed: tasks.TaskNotifications) -> None:
         for key, request in state.input_requests.items():
             if key not in self._answering:
                 self._answering[key] = asyncio.create_task(self._ask(key, request))
-                self._answering[key].add_done_callback(lambda _: news.wake())
+                self._answering[key].add_done_callback(lambda _: pushed.wake())
             elif key in self._unsent:
                 await self._send(link, key, self._unsent[key])
         for answering in self._answering.values():
             if answering.done() and not answering.cancelled():
-                answering.result()  # raises why it could not be answered
+                answering.result()  # raises the reason why it could not be answered
         for key in self._answering.keys() - state.input_requests.keys():
             self._answering[key].cancel()  # nobody waits for it any more
 
@@ -155,8 +155,9 @@ class Following:
         self._unsent.pop(key, None)
 
     def _count_questions(self) -> None:
-        """Questions whose answers are recorded with their requests are not asked again, so the journal counts on behind
-        them: the next one of the same id is another one (E10)."""
+        """Advance the journal behind answers that are recorded with their requests, because these are not asked again:
+        the next question of the same id is another one (E10).
+        """
         journal = self._asker.call._journal
         for entry in self._asker.call._invocation.entries if journal is not None else ():
             if entry.kind == "step" and entry.name.startswith(_STEP) and entry.ok:

@@ -1,7 +1,7 @@
 """One open connection to a server: from the handshake to its loss.
 
 Everything of `mcp` that belongs to a connection and not to a call is here: the negotiation of an era, the list of tools
-and its changes, what a server sends unasked. `run` returns why the connection has ended and never raises.
+and its changes, messages that a server sends unasked. `run` returns why the connection has ended and never raises.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _PAGES = 100
 _RELISTEN_SECS = 5.0
 
 current: ContextVar[Asker | None] = ContextVar("current", default=None)
-"""The call in whose task something happens. Over HTTP `mcp` carries it to what the server asks in that call."""
+"""The call in whose task something happens. Over HTTP `mcp` carries it to the server's requests in that call."""
 
 
 class Link:
@@ -61,7 +61,7 @@ class Link:
             message_handler=self._told,
             client_info=types.Implementation(name="keephold", version=version("keephold")),
             extensions=[self.tasks],
-            cache=None,  # a list is asked for when it has changed, and then it must be the new one
+            cache=None,  # a list is requested when it has changed, so it must be the new one
         )
 
     def _transport(self) -> AbstractAsyncContextManager[TransportStreams]:
@@ -72,7 +72,7 @@ class Link:
     # Its life
 
     async def run(self) -> str:
-        """Connect, and stay until the connection is lost or ended; returns why that was."""
+        """Connect, and stay until the connection is lost or ended; return why."""
         timer = asyncio.get_running_loop().call_later(self.server.timeout_secs, self._too_late)
         with self._scope:
             try:
@@ -93,13 +93,13 @@ class Link:
         return f"{reason}; its program said: {said}" if said else reason
 
     def end(self, reason: str) -> None:
-        """The connection is of no use any more, or not wanted."""
+        """Leave the connection."""
         self._reason = self._reason or reason
         self._ended.set()
         self._connection.down()
 
     def cancel(self) -> None:
-        """End it, whatever it is doing; its program is ended all the same."""
+        """End it in any state; its program is ended as well."""
         self._scope.cancel()
 
     def _too_late(self) -> None:
@@ -112,7 +112,7 @@ class Link:
     def _refused(self, status: int) -> None:
         self._status = status
         if status == 404 and self.was_up and not self.is_modern:
-            self.end("it has forgotten our session")  # it was started anew
+            self.end("it has forgotten our session")  # it was started again
 
     async def _stay(self) -> None:
         async with anyio.create_task_group() as group:
@@ -133,7 +133,7 @@ class Link:
         return self.client.session.discover_result is not None
 
     def _words(self, error: BaseException) -> str:
-        """Why an attempt failed, for people."""
+        """Say why an attempt failed."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, OSError) and error.strerror:
@@ -148,7 +148,7 @@ class Link:
         tools: list[types.Tool] = []
         cursor: str | None = None
         with anyio.fail_after(self.server.timeout_secs):
-            for _ in range(_PAGES):  # a server that never ends is cut off
+            for _ in range(_PAGES):  # a server that never ends its list is cut off
                 page = await self.client.list_tools(cursor=cursor)
                 tools += page.tools
                 cursor = page.next_cursor
@@ -163,7 +163,7 @@ class Link:
             self._connection.listed(await self._list())
 
     async def _listen(self) -> None:
-        """Changes as a modern server tells them. One that does not tell any is not asked again."""
+        """Listen to a modern server's changes. A server that sends none is not asked again."""
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
@@ -178,9 +178,9 @@ class Link:
                 return
             if loop.time() - began < _RELISTEN_SECS:
                 await asyncio.sleep(_RELISTEN_SECS)
-            self._changed.set()  # what was told meanwhile is lost
+            self._changed.set()  # changes since then are lost
 
-    # What the server sends unasked
+    # Messages that the server sends unasked
 
     async def _told(self, message: IncomingMessage) -> None:
         if isinstance(message, types.ToolListChangedNotification):
@@ -193,7 +193,7 @@ class Link:
     async def _asked(
         self, context: ClientRequestContext, params: types.ElicitRequestParams
     ) -> types.ElicitResult | types.ErrorData:
-        """A server asks for something: in whose call? Old servers on pipes do not say."""
+        """Return the call that a server's request belongs to. Old servers on pipes do not say."""
         asker = current.get()
         if asker is None and len(self.calls) == 1:
             (asker,) = self.calls

@@ -1,4 +1,4 @@
-"""What a server answers to a call, as the outcome of that call: text, JSON, or an error. Nothing is dropped."""
+"""A server's result as the outcome of a call: text, JSON, or an error. Nothing is dropped."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from keephold.tools.remote.server import McpServer
 
 _LOST = (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT)
 _HTTP_TROUBLE = (types.INTERNAL_ERROR, "Server returned an error response")
-"""How `mcp` words a response with an error status and no JSON-RPC in it: a proxy, or a server that is overloaded."""
+"""How `mcp` words a response with an error status and no JSON-RPC in it: from a proxy, or an overloaded server."""
 
 
 def value_of(result: types.CallToolResult) -> Any:
-    """The value of a result: its structured content, else its text. Raises `ToolError` for an error."""
+    """Return the value of a result: its structured content, else its text. Raises `ToolError` for an error."""
     text = "\n".join(_shown(part) for part in result.content)
     if result.is_error:
         raise ToolError(text or "The tool failed and did not say why.")
@@ -25,7 +25,7 @@ def value_of(result: types.CallToolResult) -> Any:
     other = [_shown(part) for part in result.content if not isinstance(part, types.TextContent)]
     if other:
         return {"structuredContent": structured, "content": other}
-    # A server that must wrap a text in an object does not tell more by it.
+    # A server that only wraps a text in an object does not add anything by it.
     return text if structured == {"result": text} else structured
 
 
@@ -48,7 +48,7 @@ def _shown(part: types.ContentBlock) -> str:
 
 
 def _size(base64: str) -> str:
-    """How much base64 holds, for people."""
+    """Return the size of base64 data, for people."""
     count = len(base64.rstrip("=")) * 3 // 4
     return f"{count} bytes" if count < 1024 else f"{-(-count // 1024)} KiB"
 
@@ -59,7 +59,7 @@ def is_lost(error: MCPError) -> bool:
 
 
 def failure(server: McpServer, error: Exception) -> ToolError:
-    """What a call fails with that the server refused, or answered in no valid form."""
+    """Return the error of a call that the server refused, or answered in an invalid form."""
     if isinstance(error, MCPError):
         text = f"MCP server `{server.name}` answered with an error: {error.message} ({error.code})"
     elif isinstance(error, ValidationError):

@@ -1,6 +1,6 @@
-"""`keephold.mcp_server(…)`: an MCP server whose tools become tools of a runtime, and how they are to behave.
+"""`keephold.mcp_server(…)`: an MCP server whose tools become tools of a runtime, with their policies.
 
-A server is a program on pipes (`command`) or something at an address (`url`). Its environment, headers and address may
+A server is a program on pipes (`command`) or a service at an address (`url`). Its environment, headers and address may
 hold secrets, so they are left out wherever a server is shown.
 """
 
@@ -13,21 +13,22 @@ from keephold.tools.base import ACTIONS, Invocation, Live, RunMode, Sink, Tool
 
 
 class NotMade:
-    """Runs nothing: a pattern says what tools are like and is none itself."""
+    """A runtime for patterns, which hold policies and are not tools themselves."""
 
     def start(self, invocation: Invocation, sink: Sink) -> Live:
         raise ToolError(f"`{invocation.tool.name}` is a pattern of tools, not one", code="unknown_tool")
 
 
 def pattern(run: RunMode = "ask") -> Tool:
-    """What the tools of a server are like, before the server says what they are: they ask before they run (P1), and a
-    task of the server is followed further after a crash."""
+    """Return the default policies of a server's tools: they ask before they run (P1), and a task of the server is
+    followed further after a crash.
+    """
     return Tool(name="", runtime=NotMade(), source="mcp", actions=ACTIONS, run=run, on_crash="replay")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpServer:
-    """An MCP server and what its tools are to be like. Made by `keephold.mcp_server` or from the configuration."""
+    """An MCP server and the policies of its tools. Made by `keephold.mcp_server` or from the configuration."""
 
     name: str
     command: tuple[str, ...] = field(default=(), repr=False)
@@ -36,14 +37,14 @@ class McpServer:
     url: str | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout_secs: float = 30
-    """How long it may take to be connected and to list its tools."""
+    """Seconds for connecting and listing its tools."""
     tools: tuple[str, ...] | None = None
-    """Which of its tools are taken; None: all."""
+    """The tools to use; None: all."""
     prefix: str = ""
     like: Tool = field(default_factory=pattern, repr=False)
-    """What its tools are like that have no settings of their own."""
+    """The policies of tools without settings of their own."""
     named: Mapping[str, tuple[str, Tool]] = field(default_factory=dict, repr=False)
-    """Tools with settings of their own: our name → the server's, and what the tool is like."""
+    """Tools with settings of their own: our name → the server's, and the policies."""
 
     def __post_init__(self) -> None:
         problems = list(self._problems())
@@ -64,11 +65,11 @@ class McpServer:
 
     @property
     def place(self) -> tuple[object, ...]:
-        """Where it is and how it is reached: two of one place are the same server."""
+        """Its address: two servers with the same one are the same server."""
         return self.command, self.env, self.cwd, self.url, self.headers
 
     def without_secrets(self, text: str) -> str:
-        """The text with what may be secret of this server made unreadable (K5)."""
+        """Return the text with the server's possible secrets masked (K5)."""
         secret = {*self.env.values(), *self.headers.values(), *(() if self.url is None else (self.url,))}
         for value in sorted((each for each in secret if len(each) > 3), key=len, reverse=True):
             text = text.replace(value, "***")
@@ -88,9 +89,9 @@ def mcp_server(
     prefix: str = "",
     run: RunMode = "ask",
 ) -> McpServer:
-    """An MCP server for `Runtime(servers=[…])`: a program to be started (`command`) or one that serves HTTP (`url`).
+    """Make an MCP server for `Runtime(servers=[…])`: a program to start (`command`) or a service over HTTP (`url`).
 
-    `tools` are the names of those to be taken, `prefix` is put before their names. `timeout_secs` limits connecting and
+    `tools` are the names of the tools to use, `prefix` is put before their names. `timeout_secs` limits connecting and
     listing, not calls. `run` says whether calls need permission. Settings of single tools are written in a
     configuration file.
     """

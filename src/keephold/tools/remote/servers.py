@@ -1,7 +1,7 @@
-"""The MCP servers of a runtime, and which of their tools it has at the moment.
+"""The MCP servers of a runtime, and the tools it has from them at the moment.
 
-Whenever a server lists its tools, all names are given anew, in the order of the servers: a name that two of them have
-belongs to the first, whichever answered first. Our own tools come before all of them.
+Whenever a server lists its tools, all names are assigned again, in the order of the servers: a name that two of them
+have belongs to the first, regardless of which answered first. Our own tools take precedence over all of them.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("keephold.mcp")
 
 Tell = Callable[[str, Level, str, str], None]
-"""Queue news: its kind, level and message, and the conversation."""
+"""Queue a notification: its kind, level and message, and the conversation."""
 
 
 class Servers:
-    """Connections to servers, and the tools of them in a toolbox."""
+    """Connections to servers, and their tools in a toolbox."""
 
     def __init__(
         self, servers: Iterable[McpServer], guard: Guard, toolbox: Toolbox, tell: Tell, arrived: Callable[[], None]
@@ -51,7 +51,7 @@ class Servers:
         self._offer()
 
     def open(self) -> None:
-        """Begin to connect; returns at once."""
+        """Begin to connect; return at once."""
         for connection in self._connections:
             connection.open()
 
@@ -71,13 +71,13 @@ class Servers:
         await asyncio.gather(*(connection.close() for connection in self._connections))
 
     async def ready(self, timeout: float | None) -> bool:
-        """Wait until each has listed its tools or has failed to; whether all have listed them."""
+        """Wait until each has listed its tools or has failed; return whether all have listed them."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await asyncio.gather(*(connection.first() for connection in self._connections))
         return all(connection.tools is not None for connection in self._connections)
 
-    # What becomes of a connection
+    # Changes of a connection
 
     def listed(self, connection: Connection) -> None:
         self._offer()
@@ -97,7 +97,7 @@ class Servers:
         for conversation in connection.users:
             self._tell(kind, level, message, conversation)
 
-    # Which tools there are
+    # The list of tools
 
     def _offer(self) -> None:
         tools: dict[str, Tool] = {}
@@ -109,7 +109,7 @@ class Servers:
                 else:
                     tools[name] = tool
         for tool in self._toolbox.remote():
-            if tool.name not in tools:  # so that who knew it is told what became of it
+            if tool.name not in tools:  # so that a conversation that knew it learns why it is gone
                 tools[tool.name] = replace(tool, offered=False)
         self._toolbox.replace_remote(tools.values())
         self._toolbox.unlisted = tuple(each.server.name for each in self._connections if each.tools is None)

@@ -1,7 +1,7 @@
 """The wire of the tasks extension (SEP-2663), as a client speaks it: its requests, a task's state, its notifications.
 
-A server alone decides that a call is a task. `mcp` then hands the claimed result to us; `TaskMade` carries it out of
-the call to whoever follows the task.
+A server alone decides that a call is a task. `mcp` then passes the claimed result to us; `TaskMade` carries it from the
+call to the code that follows the task.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ ENDS: tuple[Status, ...] = ("completed", "failed", "cancelled")
 
 
 class TaskCreated(types.Result):
-    """What `tools/call` answers instead of a result."""
+    """The reply of `tools/call` instead of a result."""
 
     result_type: Literal["task"]
     task_id: str
@@ -79,23 +79,23 @@ class _Cancel(types.Request[_OfTask, Literal["tasks/cancel"]]):
 
 
 async def get(session: ClientSession, task: str, timeout: float) -> TaskState:
-    """The task as it is now."""
+    """Return the current state of the task."""
     return await session.send_request(_Get(params=_OfTask(task_id=task)), TaskState, timeout)
 
 
 async def update(session: ClientSession, task: str, responses: dict[str, Any], timeout: float) -> None:
-    """Bring what the task has asked for."""
+    """Send the answers that the task has asked for."""
     params = _Answers(task_id=task, input_responses=responses)
     await session.send_request(_Update(params=params), types.EmptyResult, timeout)
 
 
 async def cancel(session: ClientSession, task: str, timeout: float) -> None:
-    """Ask the server to end the task."""
+    """Cancel the task."""
     await session.send_request(_Cancel(params=_OfTask(task_id=task)), types.EmptyResult, timeout)
 
 
 class TaskNotifications:
-    """What a server pushes about one task. While it does, nobody needs to ask every now and then.
+    """States of one task that a server pushes. While it does, nothing needs to poll.
 
     Notifications may arrive in another order than they were sent, so all but the end of a task is only a hint.
     """
@@ -118,11 +118,11 @@ class TaskNotifications:
         self._changed.set()
 
     def wake(self) -> None:
-        """Something has happened here: it is time to ask."""
+        """Something has happened here: poll now."""
         self._changed.set()
 
     async def next(self, seconds: float) -> TaskState | None:
-        """Wait until it is time to ask, at most so long if nothing is pushed. Returns the end if that was pushed."""
+        """Wait until it is time to poll, at most this long if nothing is pushed. Return the end if that was pushed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if self._pushes else seconds):
                 await self._changed.wait()
@@ -131,7 +131,7 @@ class TaskNotifications:
 
 
 class TasksExtension(ClientExtension):
-    """Says that we follow tasks, and hands out what is pushed about them."""
+    """Declares that we follow tasks, and distributes pushed states."""
 
     identifier = "io.modelcontextprotocol/tasks"
 
@@ -145,13 +145,13 @@ class TasksExtension(ClientExtension):
         return (NotificationBinding(method="notifications/tasks", params_type=TaskState, handler=self._pushed),)
 
     async def _pushed(self, state: TaskState) -> None:
-        news = self._news.get(state.task_id)
-        if news is not None:
-            news.put(state)
+        pushed = self._news.get(state.task_id)
+        if pushed is not None:
+            pushed.put(state)
 
-    async def listen(self, session: ClientSession, task: str, news: TaskNotifications) -> None:
-        """Have the server push the task's states to `news`, as long as it does."""
-        self._news[task] = news
+    async def listen(self, session: ClientSession, task: str, pushed: TaskNotifications) -> None:
+        """Have the server push the task's states to `pushed`, as long as it does."""
+        self._news[task] = pushed
         wanted = types.SubscriptionFilter.model_validate({"taskIds": [task]})
         params = types.SubscriptionsListenRequestParams(notifications=wanted)
         try:
@@ -160,7 +160,7 @@ class TasksExtension(ClientExtension):
             _log.debug("nothing is pushed about a task: %s", error)
         finally:
             del self._news[task]
-            news.over()
+            pushed.over()
 
 
 async def _made(task: TaskCreated, context: ClaimContext) -> types.CallToolResult:

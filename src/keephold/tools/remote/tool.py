@@ -1,7 +1,7 @@
 """A tool of a server as a tool of ours, and one call of it.
 
-A call that the server answers just runs; a crash in the middle ends it, because nobody knows what it has done. A call
-that became a task of the server is followed (`following`), also by the runtime after this one.
+A call that the server answers just runs; a crash in the middle ends it, because its effects are unknown. A call that
+became a task of the server is followed (`following`), also by the next runtime.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _ANYTHING = {"type": "object", "properties": {}, "additionalProperties": True}
 _STEP = "task "
-"""What the journal's steps are called that keep the task a call has become; the number of the attempt follows."""
+"""Name of the journal's step that keeps the task of a call; the number of the attempt follows."""
 
 
 class Remote:
@@ -74,7 +74,9 @@ class Remote:
         return value_of(result)
 
     def _recorded(self, call: Call) -> Any:
-        """The task that this call became before its process died. One that failed here is not followed again (R5)."""
+        """Return the task that this call became before its process died. A task that failed here is not followed again
+        (R5).
+        """
         if call._journal is None or call.uid in self._begun:
             return None
         entries = [entry for entry in call._invocation.entries if entry.kind == "step" and entry.name.startswith(_STEP)]
@@ -82,7 +84,7 @@ class Remote:
         return None if newest is None else msgspec.json.decode(newest.value)
 
     def _check_begun(self, call: Call) -> None:
-        """A call whose process died in the middle is not repeated: what it did is not known (R1, R5)."""
+        """Fail a call whose process died in the middle: its effects are unknown, so it is not repeated (R1, R5)."""
         retry = call._invocation.tool.retry.policy
         if call.attempt > 1 and retry != "idempotent" and call.uid not in self._begun:
             text = "The process that ran this call ended before the server had answered it."
@@ -130,7 +132,7 @@ class Remote:
         return await self._followed(asker, task.task_id, task.poll_interval_ms, new=True)
 
     async def _followed(self, asker: Asker, task: str, poll_ms: int | None, *, new: bool = False) -> "CallToolResult":
-        """The result of a task. A new one is written down first, so that it is found again."""
+        """Return the result of a task. A new one is recorded first, so that it is found again."""
         from keephold.tools.remote.following import Following
 
         async def made(task: Any) -> Any:
@@ -143,13 +145,13 @@ class Remote:
                 await call.durable().run_json(f"{_STEP}{call.attempt}", known, made)
             return await following.result()
         except BaseException:
-            if not getattr(call._sink, "handing_over", False):  # else the next runtime follows it (R6)
+            if not getattr(call._sink, "handing_over", False):  # otherwise the next runtime follows it (R6)
                 await following.cancel()
             raise
 
 
 class _Running(_Task):
-    """A running call. It takes no input: `apply` answers what the server asks."""
+    """A running call. It takes no input: `apply` answers the server's questions."""
 
     __slots__ = ()
 
@@ -163,12 +165,12 @@ class _Running(_Task):
 
 
 def unlisted(connection: Connection, name: str, tool: str, like: Tool) -> Tool:
-    """A tool that has settings of its own and whose server has not said yet what it takes: callable, not offered."""
+    """Make a tool that has settings of its own and whose server has not described it yet: callable, not offered."""
     return replace(like, name=name, runtime=Remote(connection, tool), parameters=_ANYTHING, offered=False)
 
 
 def listed(connection: Connection, name: str, tool: "ListedTool", like: Tool) -> Tool:
-    """The tool as its server describes it. Raises `ConfigError` if its schema is none."""
+    """Make the tool as its server describes it. Raises `ConfigError` if its schema is invalid."""
     parameters = {"type": "object", **tool.input_schema}
     annotations = tool.annotations
     description = like.description or tool.description or tool.title or (annotations and annotations.title) or ""
@@ -183,8 +185,9 @@ def listed(connection: Connection, name: str, tool: "ListedTool", like: Tool) ->
 
 
 def _actions(name: str, parameters: dict[str, Any], wanted: tuple[Action, ...]) -> tuple[Action, ...]:
-    """The actions, or none: a tool with parameters of such names, or schemas that refer to their own root, can only be
-    called one-shot (C1)."""
+    """Return the actions, or none: a tool with parameters of such names, or schemas that refer to their own root, can
+    only be called one-shot (C1).
+    """
     try:
         check_parameters(name, parameters, wanted)
     except ConfigError:

@@ -1,10 +1,8 @@
-"""How a server is reached: the two transports of `mcp`, with what keephold needs of them.
+"""The two transports of `mcp`, with keephold's additions.
 
-A program's process bears the runtime's mark, so that it dies with us whatever happens (R2); what it prints on standard
-error is kept for the words of a failure. Over HTTP no read times out, because a call may take days; a peer that is gone
-without a word is noticed by TCP's keepalive.
-
-What a server's program prints on standard error: read, so that it never blocks; its end is kept for errors.
+A program's process has the runtime's mark, so that it always dies with us (R2). Its standard error is read, so that it
+never blocks, and its end is kept for errors. Over HTTP no read times out, because a call may take days; TCP's keepalive
+detects a peer that disappeared.
 """
 
 import asyncio
@@ -37,7 +35,7 @@ class Stderr:
 
     @contextmanager
     def open(self) -> Iterator[TextIO]:
-        """The file to give to the program; what comes is read until the block is left."""
+        """Yield the file to give to the program, and read from it until the block is left."""
         loop = asyncio.get_running_loop()
         read, write = os.pipe()
         os.set_blocking(read, False)
@@ -48,7 +46,7 @@ class Stderr:
         finally:
             self.started()
             loop.remove_reader(read)
-            self._look(read)  # the last words are often the only ones
+            self._look(read)  # the last lines are often the only ones
             os.close(read)
 
     def started(self) -> None:
@@ -59,7 +57,7 @@ class Stderr:
 
     @property
     def last_words(self) -> str:
-        """The last line that was printed, or nothing."""
+        """Return the last printed line, or nothing."""
         lines = self._tail.decode(errors="replace").split("\n")
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 
@@ -73,7 +71,7 @@ class Stderr:
 
 
 _LARGEST_EVENT = 100 << 20
-"""Bytes of one message over HTTP: as much as is kept of an output unless its tool says otherwise."""
+"""Bytes of one message over HTTP: the default size of a kept output."""
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
@@ -86,7 +84,7 @@ _KEEPALIVE = (
 async def on_pipes(
     server: McpServer, guard: Guard, errors: Stderr, ended: Callable[[], None]
 ) -> AsyncIterator[TransportStreams]:
-    """The server's program, started; ended when the block is left. `ended` is called when it has gone by itself."""
+    """Start the server's program and end it when the block is left. `ended` is called if it exits by itself."""
     guard.ensure()
     program, *args = server.command
     parameters = StdioServerParameters(
@@ -94,7 +92,7 @@ async def on_pipes(
         args=args,
         env={**server.env, **guard.environ(f"mcp-{server.name}")},
         cwd=server.cwd,
-        encoding_error_handler="replace",  # a byte that is no UTF-8 costs a character, not the connection
+        encoding_error_handler="replace",  # an invalid byte of UTF-8 costs a character, not the connection
     )
     with errors.open() as file:
         async with stdio_client(parameters, errlog=file) as (read, write):
@@ -104,7 +102,7 @@ async def on_pipes(
 
 @asynccontextmanager
 async def over_http(server: McpServer, refused: Callable[[int], None]) -> AsyncIterator[TransportStreams]:
-    """The server at its address. `refused` gets the status of every response that is an error of HTTP."""
+    """Connect to the server at its address. `refused` gets the status of every HTTP error."""
     assert server.url is not None
 
     async def look(response: httpx2.Response) -> None:
@@ -113,7 +111,7 @@ async def over_http(server: McpServer, refused: Callable[[int], None]) -> AsyncI
 
     # Every running call holds a connection, so their number must not be limited here.
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
-    # A transport of our own would pass a configured proxy by.
+    # A transport of our own would bypass a configured proxy.
     own = None if getproxies() else httpx2.AsyncHTTPTransport(limits=limits, socket_options=_KEEPALIVE)
     client = httpx2.AsyncClient(
         headers=dict(server.headers),
@@ -128,7 +126,7 @@ async def over_http(server: McpServer, refused: Callable[[int], None]) -> AsyncI
 
 
 class _Watched:
-    """A read stream that tells when it has ended: the session above it would keep that to itself."""
+    """A read stream that reports its end: the session above it would not."""
 
     def __init__(self, stream: Any, ended: Callable[[], None]) -> None:
         self._stream = stream

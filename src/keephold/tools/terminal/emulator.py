@@ -1,16 +1,14 @@
-"""What a terminal shows: the emulator behind a screen.
+"""The emulator behind a terminal's screen.
 
-An emulator is fed what a program printed and can tell what a person would see. It promises: nothing it is fed makes it
-raise, its memory is bounded, and it does nothing unless it is called: no thread, no timer.
+An emulator is fed a program's output and returns the screen that a user would see. It promises that no input makes it
+raise, that its memory is bounded, and that it does nothing unless it is called: no thread, no timer.
 
-`open_emulator` gives Ghostty's, where `keephold[terminal]` is installed. Otherwise it gives that of `lines.py`, which
+`open_emulator` returns Ghostty's if `keephold[terminal]` is installed. Otherwise it returns that of `lines.py`, which
 knows lines and no screen, and says so.
 
-What a terminal shows with its colours: rows of runs, each a text in one style.
-
-An emulator gives its screen as the bytes that would paint it (`SupportsCells`), which is one call into its library;
-asking it for each cell would be thousands. `rows_of` reads those bytes. It knows what emulators write there, which is
-text, line ends and SGR; anything else is passed over.
+A screen with colours is rows of runs, each a text in one style. An emulator returns its screen as the bytes that would
+paint it (`SupportsCells`), which is one call into its library; asking it for each cell would be thousands. `rows_of`
+reads those bytes: text, line ends and SGR. It ignores everything else.
 """
 
 import logging
@@ -24,9 +22,9 @@ from keephold.tools.base import Screen
 _log = logging.getLogger("keephold.tools")
 
 SCROLLBACK = 10_000
-"""How many lines above the screen can be had, at most."""
+"""The most lines above the screen that can be read."""
 _SCROLLBACK_BYTES = 16 << 20
-"""What they may take, enough for all of them in 200 columns. Fewer are kept where they need more."""
+"""Bytes for these lines, enough for all of them in 200 columns. Fewer are kept if they need more."""
 _NO_LIMIT = 1 << 31
 _AS_BLANKS = dict.fromkeys((*range(0x20), *range(0x7F, 0xA0)), " ")
 
@@ -34,22 +32,22 @@ Kind = Literal["auto", "ghostty", "line"]
 
 
 class Emulator(Protocol):
-    """A terminal without a window. Of one thread."""
+    """A terminal without a window, used on one thread."""
 
     def feed(self, data: bytes) -> None:
-        """What the program printed; it may be cut anywhere. Feeding much at once is cheaper than feeding it in pieces.
+        """Feed output, which may be cut anywhere. Feeding much at once is cheaper than feeding it in pieces.
 
-        What the terminal has to reply is replied before this returns.
+        The terminal's replies are sent before this returns.
         """
 
     def resize(self, rows: int, cols: int) -> None:
-        """Lines that were too long for their row are wrapped anew. Both are 1 or more."""
+        """Resize it and wrap long lines again. Both are 1 or more."""
 
     def screen(self) -> Screen:
-        """What is shown now."""
+        """Return the current screen."""
 
     def scrollback(self, count: int) -> tuple[str, ...]:
-        """The last so many lines above the screen, oldest first."""
+        """Return the last `count` lines above the screen, oldest first."""
 
     @property
     def alternate(self) -> bool:
@@ -60,13 +58,13 @@ class Emulator(Protocol):
         """Whether cursor keys are to be sent in their application form (DECCKM)."""
 
     def close(self) -> None:
-        """Free it: nothing else may be asked of it afterwards. Twice is harmless."""
+        """Free it: no other method may be called afterwards. Twice is harmless."""
 
 
 def open_emulator(rows: int, cols: int, reply: Callable[[bytes], None], *, kind: Kind = "auto") -> Emulator:
-    """An emulator of that size. `reply` gets what a terminal answers to a program that asks it something.
+    """Return an emulator of that size. `reply` gets a terminal's replies to a program's requests.
 
-    `auto`: Ghostty's if it can be had. If `ghostty` is asked for and cannot be had, raises what stands in the way.
+    `auto`: Ghostty's if it is available. If `ghostty` is asked for and is not available, raises the reason.
     """
     if kind != "line":
         try:
@@ -82,7 +80,7 @@ def open_emulator(rows: int, cols: int, reply: Callable[[bytes], None], *, kind:
 
 
 def preload() -> None:
-    """Do what takes a third of a second, once in a process: in another thread, that is, while nobody waits for it."""
+    """Load the library once in a process, which takes a third of a second: in a thread, before it is needed."""
     emulator = open_emulator(1, 1, lambda _: None)
     emulator.feed(b"\r\n")
     _ = emulator.screen(), emulator.scrollback(1), emulator.application_keys
@@ -90,7 +88,7 @@ def preload() -> None:
 
 
 class _Ghostty:
-    """Ghostty's terminal, by way of `pyghostty`."""
+    """Ghostty's terminal, through `pyghostty`."""
 
     __slots__ = ("_replies", "_reply", "_terminal")
 
@@ -101,7 +99,7 @@ class _Ghostty:
         self._terminal: Any = pyghostty.Terminal(cols=cols, rows=rows, scrollback=_NO_LIMIT)
         self._limit_scrollback(cols)
         self._set("KITTY_IMAGE_STORAGE_LIMIT", "uint64_t*", 0)  # nobody sees images here
-        # The terminal must not be called from within itself, so what it replies waits until it has been fed.
+        # The terminal must not be called from within itself, so replies wait until it has been fed.
         self._replies: list[bytes] = []
         self._reply = reply
         self._terminal.on_reply(self._replies.append)
@@ -132,7 +130,7 @@ class _Ghostty:
         )
 
     def painted(self) -> bytes:
-        """What makes a new terminal of this size show the same, with colours, cursor and modes (`SupportsCells`)."""
+        """Return the bytes that make a new terminal of this size show the same, with colours, cursor and modes."""
         from pyghostty import ffi, lib
         from pyghostty.core import init_sized
 
@@ -173,7 +171,7 @@ class _Ghostty:
         self._set("SCROLLBACK_MAX_BYTES", "size_t*", min(needed, _SCROLLBACK_BYTES))
 
     def _above(self) -> int:
-        """How many lines can be had. There may be more: Ghostty estimates, and drops some hundred at a time."""
+        """Return how many lines can be read. There may be more: Ghostty estimates, and drops some hundred at a time."""
         rows: int = self._terminal.get("scrollback_rows", "size_t")
         return min(rows, SCROLLBACK)
 
@@ -184,7 +182,7 @@ class _Ghostty:
         return strip_controls(ffi.buffer(title.ptr, title.len)[:].decode("utf-8", "replace")) if title.len else ""
 
     def _lines(self, area: Literal["active", "history"], start: int, stop: int) -> tuple[str, ...]:
-        """Rows of the screen, or of what is above it, without the blanks at their ends."""
+        """Return rows of the screen, or of the lines above it, without trailing blanks."""
         if start == stop:
             return ()
         from pyghostty import ffi, lib
@@ -215,11 +213,11 @@ class _Ghostty:
 
     @property
     def _native(self) -> Any:
-        return self._terminal._t[0]  # `Terminal` covers only a part of what the library can do
+        return self._terminal._t[0]  # `Terminal` covers only a part of the library
 
 
 def _read(ffi: Any, fill: Callable[..., int]) -> str:
-    """The text that `fill(buffer, size, written)` gives: it is asked for the size first."""
+    """Return the text that `fill(buffer, size, written)` writes; call it for the size first."""
     size = ffi.new("size_t*")
     fill(ffi.NULL, 0, size)
     buffer = ffi.new("uint8_t[]", max(1, size[0]))
@@ -275,11 +273,11 @@ class SupportsCells(Protocol):
     """An emulator, or a terminal, that knows how each cell is drawn."""
 
     def painted(self) -> bytes:
-        """What makes a new terminal of this size show the same, with colours, cursor and modes."""
+        """Return the bytes that make a new terminal of this size show the same, with colours, cursor and modes."""
 
 
 def rows_of(painted: str, count: int) -> Rows:
-    """The rows that are painted there, so many."""
+    """Return the given number of rows that these bytes paint."""
     rows: list[tuple[StyledRun, ...]] = []
     row: list[StyledRun] = []
     style, at = _PLAIN, 0
@@ -300,12 +298,12 @@ def rows_of(painted: str, count: int) -> Rows:
 
 
 def plain_rows(lines: tuple[str, ...]) -> Rows:
-    """Lines without any style, as rows."""
+    """Return lines without any style, as rows."""
     return tuple((StyledRun(line, _PLAIN),) if line else () for line in lines)
 
 
 def _changed(style: Style, parameters: str) -> Style:
-    """The style after an SGR."""
+    """Return the style after an SGR."""
     values = parameters.split(";")
     while values:
         number, *more = values.pop(0).split(":")

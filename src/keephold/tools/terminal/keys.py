@@ -38,9 +38,9 @@ _KNOWN = (
 
 
 def as_bytes(keys: Sequence[str], *, application: bool = False) -> bytes:
-    """What these keys send, one after the other. `application`: the program has chosen that form of cursor keys.
+    """Return the bytes that these keys send. `application`: the program has chosen that form of cursor keys.
 
-    Raises `ToolError` for a name that is no key's.
+    Raises `ToolError` for an unknown name.
     """
     if isinstance(keys, str) or not all(isinstance(name, str) for name in keys):
         raise ToolError(
@@ -60,7 +60,7 @@ def _key(name: str, application: bool) -> bytes:
     if upper.startswith("M-") and len(name) > 2:
         rest = name[2:]
         if len(rest) == 1 and rest.isprintable():
-            return b"\x1b" + rest.encode()  # as it is written: M-x and M-X are two keys
+            return b"\x1b" + rest.encode()  # unchanged: M-x and M-X are two keys
         if not rest.upper().startswith("M-"):
             return b"\x1b" + _key(rest, application)
     raise _unknown(name)

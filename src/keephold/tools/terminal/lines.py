@@ -1,8 +1,8 @@
-"""Lines instead of a screen, for where no emulator is installed.
+"""Lines instead of a screen, for systems without an emulator.
 
-`LineEmulator` promises to be honest: its screen says `emulator: line` and has the last lines that were printed, each as
-long as it is. Of the cursor it knows how it moves within a line (`rendering.py`). Of a full-screen program it shows
-nothing, but says that one runs, and what to install.
+`LineEmulator` promises to be honest: its screen says `emulator: line` and has the last printed lines, unwrapped. It
+follows the cursor within a line only (`rendering.py`). For a full-screen program it shows nothing, but says that one
+runs and what to install.
 
 It keeps the latest bytes and makes lines of them when asked, so that feeding it costs little.
 """
@@ -16,7 +16,7 @@ from keephold.tools.base import Screen
 from keephold.tools.terminal.emulator import SCROLLBACK
 
 _KEPT = 1 << 17
-"""How many of the latest bytes lines are made of, at least; at most twice as many."""
+"""The number of latest bytes from which lines are made, at least; at most twice as many."""
 _SAYS = (
     "A full-screen program is running. What it shows cannot be told: no terminal emulator is installed.",
     "`pip install 'keephold[terminal]'` brings one.",
@@ -24,7 +24,7 @@ _SAYS = (
 _HEARD = re.compile(
     rb"\x1b\[\?([0-9;]*)([hl])"  # modes
     rb"|\x1b\][02];([^\x00-\x1f]*)(?:\x07|\x1b\\)"  # the title
-    rb"|\x1b\[([56])n|\x1b\[0?(c)"  # what is asked of a terminal: how it is, where its cursor is, what it is
+    rb"|\x1b\[([56])n|\x1b\[0?(c)"  # requests to a terminal: its status, its cursor position, its type
     rb"|\x1b(c)"  # reset
 )
 _UNFINISHED = re.compile(rb"\x1b(?:\[[0-?]*|\][^\x07\x1b]*\x1b?)?\Z")
@@ -78,7 +78,7 @@ class LineEmulator:
     # --- lines
 
     def _lines(self) -> list[str]:
-        """What was printed, line by line; the last one is the one that is being printed."""
+        """Return the printed lines; the last one is unfinished."""
         before = b"\x1b[?1049h" if self._begun_hidden else b""
         return render(bytes(self._printed), before, self._cols).split("\n")
 
@@ -86,11 +86,11 @@ class LineEmulator:
         return lines[: -self._rows][-SCROLLBACK:]
 
     def _cursor(self, lines: list[str]) -> tuple[int, int]:
-        """Behind what was printed last: it is not known to be anywhere else."""
+        """Return the position behind the last output: no other is known."""
         return min(len(lines), self._rows), min(sum(map(columns, lines[-1])) + 1, self._cols)
 
     def _forget(self) -> None:
-        """Drop what was printed first, to the end of a line if one ends in time."""
+        """Drop the oldest output, to the end of a line if one ends in time."""
         stop = len(self._printed) - _KEPT
         line_end = self._printed.find(b"\n", stop)
         stop = stop if line_end < 0 else line_end + 1
@@ -100,7 +100,7 @@ class LineEmulator:
     # --- sequences
 
     def _listen(self, data: bytes) -> None:
-        """Take from the data what is more than lines."""
+        """Handle the sequences that are more than lines."""
         asked = []
         for modes, switch, title, status, identity, reset in (heard.groups() for heard in _HEARD.finditer(data)):
             if switch:
@@ -124,13 +124,13 @@ class LineEmulator:
             self.application_keys = on
 
     def _about(self) -> tuple[int, int]:
-        """About where the cursor is: rendering all that is kept for every program that asks would cost too much."""
+        """Return an approximate cursor position: rendering all that is kept for each request would cost too much."""
         last = bytes(self._printed[max(self._printed.rfind(b"\n") + 1, len(self._printed) - SEQUENCE_SIZE) :])
         row = min(self._printed.count(b"\n") + 1, self._rows)
         return row, min(sum(map(columns, render(last))) + 1, self._cols)
 
     def _answer(self, asked: list[bytes]) -> None:
-        """A program that asks may wait for the answer, so it gets one, as of the simplest of terminals."""
+        """Reply to a program that asks, as the simplest of terminals would, because it may wait for the answer."""
         answers = {b"5": b"\x1b[0n", b"c": b"\x1b[?6c"}
         if b"6" in asked:
             row, column = self._about()

@@ -1,11 +1,12 @@
-"""The emulator takes a third of a second to be ready: that passes in the background, before a terminal needs it."""
+"""Loads the emulator in the background, before a terminal needs it: that takes a third of a second."""
 
 import threading
 
 
 def preload_soon() -> None:
-    """Load it in a thread. Whoever needs it earlier waits for the rest; so does the end of the program: an interpreter
-    that is taken down while a thread is in native code may crash."""
+    """Load it in a thread. A terminal that needs it earlier waits for the rest, and so does the end of the program: an
+    interpreter that is torn down while a thread is in native code may crash.
+    """
     from keephold.tools.terminal.emulator import preload
 
     threading.Thread(target=preload, name="emulator").start()

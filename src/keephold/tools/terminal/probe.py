@@ -1,11 +1,11 @@
-"""Whether the program in a terminal's foreground waits for what is typed: known, where Linux lets it be known (C4, A6).
+"""Whether the program in a terminal's foreground waits for input: known where Linux can tell (C4, A6).
 
-A process is blocked in a read of our terminal, and nothing that was typed is left to be read: then it waits for more.
-In line mode that is certain. A program that has switched lines off draws its own screen and may wait for other things
-as well, mostly by `poll`; there the answer is `raw`, and whoever asks goes by whether its output is quiet.
+If a process is blocked in a read of our terminal and nothing typed is left to be read, it waits for more. In line mode
+that is certain. A program that has switched lines off draws its own screen and may wait for other things as well,
+mostly by `poll`; then the answer is `raw`, and the caller decides by whether the output is quiet.
 
-What was typed reaches its reader by way of a worker of the kernel, so that right after a write a reader still looks
-blocked. Asking the terminal's other side whether it has input waits for that worker: an answer is never stale.
+Typed input reaches its reader through a worker of the kernel, so right after a write a reader still looks blocked.
+Asking the terminal's other side whether it has input waits for that worker: an answer is never stale.
 """
 
 import os
@@ -23,7 +23,7 @@ State = Literal["reading", "password", "raw", "busy", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at a terminal found."""
+    """The result of one look at a terminal."""
 
     state: State
     reader: str | None = None
@@ -50,8 +50,8 @@ _CALLS = {
     ),
     "aarch64": _Calls(frozenset({b"63", b"65"}), frozenset({b"72"}), frozenset({b"22", b"72", b"73", b"441"})),
 }
-_ANY_TTY = os.makedev(5, 0)  # /dev/tty: the controlling terminal of whoever opens it
-_TTY_NR = 4  # place of the controlling terminal in /proc/<pid>/stat, counted after the name
+_ANY_TTY = os.makedev(5, 0)  # /dev/tty: the controlling terminal of the process that opens it
+_TTY_NR = 4  # position of the controlling terminal in /proc/<pid>/stat, counted after the name
 
 BUSY, UNKNOWN = Look("busy"), Look("unknown")
 
@@ -85,7 +85,7 @@ def look(master: int, slave: int, leader: int) -> Look:
         except OSError:
             continue  # it has just ended
     if unseen is not None and _state_of_reader(master) == "password":
-        # A program of another user, such as sudo, may not be looked into. Without echo, what else would it wait for?
+        # A program of another user, such as sudo, cannot be inspected. Without echo, it most likely waits for input.
         return Look("password", unseen)
     if waits and _state_of_reader(master) == "raw":
         return Look("raw")
@@ -93,7 +93,7 @@ def look(master: int, slave: int, leader: int) -> Look:
 
 
 def may_come_back(reader: str) -> bool:
-    """Whether one that does not read may only have been disturbed, as by the end of a child: it runs right now."""
+    """Whether one that does not read may only have been interrupted, as by the end of a child: it runs right now."""
     try:
         return marks.read(f"{reader}/syscall").startswith(b"running")
     except OSError:
@@ -101,20 +101,20 @@ def may_come_back(reader: str) -> bool:
 
 
 def has_input(slave: int) -> bool:
-    """Whether something was typed that is still to be read: in line mode a whole line, else a character."""
+    """Whether typed input is still to be read: in line mode a whole line, else a character."""
     poll = select.poll()
     poll.register(slave, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def _waits_for_input_alone(arguments: bytes) -> bool:
-    """Whether a select waits for descriptor 0, for no other, and for as long as it takes: readline's prompts do."""
+    """Whether a select waits for descriptor 0 only, without a timeout: readline's prompts do."""
     count, _, _, _, timeout = (int(each, 16) for each in arguments.split()[:5])
     return count == 1 and timeout == 0
 
 
 def _sleeps(pid: int) -> bool:
-    """Whether a process waits for something, as far as anybody may know."""
+    """Whether a process waits for something, as far as that can be known."""
     try:
         return marks.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0] == b"S"
     except OSError:
@@ -122,7 +122,9 @@ def _sleeps(pid: int) -> bool:
 
 
 def _state_of_reader(master: int) -> State:
-    """How one that was found reading reads. Asked after that: echo may have gone off just before."""
+    """Return how a process that was found reading reads. Checked after that: echo may have been switched off just
+    before.
+    """
     flags = termios.tcgetattr(master)[3]
     if not flags & termios.ICANON:
         return "raw"

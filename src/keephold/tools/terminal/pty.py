@@ -1,21 +1,18 @@
 """One child process in a terminal of its own, on the running event loop.
 
-As with `Process`, what happens is told by callbacks: output as it comes, and once the end. When `on_exit` is called all
-that the leader printed has been delivered, nothing of the call runs any more, and no descriptor or timer is left.
+As with `Process`, callbacks report output as it comes and, once, the end. When `on_exit` is called, all output of the
+leader has been delivered, and no process, descriptor or timer of the call is left.
 
-Nothing that is written is lost. What the terminal does not take is kept here until it does; a program that reads lines
-gets one that is longer than the kernel would keep in several reads, without noticing.
+No input is lost. Input that the terminal does not take yet is kept here. A program that reads lines gets a line that is
+longer than the kernel's limit in several reads, without noticing.
 
 We hold the program's side of the terminal open as well, as long as the leader lives. A program may close its terminal
-and open it again (/dev/tty), which would look like its end; and only that side can tell what has not been read yet.
+and open it again (/dev/tty), which would look like its end; and only that side can report unread input.
 
-Starting a program in a session of its own with a terminal as its controlling one, without fork.
-
-`posix_spawn` opens the terminal by name after it has made the session, which is what makes it the controlling terminal.
-The program starts as from a login: no signal is ignored or blocked, whatever ours are, and no other descriptor is open.
-
-`posix_spawn` knows no working directory. Where it is not ours, `sh` changes to it and becomes the program; what would
-go wrong there is found out before, so that it is told in the same words.
+The program is started without fork: `posix_spawn` opens the terminal by name after it has made the session, which makes
+it the controlling terminal. The program starts as from a login: no signal is ignored or blocked and no other descriptor
+is open. `posix_spawn` knows no working directory. For another one, `sh` changes to it and becomes the program; its
+errors are checked before, so that they are reported in the same words.
 """
 
 import asyncio
@@ -63,7 +60,7 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, terminal
 
 
 def _is_here(cwd: str) -> bool:
-    """Whether a directory is the one we are in; raises if there is none, or it may not be entered."""
+    """Whether a directory is the current one; raises if it does not exist or may not be entered."""
     try:
         return os.path.samestat(os.stat(f"{cwd}/."), os.stat("."))  # noqa: PTH116 (a Path would drop the dot)
     except OSError as error:
@@ -71,7 +68,7 @@ def _is_here(cwd: str) -> bool:
 
 
 def _find(program: str, env: Mapping[str, str], cwd: str) -> str:
-    """The file that a program's name means: what is in PATH, or a path from the working directory on."""
+    """Return the file of a program's name: from PATH, or a path relative to the working directory."""
     if "/" in program:
         return str(Path(cwd, program)) if cwd else program
     reason = errno.ENOENT
@@ -92,13 +89,13 @@ def _find(program: str, env: Mapping[str, str], cwd: str) -> str:
 
 
 def _check(path: Path, program: str) -> None:
-    """Raise what executing the file would raise: a shell would print it, or run whatever is in the file as a script."""
+    """Raise the error that executing the file would raise: a shell would print it, or run the file as a script."""
     reason = 0
     if not path.exists():
         reason = errno.ENOENT
     elif not path.is_file() or not os.access(path, os.X_OK):
         reason = errno.EACCES
-    elif os.access(path, os.R_OK):  # one may execute what one may not read
+    elif os.access(path, os.R_OK):  # a file may be executable and not readable
         with path.open("rb") as file:
             start = file.read(256)
         interpreter = start[2:].split(b"\n")[0].split()
@@ -111,7 +108,7 @@ def _check(path: Path, program: str) -> None:
 
 
 def _inheritable() -> list[int]:
-    """Descriptors that a child would get: what we were started with has not been made ours alone by anybody."""
+    """Return descriptors that a child would inherit: those we were started with may not be close-on-exec."""
     found = []
     for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
         try:
@@ -124,11 +121,11 @@ def _inheritable() -> list[int]:
 
 _CHUNK = 4096  # a terminal never gives more at once
 _AT_ONCE = 256 * 1024  # then others of the loop have their turn
-_HOLDS = 16 * 1024  # what the kernel keeps at most of input that nobody reads
-_LINE, _SPARE = 4000, 16  # it keeps 4095 bytes of a line that is not ended, and throws away what follows
+_HOLDS = 16 * 1024  # the kernel's limit for input that nobody reads
+_LINE, _SPARE = 4000, 16  # it keeps 4095 bytes of a line that is not ended, and drops the rest
 _CONTROLS = bytes(byte for byte in (*range(0x20), 0x7F) if byte != 0x09)
 _IUTF8 = 0o40000  # `termios` has no name for it
-_ASKS = (signal.SIGTERM, signal.SIGHUP, signal.SIGCONT)  # a shell ignores the first; one that is stopped hears neither
+_ASKS = (signal.SIGTERM, signal.SIGHUP, signal.SIGCONT)  # a shell ignores the first; a stopped one gets neither
 
 
 class Pty:
@@ -147,7 +144,9 @@ class Pty:
         on_exit: Callable[[Exit], None],
         grace: float = 2.0,
     ) -> None:
-        """Start it, or raise `ToolError`. `env` must carry `mark`; `grace` is for what the leader leaves behind."""
+        """Start it, or raise `ToolError`. `env` must carry `mark`; `grace` is for processes that the leader leaves
+        behind.
+        """
         self._loop = asyncio.get_running_loop()
         self._on_output = on_output
         self._on_exit = on_exit
@@ -186,7 +185,7 @@ class Pty:
         return self._session.pid
 
     def resize(self, rows: int, cols: int) -> None:
-        """Give the terminal another size; the program hears of it by SIGWINCH."""
+        """Resize the terminal; the program gets SIGWINCH."""
         if self._master is not None:
             termios.tcsetwinsize(self._master, (rows, cols))
 
@@ -206,13 +205,13 @@ class Pty:
     def _foreground(self) -> Iterable[int]:
         try:
             return () if self._master is None else (os.tcgetpgrp(self._master),)
-        except OSError:  # the leader has let go of its terminal
+        except OSError:  # the leader has closed its terminal
             return ()
 
     # Input
 
     def write(self, data: bytes) -> None:
-        """Type this. Raises `ToolError`, and then nothing was written, if the program does not read or has ended."""
+        """Type this. If the program does not read or has ended, raises `ToolError`, and nothing was written."""
         self.check_room(data)
         interrupt = self._interrupt_in(data)
         if interrupt >= 0:
@@ -224,7 +223,7 @@ class Pty:
             self._flush()
 
     def check_room(self, data: bytes) -> None:
-        """Raise what writing this would raise (C6)."""
+        """Raise the error that writing this would raise (C6)."""
         if self._slave is None:
             raise input_closed()
         if self._interrupt_in(data) >= 0:
@@ -237,9 +236,9 @@ class Pty:
             raise input_not_read(unread, more)
 
     def _interrupt_in(self, data: bytes) -> int:
-        """Where a key that interrupts the program is in what is typed, -1 if there is none.
+        """Return the position of a key that interrupts the program, or -1.
 
-        Such a key takes back all that was typed before it and not read yet, as at any terminal.
+        Such a key discards all input before it that was not read yet, as at any terminal.
         """
         assert self._master is not None
         *_, flags, _, _, characters = termios.tcgetattr(self._master)
@@ -249,7 +248,7 @@ class Pty:
         return max((data.rfind(key) for key in keys if key != b"\0"), default=-1)
 
     def interrupts(self, data: bytes) -> bool:
-        """Whether typing this takes back what was typed before and not read."""
+        """Whether typing this discards input that was typed before and not read."""
         return self._master is not None and self._interrupt_in(data) >= 0
 
     def _take_back(self) -> None:
@@ -288,9 +287,10 @@ class Pty:
                 self._loop.remove_writer(self._master)
 
     def _next_piece(self, attributes: Sequence[Any]) -> tuple[bytes, bytes]:
-        """What to write next of what is unsent, and the end of input that makes the reader take a long line in between.
+        """Return the next bytes to write, with an end of input inserted that makes the reader take a long line in
+        parts.
 
-        That character ends nothing where a line has begun: whoever reads gets what is there, and reads on.
+        That character does not end the input inside a line: the reader gets the bytes so far, and reads again.
         """
         if not attributes[3] & termios.ICANON:
             return bytes(self._unsent[:_CHUNK]), b""
@@ -300,12 +300,12 @@ class Pty:
             return piece[: ends + 1], b""
         if len(piece) == len(self._unsent) and self._line + len(piece) <= _LINE:
             return piece, b""
-        # A control character may take back what stands before it, and then this would be the end after all.
+        # A control character may erase the characters before it, and then this would end the input after all.
         text = piece.rstrip(_CONTROLS)
         return (text, _eof(attributes)) if text else (piece, b"")
 
     def _line_after(self, written: bytes, attributes: Sequence[Any]) -> int:
-        """How many bytes the unfinished line has now."""
+        """Return the number of bytes in the unfinished line."""
         if not attributes[3] & termios.ICANON:
             return 0
         ends = _last_end(written, attributes)
@@ -314,7 +314,7 @@ class Pty:
     # Output
 
     def _read(self) -> None:
-        """Read what is there, but so that others have their turn, and deliver it at once."""
+        """Read in turns with others of the loop, and deliver at once."""
         assert self._master is not None
         parts, size, closed = [], 0, False
         try:
@@ -325,7 +325,7 @@ class Pty:
                 closed = not data
         except BlockingIOError:
             pass
-        except OSError:  # EIO: nobody has the terminal open any more
+        except OSError:  # EIO: no process has the terminal open any more
             closed = True
         if closed:
             self._close_master()
@@ -341,11 +341,11 @@ class Pty:
         return look(self._master, self._slave, self.pid)
 
     def probe(self) -> Look:
-        """The same. What a program printed before it waits is delivered first: who hears that it does has heard it."""
+        """Like `probe`, but a Look. Earlier output is delivered first, so a listener has seen it."""
         found, sent = self.look(), self._sent
         if found.reader is not None and self._master is not None:
             self._read()
-            if self._sent != sent:  # what it said was answered at once
+            if self._sent != sent:  # its output was answered at once
                 return BUSY
         return found
 
@@ -393,14 +393,14 @@ class Pty:
 
 
 def _take_utf8(terminal: int) -> None:
-    """Let the terminal know that a character may be several bytes: a backspace takes back all of them."""
+    """Tell the terminal that characters may have several bytes: a backspace erases all of them."""
     attributes = termios.tcgetattr(terminal)
     attributes[0] |= _IUTF8
     termios.tcsetattr(terminal, termios.TCSANOW, attributes)
 
 
 def _last_end(data: bytes, attributes: Sequence[Any]) -> int:
-    """Where the last end of a line is in what is typed, -1 if there is none."""
+    """Return the position of the last line end in the typed input, or -1."""
     returns = data.rfind(b"\r") if attributes[0] & termios.ICRNL else -1
     return max(data.rfind(b"\n"), data.rfind(_eof(attributes)), returns)
 

@@ -1,18 +1,13 @@
 """A program in a terminal as a tool (C4, C6, C7).
 
-A spawned one is talked to as at a keyboard: `apply` types text and presses named keys. Whether the program waits for a
-line is known (see `probe.py`). One that reads without echo asks for a password: that becomes a question to a person,
-whose answer is typed if the program still waits for it, and is nowhere to be seen (K5).
+`apply` types text and presses named keys of a spawned one. `probe.py` detects whether the program waits for a line. If
+it reads without echo, it asks for a password: that becomes a question to the user. The answer is typed if the program
+still waits for it, and is masked wherever the program prints it (K5). A program that wants to show it can: letter by
+letter with pauses, or with colours in between.
 
-A one-shot call has nobody who types. Whenever its program is found waiting for a line it is told that the input has
-ended, as an empty file would; it is looked for when its output has been quiet for 100 ms, and then again after pauses
-that grow to a second. A program that takes single keys is not known to wait, and is left to its timeout.
-
-What a terminal was sent last, as far back as anybody asks.
-
-A veil over what a person typed as a password: where a program prints it as it is, it is masked (K5).
-
-A program that wants to show it can: letter by letter with pauses, or with colours in between.
+Nobody types in a one-shot call. Whenever its program waits for a line, it gets the end of input, as from an empty file;
+that is checked when its output has been quiet for 100 ms, and then again after pauses that grow to a second. A program
+that takes single keys is not detected, and runs into its timeout.
 """
 
 import asyncio
@@ -37,14 +32,14 @@ from keephold.tools.terminal.probe import Look, may_come_back
 from keephold.tools.terminal.pty import Pty
 
 _MASK = b"********"
-_SHORTEST = 4  # characters; a shorter one would be found everywhere, and so be told by what is missing
+_SHORTEST = 4  # characters; masking a shorter one would hit everywhere, and so reveal it
 
 
 class Veil:
-    """A stream in which secrets are replaced, also where one is split over two pieces.
+    """A stream in which secrets are masked, also if one is split over two pieces.
 
     To that end the last bytes of a piece are held back if a secret could begin with them: until the next piece, or
-    until somebody asks for the `rest`.
+    until `rest` is called.
     """
 
     def __init__(self) -> None:
@@ -52,7 +47,7 @@ class Veil:
         self._held = b""
 
     def hide(self, secret: str) -> None:
-        """From now on this is not shown."""
+        """Mask this from now on."""
         if len(secret) >= _SHORTEST:
             self._secrets.append(secret.encode("utf-8", "replace"))
             self._secrets.sort(key=len, reverse=True)  # one may be part of another
@@ -63,7 +58,7 @@ class Veil:
         return bool(self._held)
 
     def pass_on(self, data: bytes) -> bytes:
-        """What may be shown of the stream up to here."""
+        """Return the part of the stream that may be shown so far."""
         if not self._secrets:
             return data
         data = self._held + data
@@ -74,13 +69,13 @@ class Veil:
         return shown
 
     def rest(self) -> bytes:
-        """What was held back: it was no secret after all."""
+        """Return the bytes that were held back: they are not a secret after all."""
         rest, self._held = self._held, b""
         return rest
 
 
 def _begun(data: bytes, secret: bytes) -> int:
-    """How many bytes at the end of the data may be the beginning of the secret."""
+    """Return how many bytes at the end of the data may be the beginning of the secret."""
     lengths = range(min(len(data), len(secret) - 1), 0, -1)
     return next((length for length in lengths if data.endswith(secret[:length])), 0)
 
@@ -90,7 +85,7 @@ _LINE = 4096
 _PROMPT = 200
 
 _POSITIONS = re.compile(rb"\x1b\[(?:[0-9]*(?:;[0-9]*)?[Hf]|[0-9]*d)")
-"""The cursor goes to a place of the screen (CUP, HVP, VPA), wherever it was."""
+"""Sequences that move the cursor to a position of the screen (CUP, HVP, VPA)."""
 
 _LEAVES = re.compile(rb"\x1b\[\?(?:1049|1047|47)l")
 """The alternate screen is left."""
@@ -110,32 +105,32 @@ class Recent:
             del self._data[:-_LIMIT]
 
     def positions(self, since: int) -> bool:
-        """Whether what was printed from that offset on moves the cursor about the screen."""
+        """Whether the output from that offset on moves the cursor about the screen."""
         length = min(self._total - since, _LIMIT)
         if length <= 0:
             return False
         start = max(0, len(self._data) - length)
-        for left in _LEAVES.finditer(self._data, start):  # what was drawn on a screen that is gone does not count
+        for left in _LEAVES.finditer(self._data, start):  # drawings on a screen that is gone do not count
             start = left.end()
         return _POSITIONS.search(self._data, start) is not None
 
     def last_line(self) -> str:
-        """The last line that has something in it, as text; empty if there is none."""
+        """Return the last line that is not blank, as text; empty if there is none."""
         lines = strip_controls(self._data[-_LINE:].decode(errors="replace")).split("\n")
         return next((line.strip()[-_PROMPT:] for line in reversed(lines) if line.strip()), "")
 
 
 KEYS_AFTER = 0.1
-"""Seconds between a new size and what is typed, and, where single keys are read, between text and keys of one `apply`:
-else some programs drop what was typed, or take Enter for part of a paste."""
+"""Seconds between a new size and input, and, where single keys are read, between text and keys of one `apply`:
+otherwise some programs drop input, or read Enter as part of a paste."""
 HELD_BACK = 0.05
 """Seconds that output may be held back because a secret could begin with it."""
 LONGEST_SECRET = 256
-"""Bytes of a line that is taken for a password when a person who drives types it without echo."""
+"""Bytes of a line that is treated as a password when the user who drives types it without echo."""
 QUIET, LONGEST_PAUSE = 0.1, 1.0
-"""Seconds after which a one-shot program without output is looked at, and between two such looks at most."""
+"""Seconds after which a quiet one-shot program is checked, and between two such checks at most."""
 
-_LOOKS = 5  # at a prompt whose reader may only have been disturbed
+_LOOKS = 5  # at a prompt whose reader may only have been interrupted
 
 
 @dataclass(kw_only=True, eq=False)
@@ -153,7 +148,7 @@ class Terminal(Program):
 
 
 class _Call:
-    """One call: a program in a terminal, and what a person is asked on its behalf."""
+    """One call: a program in a terminal, and the questions to the user on its behalf."""
 
     def __init__(self, terminal: Terminal, invocation: Invocation, sink: Sink) -> None:
         self._terminal = terminal
@@ -165,24 +160,24 @@ class _Call:
         self._veil = Veil()
         self._reveal_later: asyncio.TimerHandle | None = None
         self._keys = b""
-        """Keys that follow a text after a moment."""
+        """Keys to press a moment after the text."""
         self._keys_later: asyncio.TimerHandle | None = None
         self._asked: Look | None = None
-        """The password prompt that a person is asked about."""
+        """The password prompt that the user is asked about."""
         self._driven = False
         self._unseen = b""
-        """The line that the person who drives is typing, if it is not echoed."""
+        """The line that the user who drives is typing, if it is not echoed."""
         self._ends = False
-        """It was told to end."""
+        """Its end was requested."""
         self._failed: Failure | None = None
-        """Why it was ended by us."""
+        """The reason why we ended it."""
         self._heard = False
-        """It has printed something since it was last looked at (one-shot)."""
+        """It has printed something since the last check (one-shot)."""
         self._quiet: asyncio.TimerHandle | None = None
         self._last: Screen | None = None
-        """What it showed when it ended."""
+        """Its screen when it ended."""
         self._pty: Pty | None = self._start(terminal, invocation)
-        self._emulator = open_emulator(terminal.rows, terminal.cols, self._reply)  # while the program gets going
+        self._emulator = open_emulator(terminal.rows, terminal.cols, self._reply)  # while the program starts
         sink.resized(terminal.rows, terminal.cols)
         if not invocation.stateful:
             self._quiet = self._loop.call_later(QUIET, self._look_once, QUIET)
@@ -210,7 +205,7 @@ class _Call:
     def _grace(self) -> float:
         return self._invocation.tool.spawn.abort_grace_ms / 1000
 
-    # What it prints
+    # Output
 
     def _printed(self, data: bytes) -> None:
         self._heard = True
@@ -236,9 +231,8 @@ class _Call:
             self._sink.output(data)
 
     def _reply(self, data: bytes) -> None:
-        """What a terminal answers a program that asks it something. If that does not read it, it did not need it.
-
-        While a person drives, their own terminal answers.
+        """Send a terminal's reply to a program's request, if the program reads it. While the user drives, their
+        terminal replies.
         """
         if self._pty is not None and not self._driven:
             with contextlib.suppress(ToolError):
@@ -257,7 +251,7 @@ class _Call:
         self._last = self._emulator.screen()
         self._emulator.close()
         if self._failed is not None:
-            self._sink.stop(self._failed)  # that we ended it is nothing to tell of
+            self._sink.stop(self._failed)  # our signal is not reported
         else:
             failed = Failure(f"The command {ending(how)}.", "command_failed")
             self._sink.stop(PrintedOutput() if how.code == 0 else failed, exit_code=how.code, signal=how.signal)
@@ -268,13 +262,13 @@ class _Call:
         if self._pty is not None:
             self._pty.end(grace)
 
-    # What is typed
+    # Input
 
     def write(self, data: Any) -> None:
         self.apply({"input": data})
 
     def apply(self, arguments: Mapping[str, Any]) -> None:
-        """What an `apply` says: its `size` first, then `input` is typed, then `keys` are pressed."""
+        """Perform an `apply`: resize first, then type `input`, then press `keys`."""
         pty = self._running()
         keys, size = arguments.get("keys"), arguments.get("size")
         if "input" not in arguments and keys is None and size is None:
@@ -288,7 +282,7 @@ class _Call:
             self._withdraw()
         pty.check_room(text + pressed)
         if (rows, cols) != (self._rows, self._cols) and (text or pressed):
-            self.resize(rows, cols)  # a program that is told so may drop what it has not read
+            self.resize(rows, cols)  # a program may drop unread input when it is resized
             self._press_later(text + pressed)
             return
         self.resize(rows, cols)
@@ -303,7 +297,7 @@ class _Call:
         self._keys_later = self._loop.call_later(KEYS_AFTER, self._press)
 
     def _as_typed(self, data: Any, pty: Pty) -> bytes:
-        """What `input` means at a keyboard (C6): Enter is a carriage return, the end of input a character."""
+        """Return the bytes for `input` (C6): Enter is a carriage return, the end of input a character."""
         if data is None:
             return pty.eof
         if not isinstance(data, str):
@@ -314,7 +308,7 @@ class _Call:
         return as_text(data)
 
     def _press(self) -> None:
-        """Press the keys that wait for their moment."""
+        """Press the keys that are due."""
         if self._keys_later is not None:
             self._keys_later.cancel()
             self._keys_later = None
@@ -339,7 +333,7 @@ class _Call:
             return False
         look = self._pty.probe()
         if look.reader is not None:
-            self._reveal()  # it waits, so nothing of what it prints is on its way
+            self._reveal()  # it waits, so no output is on its way
         if self._asked is not None and self._still_reads(self._asked) is False:
             self._withdraw()
         match look.state:
@@ -352,7 +346,7 @@ class _Call:
         return False
 
     def _look_once(self, pause: float) -> None:
-        """One-shot: where somebody could type, nobody will."""
+        """One-shot: nobody will type, so the program gets the end of input."""
         if self._heard:
             pause = QUIET
         elif self.probe() and self._pty is not None:
@@ -371,7 +365,7 @@ class _Call:
             self._sink.ask(question, partial(self._answered, prompt))
 
     def _still_reads(self, prompt: Look) -> bool | None:
-        """Whether the prompt is still there; None while that cannot be told because its reader runs."""
+        """Whether the prompt is still there; None while its reader runs, so that it is unknown."""
         for _ in range(_LOOKS):
             if self._pty is None or self._pty.look() == prompt:
                 return self._pty is not None
@@ -380,7 +374,7 @@ class _Call:
         return None
 
     def _withdraw(self) -> None:
-        """The prompt has gone by itself: somebody typed, or the program went on."""
+        """The prompt ended by itself: somebody typed, or the program continued."""
         self._asked = None
         self._sink.withdraw()
 
@@ -390,7 +384,7 @@ class _Call:
         self._asked = None
         if not isinstance(outcome, Ok):
             self._fail(outcome if isinstance(outcome, Failure) else Failure("The password was not given."))
-        elif self._still_reads(prompt):  # else it would be shown, or be taken for something else
+        elif self._still_reads(prompt):  # otherwise it would be shown, or be read as something else
             secret = str(outcome.value)
             self._veil.hide(secret)
             try:
@@ -399,17 +393,17 @@ class _Call:
                 self._fail(error_of(error))
 
     def _fail(self, error: Failure) -> None:
-        """The call has failed while its program lives: this is the outcome, and the program is ended."""
+        """End the program of a call that has failed; this is the outcome."""
         self._failed = error
         self.end(self._grace)
 
-    # What it shows, and a person who drives it
+    # The screen, and the user who drives it
 
     def screen(self) -> Screen:
         return self._emulator.screen() if self._last is None else self._last
 
     def painted(self) -> bytes:
-        """What paints its screen (`SupportsCells`); nothing where the emulator knows no colours, or it has ended."""
+        """Return the bytes that paint its screen (`SupportsCells`); nothing without colours, or after its end."""
         emulator = self._emulator
         return emulator.painted() if self._last is None and isinstance(emulator, SupportsCells) else b""
 
@@ -434,7 +428,7 @@ class _Call:
         pty.write(data)
 
     def _hide_typed(self, pty: Pty, data: bytes) -> None:
-        """What the person types where a line is read without echo is a password, like one they are asked for."""
+        """Treat a line that the user types without echo as a password."""
         if pty.canonical and not pty.echo:
             *lines, self._unseen = (self._unseen + data).replace(b"\n", b"\r").split(b"\r")
             if len(lines) == 1 and len(lines[0]) <= LONGEST_SECRET:  # more is a paste
@@ -457,7 +451,7 @@ class _Call:
 
 
 def _size_of(size: Any) -> tuple[int, int]:
-    """The rows and columns of a `size`, checked."""
+    """Return the rows and columns of a `size`, checked."""
     match size:
         case {"rows": int(rows), "cols": int(cols)} if 1 <= rows <= MAX_ROWS and 1 <= cols <= MAX_COLS:
             return rows, cols

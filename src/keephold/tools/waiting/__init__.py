@@ -1,4 +1,4 @@
-"""The wait tools: handles as asynchronous operations to create, wait for, complete and look after (W)."""
+"""The wait tools: create, wait for, complete, list and cancel handles of asynchronous operations (W)."""
 
 from keephold.tools.base import Tool
 from keephold.tools.waiting.cleanup import gc_tool
@@ -14,7 +14,7 @@ from keephold.tools.waiting.wait import sleep_tool, wait_for_multiple_tool, wait
 __all__ = ["LASTING", "NAMES", "WaitToolHost", "wait_tools"]
 
 LASTING = ("execute_agent_async", "execute_workflow_async")
-"""Those whose handles do something: what a crash leaves of them is recovered like any tool's."""
+"""Tools whose handles run something: after a crash they are recovered like any tool's."""
 NAMES = (
     "sleep",
     "create_wait_handle",
@@ -36,7 +36,7 @@ NAMES = (
 
 
 def wait_tools(around: WaitToolHost) -> list[Tool]:
-    """All of them."""
+    """Make all wait tools."""
     return [
         sleep_tool(around),
         create_tool(around),

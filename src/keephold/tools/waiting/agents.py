@@ -1,7 +1,7 @@
-"""Agents: functions that are run beside the conversation by `execute_agent_async` (W12).
+"""Agents: functions that `execute_agent_async` runs beside the conversation (W12).
 
-A runtime has them by `@rt.agent("id")`. Each has its own `max_running`, queued by priority (W11), and says itself
-whether it is run again with its journal after a crash.
+A program registers them with `@rt.agent("id")`. Each has its own `max_running`, queued by priority (W11), and its own
+`on_crash`.
 """
 
 import asyncio
@@ -20,20 +20,20 @@ from keephold.tools.waiting.tool import WaitToolHost
 from keephold.tools.waiting.view import instant
 
 MAY_RUN = "run_agent"
-"""The question whether an agent may run; only a person answers it."""
+"""The question whether an agent may run; only the user answers it."""
 PERMISSION = "permission"
-"""What an agent that is a program wants permitted (`acp/subagent.py`); the same."""
+"""The question of an agent that is a program (`acp/subagent.py`); only the user answers it."""
 
 
 class Message(msgspec.Struct, frozen=True):
-    """What was said before."""
+    """A message of the earlier conversation."""
 
     role: str
     content: str
 
 
 class Document(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something to read."""
+    """A document for the agent."""
 
     content: str
     id: str | None = None
@@ -41,7 +41,7 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AgentRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What an agent is asked to do. None: nothing was said about it, the agent decides."""
+    """The request to an agent. If a field is None, the agent decides."""
 
     agent_id: str
     prompt: str
@@ -79,14 +79,14 @@ class Agents:
         self._agents: dict[str, Agent] = {}
 
     def become(self, other: "Agents", instead_of: Iterable[str]) -> None:
-        """Know the agents of another one from now on, instead of those of these ids."""
+        """Use the agents of another registry from now on, instead of those with these ids."""
         gone = frozenset(instead_of)
         self._agents = {id: agent for id, agent in self._agents.items() if id not in gone} | other._agents
 
     def registering(
         self, id: str, on_crash: OnCrash, max_running: int | None
     ) -> Callable[[AgentFunction], AgentFunction]:
-        """A decorator that makes a function an agent."""
+        """Return a decorator that makes a function an agent."""
 
         def register(function: AgentFunction) -> AgentFunction:
             self.add(id, function, on_crash, max_running)
@@ -104,7 +104,7 @@ class Agents:
         run: RunMode = "unattended",
         questions: Mapping[str, QuestionPolicy] | None = None,
     ) -> None:
-        """Make a function an agent."""
+        """Register a function as an agent."""
         if not id or id in self._agents:
             why = "is registered already; choose another id" if id else "needs an id that is not empty"
             raise ConfigError([f"agent `{id}` {why}"])
@@ -118,7 +118,7 @@ class Agents:
 
     @property
     def ids(self) -> list[str]:
-        """Of all agents there are."""
+        """The ids of all agents."""
         return list(self._agents)
 
     def has(self, id: str) -> bool:
@@ -126,7 +126,7 @@ class Agents:
         return id in self._agents
 
     def find(self, id: str) -> Agent:
-        """The agent of that id. Raises `ToolError`, which lists those there are."""
+        """Return the agent of that id. Raises a `ToolError` that lists the known ones."""
         agent = self._agents.get(id)
         if agent is None:
             known = ", ".join(self._agents) or "none; a program registers them with @rt.agent"
@@ -134,7 +134,7 @@ class Agents:
         return agent
 
     def slots_of(self, arguments: Mapping[str, Any]) -> dict[str, int]:
-        """What a run of the agent queues for (W11)."""
+        """Return the slots that a run of the agent needs (W11)."""
         agent = self._agents.get(arguments["agentId"])
         return {} if agent is None or agent.max_running is None else {f"agent:{agent.id}": agent.max_running}
 
@@ -144,7 +144,7 @@ class Agents:
         agent = self.find(request.agent_id)
         limit = request.timeout_ms or None
         left = None if limit is None else around.created(call) + limit / 1000 - around.now()
-        if limit is not None and left is not None and left <= 0:  # it queued, paused or was nobody's for so long
+        if limit is not None and left is not None and left <= 0:  # it was queued, paused or without an owner too long
             raise ToolError(timed_out(limit), code="timeout")
         try:
             async with asyncio.timeout(left) as timeout:
@@ -157,7 +157,7 @@ class Agents:
 
 
 async def permitted(call: Call, agent: Agent, detached: str) -> None:
-    """Where nothing has asked yet whether the agent may run (P1): a person is asked, or `detached` decides (P2)."""
+    """Ask the user whether the agent may run, if nothing has asked yet (P1). Without a user `detached` decides."""
     if agent.run == "unattended":
         return
     question = Question(id=MAY_RUN, text=f"Run agent `{agent.id}`?", answer_type="Boolean")
@@ -179,7 +179,7 @@ async def permitted(call: Call, agent: Agent, detached: str) -> None:
 
 
 def read_request(arguments: Mapping[str, Any]) -> AgentRequest:
-    """The request that these arguments make. Raises `ToolError`."""
+    """Return the request of these arguments. Raises `ToolError`."""
     try:
         return msgspec.convert(arguments, AgentRequest)
     except msgspec.ValidationError as error:
@@ -187,7 +187,7 @@ def read_request(arguments: Mapping[str, Any]) -> AgentRequest:
 
 
 def _result(request: AgentRequest, value: Any, now: float) -> dict[str, Any]:
-    """A text is the response; an object that has `response` may say more about it."""
+    """A text is the response; an object with `response` may add to it."""
     said = value if isinstance(value, dict) and "response" in value else {"response": value}
     return {
         "agentId": request.agent_id,

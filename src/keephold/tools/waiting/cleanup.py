@@ -1,7 +1,7 @@
-"""`gc_wait_handles`, and the archive: letting go of what has settled, by hand or by policy (W8).
+"""`gc_wait_handles` and the archive: delete settled handles, by hand or by policy (W8).
 
-What goes is appended to the archive first, a line of JSON each, and only what was written there goes. A crash in
-between archives it twice and loses nothing.
+Deleted handles are appended to the archive first, a line of JSON each, and only archived ones are deleted. A crash in
+between archives them twice and loses nothing.
 """
 
 import os
@@ -21,7 +21,7 @@ from keephold.tools.waiting.view import COUNT, FLAG, TEXT, TYPES, instant
 
 _SETTLED: tuple[Status, ...] = ("completed", "failed", "timeout")
 _NAMED = 100
-"""So many ids a reply names."""
+"""Number of ids that a reply names."""
 
 PARAMETERS = object_schema(
     {
@@ -52,14 +52,14 @@ RETURNS = object_schema(
 
 
 def gc_tool(around: WaitToolHost) -> Tool:
-    """The tool."""
+    """Make the tool."""
 
     async def gc(call: Call, arguments: Arguments) -> Reply:
         registry = around.registry
         op = _op(call, arguments, registry.clock.now())
         dry = bool(arguments.get("dryRun"))
         records = await registry.store.expiring(op) if dry else await registry.let_go(op)
-        gone = [record for record in records if record.stateful]  # one-shot calls nobody has seen
+        gone = [record for record in records if record.stateful]  # one-shot calls were never visible
         answer: dict[str, Any] = {
             "success": True,
             "dryRun": dry,
@@ -99,7 +99,7 @@ def _op(call: Call, arguments: Arguments, now: float) -> Collected:
 
 
 def archive_in(directory: Path, file: str | None) -> "Archive | None":
-    """The archive of a configuration, if it names one."""
+    """Return the archive that the configuration names, or None."""
     return None if file is None else Archive(directory / Path(file).expanduser())
 
 
@@ -121,7 +121,7 @@ class Archive:
             raise KeepholdError(why, code="store_unavailable") from None
 
     def _append(self, data: bytes) -> None:
-        # On the loop's thread: it is done once a minute at most, and nothing may go before it is on the disk.
+        # On the loop's thread: it happens once a minute at most, and the deletion must wait for the disk.
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             file.write(data)

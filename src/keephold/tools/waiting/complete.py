@@ -1,7 +1,7 @@
 """`complete_wait_handle`: settle a handle from outside, by its id or its whole key (D8, W6).
 
-By id it ends only what `create_wait_handle` made: a model must not approve its own request. Whoever has the key of any
-wait may complete that one. One conditional write decides, so of several the first wins, in whichever process.
+By id it settles only handles of `create_wait_handle`: a model must not approve its own request. The key of any wait
+completes that one wait. One conditional write decides, so the first of several wins, in any process.
 """
 
 from typing import Any
@@ -57,7 +57,7 @@ _STATUS = {"ok": "completed", "err": "failed", "timeout": "timeout", "cancelled"
 
 
 def complete_tool(around: WaitToolHost) -> Tool:
-    """The tool."""
+    """Make the tool."""
 
     async def complete(call: Call, arguments: Arguments) -> Reply:
         id, error = arguments["handleId"], arguments.get("error")
@@ -93,8 +93,8 @@ def complete_tool(around: WaitToolHost) -> Tool:
         return _completed(handle, resolution)
 
     def _completed(handle: Handle, resolution: Resolution) -> Reply:
-        # One of ours that has not been parked yet is about to stop with it. A call that waited for an event goes on,
-        # and one whose result a person has to see first has not ended.
+        # One of ours that is not parked yet is about to stop with it. A call that waited for an event continues,
+        # and one whose result the user has to approve first has not ended.
         state = handle.state
         over = not handle.active or handle.tool.name == CREATE
         end = state.stopped if isinstance(state, Stopped) else around.now()
@@ -130,7 +130,7 @@ def settled(id: str, now: str) -> Refused:
 
 
 def _refusal(handle: Handle) -> ToolError:
-    """D8: what would end it instead."""
+    """Say what would end the handle instead (D8)."""
     match handle.kind:
         case "agent" | "workflow":
             how = "it ends by itself, and `cancel_wait_handle` ends it before that"

@@ -1,4 +1,4 @@
-"""`create_wait_handle`: a handle that somebody completes later, by its id or its key (W1, W5, W7).
+"""`create_wait_handle`: a handle that is completed later, by its id or its key (W1, W5, W7).
 
 It is a call that takes its completion key and parks, so it costs nothing while it waits and outlives the process (D).
 """
@@ -62,7 +62,7 @@ RETURNS = object_schema(
 
 
 def create_tool(around: WaitToolHost) -> Tool:
-    """The tool."""
+    """Make the tool."""
 
     async def park(call: Call, **arguments: Any) -> Pending:
         await call.completion_key()
@@ -92,7 +92,7 @@ def _read(arguments: Mapping[str, Any], now: float) -> Launch:
 
 
 def small(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Metadata, which is in every reply and every list, and has no room for data. Raises `ToolError`."""
+    """Check the size of metadata, which every reply and list includes. Raises `ToolError`."""
     size = len(to_json(metadata))
     if size > METADATA_BYTES:
         raise ToolError(
@@ -103,7 +103,7 @@ def small(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def timed(timeout_ms: float | None, created: float) -> Pending:
-    """The terms of a handle whose timeout runs from its creation (W5)."""
+    """Return the terms of a handle whose timeout starts at its creation (W5)."""
     if not timeout_ms:
         return Pending()
     deadline = datetime.fromtimestamp(created + timeout_ms / 1000, UTC)
@@ -111,7 +111,7 @@ def timed(timeout_ms: float | None, created: float) -> Pending:
 
 
 def timed_out(timeout_ms: float) -> str:
-    """What is said of an operation that has taken too long."""
+    """Return the message of a timeout."""
     return f"Operation timed out after {number(timeout_ms)}ms"
 
 

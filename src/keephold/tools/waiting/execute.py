@@ -56,7 +56,7 @@ _STARTED_REQUIRED = ("async", "handleId", "status", "message", "startTime")
 
 
 def _handle_id(kind: str, name: str, now: float) -> str:
-    """`agent_<agentId>_<ms>`; what an id may not have becomes `-` (W12)."""
+    """Return `agent_<agentId>_<ms>`; characters that an id may not have become `-` (W12)."""
     return f"{kind}_{_NOT_IN_AN_ID.sub('-', name)[:_NAME_LENGTH]}_{int(now * 1000)}"
 
 
@@ -177,7 +177,7 @@ def agent_step_tool(around: WaitToolHost) -> Tool:
 
 
 def execute_agent_tool(around: WaitToolHost) -> Tool:
-    """The tool."""
+    """Make the tool for agents."""
     agents = around.agents
 
     def read(arguments: Mapping[str, Any], now: float) -> Launch:
@@ -227,12 +227,12 @@ WORKFLOW_RETURNS = object_schema(
 
 
 def execute_workflow_tool(around: WaitToolHost) -> Tool:
-    """The tool."""
+    """Make the tool for workflows."""
 
     def read(arguments: Mapping[str, Any], now: float) -> Launch:
         workflow = read_workflow(_definition(arguments))
         missing = list(_missing(workflow.steps, around))
-        if missing:  # refused now, and left alone when a dead process is recovered: somebody else may have it (R1)
+        if missing:  # refused now, and not recovered after a crash: another process may have it (R1)
             raise ToolError("; ".join(missing), code="invalid_arguments")
         return Launch(
             id=_handle_id("workflow", workflow.id, now),
@@ -285,7 +285,7 @@ def _definition(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _missing(part: Any, around: WaitToolHost, step: str = "") -> Iterator[str]:
-    """What steps, nested ones too, call by names that are nobody's here. A name may also be an expression."""
+    """Yield the unknown tools and agents that steps name, nested ones included. A name may also be an expression."""
     match part:
         case definition.Step(id=id, kind=kind):
             yield from _missing(kind, around, id)

@@ -32,9 +32,9 @@ from keephold.tools.waiting.view import (
 )
 
 _PAGE_BYTES = 12_000
-"""How big the handles of a page may be in all, so that the reply is not cut."""
+"""Bytes of all handles of a page, so that the reply is not cut."""
 PAGE_LIMIT = 2 * _PAGE_BYTES
-"""How big a reply with a page may be."""
+"""Bytes of a reply with a page."""
 _PAGE = 100
 _COUNTED = 1000
 
@@ -86,7 +86,7 @@ RETURNS = object_schema(
 
 
 def list_tool(around: WaitToolHost) -> Tool:
-    """The tool."""
+    """Make the tool."""
 
     async def list_wait_handles(call: Call, arguments: Arguments) -> Reply:
         registry = around.registry
@@ -121,7 +121,7 @@ def list_tool(around: WaitToolHost) -> Tool:
 
 
 class Filter:
-    """Which handles are asked for."""
+    """The filters of a call."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self.asked: dict[str, Any] = {
@@ -148,7 +148,7 @@ class Filter:
         )
 
     async def count(self, registry: Registry, conversation: str, tally: "Tally") -> int:
-        """How many there are in all pages."""
+        """Return the number of handles in all pages."""
         if self.metadata is None:
             return _sum(tally, status=self.status, kind=self.kind)
         count, after = 0, None
@@ -165,7 +165,7 @@ def _sum(tally: Tally, *, status: str | None = None, kind: str | None = None) ->
 
 
 def page(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As many as fit into a reply, but one at least."""
+    """Return as many entries as fit into a reply, but at least one."""
     room, count = _PAGE_BYTES, 0
     for entry in entries:
         room -= len(to_json(entry))

@@ -1,6 +1,6 @@
-"""Metrics of the wait tools (W8): what `Runtime(metrics=…)` is told, and when. Without it nothing is counted.
+"""Metrics of handles and waits (W8), reported to `Runtime(metrics=…)`.
 
-Metrics that are a `Meter` as well (`handles/observing.py`) are told of everything else, too.
+Metrics that are a `Meter` (`handles/observing.py`) get all other numbers, too.
 """
 
 from collections.abc import Sequence
@@ -20,17 +20,17 @@ WAIT_SECONDS = "keephold_wait_seconds"
 
 
 class Metrics(Protocol):
-    """Where numbers go. Both are called on the event loop's thread, and must not block it."""
+    """Receives numbers. Both methods are called on the event loop's thread, and must not block it."""
 
     def count(self, name: str, **labels: str) -> None:
-        """One more of something."""
+        """Add one to a counter."""
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """How much it was this time."""
+        """Record a value."""
 
 
 class Measure:
-    """Tells the metrics of a runtime, if it has any."""
+    """Reports to the metrics of a runtime, if it has any."""
 
     def __init__(self, metrics: Metrics | None) -> None:
         self._metrics = metrics
@@ -61,7 +61,7 @@ class Measure:
                 self._metrics.count(CREATED, type=handle.kind)
 
     def _settled(self, uid: str, state: Stopped, what: What | None) -> None:
-        """Told once, in the process that has written it."""
+        """Called once, in the process that has written it."""
         assert self._registry is not None
         handle = self._registry.loaded(uid)
         if what is not None:

@@ -1,12 +1,8 @@
-"""Where tasks are: each in the metadata of its handle `task_<taskId>`, so that a task can be waited for (W9).
+"""Tasks, each in the metadata of its handle `task_<taskId>`, so that a task can be waited for (W9).
 
-The handle is parked from its first commit on. Completing the task completes it, with the task as result; reopening the
-task makes a new handle of the same id.
-
-A task: something that is to be done, its status, and how long it has been worked on (W9).
-
-The timer counts only while the task is in progress and not paused: time that it was blocked or paused is no work.
-A task is data; every change makes a new one.
+The handle is parked from its first commit on. Completing the task completes the handle, with the task as result;
+reopening the task makes a new handle of the same id. A task's timer runs only while the task is in progress and not
+paused.
 """
 
 from collections.abc import Sequence
@@ -38,24 +34,24 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     started: float | None = None
     ended: float | None = None
     worked: float = 0.0
-    """Seconds, up to when the timer last stood still."""
+    """Seconds, up to the last pause of the timer."""
     since: float | None = None
-    """When the timer began to run; None: it stands still."""
+    """When the timer was started; None: it is stopped."""
     paused: bool = False
 
     def running(self, now: float) -> "Task":
-        """With the timer running."""
+        """Return the task with the timer running."""
         if self.since is not None:
             return self
         return replace(self, since=now, started=self.started or now, paused=False)
 
     def standing(self, now: float, *, paused: bool) -> "Task":
-        """With the timer standing still."""
+        """Return the task with the timer stopped."""
         worked = self.worked if self.since is None else self.worked + now - self.since
         return replace(self, worked=worked, since=None, paused=paused)
 
     def moved(self, status: TaskStatus, now: float, *, timer: bool = True) -> "Task":
-        """In another status. `timer`: it runs while the task is in progress."""
+        """Return the task in another status. `timer`: it runs while the task is in progress."""
         task = replace(self, status=status, ended=None)
         if status == "completed":
             return replace(task.standing(now, paused=False), ended=now)
@@ -69,7 +65,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return milliseconds(self.standing(now, paused=self.paused).worked)
 
     def timer(self, now: float) -> dict[str, Any]:
-        """The timer, as replies show it."""
+        """Return the timer's fields of a reply."""
         took = self.elapsed_ms(now)
         shown: dict[str, Any] = {"timerActive": self.since is not None, "isPaused": self.paused}
         shown |= {"elapsedMs": took, "elapsedTime": elapsed(took)}
@@ -77,13 +73,13 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return shown | ({} if self.ended is None else {"endTime": instant(self.ended)})
 
     def shown(self, now: float) -> dict[str, Any]:
-        """The task, as replies show it."""
+        """Return the task's fields of a reply."""
         named = {"taskId": self.task_id, "taskName": self.task_name, "status": self.status}
         return named | self.timer(now) | {"metadata": self.metadata}
 
 
 def to_metadata(task: Task) -> dict[str, Any]:
-    """A task as the metadata of a handle; None where a key is to go."""
+    """Return a task as the metadata of a handle; None removes a key."""
     metadata: dict[str, Any] = msgspec.to_builtins(task)
     return metadata
 
@@ -97,12 +93,12 @@ _PAGE = 1000
 
 
 def handle_id(task_id: str) -> str:
-    """The id of a task's handle."""
+    """Return the id of a task's handle."""
     return check_id(f"task_{task_id}")
 
 
 async def load(around: WaitToolHost, call: Call, task_id: str) -> tuple[Task, Handle] | None:
-    """The task of that id and its handle, if there is one."""
+    """Return the task of that id and its handle, or None."""
     try:
         handle = await around.find(call, handle_id(task_id))
     except ToolError as error:
@@ -154,8 +150,10 @@ async def create(around: WaitToolHost, call: Call, task: Task) -> Handle:
 
 
 async def change(around: WaitToolHost, handle: Handle, task: Task) -> None:
-    """Write what has become of a task; if it is completed, its handle is. Raises `KeepholdError` `already_stopped` if
-    somebody else has completed it."""
+    """Write a changed task, and complete its handle if the task is completed.
+
+    Raises `KeepholdError` `already_stopped` if it was completed meanwhile.
+    """
     registry, changes = around.registry, Annotated(handle.uid, metadata=to_metadata(task))
     if task.status != "completed":
         (record,) = await registry.write((changes,), keep=False)
@@ -169,7 +167,7 @@ async def change(around: WaitToolHost, handle: Handle, task: Task) -> None:
 
 
 async def all_tasks(store: Store, conversation: str) -> Sequence[Task]:
-    """The tasks of the conversation, in the order they were made."""
+    """Return the tasks of the conversation, in the order they were made."""
     newest: dict[str, Record] = {}
     after = None
     while records := await store.handles(

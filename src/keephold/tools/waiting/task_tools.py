@@ -1,6 +1,6 @@
-"""The task tools (W9): `create_task`, `update_task_status`, `get_task`, `list_tasks` and the two of the timer.
+"""The task tools (W9): `create_task`, `update_task_status`, `get_task`, `list_tasks` and two for the timer.
 
-They run in the serial lane, so that those of one batch act in the order they were written.
+They run in the serial lane, so that those of one batch run in order.
 """
 
 import asyncio
@@ -82,10 +82,10 @@ class TaskTools:
     def __init__(self, around: WaitToolHost) -> None:
         self._around = around
         self._changing = asyncio.Lock()
-        """Between reading a task and writing it nobody else here writes it."""
+        """Held between reading a task and writing it."""
 
     def all(self) -> list[Tool]:
-        """All six."""
+        """Make all six."""
         created = object_schema({"success": FLAG, "timerInitialized": FLAG, **_TASK}, ["success", *_TASK_REQUIRED])
         updated = object_schema(
             {
@@ -189,7 +189,7 @@ class TaskTools:
         return self._around.show(answer, shown=() if handle.active else (handle,))
 
     async def _write(self, call: Call, handle: Handle | None, task: Task) -> Handle:
-        """Keep what has become of a task: in its handle, or in a new one if it has none or that has settled."""
+        """Write a task: to its handle, or to a new one if it has none or that has settled."""
         if handle is None or not handle.active:
             begun = task if task.status != "completed" else _open(task)
             handle = await self._make(call, begun)
@@ -250,12 +250,12 @@ class TaskTools:
 
 
 def _open(task: Task) -> Task:
-    """A task that is completed as soon as it is made is made first."""
+    """Return the open form of a task that is completed at once: its handle is made first."""
     return Task(task_id=task.task_id, task_name=task.task_name, status="in-progress", metadata=task.metadata)
 
 
 def _said(task: Task, arguments: Arguments) -> Task:
-    """The task with what a call says of it."""
+    """Return the task with the changes of a call."""
     return replace(
         task,
         task_name=arguments.get("taskName") or task.task_name,

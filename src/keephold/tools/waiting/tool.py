@@ -179,7 +179,7 @@ def wait_tool(
 def function_tool(
     name: str, description: str, parameters: Schema, function: Callable[..., Awaitable[Any]], **fields: Any
 ) -> Tool:
-    """A tool whose function takes the call and its arguments by the names they have in JSON."""
+    """Make a tool whose function takes the call and its arguments by their names in JSON."""
     return Tool(
         name=name,
         description=description,
@@ -192,7 +192,7 @@ def function_tool(
 
 
 class Refused(ToolError):
-    """An error of the call that says more than its message: `more` is in the reply beside it."""
+    """An error whose reply has more fields than its message."""
 
     def __init__(self, message: str, *, code: str, **more: Any) -> None:
         super().__init__(message, code=code)
@@ -200,5 +200,5 @@ class Refused(ToolError):
 
 
 def object_schema(properties: Schema, required: Sequence[str] = ()) -> Schema:
-    """JSON Schema of an object."""
+    """Return the JSON Schema of an object."""
     return {"type": "object", "properties": properties, "required": list(required)}

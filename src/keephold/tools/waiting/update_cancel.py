@@ -1,4 +1,4 @@
-"""`update_wait_handle` and `cancel_wait_handle`: what is said about a handle, and how it ends before its time (W8)."""
+"""`update_wait_handle` and `cancel_wait_handle`: annotate a handle, or end it early (W8)."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ CANCEL_RETURNS = object_schema(
 
 
 def update_tool(around: WaitToolHost) -> Tool:
-    """The tool that annotates."""
+    """Make the tool that annotates."""
 
     async def update(call: Call, arguments: Arguments) -> Reply:
         handle = await around.find(call, arguments["handleId"])
@@ -87,7 +87,7 @@ def update_tool(around: WaitToolHost) -> Tool:
         said = arguments.get("metadata") or {}
         if ours := [key for key in said if key.startswith("mcp.")]:
             raise ToolError(f"metadata `{ours[0]}`: keys that begin with `mcp.` are ours", code="invalid_arguments")
-        small({**(handle.metadata or {}), **said})  # all of it, with what was said before
+        small({**(handle.metadata or {}), **said})  # the whole of it, with earlier keys
         changes = Annotated(handle.uid, _progress(handle, arguments), arguments.get("priority"), said)
         try:
             (record,) = await registry.write((changes,), keep=False)
@@ -111,7 +111,7 @@ def update_tool(around: WaitToolHost) -> Tool:
 
 
 def _progress(handle: Handle, arguments: Arguments) -> Progress | None:
-    """What is not said of the progress stays as it was."""
+    """Return the new progress; fields that are not given keep their values."""
     if not any(key in arguments for key in ("progress", "total", "message")):
         return None
     before = handle.progress or Progress(0)
@@ -128,7 +128,7 @@ def _updated(record: Record) -> dict[str, Any]:
 
 
 def cancel_tool(around: WaitToolHost) -> Tool:
-    """The tool that ends."""
+    """Make the tool that cancels."""
 
     async def cancel(call: Call, arguments: Arguments) -> Reply:
         handle, reason = await around.find(call, arguments["handleId"]), arguments.get("reason")
@@ -160,7 +160,7 @@ def cancel_tool(around: WaitToolHost) -> Tool:
 
 
 def _left_alone(handle: Handle) -> bool:
-    """A one-shot call whose caller waits no more (D10), and whose tool has no `abort`."""
+    """Whether it is a one-shot call whose caller no longer waits (D10), and whose tool has no `abort`."""
     return handle.id.startswith("call:") and "abort" not in handle.tool.actions
 
 

@@ -1,4 +1,4 @@
-"""How the wait tools see a handle: its status, its times, what it came to (W1, W3).
+"""A handle as the wait tools show it: its status, its times, its result (W1, W3).
 
 A status is a view of the state: `completed`, `failed`, `timeout`, `pending`. Times are UTC with milliseconds; elapsed
 times are floored.
@@ -17,27 +17,27 @@ from keephold.handles.text import to_json
 from keephold.store.rows import WAIT_KINDS, status_of
 
 TYPES = WAIT_KINDS
-"""What `create_wait_handle` makes."""
+"""The kinds of handles that `create_wait_handle` makes."""
 STATUSES = ("pending", "completed", "failed", "timeout")
 
 _PARTIAL_BYTES = 1024 * 1024
 
 Text = Callable[[Handle], str]
-"""What a handle printed or failed with, as a model is shown it."""
+"""Returns the output or error of a handle, as a model sees it."""
 
 
 def instant(at: float) -> str:
-    """A time: `2026-01-01T00:00:00.000Z`."""
+    """Return a time as `2026-01-01T00:00:00.000Z`."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def milliseconds(secs: float) -> int:
-    """Floored; what is missing by the grain of a float's time of day is not missing."""
+    """Return floored milliseconds, corrected for the grain of a float's time of day."""
     return max(0, math.floor(secs * 1000 + 0.001))
 
 
 def elapsed(ms: int) -> str:
-    """`250ms`, `3s`, `2m 3s`, `1h 2m 3s` (W3)."""
+    """Return `250ms`, `3s`, `2m 3s` or `1h 2m 3s` (W3)."""
     if ms < 1000:
         return f"{ms}ms"
     minutes, seconds = divmod(ms // 1000, 60)
@@ -48,12 +48,12 @@ def elapsed(ms: int) -> str:
 
 
 def number(value: float) -> str:
-    """A number as it was given: `60000`, not `60000.0`."""
+    """Return a number as it was given: `60000`, not `60000.0`."""
     return str(int(value)) if value == int(value) else str(value)
 
 
 def operation_ms(state: State, now: float) -> int:
-    """How long the operation has taken, or took."""
+    """Return how long the operation has taken."""
     return milliseconds((state.stopped if isinstance(state, Stopped) else now) - state.created)
 
 
@@ -62,7 +62,7 @@ def status(handle: Handle) -> str:
 
 
 def came_to(handle: Handle, text: Text) -> dict[str, Any]:
-    """The result, or the error, of a handle that has stopped; nothing of any other."""
+    """Return the result or error of a handle that has stopped, and nothing for another."""
     state = handle.state
     if not isinstance(state, Stopped):
         return {}
@@ -74,14 +74,14 @@ def came_to(handle: Handle, text: Text) -> dict[str, Any]:
         case Reply(result):
             return {"result": result}
         case Failure(message):
-            # A command's reason is of little use without what it printed.
+            # A command's error is of little use without its output.
             error = {"error": text(handle) if handle.tool.source in ("local", "terminal") else message}
             error |= partial(handle) if handle.kind == "workflow" else {}
             return error | ({"endedBy": state.ended_by} if state.deliberate else {})
 
 
 def partial(handle: Handle) -> dict[str, Any]:
-    """What a workflow had done when it failed: the last line it printed."""
+    """Return the results of a failed workflow's steps: the last line of its output."""
     output = handle.output
     if output is None or not output.total:
         return {}
@@ -89,14 +89,15 @@ def partial(handle: Handle) -> dict[str, Any]:
     if output.total <= _PARTIAL_BYTES:
         try:
             said = msgspec.json.decode(output.read(0, output.total).data.splitlines()[-1])
-        except msgspec.DecodeError:  # not of a workflow that failed: it was ended while it printed
+        except msgspec.DecodeError:  # not a failed workflow: it was ended while it printed
             return {}
     return {"partialResult": fitting(said)}
 
 
 def fitting(value: Any, room: int = 12_000) -> Any:
-    """A value as it may stand in a reply: one whose structure alone takes more room is shown as its JSON text, of which
-    as much is shown as fits. A reply stays JSON, whatever is in it."""
+    """Return a value that fits into a reply: one that is too large becomes its JSON text, cut to fit. A reply is always
+    JSON.
+    """
     encoded = to_json(value)
     if len(encoded) <= room or isinstance(value, str):
         return value
@@ -113,7 +114,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def wants(handle: Handle) -> dict[str, Any]:
-    """What a handle that is blocked on the caller waits for (A6)."""
+    """Return the input that a handle which is blocked on the caller needs (A6)."""
     wanted: dict[str, Any] = {"needsInput": True}
     behind = handle.behind()
     if isinstance(handle.state, Waiting):
@@ -124,7 +125,7 @@ def wants(handle: Handle) -> dict[str, Any]:
 
 
 def progress_of(progress: Progress | None) -> dict[str, Any]:
-    """`progress`, if it is known how far the handle is."""
+    """Return `progress`, if it is known."""
     if progress is None:
         return {}
     shown: dict[str, Any] = {"done": progress.done}
@@ -136,11 +137,11 @@ def progress_of(progress: Progress | None) -> dict[str, Any]:
 
 
 def read_hint(id: str) -> str:
-    """How to read what was cut."""
+    """Say how to read output that was cut."""
     return f"Read the rest with read_output {to_json({'id': id}).decode()}; it takes offset, limit and pattern."
 
 
-# What replies hold, as JSON Schema
+# Fields of replies, as JSON Schema
 
 TEXT = {"type": "string"}
 COUNT = {"type": "integer", "minimum": 0}

@@ -1,9 +1,8 @@
-"""`wait_for` and `wait_for_multiple`: block until handles have settled (W2–W5).
+"""`wait_for`, `wait_for_multiple` and `sleep`: block until handles have settled, or for a time (W1–W5).
 
-Waiting is event-driven, so `pollIntervalMs` is taken and not used. A timeout limits the wait and ends nothing; before
-it is reported the states are read again, from the store if another process may have changed them.
-
-`sleep`: a `timer` handle while it lasts (W1). Taken up again after a crash, it sleeps the rest.
+Waiting is event-driven, so `pollIntervalMs` is accepted and ignored. A timeout limits the wait and ends nothing; before
+it is reported the states are read again, from the store if another process may have changed them. A `sleep` is a
+`timer` handle while it runs; resumed after a crash, it sleeps the rest.
 """
 
 import asyncio
@@ -132,7 +131,7 @@ RETURNS_MULTIPLE = object_schema(
 
 
 def wait_for_tool(around: WaitToolHost) -> Tool:
-    """The tool for one handle."""
+    """Make the tool for one handle."""
     show = around.show
 
     async def wait_for(call: Call, arguments: Arguments) -> Reply:
@@ -180,7 +179,7 @@ def wait_for_tool(around: WaitToolHost) -> Tool:
 
 
 def wait_for_multiple_tool(around: WaitToolHost) -> Tool:
-    """The tool for several."""
+    """Make the tool for several."""
     show = around.show
 
     async def wait_for_multiple(call: Call, arguments: Arguments) -> Reply:
@@ -231,10 +230,10 @@ def wait_for_multiple_tool(around: WaitToolHost) -> Tool:
 async def wait(
     around: WaitToolHost, call: Call, mode: str, handles: tuple[Handle, ...], timeout_ms: float | None
 ) -> Waited:
-    """Wait as the mode says."""
+    """Wait as the mode requires."""
     timeout = None if timeout_ms is None else timeout_ms / 1000
     waited = await call.handles.wait_for([_group(mode, handles)], timeout, handles, call.pass_on)
-    if waited.timed_out:  # W5: read again first; a bell of another process may have been lost
+    if waited.timed_out:  # W5: read again first; another process's wake-up may have been lost
         await around.registry.refresh([handle.uid for handle in handles])
         waited = await call.handles.wait_for([_group(mode, handles)], 0, handles)
     return waited
@@ -250,7 +249,7 @@ def _group(mode: str, handles: Sequence[Handle]) -> Group:
 
 
 def _verdict(mode: str, waited: Waited, statuses: Sequence[str]) -> str:
-    """The status of the whole (W3)."""
+    """Return the status of the whole (W3)."""
     if waited.timed_out:
         return "timeout"
     if waited.needs_input:
@@ -264,7 +263,7 @@ def _verdict(mode: str, waited: Waited, statuses: Sequence[str]) -> str:
 
 
 def first(waited: Waited) -> Handle:
-    """Who settled first, by time; of two in the same instant, the one the wait was told of first."""
+    """Return the handle that settled first; in the same instant, the one whose end the wait saw first."""
     over = [handle for handle in waited.handles if isinstance(handle.state, Stopped)]
     return min(over, key=lambda handle: (_stopped_at(handle), handle is not waited.first))
 
@@ -294,7 +293,7 @@ def _entry(handle: Handle, now: float, text: Text, needs_input: bool) -> dict[st
 
 
 def _fit(results: dict[str, dict[str, Any]]) -> None:
-    """Many results have less room each."""
+    """Give each of many results less room."""
     if len(results) > 4:
         for entry in results.values():
             for key in entry.keys() & {"result", "partialResult"}:
@@ -302,7 +301,7 @@ def _fit(results: dict[str, dict[str, Any]]) -> None:
 
 
 def _room(answer: dict[str, Any]) -> int:
-    """Several results share four limits among them (O3); what is said about each handle comes on top."""
+    """Return the limit of the reply: all results share four limits (O3), and their other fields are added."""
     results: dict[str, Any] = answer["results"]
     told = ("result", "error", "partialResult")
     bare = {id: {key: value for key, value in entry.items() if key not in told} for id, entry in results.items()}
@@ -340,7 +339,7 @@ RETURNS = object_schema(
 
 
 def sleep_tool(around: WaitToolHost) -> Tool:
-    """The tool."""
+    """Make the tool."""
 
     async def sleep(call: Call, arguments: Arguments) -> Reply:
         start = around.created(call)

@@ -1,4 +1,4 @@
-"""Workflows (W10): steps that a model writes down, checked as a whole, then run durably, a journal entry each."""
+"""Workflows (W10): steps that a model writes, checked as a whole, then run durably, with a journal entry for each."""
 
 from keephold.tools.workflow.definition import Workflow
 from keephold.tools.workflow.engine import run_workflow

@@ -1,6 +1,6 @@
-"""The `config` of each type of step: which fields it has, and what is made of them.
+"""The `config` of each type of step: its fields, and the kind that is made of them.
 
-A reader gets the fields and something that reads nested lists of steps. It notes what is wrong and makes the kind.
+A reader gets the fields and a function that reads nested lists of steps. It notes mistakes and makes the kind.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ AGENT_PARAMETERS = (
 
 
 class Lists(Protocol):
-    """Reads lists of steps that stand inside a config."""
+    """Reads lists of steps inside a config."""
 
     def __call__(self, given: Any, path: str, *, in_loop: bool) -> Steps: ...
 
@@ -174,7 +174,7 @@ def _wait(fields: Fields, _: Lists) -> Kind:
 
 
 def _text(fields: Fields, key: str) -> Value:
-    """A string that is needed, or an expression in its place."""
+    """Read a required string, or an expression in its place."""
     if not fields.has(key) or isinstance(fields.given[key], str):
         return Value(fields.text(key), True)
     return fields.value(key, str, "")
@@ -188,7 +188,7 @@ _NOTHING = Expression.__new__(Expression)
 
 
 def _usable(expression: Expression | None) -> Expression:
-    """The expression; where it is wrong that has been noted, and nobody will evaluate this."""
+    """Return the expression; for an invalid one, which was noted, a placeholder that is never evaluated."""
     return _NOTHING if expression is None else expression
 
 

@@ -1,4 +1,4 @@
-"""A workflow as it is run: checked, its expressions compiled. `reading.py` makes it of a model's arguments."""
+"""A workflow that is ready to run: checked, its expressions compiled. `reading.py` makes it from arguments."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, Literal
 from keephold.tools.workflow.expressions import Expression
 
 END = "$end"
-"""Where a jump goes that ends the list its step stands in."""
+"""The target of a jump that ends the list of its step."""
 
 MAX_STEPS = 10_000
 """Steps that one run executes, each visit of a step counted."""
@@ -22,11 +22,11 @@ Mode = Literal["all", "any", "race"]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of a config. Anywhere in it may stand an `Expression`, where the workflow has `{"cel": "…"}`."""
+    """A value of a config, with an `Expression` for each `{"cel": "…"}` in it."""
 
     given: Any
     literal: bool
-    """Whether there is no expression in it."""
+    """Whether it has no expression."""
 
     def resolve(self, evaluate: Callable[[Expression], Any]) -> Any:
         return self.given if self.literal else _resolved(self.given, evaluate)
@@ -45,7 +45,7 @@ def _resolved(given: Any, evaluate: Callable[[Expression], Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps that stand in one list. Jumps go from one of them to another."""
+    """Steps of one list. Jumps stay within it."""
 
     steps: tuple["Step", ...]
     positions: Mapping[str, int]
@@ -53,14 +53,14 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often a transient error is tried again, and after what pauses (ms)."""
+    """How often a transient error is tried again, and after which pauses (ms)."""
 
     max_attempts: int = 3
     base_delay_ms: int = 200
     max_delay_ms: int = 5000
 
     def pause(self, attempt: int) -> float:
-        """Seconds after that failed attempt. No chance in it: a replay must find the same."""
+        """Return the seconds to wait after that failed attempt. Not random: a replay must get the same."""
         return float(min(self.base_delay_ms * 2 ** min(attempt - 1, 40), self.max_delay_ms) / 1000)
 
 
@@ -164,7 +164,7 @@ Kind = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step. `kind` is what it does; the rest is what holds for every step."""
+    """One step. `kind` is its work; the other fields are common to all steps."""
 
     id: str
     type: str
@@ -181,7 +181,7 @@ class Step:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the list goes on if it fails."""
+        """Whether the list continues if it fails."""
         return self.on_error is not None or self.continue_on_error
 
 
@@ -193,7 +193,7 @@ class Workflow:
     name: str
     steps: Steps
     straight: bool
-    """Every step runs at most once: there is no jump and no nesting, so how far it is can be told."""
+    """Every step runs at most once, without jumps and nesting, so that progress can be reported."""
     input: Any = None
     context: Mapping[str, Any] = field(default_factory=dict)
     timeout: float | None = None

@@ -1,8 +1,8 @@
 """The engine (W10): runs the steps of a workflow, each as one entry of the call's journal.
 
-Replay is running it again. What a step gave, and when, is in the journal under the step's name: its path, with a number
-for each visit. Everything in between (which step is next, what an expression gives, whose time is up) follows from what
-is recorded and is worked out anew. So a crash in the middle goes on at the step it hit.
+A replay runs the workflow again. The journal has the result and time of each step under the step's name: its path, with
+a number for each visit. Everything in between (which step is next, an expression's value, a passed deadline) follows
+from the journal and is computed again. So after a crash the workflow resumes at the step that was interrupted.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from keephold.tools.workflow.http import Http
 from keephold.tools.workflow.steps import NESTED, Work, leaf
 
 _AT = "ended at "
-"""How the trace of a recorded error begins, which says when it was."""
+"""How the trace of a recorded error begins, which has its time."""
 MAX_KEPT = 64 * 1024 * 1024
 """Bytes of all results of a run, as JSON."""
 
@@ -60,9 +60,9 @@ async def run_workflow(
     max_steps: int = MAX_STEPS,
     private_addresses: bool = False,
 ) -> dict[str, Any]:
-    """Run it; its result. Raises `WorkflowFailed` with what there is when a step fails or the time is up.
+    """Run it and return its result. Raises `WorkflowFailed` with the results so far if a step fails or the time is up.
 
-    `now` tells the time of day. It is asked only where the answer is recorded, or to wait for a time that is.
+    `now` returns the time of day. It is called only where the answer is recorded, or to wait for a recorded time.
     `private_addresses`: whether `api` steps may reach addresses that are not public.
     """
     run = WorkflowRun(definition, fx, around, Http(private=private_addresses), now, max_steps)
@@ -121,7 +121,7 @@ class WorkflowRun:
         }
 
     async def run_list(self, steps: Steps, frame: Frame) -> Any:
-        """Run a list to its end; the data then. Raises `Failure` or `Cut`."""
+        """Run a list to its end and return the data. Raises `Failure` or `Cut`."""
         visits: dict[str, int] = {}
         position = 0
         while position < len(steps.steps):
@@ -134,7 +134,7 @@ class WorkflowRun:
         return frame.data
 
     async def _visit(self, step: Step, name: str, frame: Frame) -> str | None:
-        """Run a step once; where to jump then."""
+        """Run a step once and return the target of its jump."""
         self._count(step)
         try:
             ended = await self._run(step, name, frame)
@@ -208,7 +208,7 @@ class WorkflowRun:
         return await self._leaf(step, name, frame)
 
     async def _nested(self, step: Step, name: str, frame: Frame) -> StepEnded:
-        """A step with steps in it. What they do is recorded by them; here it is when all was done."""
+        """Run a step with nested steps, which record themselves; this entry is written after all of them."""
         inner = frame.within("")
         inner.deadline = await self._deadline(step, name, frame)
         inner.guarded = frame.guarded or step.goes_on
@@ -224,14 +224,14 @@ class WorkflowRun:
         return StepEnded(await self._time(name), result, error)
 
     async def _deadline(self, step: Step, name: str, frame: Frame) -> Deadline | None:
-        """Until when it may run. When it began is recorded, so that a restart does not prolong it."""
+        """Return the deadline of a step. Its start is recorded, so that a restart does not extend it."""
         if step.timeout is None:
             return frame.deadline
         began = await self._time(f"{name}?")
         return nearer(frame.deadline, Deadline(began + step.timeout, name, step.timeout))
 
     async def _delay(self, step: Step, kind: Delay, name: str, frame: Frame) -> StepEnded:
-        """Its one entry says when it began; when it is due follows from that, so it has no other."""
+        """Sleep; the one entry has the start, from which the end follows."""
         work = leaf(self, kind, name, frame)
         final = not (frame.guarded or step.goes_on)
         entry = await self._entry(name, work, frame.deadline, None, final=final)
@@ -245,7 +245,7 @@ class WorkflowRun:
         return StepEnded(due, {"delayed": ms, "timestamp": timestamp(due)})
 
     async def _leaf(self, step: Step, name: str, frame: Frame) -> StepEnded:
-        """A step without steps in it: one entry for each attempt."""
+        """Run a step without nested steps: one entry for each attempt."""
         work = leaf(self, step.kind, name, frame)
         if isinstance(step.kind, WaitEvent):
             await self._announce(step.kind, name, step, frame)
@@ -264,13 +264,16 @@ class WorkflowRun:
             attempt += 1
 
     async def event_key(self, kind: WaitEvent, name: str) -> Key:
-        """The key of the event that a visit waits for: each visit has its own."""
+        """Return the key of the event that a visit waits for: each visit has its own."""
         return await self.fx.external_event_key(f"{name}:{kind.event}")
 
     async def _announce(self, kind: WaitEvent, name: str, step: Step, frame: Frame) -> None:
-        """Tell that the event is waited for: its key's id and never the key, or the model could bring it itself (K5).
-        Process events are numbered in the order they are reached, which side by side is another one in a replay; there
-        only the progress tells."""
+        """Report the awaited event by its key's id, never the key: with the key, the model could resolve it itself
+        (K5).
+
+        Process events are numbered in the order they are reached. Concurrent branches would have another order in a
+        replay, so there only the progress reports it.
+        """
         id = (await self.event_key(kind, name)).key_id
         self.around.progress(self.executed - 1, None, f"{step.id} waits for the event `{kind.event}` (key_id {id})")
         if frame.concurrent:
@@ -294,8 +297,8 @@ class WorkflowRun:
     ) -> dict[str, Any]:
         """Do the work as one step of the journal: `at`, and one of `result`, `error`, `cut`.
 
-        An error that ends the run is recorded as one, so that an attempt to run it again (R5) does the step again.
-        An error that something goes on from is recorded as what the step gave, and stays.
+        An error that ends the run is recorded as an error, so that another attempt (R5) repeats the step. An error that
+        is handled is recorded as the step's result, and stays.
         """
 
         async def function(_: Any) -> dict[str, Any]:
@@ -311,8 +314,8 @@ class WorkflowRun:
             if error.trace and error.trace[0].startswith(_AT):
                 return {"at": float(error.trace[0].removeprefix(_AT)), "error": _error(error)}
             if error.code != "durable_effect_not_json":
-                raise  # the journal is not of this workflow
-            return {"at": self._last, "error": _error(error)}  # a value in the workflow itself, so always so
+                raise  # the journal belongs to another workflow
+            return {"at": self._last, "error": _error(error)}  # it is in the workflow itself, so it will always fail
 
     async def _attempt(self, name: str, work: Work, deadline: Deadline | None, limit: float | None) -> dict[str, Any]:
         left = math.inf if deadline is None else deadline.at - self.now()
@@ -338,7 +341,7 @@ class WorkflowRun:
         return {"at": self.now(), "error": _error(raised)}
 
     async def _time(self, name: str) -> float:
-        """The time of day, as it was when this was first asked."""
+        """Return the time of day when this was first asked."""
 
         async def ask(_: Any) -> float:
             return self.now()
@@ -347,7 +350,7 @@ class WorkflowRun:
         return at
 
     async def _until(self, due: float, frame: Frame) -> float:
-        """Until a time that follows from what is recorded. Raises `Cut` at the frame's deadline if that is before."""
+        """Wait until a time that follows from the journal. Raises `Cut` at the frame's deadline if that is earlier."""
         deadline = frame.deadline
         end = due if deadline is None else min(due, deadline.at)
         while (left := end - self.now()) > 0:  # noqa: ASYNC110 (nobody but time can tell)

@@ -1,14 +1,12 @@
-"""Expressions of a workflow: CEL, compiled when the workflow is read, so that a bad one is refused before it runs.
+"""Expressions of a workflow: CEL, compiled when the workflow is read, so that an invalid one is refused before the run.
 
-What an expression gets and gives is JSON. An expression is bounded: by its length and nesting, by the rounds of its
-macros, by how much it may read, by how much it may give. It cannot be interrupted, so the bounds are what keeps it
-short.
+Expressions read and return JSON. They cannot be interrupted, so they are bounded: in length and nesting, in the rounds
+of their macros, and in the size of the data they read and return.
 
-What the text of an expression says about it before it is run: what it reads, and how its data could grow.
-
-An expression is a model's, so it is looked at before it is compiled. CEL has no loops, and the library stops at 32
-levels and 10,000 rounds of its macros. What is left is text and lists that double with every macro: `[s].map(a, a + a)`
-twenty times over is a million times `s`. That is bounded here, by counting.
+A model writes the expressions, so their text is checked before it is compiled: which variables it reads, and how its
+data could grow. CEL has no loops, and the library stops at 32 levels and 10,000 rounds of its macros. Only text and
+lists that double with every macro remain: `[s].map(a, a + a)` twenty times over is a million times `s`. Counting bounds
+that here.
 """
 
 import math
@@ -27,7 +25,7 @@ from keephold.errors import ToolError
 MAX_LENGTH = 2000
 """Characters of an expression."""
 MAX_GROWTH = 256
-"""How many times larger than what it reads an expression may make its data, by the estimate of `growth`."""
+"""How many times larger than its input an expression may make its data, by the estimate of `growth`."""
 
 MACROS = frozenset({"all", "exists", "exists_one", "existsOne", "filter", "map", "optMap", "optFlatMap"})
 
@@ -43,13 +41,13 @@ _KEY = re.compile(r"'([^'\\]*)'|\"([^\"\\]*)\"")
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Which variables an expression reads; of one that is an object, which keys, or None for all of it."""
+    """The variables that an expression reads; for an object the keys, or None for all of it."""
 
     names: dict[str, frozenset[str] | None]
 
 
 def reads(source: str, variables: Sequence[str]) -> Read:
-    """What of these variables the expression reads. A macro's own variable of that name counts as a reading, too."""
+    """Return which of these variables the expression reads. A macro's own variable of that name counts, too."""
     tokens = _tokens(source)
     found: dict[str, set[str] | None] = {}
     for at, (kind, text) in enumerate(tokens):
@@ -65,7 +63,7 @@ def reads(source: str, variables: Sequence[str]) -> Read:
 
 
 def growth(source: str) -> float:
-    """An upper bound of how often one value of the data can be repeated in what the expression makes of it.
+    """Return an upper bound of how often one value of the data can be repeated in the result.
 
     Within one macro a value is repeated by `+` and by the commas of lists and maps; a macro in or behind another
     multiplies.
@@ -79,7 +77,7 @@ def growth(source: str) -> float:
 
 
 def builds_lists(source: str) -> bool:
-    """Whether it makes lists of lists; the library takes the square of the length for that."""
+    """Whether it makes lists of lists; the library needs the square of the length for that."""
     return any(text in ("map", "filter") and after == "(" for (_, text), (_, after) in pairwise(_tokens(source)))
 
 
@@ -88,7 +86,7 @@ def _tokens(source: str) -> list[tuple[str, str]]:
 
 
 def _key(after: list[tuple[str, str]]) -> str | None:
-    """The key behind a variable: `.key`, `["key"]`, or None where it cannot be told."""
+    """Return the key behind a variable: `.key`, `["key"]`, or None if it is unknown."""
     match after:
         case [(_, "."), ("name", _), (_, "(")]:
             return None
@@ -102,20 +100,20 @@ def _key(after: list[tuple[str, str]]) -> str | None:
 
 
 VARIABLES = ("input", "data", "context", "vars", "steps", "error")
-"""What every expression may read."""
+"""Variables of every expression."""
 LOOP_VARIABLES = ("item", "index")
-"""What only one inside a loop may read."""
+"""Further variables of an expression inside a loop."""
 MAX_BYTES = 1024 * 1024
-"""As JSON, of what an expression reads and of what it gives."""
+"""Bytes of JSON that an expression reads or returns."""
 MAX_LIST = 2000
-"""Elements of a list that `map` and `filter` may go over, and that `split` gives: a tenth of a second."""
+"""Elements of a list that `map` and `filter` may process and `split` may return: a tenth of a second."""
 
 _REASON = re.compile(r"^(?:[A-Z_]+: )?(?:ERROR: <input>:(\d+):(\d+): )?(.*?)(?: \[[A-Z_]+\])?$")
 _NO_FIELD = "Applying SELECT to non-message type"
 
 
 class BadExpression(ValueError):
-    """The expression cannot be used; the message says why."""
+    """The expression is invalid; the message says why."""
 
 
 class Expression:
@@ -136,20 +134,20 @@ class Expression:
         self.source = source
         self._builds = builds_lists(source)
         self.reads = reads(source, names)
-        """Which variables it reads, as far as its text tells."""
+        """The variables it reads, as far as its text shows."""
         try:
             self._program = _environment(in_loop).compile(source)
-        except Exception as error:  # whatever the library raises
+        except Exception as error:  # any exception of the library
             raise BadExpression(_refusal(str(error), names)) from None
 
     def __repr__(self) -> str:
         return f"Expression({self.source!r})"
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
-        """What it gives, as JSON. `values` has the variables it reads. Raises `ToolError`."""
+        """Return its value as JSON. `values` has the variables it reads. Raises `ToolError`."""
         try:
             read = len(msgspec.json.encode(values))
-        except Exception as error:  # not JSON, no Unicode, too deep: the library would crash
+        except Exception as error:  # not JSON, not Unicode, too deep: the library would crash
             raise self._failed(f"what it reads is not JSON ({error})") from None
         if read > MAX_BYTES:
             raise self._failed(f"it reads more than 1 MiB ({read:,} bytes); name the part that is needed")
@@ -180,13 +178,13 @@ class Expression:
 
 
 def shortened(text: str, length: int = 120) -> str:
-    """Text for a message."""
+    """Return text for a message."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 @cache
 def _environment(in_loop: bool) -> Any:
-    from cel_expr_python import cel  # fifty megabytes: read when there is a workflow
+    from cel_expr_python import cel  # fifty megabytes: loaded when there is a workflow
     from cel_expr_python.ext import ext_optional
 
     kinds = {"string": cel.Type.STRING, "int": cel.Type.INT, "strings": cel.Type.List(cel.Type.STRING)}
@@ -247,7 +245,7 @@ _SMALL = (bool, int, float, type(None))
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it. Raises `TypeError` with what it is."""
+    """Convert a value to JSON. Raises `TypeError` with its type."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -269,7 +267,7 @@ def _plain(value: Any) -> Any:
 
 
 def _longest(value: Any) -> int:
-    """The length of the longest list in it."""
+    """Return the length of the longest list in it."""
     match value:
         case list():
             return max(len(value), max(map(_longest, value), default=0))
@@ -279,7 +277,7 @@ def _longest(value: Any) -> int:
 
 
 def _refusal(text: str, names: tuple[str, ...]) -> str:
-    """The library's words for why it cannot be compiled; the first reason, and where."""
+    """Return the library's first reason why it cannot be compiled, and its position."""
     if "recursion" in text:
         return "it is nested too deeply: 32 levels are the most, and a chain of operators or of dots counts"
     reason = _words(text)

@@ -1,6 +1,6 @@
-"""Reading an object that a model has sent: every field checked, every mistake noted with its path, none fatal.
+"""Reads an object that a model has sent: every field is checked, every mistake is noted with its path, none is fatal.
 
-A field that is wrong reads as a harmless value; the workflow is refused in the end, so nobody sees it.
+A wrong field reads as a harmless value; the workflow is refused in the end, so that value is never used.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _NAMES = {str: "a string", bool: "true or false", int: "an integer", list: "an a
 
 
 class Problems(list[str]):
-    """What is wrong, each with its path; and the expressions that were compiled on the way, with theirs."""
+    """Mistakes with their paths, and the expressions that were compiled on the way, with theirs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Fields:
         return self.given.get(key) is not None
 
     def only(self, *known: str) -> None:
-        """Nothing but these."""
+        """Note every other field as a mistake."""
         for key in self.given:
             if key in known:
                 continue
@@ -50,7 +50,7 @@ class Fields:
             self.problems.add(self.at(key), f"is not known here; {right}")
 
     def text(self, key: str, *, required: bool = True) -> str:
-        """A string that is not empty."""
+        """Read a string that is not empty."""
         if not self.has(key):
             if required:
                 self.problems.add(self.at(key), "is missing; it is a string")
@@ -74,11 +74,11 @@ class Fields:
         return number
 
     def seconds(self, key: str) -> float | None:
-        """A time limit in ms, as seconds."""
+        """Read a time limit in ms, as seconds."""
         return self.number(key, 0, least=1, most=2**53) / 1000 if self.has(key) else None
 
     def choice(self, key: str, choices: tuple[str, ...]) -> str:
-        """One of these, the first by default."""
+        """Read one of these, the first by default."""
         if self.has(key) and self.given[key] not in choices:
             self.problems.add(self.at(key), f"is {_shown(self.given[key])}, and must be one of {', '.join(choices)}")
             return choices[0]
@@ -94,7 +94,7 @@ class Fields:
         return list(self.given[key]) if self._is(key, list) else []
 
     def expression(self, key: str, *, required: bool = False) -> Expression | None:
-        """A string that is CEL."""
+        """Read a string of CEL."""
         if required and not self.has(key):
             self.problems.add(self.at(key), "is missing; it is a CEL expression")
         if not self.has(key) or not self._is(key, str):
@@ -102,7 +102,7 @@ class Fields:
         return self._compiled(self.given[key], self.at(key))
 
     def value(self, key: str, kind: type | None = None, default: Any = None) -> Value:
-        """Any value, or one of a kind, in which `{"cel": "…"}` stands for what the expression gives."""
+        """Read any value, or one of a kind, with an expression for each `{"cel": "…"}`."""
         given = self.given.get(key, default)
         if key in self.given and kind is not None and not _is_expression(given) and not self._is(key, kind):
             given = default
@@ -110,7 +110,7 @@ class Fields:
         return Value(made, literal=made is given)
 
     def _with_expressions(self, given: Any, path: str) -> Any:
-        """The same thing where there is no expression in it."""
+        """Replace each `{"cel": "…"}`; return the same object if there is none."""
         if _is_expression(given):
             return self._compiled(given["cel"], path) or given
         if isinstance(given, dict):

@@ -1,12 +1,10 @@
-"""Where a step runs: what its expressions see, where its results go, and until when it may run.
+"""The frame of a step: the variables of its expressions, its results, and its deadline.
 
-Steps that run one after another share what they write. Branches that run side by side do not: each sees what was there
-when they began and writes into a layer of its own, and the layers are laid over each other in the order of the
-branches when all have ended. Which of them was faster is seen by nobody, so a replay makes the same of them.
+Steps that run one after another share their results. Concurrent branches do not: each sees the state at their start and
+writes into a layer of its own. When all have ended, the layers are merged in the order of the branches. The speed of a
+branch has no effect, so a replay gets the same.
 
-How the parts of the engine tell each other what happened: what a step ended with, and what ends more than a step.
-
-What a workflow needs of the world around it, and how it ends when it fails.
+The module also has the exceptions by which parts of the engine end steps and runs, and the `WorkflowHost`.
 """
 
 from collections import ChainMap
@@ -20,12 +18,12 @@ from keephold.tools.workflow.expressions import Expression
 
 Record = dict[str, Any]
 Records = list[Any]
-"""Records of steps that have ended. A list in it holds those of a branch."""
+"""Records of steps that have ended. A list in it has those of a branch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """When whoever has the name must have ended: a step, or the run, whose name is empty."""
+    """The deadline of a step, or of the run, whose name is empty."""
 
     at: float
     name: str
@@ -37,7 +35,7 @@ class Frame:
     """One list of steps that is being run."""
 
     prefix: str = ""
-    """What the names of its steps in the journal begin with."""
+    """Prefix of the names of its steps in the journal."""
     input: Any
     context: Mapping[str, Any]
     data: Any
@@ -51,12 +49,12 @@ class Frame:
     loop: Mapping[str, Any] | None = None
     """`item` and `index`."""
     concurrent: bool = False
-    """Others run beside it."""
+    """Others run concurrently."""
     guarded: bool = False
-    """Whoever is around goes on if it fails."""
+    """An enclosing step or list handles a failure."""
 
     def within(self, prefix: str, *, loop: Mapping[str, Any] | None = None) -> "Frame":
-        """For a list inside one of its steps: it writes where this one does."""
+        """Return a frame for a list inside one of its steps, which writes to this one."""
         return Frame(
             prefix=prefix,
             input=self.input,
@@ -73,7 +71,7 @@ class Frame:
         )
 
     def beside(self, prefix: str, *, loop: Mapping[str, Any] | None = None) -> "Frame":
-        """For a list that runs beside others."""
+        """Return a frame for a concurrent list."""
         frame = self.within(prefix, loop=loop)
         frame.variables, frame.results = self.variables.new_child(), self.results.new_child()
         frame.records = []
@@ -82,20 +80,20 @@ class Frame:
         return frame
 
     def join(self, other: "Frame") -> None:
-        """Take over what a list has written that ran beside others."""
+        """Merge the results of a concurrent list."""
         self.variables.update(other.variables.maps[0])
         self.results.update(other.results.maps[0])
 
     def evaluate(self, expression: Expression) -> Any:
-        """What an expression gives here. Raises `ToolError`."""
+        """Return the value of an expression here. Raises `ToolError`."""
         return expression.evaluate({name: self._seen(name, keys) for name, keys in expression.reads.names.items()})
 
     def resolve(self, value: Value) -> Any:
-        """A value of a config, its expressions evaluated. Raises `ToolError`."""
+        """Return a value of a config with its expressions evaluated. Raises `ToolError`."""
         return value.resolve(self.evaluate)
 
     def _seen(self, name: str, keys: frozenset[str] | None) -> Any:
-        """A variable, of an object only the keys that are read: there may be thousands of results."""
+        """Return a variable; for an object only the keys that are read, because there may be thousands of results."""
         if name == "steps":
             return dict(self.results) if keys is None else _only(self.results, keys)
         if name == "context":
@@ -116,7 +114,7 @@ class Frame:
         return (self.loop or {}).get(name)
 
     def whole_context(self) -> dict[str, Any]:
-        """What was given, and the result of every step as `step_<id>`."""
+        """Return the input, and the result of every step as `step_<id>`."""
         return {**self.context, **{f"step_{id}": result for id, result in self.results.items()}}
 
     def _context_at(self, keys: frozenset[str]) -> dict[str, Any]:
@@ -132,7 +130,7 @@ def _only(value: Mapping[str, Any], keys: frozenset[str]) -> dict[str, Any]:
 
 
 def flat(records: Records) -> list[Record]:
-    """The records of all branches, in the order of the branches."""
+    """Return the records of all branches, in the order of the branches."""
     found: list[Record] = []
     for each in records:
         found.extend(flat(each) if isinstance(each, list) else [each])
@@ -150,7 +148,7 @@ class StepEnded:
 
 
 class Failure(Exception):
-    """A step failed and nothing around it has handled that yet."""
+    """A step failed and no enclosing step has handled that yet."""
 
     def __init__(self, error: ToolError) -> None:
         super().__init__(error.message)
@@ -158,18 +156,18 @@ class Failure(Exception):
 
 
 class Cut(Exception):
-    """The time of somebody is up, who is this step or around it; that ends everything up to them."""
+    """A deadline has passed, of this step or an enclosing one; it ends everything up to that."""
 
     def __init__(self, name: str, at: float) -> None:
         super().__init__(name)
         self.name = name
         self.at = at
         self.recorded = False
-        """Whether the step that it hit is among the records."""
+        """Whether the interrupted step is among the records."""
 
 
 class LimitReached(Exception):
-    """The run has reached one of its limits; nothing handles that."""
+    """The run has reached one of its limits, which nothing handles."""
 
     def __init__(self, error: ToolError) -> None:
         super().__init__(error.message)
@@ -177,7 +175,7 @@ class LimitReached(Exception):
 
 
 def nearer(one: Deadline | None, other: Deadline | None) -> Deadline | None:
-    """The deadline that comes first; of two at once the first."""
+    """Return the deadline that comes first; of two equal ones the first."""
     if one is None or other is None:
         return one or other
     return other if other.at < one.at else one
@@ -191,20 +189,20 @@ class WorkflowHost(Protocol):
     """The conversation that a workflow runs in."""
 
     async def tool(self, name: str, arguments: dict[str, Any], entry: str) -> Any:
-        """Call a tool one-shot; its result. Raises `ToolError`.
+        """Call a tool one-shot and return its result. Raises `ToolError`.
 
-        `entry` names the call, once in a workflow. After a crash it is asked for by that name again, and may be under
-        way, or over, from before.
+        `entry` names the call, once in a workflow. After a crash it is requested by that name again, and may be running
+        or over already.
         """
 
     async def agent(self, agent_id: str, parameters: dict[str, Any], entry: str) -> Any:
-        """Run an agent, as a call of its own like a tool's; its result. Raises `ToolError`."""
+        """Run an agent as a call of its own, and return its result. Raises `ToolError`."""
 
     async def wait(self, ids: Sequence[str], mode: Literal["all", "any", "race"], timeout: float | None) -> Any:
-        """Wait for handles; what they ended with. Raises `ToolError`."""
+        """Wait for handles and return their results. Raises `ToolError`."""
 
     def progress(self, done: float, total: float | None, message: str | None) -> None:
-        """How far it is."""
+        """Report progress."""
 
 
 class WorkflowFailed(ToolError):

@@ -1,7 +1,7 @@
-"""The request of an `api` step: HTTP and nothing else, bounded in size, and an answer above 399 is an error.
+"""The request of an `api` step: HTTP only, bounded in size; a status above 399 is an error.
 
-Whoever writes a workflow is no one of this machine or its network, so what only those may reach is refused, unless the
-configuration says otherwise (K). What is checked is every address of the host, before each hop.
+The author of a workflow is not trusted with this machine and its network, so addresses that are not public are refused,
+unless the configuration allows them (K). Every address of the host is checked before each hop.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ MAX_BODY = 1024 * 1024
 MAX_REDIRECTS = 5
 
 _OWN = ("host", "accept", "accept-encoding", "connection", "user-agent", "content-length", "content-type")
-"""Headers that are the client's own, or belong to what it sends."""
+"""Headers that the client sets itself."""
 _SCHEMES = ("http", "https")
 _NAT64 = IPv6Network("64:ff9b::/96")
 
@@ -37,11 +37,11 @@ class Http:
             await self._client.aclose()
 
     async def request(self, given: dict[str, Any]) -> dict[str, Any]:
-        """`{"method", "url", "headers", "body"?}` → `{"status", "headers", "body"}`. Raises `ToolError`."""
-        import httpx2  # read when a step needs it
+        """Request `{"method", "url", "headers", "body"?}` → `{"status", "headers", "body"}`. Raises `ToolError`."""
+        import httpx2  # imported when a step needs it
 
         if self._client is None:
-            self._client = httpx2.AsyncClient(timeout=None)  # the step has a limit
+            self._client = httpx2.AsyncClient(timeout=None)  # the step has a timeout
         where = given["method"]
         try:
             request = self._request(self._client, given)
@@ -82,7 +82,7 @@ class Http:
                 await response.aclose()
             if following.url.scheme != request.url.scheme and following.url.scheme != "https":
                 raise ToolError(f"{where} redirects to {following.url.scheme}, which is not followed")
-            if following.url.raw_host != request.url.raw_host:  # what a step sends is for the host it names
+            if following.url.raw_host != request.url.raw_host:  # headers and body are for the host that the step names
                 for name in given:
                     following.headers.pop(name, None)
             request = following
@@ -90,8 +90,9 @@ class Http:
 
 
 async def _check_public(url: "httpx2.URL", where: str) -> None:
-    """Refuse a host that has an address which is not public. It is resolved once more to connect, so whoever answers
-    for the name can still give another address then."""
+    """Refuse a host with an address that is not public. The name is resolved again to connect, so a DNS server under an
+    attacker's control can still return another address then.
+    """
     host = url.raw_host.decode("ascii")
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, url.port, type=socket.SOCK_STREAM)
@@ -109,7 +110,7 @@ async def _check_public(url: "httpx2.URL", where: str) -> None:
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Whether anybody on the internet could mean the same machine by it."""
+    """Whether the address means the same machine everywhere on the internet."""
     if isinstance(address, IPv6Address):
         inside = address.ipv4_mapped or address.sixtofour
         if address in _NAT64:
@@ -146,5 +147,5 @@ def _read(response: "httpx2.Response", body: bytes, where: str) -> dict[str, Any
 
 
 def _shown(url: "httpx2.URL") -> str:
-    """Without what may be a secret."""
+    """Return the URL without parts that may be secret."""
     return f"{url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}{url.path}"

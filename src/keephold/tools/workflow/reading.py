@@ -1,10 +1,7 @@
-"""From the arguments of `execute_workflow_async` to a `Workflow`, or to one error that lists everything that is wrong.
+"""From the arguments of `execute_workflow_async` to a `Workflow`, or to one error that lists every mistake.
 
-Nothing runs before all of it has been checked: types, configs, ids, jumps, expressions and the steps they read.
-
-The JSON schema of what `execute_workflow_async` takes.
-
-What is in a `config` is not in it: `read_workflow` checks that, and says all that is wrong at once.
+Everything is checked before anything runs: types, configs, ids, jumps, expressions and the steps they read. The JSON
+schema (`PARAMETERS`) does not describe a `config`: `read_workflow` checks it, and reports all mistakes at once.
 """
 
 from collections.abc import Mapping
@@ -19,13 +16,13 @@ from keephold.tools.workflow.fields import Fields, Problems
 _FIELDS = ("workflowId", "name", "steps", "input", "context", "timeoutMs", "priority")
 _STEP_FIELDS = ("id", "type", "config", "onSuccess", "onError", "condition", "skipIf")
 _API_SECS = 30.0
-"""How long a request may take that has no `timeoutMs`."""
+"""Seconds for a request without `timeoutMs`."""
 _SHOWN = 20
-"""Problems that an error names; a model would not read more."""
+"""Number of problems that an error names; a model would not read more."""
 
 
 def read_workflow(arguments: Mapping[str, Any]) -> Workflow:
-    """The workflow that these arguments describe. Raises `ToolError` with the code `invalid_arguments`."""
+    """Return the workflow of these arguments. Raises `ToolError` with the code `invalid_arguments`."""
     problems = Problems()
     fields = Fields(arguments, "", problems)
     fields.only(*_FIELDS)
@@ -59,7 +56,7 @@ def _listed(problems: Problems) -> str:
 
 
 class _Reading:
-    """Reads lists of steps, nested ones included, and knows every id when it is done."""
+    """Reads lists of steps, nested ones included, and collects every id."""
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
@@ -152,7 +149,7 @@ class _Reading:
             self._problems.add(f"{path}.{key}", f"`{target}` {why}; from here a jump may go to {known}")
 
     def check_references(self) -> None:
-        """An expression that reads the result of a step that is not there could only fail."""
+        """Note expressions that read the result of an unknown step, which could only fail."""
         for path, expression in self._problems.expressions:
             for id in sorted((expression.reads.names.get("steps") or frozenset()) - set(self._ids)):
                 known = ", ".join(each for each in self._ids if each)

@@ -1,7 +1,5 @@
-"""Steps without steps in them: what each does, and what it is given, which belongs to its entry in the journal.
-
-Steps with steps in them: branches side by side, loops, choices, and a list that may fail.
-"""
+"""Steps without nested steps (their work and its arguments, which are part of the journal entry), and steps with them:
+branches, loops, choices, and a list that may fail."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -41,15 +39,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step is to do. `given` is None where that follows from what is recorded anyway."""
+    """The work of a step. `given` is None if it follows from the journal anyway."""
 
     run: Callable[[str], Awaitable[Any]]
-    """Gets the name of the entry in the journal that it is done for."""
+    """Gets the name of its entry in the journal."""
     given: Any = None
 
 
 def leaf(run: "WorkflowRun", kind: Kind, name: str, frame: Frame) -> Work:
-    """The work of a step. What cannot be resolved is work that fails: that, too, is recorded."""
+    """Return the work of a step. If it cannot be resolved, the work fails, which is recorded, too."""
     try:
         return _work(run, kind, name, frame)
     except ToolError as error:
@@ -84,7 +82,7 @@ async def _given(value: Any) -> Any:
 
 
 async def _pure(kind: Kind, frame: Frame) -> Any:
-    """Steps that do nothing outside."""
+    """Steps without effects outside."""
     match kind:
         case Transform():
             return frame.evaluate(kind.expression)
@@ -107,7 +105,9 @@ def _asked(
 
     async def run(entry: str) -> Any:
         result = await ask(whom, given, entry)
-        to_bytes(result, "its result")  # here an error is recorded; later it would not be, and the call done again
+        to_bytes(
+            result, "its result"
+        )  # an error is recorded here; later it would not be, and the call would be repeated
         return result
 
     return Work(run, [whom, given])
@@ -196,7 +196,7 @@ async def _switch(run: "WorkflowRun", kind: Switch, name: str, frame: Frame) -> 
 
 
 async def _chosen(run: "WorkflowRun", steps: Steps | None, name: str, frame: Frame, key: str) -> Any:
-    """What a list makes of the data; no list leaves it as it is."""
+    """Return the data after a list; no list leaves it unchanged."""
     return frame.data if steps is None else await run.run_list(steps, frame.within(f"{name}/{key}/"))
 
 
@@ -255,9 +255,9 @@ async def _loop(run: "WorkflowRun", kind: Loop, name: str, frame: Frame) -> Any:
 async def _side_by_side(
     run: "WorkflowRun", lists: list[tuple[Steps, Frame]], concurrency: int, frame: Frame
 ) -> list[Any]:
-    """Run all of them to their ends, whatever becomes of the others: what each ended with, data or error.
+    """Run all of them to their ends and return what each ended with, data or error.
 
-    If the time of somebody around is up, each of them finds that by itself.
+    If an enclosing deadline passes, each of them notices it by itself.
     """
     ends: list[Any] = [None] * len(lists)
     cuts: list[Cut] = []
@@ -297,7 +297,7 @@ def _resolved(frame: Frame, value: Value) -> Any:
 
 
 class failing:  # noqa: N801 (reads as a statement)
-    """What cannot be worked out here is a failure of the step, and not of the engine."""
+    """An error here is a failure of the step, not of the engine."""
 
     def __enter__(self) -> None: ...
 
