@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from keephold.handles.output import Output
 from keephold.handles.spool import Spool
-from keephold.handles.text import strip_controls
+from keephold.text import strip_controls
 from keephold.tools.base import OutputView
 from keephold.turn.budget import Projector, shares, size_of
 

@@ -2,16 +2,18 @@
 
 import asyncio
 import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.sqlite_stores import commit, opened, registered, uid
-from tests.unit.test_sqlite_listing import fourth_version
 
 from keephold import KeepholdError
 from keephold.store.base import HandleQuery, SecretAdded
 from keephold.store.sqlite.read_only import ReadOnlyStore
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 
 def files(path: Path) -> dict[str, int]:
@@ -60,12 +62,21 @@ async def test_R4_a_full_disk_can_be_looked_at(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-async def test_D7_one_of_an_earlier_version_is_brought_up_to_date_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", sorted(each.name for each in FIXTURES.glob("[0-9]*")))
+async def test_D7_an_older_store_is_refused_without_changing_a_byte(tmp_path: Path, version: str) -> None:
     path = tmp_path / "store.db"
-    fourth_version(path, 24)
+    shutil.copy(FIXTURES / version / "store.db", path)
+    before = path.read_bytes()
     looking = ReadOnlyStore(path)
+    with pytest.raises(KeepholdError, match="`keephold gc --dry-run`") as refused:
+        await looking.open(lambda _: None)
+    await looking.close()
+    assert refused.value.code == "store_unusable" and "changed nothing" in str(refused.value)
+    assert path.read_bytes() == before and not any(file.stat().st_size for file in tmp_path.glob("store.db-wal"))
+    async with opened(path):  # a program that opens it for writing upgrades it
+        pass
     await looking.open(lambda _: None)
-    assert len(await looking.handles()) == 12
+    assert await looking.handles()
     await looking.close()
 
 

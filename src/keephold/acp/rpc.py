@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeAlias
 import msgspec
 
 from keephold.errors import KeepholdError
-from keephold.handles.text import to_json
+from keephold.text import to_json
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600

@@ -59,7 +59,7 @@ from keephold.acp.rpc import (
     unknown_method,
 )
 from keephold.errors import KeepholdError
-from keephold.handles.text import to_json
+from keephold.text import to_json
 
 __all__ = [
     "AUTH_REQUIRED",

@@ -25,8 +25,8 @@ from keephold.agent.spending import Spending, usage_of
 from keephold.agent.transcript import response_text, until_readable
 from keephold.durable.keys import present
 from keephold.handles.state import name
-from keephold.handles.text import to_json
 from keephold.store.base import HandleQuery
+from keephold.text import to_json
 
 if TYPE_CHECKING:
     from keephold.agent.conversation import Conversation

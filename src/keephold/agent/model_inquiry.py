@@ -25,7 +25,7 @@ from pydantic_ai.tools import ToolDefinition
 from keephold.agent.requests import TEACHING, ModelCall
 from keephold.agent.spending import usage_of
 from keephold.agent.transcript import response_text
-from keephold.handles.text import to_json
+from keephold.text import to_json
 from keephold.turn.inquiry import Inquiry
 
 if TYPE_CHECKING:

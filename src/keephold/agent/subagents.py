@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from keephold.config.model import AgentSettings, Config
 from keephold.errors import ToolError
 from keephold.handles.state import Failure
-from keephold.handles.text import to_json
+from keephold.text import to_json
 from keephold.tools.base import ACTIONS, OnCrash, QuestionPolicy, SpawnPolicy, Tool
 from keephold.tools.call import Call
 from keephold.tools.function import Function

@@ -34,7 +34,7 @@ from keephold.handles.handle import Handle
 from keephold.handles.output import Output
 from keephold.handles.rendering import render_piece
 from keephold.handles.state import Failure, Ok, Pending, Progress, Reply, Running, Stopped, Waiting
-from keephold.handles.text import strip_controls, to_utf8
+from keephold.text import strip_controls, to_utf8
 from keephold.turn.notifications import Notification
 from keephold.turn.permission import SKIPPED
 from keephold.turn.tool_call import ToolCall

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from keephold.handles.text import strip_controls, to_utf8
+from keephold.text import strip_controls, to_utf8
 
 ESCAPE_WAIT = 0.05
 """Seconds after which an escape is the key of that name: a slow line may split what an arrow key sends."""

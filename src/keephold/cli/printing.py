@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from keephold.handles.text import printable as printable
-from keephold.handles.text import to_json
+from keephold.text import printable as printable
+from keephold.text import to_json
 
 _RAW_CONTROLS = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _NARROWEST = 3

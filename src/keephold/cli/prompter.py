@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 from keephold.cli.keyboard import Gone, KeyPress, LineEditor, Row, Tty, open_tty
 from keephold.cli.printing import one_line, printable
 from keephold.handles.question import Question, select_options
-from keephold.handles.text import to_utf8
+from keephold.text import to_utf8
 from keephold.turn.prompts import (
     Answer,
     Approved,

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 import click
 
 from keephold.errors import KeepholdError
-from keephold.handles.text import strip_controls
+from keephold.text import strip_controls
 from keephold.tools.base import Screen
 
 _RESET = (

@@ -157,7 +157,7 @@ def answer_text(question: dict[str, Any], said: Any) -> str:
 
 def need_screen(need: dict[str, Any], problem: str = "") -> AskScreen:
     """Whether a call may run, or its result be shown."""
-    from keephold.handles.text import to_json
+    from keephold.text import to_json
 
     who = f"{one_line(need['tool'])} {one_line(need['handle_id'] or '')}".strip()
     if need["kind"] == "permission":

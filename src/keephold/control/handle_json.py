@@ -14,8 +14,8 @@ from keephold.handles.handle import Handle, HandleInfo, info_in
 from keephold.handles.output import Output
 from keephold.handles.question import Question, question_key
 from keephold.handles.state import Failure, Outcome, Progress, Running, Stopped, Waiting
-from keephold.handles.text import as_text, plain, strip_controls
 from keephold.store.base import Entry, Kind, Record, Store, WaitRow
+from keephold.text import as_text, plain, strip_controls
 
 Seconds = Annotated[float, msgspec.Meta(description="Seconds since 1970.")]
 MaybeSeconds = Annotated[float | None, msgspec.Meta(description="Seconds since 1970.")]

@@ -23,9 +23,9 @@ from keephold.handles.handle import Handle
 from keephold.handles.output import Output, Piece
 from keephold.handles.rendering import render_piece
 from keephold.handles.spool import Spool
-from keephold.handles.text import printable
 from keephold.runtime import Runtime
 from keephold.store.base import Record, Store
+from keephold.text import printable
 from keephold.tools.builtin.read_output import Kept, matches_in, piece_of
 from keephold.turn import attach_protocol as frames
 from keephold.turn.output_follower import Following

@@ -24,7 +24,7 @@ import msgspec
 from keephold.control.base import Talk
 from keephold.control.resolve_handle import choose
 from keephold.errors import KeepholdError
-from keephold.handles.text import to_json
+from keephold.text import to_json
 from keephold.turn import attach_protocol as frames
 
 _TIMEOUT = httpx2.Timeout(30.0, connect=10.0)

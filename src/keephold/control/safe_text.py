@@ -7,7 +7,7 @@ from typing import Protocol
 
 from keephold.durable.keys import masked, unfinished_key
 from keephold.handles.rendering import on_alternate, render
-from keephold.handles.text import SEQUENCE, SEQUENCE_SIZE, has_controls, printable, strip_controls
+from keephold.text import SEQUENCE, SEQUENCE_SIZE, has_controls, printable, strip_controls
 
 _LONGEST_LINE = 1 << 20
 """Bytes of a terminal's line that are held back. A longer one is shown in parts."""

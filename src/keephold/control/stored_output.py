@@ -14,9 +14,9 @@ from keephold.errors import KeepholdError
 from keephold.handles.output import Output
 from keephold.handles.spool import Spool
 from keephold.handles.state import Stopped, name
-from keephold.handles.text import to_json
 from keephold.handles.timeline import asciicast
 from keephold.store.base import Record, Store
+from keephold.text import to_json
 from keephold.turn import attach_protocol as frames
 from keephold.turn.owner_connection import gone, linked, running
 

@@ -11,8 +11,8 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from keephold.errors import KeepholdError, ToolError
-from keephold.handles.text import to_json
 from keephold.runtime import Runtime
+from keephold.text import to_json
 
 PATH = "/complete/"
 _STATUS = {"accepted": 200, "already_resolved": 409, "unknown_or_revoked": 404}

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from keephold.errors import ToolError
-from keephold.handles.text import as_text, has_no_number
 from keephold.limits import nested_deeper
 from keephold.store.base import Parking, Resolution
+from keephold.text import as_text, has_no_number
 
 if TYPE_CHECKING:
     from keephold.tools.base import Tool

@@ -18,8 +18,8 @@ from keephold.errors import KeepholdError, ToolError
 from keephold.handles.observing import NOTHING
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, error_of
-from keephold.handles.text import as_text, has_no_number
 from keephold.store.base import Entry, EntryKind, Journaled, Op, Wrote
+from keephold.text import as_text, has_no_number
 
 _log = logging.getLogger("keephold.durable")
 

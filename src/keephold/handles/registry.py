@@ -30,7 +30,6 @@ from keephold.handles.state import (
     Waiting,
     transition,
 )
-from keephold.handles.text import to_utf8
 from keephold.store.base import (
     Changed,
     Exposed,
@@ -50,6 +49,7 @@ from keephold.store.base import (
 )
 from keephold.store.endings import end_notice, hook_is_due, words
 from keephold.store.rows import Notice
+from keephold.text import to_utf8
 
 if TYPE_CHECKING:
     from keephold.tools.base import Tool

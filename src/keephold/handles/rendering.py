@@ -14,7 +14,7 @@ import re
 import unicodedata
 
 from keephold.handles.output import Output
-from keephold.handles.text import SEQUENCE, SEQUENCE_SIZE, has_controls
+from keephold.text import SEQUENCE, SEQUENCE_SIZE, has_controls
 
 _LOOK_BACK = 1 << 18
 """How far back to look for the beginning of an alternate screen."""

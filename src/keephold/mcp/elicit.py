@@ -11,7 +11,7 @@ from typing import Any
 from keephold.handles.handle import Handle
 from keephold.handles.question import Question, question_key, select_options
 from keephold.handles.state import Waiting
-from keephold.handles.text import to_json
+from keephold.text import to_json
 from keephold.turn.prompts import (
     Answer,
     Approved,

@@ -33,10 +33,10 @@ from keephold.errors import KeepholdError
 from keephold.handles.observing import Asking
 from keephold.handles.registry import Registry
 from keephold.handles.state import Ok, Stopped
-from keephold.handles.text import to_json, to_utf8
 from keephold.serve.commit_metrics import Written
 from keephold.store.base import browsable
 from keephold.store.rows import Kind, status_of
+from keephold.text import to_json, to_utf8
 from keephold.tools.waiting.measure import CREATED, SECONDS, SETTLED, WAIT_SECONDS, WAITS
 
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from keephold.control.handle_json import Shape
 from keephold.errors import KeepholdError
-from keephold.handles.text import to_json
+from keephold.text import to_json
 
 STATUS = {
     "bad_answer": 422,

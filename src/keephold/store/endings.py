@@ -1,8 +1,8 @@
 """Outcomes and resolutions: the two ways to say how something ended, and how one becomes the other (D1, D2, D4)."""
 
 from keephold.handles.state import Ended, EndedBy, Failure, Ok, Outcome, State, Stopped, Waiting
-from keephold.handles.text import strip_controls, to_utf8
 from keephold.store.rows import CARRIERS, Carrier, Notice, Parking, Resolution
+from keephold.text import strip_controls, to_utf8
 
 CANCELLED = Failure("pending tool completion cancelled", "cancelled")
 TIMED_OUT = Failure("pending tool completion timed out", "tool_completion_timeout")

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from keephold.errors import ToolError
 from keephold.handles.question import Question
 from keephold.handles.state import Failure, Ok, Outcome, PrintedOutput, error_of
-from keephold.handles.text import strip_controls
+from keephold.text import strip_controls
 from keephold.tools.base import Invocation, Sink
 from keephold.tools.child import as_json, as_text, ending, remove
 from keephold.tools.process import Exit, Process

@@ -18,7 +18,7 @@ from keephold.durable.keys import Key
 from keephold.errors import ConfigError, KeepholdError, ToolError
 from keephold.handles.question import Question
 from keephold.handles.state import Failure, Ok, Outcome, Reply, error_of
-from keephold.handles.text import plain, to_json
+from keephold.text import plain, to_json
 from keephold.tools.base import (
     Action,
     Invocation,

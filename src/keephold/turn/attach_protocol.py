@@ -11,7 +11,7 @@ import msgspec
 
 from keephold.errors import KeepholdError
 from keephold.handles.handle import HandleInfo
-from keephold.handles.text import to_json
+from keephold.text import to_json
 
 LONGEST = 16 << 20
 """Bytes of a frame that a runtime takes from a client (K6)."""

@@ -24,8 +24,8 @@ from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry
 from keephold.handles.state import Waiting
-from keephold.handles.text import to_utf8
 from keephold.handles.timeline import asciicast
+from keephold.text import to_utf8
 from keephold.tools.base import SupportsScreen
 from keephold.tools.run import Run
 from keephold.turn import attach_protocol as frames

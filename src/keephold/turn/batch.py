@@ -14,10 +14,10 @@ from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry, call_id
 from keephold.handles.state import Failure, Reply, Running, Stopped, error_of
-from keephold.handles.text import to_utf8
 from keephold.handles.view import Handles
 from keephold.limits import Limits
 from keephold.store.base import Opened, Record
+from keephold.text import to_utf8
 from keephold.turn.actions import Actions
 from keephold.turn.lanes import Lanes
 from keephold.turn.prompt_queue import PromptQueue

@@ -23,7 +23,7 @@ import msgspec
 
 from keephold.handles.output import Span, unfinished
 from keephold.handles.rendering import render_piece
-from keephold.handles.text import SEQUENCE, SEQUENCE_SIZE, has_controls, strip_controls, to_json, to_utf8
+from keephold.text import SEQUENCE, SEQUENCE_SIZE, has_controls, strip_controls, to_json, to_utf8
 from keephold.tools.base import OutputView, Window
 
 

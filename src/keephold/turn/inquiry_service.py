@@ -16,8 +16,8 @@ from keephold.handles.handle import Handle
 from keephold.handles.question import Question, answer_fits, expected, select_options
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Ok, Outcome
-from keephold.handles.text import plain
 from keephold.store.base import Inquired
+from keephold.text import plain
 from keephold.turn.inquiry import Inquire, Inquiry
 
 _log = logging.getLogger("keephold.turn")

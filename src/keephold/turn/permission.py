@@ -14,7 +14,7 @@ import msgspec
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Failure, Ok, Outcome
-from keephold.handles.text import plain, to_json
+from keephold.text import plain, to_json
 from keephold.tools.base import Action, RunMode, Tool
 from keephold.turn.prompt_queue import Asking, PromptQueue
 from keephold.turn.prompts import Approved, Decision, DeliverResult, Denied, Dismissed, Edited, RunTool, TurnDecisions

@@ -14,8 +14,8 @@ from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.output import Output
 from keephold.handles.state import Failure, Ok, Outcome, Pending, PrintedOutput, Reply, Stopped, Waiting, name
-from keephold.handles.text import to_json
 from keephold.handles.view import Waited
+from keephold.text import to_json
 from keephold.tools.base import OutputView, Screen, SupportsScreen, Tool, ViewName
 from keephold.turn.budget import Projector, ProjectorProtocol, shares, size_of
 from keephold.turn.settle import Because

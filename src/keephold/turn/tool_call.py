@@ -10,11 +10,11 @@ from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.registry import check_id
 from keephold.handles.state import Reply
-from keephold.handles.text import plain
 from keephold.handles.view import Handles
 from keephold.limits import Limits, nested_deeper
 from keephold.schema.arguments import ArgumentCheck
 from keephold.schema.canonical import json_type
+from keephold.text import plain
 from keephold.tools.base import Action, Launch, Tool
 from keephold.tools.toolbox import Toolbox
 from keephold.turn.prompt_queue import Asking, PromptQueue

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from keephold.errors import ConfigError
-from keephold.handles.text import to_json
+from keephold.text import to_json
 from keephold.tools.base import ACTIONS, Tool
 from keephold.turn.tool_call import ToolCall
 

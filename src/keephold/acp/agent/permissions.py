@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from keephold.acp.agent.updates import options, shown_text
 from keephold.handles.question import Question, select_options
-from keephold.handles.text import to_json
+from keephold.text import to_json
 from keephold.turn.prompts import (
     Answer,
     Approved,

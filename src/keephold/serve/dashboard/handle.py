@@ -13,11 +13,11 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from keephold.errors import KeepholdError
-from keephold.handles.text import to_json
 from keephold.serve.dashboard.graph import draw, numbered
 from keephold.serve.dashboard.rendering import Look, is_turnless, pretty
 from keephold.serve.dashboard.timeline import moments, stretches
 from keephold.serve.operations import STATUS
+from keephold.text import to_json
 from keephold.turn.lineage import conversation_of
 
 if TYPE_CHECKING:

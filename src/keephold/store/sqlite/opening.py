@@ -222,14 +222,19 @@ def _version(connection: apsw.Connection, path: Path) -> int:
     return version
 
 
-def is_of_today(connection: apsw.Connection, path: Path) -> bool:
-    """Whether the schema is the one that this keephold makes. Raises `KeepholdError` if it is a later one."""
-    return _version(connection, path) == max(migrations())
+def require_current(connection: apsw.Connection, path: Path) -> None:
+    """Raise `KeepholdError` if the schema is not the one that this keephold makes."""
+    version, newest = _version(connection, path), max(migrations())
+    if version < newest:
+        raise unusable(
+            f"store `{path}` has schema {version} of an older keephold; this command only reads, and changed nothing. "
+            f"End the programs that use the store, then upgrade it to schema {newest} with `keephold gc --dry-run`"
+        )
 
 
 def _migrate(connection: apsw.Connection, path: Path) -> None:
     """Apply what is newer than the file, all of it or nothing."""
-    if is_of_today(connection, path):
+    if _version(connection, path) == max(migrations()):
         return
     scripts = migrations()
     connection.execute("BEGIN IMMEDIATE")

@@ -1,6 +1,6 @@
-"""The same store for somebody who only looks: nothing is written, and no place among the owners is taken.
+"""A SQLite store that is only read: it writes nothing and registers no owner.
 
-So it can be looked at while its disk is full, and whoever lists handles waits for no writer.
+So it works while the disk is full, and a command that lists handles does not wait for a writer.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from keephold.store.sqlite.threads import Scanner, in_thread
 
 
 class ReadOnlyStore(Reads):
-    """The store in the file at `path`, which is there. It is told of no change."""
+    """The store in the existing file at `path`. It does not hear of changes."""
 
     durable = True
     inline_output = SqliteStore.inline_output
@@ -36,26 +36,17 @@ class ReadOnlyStore(Reads):
         self._owners = Owners(self.path.with_name(f"{self.path.name}-owners"))
 
     async def open(self, heard: Heard) -> None:
-        self._reading = await self._connect()
-        if self._reading is None:  # of an earlier version: bringing it up to date is writing
-            store = SqliteStore(self.path)
-            await store.open(heard)
-            await store.close()
-            self._reading = await self._connect()
-        self._scanner = Scanner(asyncio.get_running_loop(), self.path)
-
-    async def _connect(self) -> apsw.Connection | None:
         connecting = in_thread(asyncio.get_running_loop(), lambda: _connected(self.path))
         try:
-            return await asyncio.shield(connecting)
+            self._reading = await asyncio.shield(connecting)
         except asyncio.CancelledError:
-            connecting.add_done_callback(self._let_go)
+            connecting.add_done_callback(self._abandon)
             raise
+        self._scanner = Scanner(asyncio.get_running_loop(), self.path)
 
-    def _let_go(self, connecting: "asyncio.Future[apsw.Connection | None]") -> None:
-        """Nobody waits for it any more."""
-        if not connecting.cancelled() and connecting.exception() is None and (connection := connecting.result()):
-            connection.close(True)
+    def _abandon(self, connecting: asyncio.Future[apsw.Connection]) -> None:
+        if not connecting.cancelled() and connecting.exception() is None:
+            connecting.result().close(True)
             opening.disclaim(self.path)
 
     async def close(self) -> None:
@@ -66,12 +57,13 @@ class ReadOnlyStore(Reads):
             opening.disclaim(self.path)
 
     def commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
-        error = KeepholdError("the store was opened to be looked at; nothing was written", code="store_unavailable")
+        error = KeepholdError("the store was opened read-only; nothing was written", code="store_unavailable")
         asyncio.get_running_loop().call_soon(failed, error)
 
 
-def _connected(path: Path) -> apsw.Connection | None:
-    """A connection that reads; None if the schema is an earlier one."""
+def _connected(path: Path) -> apsw.Connection:
+    """Return a connection that reads. An older schema is refused: to upgrade it is to write, and to take the store away
+    from an older keephold that may be using it."""
     opening.claim(path)
     with contextlib.ExitStack() as undo:
         undo.callback(opening.disclaim, path)
@@ -79,7 +71,6 @@ def _connected(path: Path) -> apsw.Connection | None:
             connection = opening.reader(path)
             undo.callback(lambda: connection.close(True))
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            if opening.is_of_today(connection, path):
-                undo.pop_all()
-                return connection
-    return None
+            opening.require_current(connection, path)
+            undo.pop_all()
+            return connection

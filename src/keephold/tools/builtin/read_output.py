@@ -18,7 +18,7 @@ from keephold.handles.handle import Handle
 from keephold.handles.output import Output, Piece, unfinished
 from keephold.handles.rendering import render_piece
 from keephold.handles.state import Failure, Ok, Reply, Stopped
-from keephold.handles.text import strip_controls, to_json, to_utf8
+from keephold.text import strip_controls, to_json, to_utf8
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.function import tool

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from keephold.handles.text import has_controls, strip_controls
+from keephold.text import has_controls, strip_controls
 from keephold.tools.base import Screen
 
 _log = logging.getLogger("keephold.tools")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from keephold.handles.rendering import ALTERNATE, columns, on_alternate, render
-from keephold.handles.text import SEQUENCE_SIZE, strip_controls
+from keephold.text import SEQUENCE_SIZE, strip_controls
 from keephold.tools.base import Screen
 from keephold.tools.terminal.emulator import SCROLLBACK
 

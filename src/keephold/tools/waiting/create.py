@@ -12,7 +12,7 @@ from keephold.durable.deferred import Pending, TimedPending
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Failure, Stopped
-from keephold.handles.text import to_json
+from keephold.text import to_json
 from keephold.tools.base import Launch, Launching, SpawnPolicy, Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.tool import WRITES, WaitToolHost, function_tool, object_schema

@@ -15,7 +15,7 @@ from keephold.errors import ToolError
 from keephold.handles.handle import Handle, OnStop
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure
-from keephold.handles.text import to_json
+from keephold.text import to_json
 from keephold.tools.base import Launch, Launching, QuestionPolicy, RetryPolicy, SpawnPolicy, Tool
 from keephold.tools.call import Call
 from keephold.tools.function import Function

@@ -9,8 +9,8 @@ from typing import Any
 
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Ok, Reply, Stopped
-from keephold.handles.text import to_json
 from keephold.store.base import HandleQuery, Kind, Record, Status, status_of
+from keephold.text import to_json
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.tool import READS, Arguments, WaitToolHost, object_schema, wait_tool

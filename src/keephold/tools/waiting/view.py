@@ -13,8 +13,8 @@ import msgspec
 
 from keephold.handles.handle import Handle
 from keephold.handles.state import Failure, Ok, PrintedOutput, Progress, Reply, State, Stopped, Waiting
-from keephold.handles.text import to_json
 from keephold.store.rows import WAIT_KINDS, status_of
+from keephold.text import to_json
 
 TYPES = WAIT_KINDS
 """The kinds of handles that `create_wait_handle` makes."""

@@ -12,9 +12,9 @@ from typing import Any
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Reply, Stopped, Waiting
-from keephold.handles.text import to_json
 from keephold.handles.view import Waited
 from keephold.handles.waits import Group, all_of, any_of, first_success
+from keephold.text import to_json
 from keephold.tools.base import OutputView, Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.tool import READS, Arguments, WaitToolHost, object_schema, wait_tool
