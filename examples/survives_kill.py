@@ -46,8 +46,8 @@ async def first() -> None:
     """Start the workflow, as a model's call does, and run it until this process is killed."""
     async with keephold.Runtime([work], store=STORE) as rt, rt.turn("main") as turn:
         await turn.run([keephold.ToolCall("1", "execute_workflow_async", WORKFLOW)])
-        [handle] = await rt.handles(conversation="main")
-        await rt.wait(all=[handle.id], conversation="main")
+        [handle] = await turn.handles()
+        await turn.wait(all=[handle.id])
 
 
 async def second() -> None:
