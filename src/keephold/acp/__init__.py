@@ -1,6 +1,6 @@
-"""The Agent Client Protocol: the wire, a client library, our agent, and a conformance kit.
+"""The Agent Client Protocol: the wire, a client library, keephold's agent, and a conformance kit.
 
-These names are the client library; `client.py` shows how they go together.
+These names are the client library; `client/connection.py` shows how to use them.
 """
 
 from keephold.acp.client.connection import Connection, connect

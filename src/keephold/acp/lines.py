@@ -1,8 +1,8 @@
-"""Lines over file descriptors, whatever they are: pipes, sockets, terminals, regular files.
+"""Read and write lines over any file descriptors: pipes, sockets, terminals, regular files.
 
-Nothing here blocks the event loop. The descriptors are often somebody else's as well (a shell's terminal, a log), so
-their flags are left as they are: reading asks the kernel first, and writing uses a description of its own where the
-kernel makes one.
+Nothing here blocks the event loop. Other programs may share the descriptors (a shell's terminal, a log), so their flags
+stay as they are: reading asks the kernel first, and writing uses an open file description of its own where the kernel
+makes one.
 """
 
 import asyncio
@@ -18,15 +18,16 @@ _PIECE = 256 * 1024
 _REST = 64
 """Pieces that are read after writing has failed: more than a pipe or a socket holds."""
 HEAD = 1024
-"""Bytes that are told of a line that was too long."""
+"""Bytes of an overlong line that are reported."""
 LOW = 256 * 1024
 """Bytes that may wait to be written while `drain` returns."""
 
 
 class LineReader:
-    """Tells each line without its end, in order; `too_long` gets the first bytes of a line over the limit instead.
+    """Call `line` with each line without its end, in order; `too_long` gets the first bytes of an overlong line
+    instead.
 
-    `ended` is told once why nothing more will come: "" for the end of input.
+    `ended` is called once with the reason why no more lines come: "" for the end of input.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class LineReader:
             self._loop.call_soon(self._read)
 
     def stop(self) -> None:
-        """Read no more; `ended` is not told."""
+        """Stop reading; `ended` is not called."""
         if self._reading:
             self._reading = False
             if self._polled:
@@ -72,7 +73,7 @@ class LineReader:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            # A terminal whose other end is gone answers EIO: the end of input.
+            # A terminal whose other end has closed answers EIO: the end of input.
             self._end("" if error.errno == errno.EIO else str(error.strerror))
             return
         if not piece:
@@ -83,7 +84,7 @@ class LineReader:
             self._loop.call_soon(self._read)
 
     def rest(self) -> None:
-        """Read what is there now."""
+        """Read the bytes that are available now."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         for _ in range(_REST):
@@ -107,13 +108,13 @@ class LineReader:
             else:
                 self._line(line if len(self._parts) == 1 else b"".join(self._parts))
             self._parts, self._size, self._skipping = [], 0, False
-            if not self._reading:  # whoever was told has stopped us
+            if not self._reading:  # the callback has stopped the reader
                 return
         if rest:
             self._add(rest)
 
     def _add(self, part: bytes) -> None:
-        """A part of the line at hand. Of a line over the limit only the head is kept."""
+        """Add a part to the current line. Only the head of an overlong line is kept."""
         self._size += len(part)
         if self._skipping:
             return
@@ -124,10 +125,10 @@ class LineReader:
 
 
 class LineWriter:
-    """Writes in the order it is told, at once if the other side takes it, else as soon as it does.
+    """Write in the order of the calls, at once if the other side takes it, else as soon as it does.
 
-    What waits is bounded: over `most` bytes, the other side is taken for gone. `lost` is told once why nothing more can
-    be written; what waited then is dropped.
+    If more than `most` bytes wait, the other side counts as gone. `lost` is called once with the reason why writing has
+    failed; the waiting bytes are dropped.
     """
 
     def __init__(self, fd: int, *, most: int, lost: Callable[[str], None]) -> None:
@@ -144,7 +145,7 @@ class LineWriter:
         self._fd = self._describe(fd)
 
     def _describe(self, fd: int) -> int:
-        """A descriptor for the same thing whose writes do not block."""
+        """Return a descriptor for the same file whose writes do not block."""
         mode = os.fstat(fd).st_mode
         if stat.S_ISSOCK(mode):
             self._socket = socket.socket(fileno=os.dup(fd))
@@ -154,7 +155,7 @@ class LineWriter:
         try:
             flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             self._own = os.open(f"/proc/self/fd/{fd}", flags)
-        except OSError:  # another user's, no /proc, or nobody reads it any more: then the first write says so
+        except OSError:  # another user's file, no /proc, or no reader: the first write reports it
             os.set_blocking(fd, False)
             self._made_nonblocking = True
             return fd
@@ -166,7 +167,7 @@ class LineWriter:
         return len(self._waiting)
 
     def write(self, data: bytes) -> None:
-        """Queue the data. Dropped if nothing can be written any more."""
+        """Queue the data, or drop it if writing has failed."""
         if not self.open:
             return
         self._waiting += data
@@ -176,14 +177,14 @@ class LineWriter:
             self._fail(f"the other side has left {len(self._waiting)} bytes unread")
 
     async def drain(self, low: int = LOW) -> None:
-        """Return when no more than `low` bytes wait, or nothing can be written any more."""
+        """Return when at most `low` bytes wait, or writing has failed."""
         if len(self._waiting) > low:
             waiter = self._loop.create_future()
             self._drained.append((low, waiter))
             await waiter
 
     def close(self) -> None:
-        """Write no more; what waits is dropped, and `lost` is not told."""
+        """Stop writing and drop waiting bytes; `lost` is not called."""
         if not self.open:
             return
         self.open = False

@@ -1,7 +1,4 @@
-"""JSON-RPC 2.0's words: what a message is, error numbers, and what can be told of a line that is no message.
-
-The words that both sides of keephold's ACP use: the version of the protocol, and what is added to it (X2).
-"""
+"""JSON-RPC 2.0 messages and errors, and the names that both sides of keephold's ACP use (X2)."""
 
 import json
 import re
@@ -30,17 +27,17 @@ OPENING = re.compile(
     rb'\s*\{(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(?P<id>-?\d{1,18}|"(?:[^"\\]|\\.){0,512}")'
     rb'\s*,\s*"(?P<next>method|result|error)"'
 )
-"""How most programs begin a message: enough to tell whose line it was when the rest cannot be used."""
+"""How most programs begin a message: enough to identify the sender's request if the rest cannot be read."""
 
 
 class ConnectionLost(KeepholdError):
-    """The other side is gone; nothing more can be asked of it."""
+    """The other side is gone; requests cannot be answered."""
 
     code = "acp_disconnected"
 
 
 class RpcError(KeepholdError):
-    """An error answer: raised when the other side gives one, and by whoever answers. `number` is JSON-RPC's code."""
+    """An error answer, received or to be sent. `number` is JSON-RPC's code."""
 
     code = "acp_error"
 
@@ -55,12 +52,12 @@ class RpcError(KeepholdError):
 
 
 def unknown_method(method: str) -> RpcError:
-    """The answer to a request whose method is not known here."""
+    """Return the error for an unknown method."""
     return RpcError(METHOD_NOT_FOUND, f"Method not found: {method}", {"method": method})
 
 
 class Invalid(Exception):
-    """What arrived is JSON and no message."""
+    """The line is JSON but not a message."""
 
     def __init__(self, what: str, id: Id = None) -> None:
         super().__init__(what)
@@ -68,13 +65,13 @@ class Invalid(Exception):
 
 
 def decode(line: bytes) -> Any:
-    """The JSON of a line; ValueError or RecursionError if it is none that can be used."""
+    """Return the JSON of a line. Raises ValueError or RecursionError if it cannot be used."""
     try:
         return msgspec.json.decode(line)
     except msgspec.DecodeError:
         if not _SURROGATE.search(line):
             raise
-        # Half a surrogate pair, as JavaScript writes a string that was cut within a character.
+        # Half a surrogate pair: JavaScript writes it for a string that was cut inside a character.
         return msgspec.json.decode(to_json(json.loads(line, parse_constant=_no_number)))
 
 
@@ -83,7 +80,7 @@ def _no_number(name: str) -> NoReturn:
 
 
 def id_of(message: dict[str, Any]) -> Id:
-    """The id of a message, None if it has none."""
+    """Return the id of a message; None if it has none."""
     id = message.get("id")
     if id is None or type(id) is int or isinstance(id, str):
         return id
@@ -91,7 +88,7 @@ def id_of(message: dict[str, Any]) -> Id:
 
 
 def error_of(error: Any) -> RpcError:
-    """The error of an answer."""
+    """Return the error of an answer."""
     if not isinstance(error, dict):
         return RpcError(INTERNAL_ERROR, f"an error of no known form: {error}")
     number = error.get("code")
@@ -100,28 +97,28 @@ def error_of(error: Any) -> RpcError:
 
 
 def invalid_params(why: str) -> RpcError:
-    """The answer to parameters that cannot be taken."""
+    """Return the error for invalid parameters."""
     return RpcError(INVALID_PARAMS, f"Invalid params: {why}")
 
 
 def internal(error: Exception) -> RpcError:
-    """The answer to a request whose handling failed."""
+    """Return the error for a request whose handler failed."""
     return RpcError(INTERNAL_ERROR, f"Internal error: {type(error).__name__}: {error}")
 
 
 PROTOCOL_VERSION = 1
 TURN_COMPLETE = "keephold/turnComplete"
-"""In `_meta` of capabilities: that the end of a turn is told, or how it is to be."""
+"""In `_meta` of capabilities: whether, or how, the end of a turn is signalled."""
 BACKGROUND = "keephold/background"
-"""In `_meta` of an update, with the value true: it belongs to no turn."""
+"""In `_meta` of an update, with the value true: the update belongs to no turn."""
 
 
 def table(value: Any) -> dict[str, Any]:
-    """A value that should be an object; an empty one if it is not."""
+    """Return the value if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def is_background(params: Mapping[str, Any]) -> bool:
-    """Whether the update of these params belongs to no turn; either of them may say so."""
+    """Return whether the update belongs to no turn; params or update may say so."""
     metas = (table(params.get("_meta")), table(table(params.get("update")).get("_meta")))
     return any(meta.get(BACKGROUND) is True for meta in metas)

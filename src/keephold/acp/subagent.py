@@ -1,7 +1,7 @@
-"""Agents of other programs as sub-agents (G2): whatever speaks ACP, started for one run and ended with it.
+"""Run other programs as sub-agents over ACP (G2): each is started for one run and ended with it.
 
-What it says is the handle's output, `apply` sends a further prompt, and what it wants permitted is asked of the user by
-a question of the handle, which only a person may answer.
+The agent's messages are the handle's output, and `apply` sends a further prompt. Its permission requests become
+questions of the handle that only the user may answer.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from keephold.tools.guard import Guard
 from keephold.tools.waiting.agents import PERMISSION
 
 START_SECS = 60.0
-"""How long a program has to shake hands and to open a session."""
+"""The time a program has to answer the handshake and to open a session."""
 
 
 async def run_program(
     id: str, settings: AgentSettings, root: Path, guard: Guard, call: Call, prompt: str
 ) -> dict[str, Any]:
-    """One run: prompts until nothing more was said. Raises `ToolError`."""
+    """Run one program: prompt it until no further message was sent. Raises `ToolError`."""
     assert settings.command is not None
     cwd = _directory(root, settings.cwd)
     guard.ensure()
@@ -54,7 +54,7 @@ async def run_program(
             raise
         raise ToolError(f"Agent `{id}` failed: {error}", code="model_failed") from error
     finally:
-        guard.end(call.uid)  # what it has started in a session of its own, too (C7)
+        guard.end(call.uid)  # also processes that it started in sessions of their own (C7)
     if stop in ("refusal", "max_turn_requests", "cancelled"):
         raise ToolError(f"Agent `{id}` did not finish: {stop}. It had said: {run.said}", code="model_failed")
     return {"response": run.said, "finishReason": "length" if stop == "max_tokens" else "stop"}
@@ -65,18 +65,18 @@ def _directory(root: Path, cwd: str) -> Path:
 
 
 class _Run:
-    """What one run has said and is asked."""
+    """The messages and questions of one run."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._line = True
         self._called = False
-        """It has called a tool since it spoke."""
+        """The agent has called a tool since its last message."""
         self.said = ""
-        """In its newest turn, since its last tool call but one it ended with."""
+        """The text of the newest turn since its last tool call that was followed by text."""
 
     async def converse(self, session: Session, prompt: str) -> str:
-        """Prompt, and prompt again with whatever `apply` has sent meanwhile; why the last turn ended."""
+        """Prompt, and prompt again with the messages that `apply` has sent; return the last stop reason."""
         said = [prompt]
         while True:
             self.said = ""
@@ -109,7 +109,7 @@ class _Run:
         self._line = text.endswith("\n")
 
     async def permit(self, permission: Permission) -> str | None:
-        """Ask the user. Where nobody is there, it is rejected."""
+        """Ask the user. If the user cannot be asked, reject."""
         names: dict[str, str] = {}
         for option in permission.options:
             id, name = option["optionId"], str(option.get("name") or option["optionId"])

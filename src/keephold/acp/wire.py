@@ -1,33 +1,34 @@
-"""JSON-RPC 2.0 as ACP speaks it: a message a line, over two file descriptors. For agents and for clients.
+"""JSON-RPC 2.0 as ACP uses it: one message per line, over two file descriptors. For agents and clients.
 
     peer = Peer(read_fd, write_fd, on_request=…, on_notification=…)     # on a running loop
-    peer.start()                          # begin to read; before that, nothing is told
+    peer.start()                          # begin to read; no callback is called before
     peer.notify(method, params)           # queued at once: messages leave in the order of these calls
     call = peer.request(method, params)   # queued at once; `await call` gives the result or raises; `call.id`
     peer.respond(id, result)              # answer a request
     peer.respond(id, error=RpcError(…))
     peer.answer(id, coroutine)            # a task whose result or error is the answer
     peer.cancel(id)                       # end such a task: answered with -32800, unless it returns something
-    await peer.drain()                    # until the other side has taken nearly all; whoever writes much awaits this
+    await peer.drain()                    # until the other side has taken nearly all; await this if you write much
     await peer.flush()                    # until it has taken all
-    await peer.ended()                    # until nothing more will come; says why
-    await peer.close()                    # end tasks of `answer`, fail open requests, read and write no more
+    await peer.ended()                    # until nothing more will come; returns the reason
+    await peer.close()                    # end tasks of `answer`, fail open requests, stop reading and writing
 
-What it promises:
+Guarantees:
 
 - **Order.** `on_notification(method, params)` and `on_request(method, params, id)` are called synchronously, one after
-  another, in the order of arrival. They must not block: they start work, and so decide what runs side by side. The
+  another, in the order of arrival. They must not block: they start work, and so decide what runs concurrently. The
   callback `answered` of `request` is called in that same order, when the answer is read; an `await` wakes later.
-- **Requests are answered.** `on_request` answers sooner or later by `respond` or `answer`. If it raises `RpcError`,
-  that is the answer; `unknown_method(method)` makes the one for a method that is not known. Any other exception is
-  logged and answered with -32603. Exceptions of `on_notification` are logged.
-- **Nothing that arrives ends the connection.** What is no JSON, no message, a batch or longer than the limit is
-  answered with an error, with the id of the message if one can be told, else null. Answers to nothing are ignored.
-- **Cancelling a request** that is awaited sends `$/cancel_request`. One that arrives is a notification as any other.
-- **The end.** When the other side has closed or is gone, open requests raise `ConnectionLost` at once. After the end of
-  what is read one can still write. What is written after the other side has gone is dropped.
+- **Requests are answered.** `on_request` answers by `respond` or `answer`. If it raises `RpcError`, that is the answer;
+  `unknown_method(method)` makes the one for an unknown method. Any other exception is logged and answered with -32603.
+  Exceptions of `on_notification` are logged.
+- **No input ends the connection.** Invalid JSON, an invalid message, a batch or an overlong line is answered with an
+  error that has the id of the message if it can be read, else null. Answers without a request are ignored.
+- **Cancelling a request** that is awaited sends `$/cancel_request`. A received one is an ordinary notification.
+- **The end.** When the other side has closed or died, open requests raise `ConnectionLost` at once. After the end of
+  input you can still write. Output after the other side has died is dropped.
 
-Ids are strings, integers or null. The descriptors stay the caller's: they are not closed, nor are their flags changed.
+Ids are strings, integers or null. The descriptors stay the caller's: they are not closed, and their flags do not
+change.
 """
 
 import asyncio
@@ -95,7 +96,7 @@ class RpcCall(asyncio.Future[Any]):
         self._answered = answered
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Give it up, and tell the other side so."""
+        """Give the request up, and notify the other side."""
         if not super().cancel(msg):
             return False
         self._peer._given_up(self)
@@ -104,7 +105,7 @@ class RpcCall(asyncio.Future[Any]):
     def _settle(self, result: Any = None, error: KeepholdError | None = None) -> None:
         if error is not None:
             self.set_exception(error)
-            self.exception()  # nobody needs to await it
+            self.exception()  # the caller need not await it
         else:
             self.set_result(result)
         if self._answered is not None:
@@ -126,11 +127,10 @@ class Peer:
         tap: Callable[[str, bytes], None] | None = None,
         on_end: Callable[[str], None] | None = None,
     ) -> None:
-        """`limit` is the longest line that is read, `most` how much may wait to be written.
+        """`limit` is the longest line that is read, `most` how many bytes may wait to be written.
 
-        With `on_end`, who gives it is told of the end first and calls `lost` once it knows more of the reason.
-
-        `tap` is told every line as it is, with "in" or "out" in front, before anything is done with it.
+        `on_end` is called at the end of input and must call `lost` once it knows the reason. `tap` gets every line,
+        with "in" or "out", before it is processed.
         """
         self._on_request, self._on_notification = on_request, on_notification
         self._limit = limit
@@ -149,16 +149,15 @@ class Peer:
         """Begin to read."""
         self._reader.start()
 
-    # What we say
+    # Sending
 
     def notify(self, method: str, params: Mapping[str, Any]) -> None:
-        """Send a notification."""
         self._send({"jsonrpc": "2.0", "method": method, "params": params})
 
     def request(
         self, method: str, params: Mapping[str, Any], *, answered: Callable[[RpcCall], object] | None = None
     ) -> RpcCall:
-        """Send a request. `answered` is called when its answer is read, or when none can come any more."""
+        """Send a request. `answered` is called when its answer is read, or when none can come."""
         self._last_id += 1
         call = RpcCall(self, self._last_id, answered)
         if self._end.done() or not self._writer.open:
@@ -180,7 +179,7 @@ class Peer:
         self._send({"jsonrpc": "2.0", "id": id, "error": body})
 
     def answer(self, id: Id, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Run the coroutine as a task; what it returns or raises answers the request."""
+        """Run the coroutine as a task; its result or exception answers the request."""
 
         def done(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
@@ -196,7 +195,7 @@ class Peer:
         task.add_done_callback(done)
 
     def cancel(self, id: Id) -> bool:
-        """Cancel the task that answers the request of that id; False if none does."""
+        """Cancel the task that answers the request of that id; return False if there is none."""
         task = self._answers.get(id)
         return task is not None and task.cancel()
 
@@ -229,19 +228,19 @@ class Peer:
         return self._writer.backlog
 
     async def drain(self) -> None:
-        """Return when the other side has taken most of what was sent, or is gone."""
+        """Return when the other side has taken most of the output, or is gone."""
         await self._writer.drain()
 
     async def flush(self) -> None:
-        """Return when the other side has taken all of what was sent, or is gone."""
+        """Return when the other side has taken all of the output, or is gone."""
         await self._writer.drain(0)
 
     async def ended(self) -> str:
-        """Return when nothing more will come, and say why."""
+        """Return the reason when nothing more will come."""
         return await asyncio.shield(self._end)
 
     async def close(self) -> None:
-        """End the tasks that answer, then the connection. Harmless if done twice."""
+        """End the tasks that answer, then the connection. A second call does nothing."""
         for task in (tasks := list(self._tasks)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -250,13 +249,13 @@ class Peer:
         self.lost("the connection was closed")
 
     def stop_writing(self) -> None:
-        """From now on, whatever is sent is dropped and requests fail. What waits to be written is dropped, too."""
+        """Drop all output, including the waiting bytes, and fail new requests."""
         self._writer.close()
 
     def _unwritable(self, why: str) -> None:
-        """The other side reads no more: it is gone, or as good as gone. What it said before is still taken."""
+        """The other side has stopped reading. Input that it sent before is still read."""
 
-        self._loop.call_soon(self._ended, why)  # not from within a callback: those are called one after another
+        self._loop.call_soon(self._ended, why)  # not inside a callback: callbacks run one after another
 
     def _ended(self, why: str) -> None:
         why = why or "the other side has closed the connection"
@@ -266,7 +265,7 @@ class Peer:
             self._on_end(why)
 
     def lost(self, why: str) -> None:
-        """Nothing more will come: what has come is taken, then open requests fail for that reason."""
+        """Read the remaining input, then fail open requests for that reason."""
         self._reader.rest()
         self._reader.stop()
         if self._end.done():
@@ -276,7 +275,7 @@ class Peer:
         for call in calls.values():
             call._settle(error=ConnectionLost(f"no answer will come: {why}"))
 
-    # What we are told
+    # Receiving
 
     def _line(self, line: bytes) -> None:
         if not line or line.isspace():
@@ -300,7 +299,7 @@ class Peer:
         self._useless(head, RpcError(INVALID_REQUEST, why))
 
     def _useless(self, line: bytes, error: RpcError) -> None:
-        """Of a line that cannot be used: an answer fails its request, anything else is answered."""
+        """Fail the request of an unusable answer; answer any other unusable line with an error."""
         opening = OPENING.match(line)
         if opening is None:
             self.respond(None, error=error)
@@ -357,7 +356,7 @@ class Peer:
 
     def _answered(self, message: dict[str, Any]) -> None:
         id = message.get("id")
-        # Never an error for an answer: two peers would send each other errors for ever.
+        # Never answer an answer with an error: two peers would send each other errors forever.
         call = self._calls.pop(id, None) if type(id) is int else None
         if call is None:
             _log.debug("an answer to nothing that is open: %s", message)

@@ -1,1 +1,1 @@
-"""Our agent for editors (X1, X2, X4): sessions, what is shown of them, and what is asked."""
+"""keephold's agent for editors: sessions, their updates, and the questions to the user (X1, X2, X4)."""

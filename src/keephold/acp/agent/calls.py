@@ -1,14 +1,12 @@
-"""The tool calls of one session, as its client sees them (X1): what the model called, and the handles behind it.
+"""The tool calls of one session, as its client sees them, and the handles and terminals behind them (X1).
 
-A call is `pending`, then `in_progress` while its handle runs or waits, then `completed` or `failed`, and never goes
-back. A one-shot call ends with its answer; a spawned handle's call ends when the handle does, whether or not its turn
-is over by then. What a handle prints is told at most ten times a second; the end has all that is shown of it.
+A call is `pending`, then `in_progress` while its handle runs or waits, then `completed` or `failed`, and never changes
+back. A one-shot call ends with its answer; a spawned handle's call ends when the handle stops, even after its turn.
+Output is sent at most ten times a second; the final update has all that is shown.
 
-Terminals of the client, in which it shows what our programs print.
-
-A program stays ours: it is durable, can be talked to and aborted, and outlives the editor. What runs in the client's
-terminal is `keephold logs --follow` of its handle, which ends when the handle does. That needs a store that another
-process can open, and a client that has terminals; without them what is printed is told as text.
+A client with terminals shows a program's output in one. The program stays ours: it is durable, takes input, can be
+aborted, and outlives the editor. The client's terminal runs `keephold logs --follow` of its handle, which ends when the
+handle does. That needs a store that another process can open; without it, output is sent as text.
 """
 
 import asyncio
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 
 
 OUTPUT_BYTES = 1024 * 1024
-"""How much the client keeps of what a terminal shows."""
+"""How many bytes of a terminal the client keeps."""
 
 
 class Terminals:
@@ -57,14 +55,14 @@ class Terminals:
         path = getattr(store, "path", None)
         self._store = str(Path(path).absolute()) if has_terminals and store.durable and path is not None else None
         self.failed = False
-        """The client could not make one: it is not asked again."""
+        """The client could not make one and is not asked again."""
 
     def may_show(self, handle: Handle) -> bool:
-        """Whether what this handle prints can be shown in a terminal."""
+        """Return whether a terminal can show this handle's output."""
         return self._store is not None and not self.failed and handle.tool.source in ("local", "terminal")
 
     def open(self, handle: Handle, then: Callable[[str | None], None]) -> None:
-        """Have the client make a terminal for a handle; `then` gets its id, None if it could not."""
+        """Ask the client for a terminal for a handle; `then` gets its id, or None if it failed."""
         raw = ["--raw"] if handle.tool.source == "terminal" else []
         params: dict[str, Any] = {
             "sessionId": self._session,
@@ -79,7 +77,9 @@ class Terminals:
         if call.cancelled():
             return None
         refused = call.exception()
-        if refused is not None:  # a client that ties terminals to a prompt cancels what its end leaves open
+        if (
+            refused is not None
+        ):  # a client that ties terminals to a prompt cancels those that the prompt's end leaves open
             self.failed = not (isinstance(refused, RpcError) and refused.number == REQUEST_CANCELLED)
             return None
         result = call.result()
@@ -88,7 +88,7 @@ class Terminals:
         return None if self.failed else id
 
     def release(self, id: str, *, wait: bool = False) -> None:
-        """Give it back; with `wait` when it has shown all there is. A client keeps showing what was in it."""
+        """Release the terminal; with `wait`, after it has shown everything. The client keeps showing its content."""
         params = {"sessionId": self._session, "terminalId": id}
         if not wait:
             self._peer.request("terminal/release", params)
@@ -101,14 +101,14 @@ class Terminals:
 _log = logging.getLogger("keephold.acp")
 
 INTERVAL_SECS = 0.1
-"""What a handle prints is told no more often than this."""
+"""The shortest interval between two updates of a handle's output."""
 SHOWN = 8000
 """Characters of a handle's output that are shown while it runs."""
 _AGREED: dict[type[Prompt], str] = {RunTool: "Allowed", DeliverResult: "Delivered", AskQuestion: "Answered"}
 
 
 class Calls(Watcher):
-    """Follows the calls of a session and says what has become of them."""
+    """Follow the calls of a session and send their updates."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Calls(Watcher):
         terminals: Terminals,
         record: Callable[[str, dict[str, Any]], None],
     ) -> None:
-        """`record` is told what a call has shown that is not in the transcript, for whoever loads the session later."""
+        """`record` gets shown content that is not in the transcript, so that a later load can show it."""
         self._runtime = runtime
         self._session = session
         self._send = send
@@ -128,7 +128,7 @@ class Calls(Watcher):
         self._batch: list[Shown] = []
         """The calls of the newest batch, in order: a model may give two the same label."""
         self._by_uid: dict[str, Shown] = {}
-        """Those that have a handle and are not over."""
+        """The calls that have a handle and have not ended."""
         self._ids: dict[str, int] = {}
         """How often each id was used in this turn: labels are unique in their batch only."""
         self._followed: set[str] = set()
@@ -136,8 +136,8 @@ class Calls(Watcher):
         self._follow(session)
 
     def close(self) -> None:
-        """The session is closed: say nothing more."""
-        self._send = lambda _: None  # whoever still listens to a handle
+        """Send nothing more: the session is closed."""
+        self._send = lambda _: None  # listeners of handles may still call it
         for shown in self._by_uid.values():
             self._leave(shown)
             if shown.terminal:
@@ -148,21 +148,21 @@ class Calls(Watcher):
         for conversation in tuple(self._followed):
             self._unfollow(conversation)
 
-    # What the model does
+    # The model's calls
 
     def begin(self, turn: str, used: Iterable[str] = ()) -> None:
-        """A turn begins, or goes on: then `used` are the labels it has used before."""
+        """Begin or resume a turn; `used` are the labels that a resumed turn has used."""
         self._turn, self._ids, self._batch = turn, {}, []
         for label in used:
             self.name(turn, label)
 
     def name(self, turn: str, label: str) -> str:
-        """The id of the turn's next call of that label."""
+        """Return the id of the turn's next call of that label."""
         count = self._ids[label] = self._ids.get(label, 0) + 1
         return call_id(turn, label, count)
 
     def called(self, calls: Sequence[ToolCall]) -> None:
-        """The model has made these calls; none has begun."""
+        """Show the model's calls; none has begun."""
         self._batch = []
         for call in calls:
             described = describe(call, self._tool(call.name))
@@ -171,7 +171,7 @@ class Calls(Watcher):
             self._send(tool_call(shown.id, {**described.fields, "status": "pending"}))
 
     def taken_up(self, calls: Iterable[tuple[str, ToolCall, Record | None]]) -> None:
-        """An open batch is gone on with whose calls the client knows; of each its id, and the handle it had made."""
+        """Resume an open batch whose calls the client knows: each call's id, and the handle it made."""
         self._batch = []
         for id, call, record in calls:
             shown = Shown(id, call, describe(call, self._tool(call.name)), self._session)
@@ -180,29 +180,29 @@ class Calls(Watcher):
                 self.adopt(shown, self._runtime.registry.adopt(record))
 
     def answered(self, responses: Iterable[Response]) -> None:
-        """The calls of the batch are answered, in order. Those that have become handles go on."""
+        """End the batch's calls with their responses, in order. Calls that became handles continue."""
         for shown, response in zip(self._batch, responses, strict=False):
             if not shown.over and (shown.handle is None or not shown.handle.stateful):
                 failed = response.is_error or response.code == "cancelled"
                 self._end(shown, failed, response.model, response_output(response.model))
 
     def settle(self) -> None:
-        """The turn ends: what was printed is told, and no call of it is left open that nothing runs of."""
+        """End the turn: send the remaining output, and end the calls that no handle runs for."""
         for shown in self._batch:
             if not shown.over and (shown.handle is None or not shown.handle.active or not shown.handle.stateful):
                 self._end(shown, True, "Nothing came of this call: the turn has ended.", None)
         for shown in tuple(self._by_uid.values()):
-            if shown.due is not None or shown.terminal == "":  # a client may take its time to make a terminal
+            if shown.due is not None or shown.terminal == "":  # a client may need time to make a terminal
                 self._tell_output(shown)
                 if shown.handle is not None and self._terminals.may_show(shown.handle):
-                    self._printed(shown)  # it has not been asked for one yet
+                    self._printed(shown)  # the client has not been asked for a terminal yet
 
     def _tool(self, name: str) -> Tool | None:
         return self._runtime.toolbox.get(name)
 
-    # What becomes of handles
+    # Handles
 
-    # Called by the registry: what cannot be shown must not keep calls from running.
+    # The registry calls these: a failure to show something must not stop calls from running.
 
     def created(self, handle: Handle) -> None:
         """A handle of the session, or of one of its sub-agents, was made."""
@@ -210,7 +210,7 @@ class Calls(Watcher):
             self._created(handle)
 
     def changed(self, handle: Handle) -> None:
-        """A handle of a conversation that is followed has another state."""
+        """A handle of a followed conversation has a new state."""
         with self._logged():
             shown = self._by_uid.get(handle.uid)
             if shown is not None:
@@ -239,12 +239,12 @@ class Calls(Watcher):
         shown = next((each for each in self._batch if own and has_made(each, handle)), None)
         if shown is None:
             if handle.tool.unrecorded or not handle.active:
-                return  # of calls that nobody made here, those are shown that last
+                return  # of calls that the model did not make, only lasting ones are shown
             shown = self._beside(handle)
         self.adopt(shown, handle)
 
     def adopt(self, shown: Shown, handle: Handle) -> None:
-        """The handle is what this call has come to."""
+        """Attach the handle to the call that made it."""
         shown.handle, shown.handle_id = handle, handle.id
         self._by_uid[handle.uid] = shown
         self._follow(handle.conversation)
@@ -253,7 +253,7 @@ class Calls(Watcher):
             handle.watch(self)
 
     def found(self, id: str, call: ToolCall, handle: Handle, *, known: bool) -> None:
-        """A handle of an earlier turn that has not stopped; with `known`, the client knows its call."""
+        """Show a handle of an earlier turn that has not stopped; with `known`, the client knows its call."""
         if handle.uid in self._by_uid:
             return
         described = describe(call, handle.tool)
@@ -265,7 +265,7 @@ class Calls(Watcher):
         self.adopt(shown, handle)
 
     def _beside(self, handle: Handle) -> Shown:
-        """Of a handle that no call of the model has made: a sub-agent's, or one that a workflow runs."""
+        """Show a handle that no call of the model made: a sub-agent's, or a workflow's."""
         named = f"{handle.id} ({handle.tool.name})" if handle.stateful else handle.tool.name
         call = ToolCall(handle.uid, handle.tool.name)
         title = named if handle.conversation == self._session else f"{agent_name(handle.conversation)}: {named}"
@@ -303,13 +303,13 @@ class Calls(Watcher):
             self._listen(shown, handle)
 
     def noted(self, shown: Shown, note: str) -> None:
-        """Say how the open question can be answered."""
+        """Show how to answer the open question."""
         if not shown.over:
             shown.note = note
             self._send(tool_call_update(shown.id, {"content": self._content(shown)}))
 
     def asked(self, shown: Shown, prompt: Prompt, said: Decision | None) -> None:
-        """A person was asked about it, and has said that, or nothing: the prompt was taken back."""
+        """The user was asked about the call and decided, or the prompt was withdrawn (None)."""
         if shown.over:
             return
         if shown.handle is None and shown not in self._batch:  # it was shown for the prompt alone
@@ -319,7 +319,7 @@ class Calls(Watcher):
             shown.renamed = False
             self._send(tool_call_update(shown.id, {"title": shown.title}))
 
-    # What handles print
+    # Output
 
     def _listen(self, shown: Shown, handle: Handle, again: bool = True) -> None:
         if shown.run is not None or handle.uid not in self._by_uid:
@@ -329,13 +329,13 @@ class Calls(Watcher):
             handle.run.listeners.append(shown.listener)
             if handle.output is not None:
                 self._printed(shown)
-        elif again:  # it is told that it runs before it is started
+        elif again:  # the client sees that it runs before it starts
             self._loop.call_soon(self._listen, shown, handle, False)
 
     def _printed(self, shown: Shown) -> None:
         if shown.terminal is not None or shown.due is not None or shown.over or shown.handle is None:
             return
-        if self._terminals.may_show(shown.handle):  # not for what is over at once: a terminal is a process
+        if self._terminals.may_show(shown.handle):  # not for short calls: a terminal is a process
             shown.due = self._loop.call_later(INTERVAL_SECS, self._open_terminal, shown)
             return
         wait = shown.sent + INTERVAL_SECS - self._loop.time()
@@ -352,7 +352,7 @@ class Calls(Watcher):
 
     def _opened(self, shown: Shown, id: str | None) -> None:
         """The client has made a terminal, or could not."""
-        if shown.handle is None or shown.handle.uid not in self._by_uid:  # it is over, or nobody looks any more
+        if shown.handle is None or shown.handle.uid not in self._by_uid:  # the call has ended, or is not shown any more
             if id is not None:
                 self._terminals.release(id)
             return
@@ -366,7 +366,7 @@ class Calls(Watcher):
         self._send(tool_call_update(shown.id, {"content": self._content(shown)}))
 
     def _content(self, shown: Shown, words: str | None = None) -> list[dict[str, Any]]:
-        """Everything there is to be shown of a call; `words` are its end."""
+        """Return everything to show of a call; `words` are its end."""
         parts = list(shown.diffs)
         handle = shown.handle
         if shown.terminal:
@@ -406,7 +406,7 @@ class Calls(Watcher):
             shown.run.listeners.remove(shown.listener)
         shown.run = shown.listener = None
 
-    # Who is followed
+    # Followed conversations
 
     def _follow(self, conversation: str) -> None:
         if conversation not in self._followed:
@@ -421,13 +421,13 @@ class Calls(Watcher):
             if not followers[conversation]:
                 del followers[conversation]
 
-    # What a person is asked about
+    # Prompts
 
     def asked_about(self, prompt: Prompt) -> Shown:
-        """The call that a prompt is about; one is made for what the client knows no call of."""
+        """Return the call that a prompt is about; show a new one if the client knows none."""
         found = next((shown for shown in self._candidates() if is_about(shown, prompt)), None)
         if found is None:
-            call = ToolCall("", prompt.tool)  # what it is about is a call of a sub-agent that nothing is shown of
+            call = ToolCall("", prompt.tool)  # a call of a sub-agent that is not shown
             described = describe(call, self._tool(prompt.tool))
             found = Shown(self.name(self._turn or "call", prompt.tool), call, described, prompt.conversation)
             self._send(tool_call(found.id, {"title": found.title, "kind": found.kind, "status": "pending"}))

@@ -1,4 +1,4 @@
-"""What a user says in an editor, as content for a model: texts, images, files that were attached or named."""
+"""The user's prompt in an editor, as content for a model: texts, images, attached or named files."""
 
 import base64
 import binascii
@@ -16,7 +16,7 @@ TITLE = 80
 
 
 def prompt_content(blocks: Any) -> "str | Sequence[UserContent]":
-    """The content blocks of a prompt for the model. Raises `RpcError` for one that cannot be used."""
+    """Return a prompt's content blocks for the model. Raises `RpcError` for one that cannot be used."""
     if not isinstance(blocks, list) or not blocks:
         raise invalid_params("`prompt` must be a list of content blocks with at least one")
     parts = [_content(block) for block in blocks]
@@ -29,7 +29,7 @@ def prompt_content(blocks: Any) -> "str | Sequence[UserContent]":
 
 
 def title_of(blocks: Sequence[Any]) -> str:
-    """What a session is called whose first prompt this is."""
+    """Return the title of a session whose first prompt this is."""
     texts = (block.get("text") for block in blocks if isinstance(block, dict) and block.get("type") == "text")
     said = next((text for text in texts if isinstance(text, str) and text.strip()), "")
     return clipped(said.strip().splitlines()[0], TITLE) if said.strip() else "A session"

@@ -1,7 +1,7 @@
-"""How a call looks in an editor before anything is known of it: its title, its kind, the files it is about (X1).
+"""How an editor first shows a call: its title, its kind, its files (X1).
 
-A tool may say of which kind it is: `hints={"kind": "edit"}`. Files are found by the schema of the arguments: those of
-format `path`, which a `pathlib.Path` parameter has, and those that are named like one.
+A tool may set its kind: `hints={"kind": "edit"}`. Files are arguments whose schema has the format `path`, which a
+`pathlib.Path` parameter has, or whose name looks like a path.
 """
 
 import os
@@ -17,7 +17,7 @@ from keephold.tools.base import ACTIONS, Tool
 from keephold.turn.tool_call import ToolCall
 
 KINDS = ("read", "edit", "delete", "move", "search", "execute", "think", "fetch", "switch_mode", "other")
-"""The kinds of tool calls that ACP knows."""
+"""The kinds of tool calls in ACP."""
 
 _PATHS = ("path", "file_path", "filepath")
 _FORMATS = ("path", "file-path", "directory-path")
@@ -32,15 +32,15 @@ class Described(NamedTuple):
     title: str
     kind: str
     action: str | None
-    """None: a one-shot call."""
+    """None for a one-shot call."""
     handle_id: str | None
-    """The handle that it names."""
+    """The handle that the call names."""
     fields: dict[str, Any]
-    """Of ACP's tool call, without its id and status."""
+    """The fields of ACP's tool call, without id and status."""
 
 
 def describe(call: ToolCall, tool: Tool | None) -> Described:
-    """The call as an editor is to show it; `tool` is None if there is none of that name."""
+    """Return how an editor shows the call; `tool` is None if the tool is unknown."""
     arguments = _arguments(call)
     action = arguments.get("action") if tool is not None and tool.actions else None
     action = action if action in ACTIONS else None
@@ -65,7 +65,7 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
 
 
 def check_kinds(tools: Iterable[Tool]) -> None:
-    """Raise `ConfigError` if a tool says that it is of a kind that ACP does not know."""
+    """Raise `ConfigError` if a tool's kind is not one of ACP's."""
     problems = [
         f"tool `{tool.name}`: the hint `kind` must be one of {', '.join(KINDS)}, not {tool.hints['kind']!r}"
         for tool in tools
@@ -76,7 +76,7 @@ def check_kinds(tools: Iterable[Tool]) -> None:
 
 
 def kind_of(tool: Tool | None, action: str | None = None) -> str:
-    """Of which kind a call is."""
+    """Return the kind of a call."""
     if tool is None:
         return "other"
     said = tool.hints.get("kind")
@@ -94,7 +94,7 @@ def kind_of(tool: Tool | None, action: str | None = None) -> str:
 def title_of(
     name: str, tool: Tool | None, arguments: Mapping[str, Any], action: str | None, handle_id: str | None
 ) -> str:
-    """The call in one line: `build: cargo_check package=core`, `fetch build (cargo_check)`."""
+    """Return the call in one line: `build: cargo_check package=core`, `fetch build (cargo_check)`."""
     own = {key: value for key, value in arguments.items() if not (action and key in ("action", "id"))}
     said = " ".join((name, *(f"{key}={_shortened(value)}" for key, value in own.items())))
     if action == "spawn":
@@ -107,7 +107,7 @@ def title_of(
 
 
 def clipped(said: str, most: int) -> str:
-    """The text on one line of printable characters, no longer than that."""
+    """Return the text on one line of printable characters, at most that long."""
     line = " ".join("".join(each if each.isprintable() else " " for each in said).split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
@@ -117,7 +117,7 @@ def _shortened(value: Any) -> str:
 
 
 def locations(tool: Tool, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The files that the arguments name. ACP wants absolute paths: those that are not are of the tool's directory."""
+    """Yield the files that the arguments name, as absolute paths: relative ones start at the tool's directory."""
     properties = tool.parameters.get("properties", {})
     line = next((arguments[key] for key in _LINES if type(arguments.get(key)) is int and arguments[key] >= 0), None)
     for key, value in arguments.items():
@@ -131,7 +131,7 @@ def locations(tool: Tool, arguments: Mapping[str, Any]) -> Iterator[dict[str, An
 
 
 def absolute(tool: Tool, path: str) -> str:
-    """The path from the root, of one that a call of the tool names."""
+    """Return an absolute path for one that a call of the tool names."""
     return os.path.normpath(Path(getattr(tool.runtime, "cwd", None) or Path.cwd()) / path)
 
 

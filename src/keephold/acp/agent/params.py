@@ -1,4 +1,4 @@
-"""What clients send with their requests, read and checked, and what sessions are listed as."""
+"""Read and check the parameters of clients' requests, and list sessions."""
 
 import base64
 import os
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def client_of(said: dict[str, Any], signal: Signal) -> Client:
-    """What a client can do. One that asks for the seed's form of the signal gets it, unless signals are off (X2)."""
+    """Return the client's capabilities. A client that asks for `turn_complete` as an update gets that form, unless
+    signals are off (X2)."""
     elicitation, meta = said.get("elicitation"), said.get("_meta")
     wanted = meta.get(TURN_COMPLETE, "extension") if isinstance(meta, dict) else "extension"
     if signal == "extension" and wanted not in ("extension", None, False):
@@ -30,7 +31,7 @@ def client_of(said: dict[str, Any], signal: Signal) -> Client:
 
 
 def string(params: Params, key: str) -> str:
-    """A parameter that must be there."""
+    """Return a required parameter."""
     value = params.get(key)
     if not isinstance(value, str) or not value:
         raise invalid_params(f"`{key}` must be a string")
@@ -38,7 +39,7 @@ def string(params: Params, key: str) -> str:
 
 
 def directory(params: Params) -> str:
-    """The working directory of a session."""
+    """Return the working directory of a session."""
     cwd = string(params, "cwd")
     if not cwd.startswith("/"):
         raise invalid_params(f"`cwd` must be an absolute path, not `{cwd}`")
@@ -46,7 +47,7 @@ def directory(params: Params) -> str:
 
 
 def servers(params: Params) -> list[McpServer]:
-    """The MCP servers that a session brings."""
+    """Return the MCP servers that a session brings."""
     given = params.get("mcpServers") or []
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
         raise invalid_params("`mcpServers` must be a list of servers")
@@ -57,7 +58,7 @@ def servers(params: Params) -> list[McpServer]:
 
 
 def _server(given: dict[str, Any]) -> McpServer:
-    """A program on pipes, or one that serves HTTP; the name is made one that keephold takes."""
+    """Return a server on pipes or HTTP; its name is made valid for keephold."""
     name = re.sub("[^A-Za-z0-9_-]", "-", str(given["name"]))[:64]
     kind = given.get("type", "stdio")
     if kind == "http":
@@ -73,12 +74,11 @@ def _pairs(listed: Any) -> dict[str, str]:
 
 
 def normal(path: str) -> str:
-    """A directory by one name."""
     return os.path.normpath(path)
 
 
 def cursor_of(cursor: Any) -> tuple[float, str] | None:
-    """Where a list goes on."""
+    """Return the position where a list continues."""
     if cursor is None:
         return None
     try:
@@ -88,17 +88,17 @@ def cursor_of(cursor: Any) -> tuple[float, str] | None:
 
 
 def is_session(row: ConversationRow) -> bool:
-    """What was begun in a directory and has something to show. Conversations of sub-agents have no directory."""
+    """Return whether the conversation is a session with content. Conversations of sub-agents have no directory."""
     return isinstance(row.metadata.get("cwd"), str) and row.lines > 0
 
 
 def next_cursor(row: ConversationRow) -> str:
-    """What a client asks with for the sessions after this one."""
+    """Return the cursor for the sessions after this one."""
     return base64.urlsafe_b64encode(msgspec.json.encode((row.updated, row.id))).decode()
 
 
 def listed(row: ConversationRow) -> dict[str, Any]:
-    """A session as `session/list` shows it."""
+    """Return a session as `session/list` shows it."""
     title = row.metadata.get("title")
     told = {"sessionId": row.id, "cwd": row.metadata["cwd"], "updatedAt": time_of(row.updated)}
     return {**told, "title": title} if isinstance(title, str) else told

@@ -1,8 +1,8 @@
-"""Prompts as requests to a client, and what the person said (P, Q over ACP).
+"""Show prompts as requests to a client, and read the user's decision (P, Q over ACP).
 
-Whether a call may run, whether its result may be seen, and questions with a few answers are permission requests. A text
-is asked for by a form, where the client has forms. A secret never is: it would pass through the client and its logs.
-What the client cannot ask stays open for whoever answers it in a terminal, if its handle can be talked to.
+Approvals of calls and results, and questions with few answers, are permission requests. A text is asked for by a form,
+if the client has forms. A secret is never asked for: it would pass through the client and its logs. A question that the
+client cannot ask stays open for a terminal, if its handle takes input.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,17 +30,17 @@ _SHOWN = 4000
 
 
 class Request(NamedTuple):
-    """A permission request, less the ids of session and tool call."""
+    """A permission request, without the ids of session and tool call."""
 
     fields: dict[str, Any]
-    """What it says of the tool call."""
+    """The fields of the tool call."""
     options: list[dict[str, str]]
     decisions: dict[str, Decision]
-    """What each option means."""
+    """The decision that each option means."""
 
 
 def permission(prompt: Prompt, title: str) -> Request | None:
-    """The prompt as a choice; None if it is not one. `title` is that of the tool call."""
+    """Return the prompt as a choice; None if it is not one. `title` is that of the tool call."""
     match prompt:
         case RunTool():
             return _run_tool(prompt, title)
@@ -101,7 +101,7 @@ def _question(prompt: AskQuestion) -> Request | None:
 
 
 def decided(request: Request, result: Any) -> Decision:
-    """What the person said to a permission request."""
+    """Return the user's decision from the answer to a permission request."""
     outcome = result.get("outcome") if isinstance(result, dict) else None
     kind = outcome.get("outcome") if isinstance(outcome, dict) else None
     if isinstance(outcome, dict) and kind == "selected" and outcome.get("optionId") in request.decisions:
@@ -112,7 +112,7 @@ def decided(request: Request, result: Any) -> Decision:
 
 
 def form(question: Question, problem: str | None) -> dict[str, Any]:
-    """A question for a text as a form of one field."""
+    """Return a question for a text as a form of one field."""
     field: dict[str, Any] = {"type": "string", "description": question.text}
     if isinstance(question.default, str):
         field["default"] = question.default
@@ -122,7 +122,7 @@ def form(question: Question, problem: str | None) -> dict[str, Any]:
 
 
 def filled_in(question: Question, result: Any) -> Decision:
-    """What the person wrote into the form."""
+    """Return the user's answer in the form."""
     action = result.get("action") if isinstance(result, dict) else None
     if action == "accept":
         content = result.get("content")
@@ -133,7 +133,7 @@ def filled_in(question: Question, result: Any) -> Decision:
 
 
 def elsewhere(question: Question, uid: str, store: str | None) -> str:
-    """Where a question can be answered that this client cannot ask."""
+    """Return where to answer a question that this client cannot ask."""
     if store is None:
         return "This client cannot ask for it, and no other program can reach it: the store is in memory."
     where = f"--store {store} {uid}"

@@ -1,9 +1,7 @@
-"""A session shown again: what its transcript says, as the updates it was told by (X1).
+"""Show a stored session again: its transcript as the updates that were sent (X1).
 
-Ids of tool calls are made as they were made then, so a client that kept its own history finds them again. That a turn
-was complete is not told again (X2).
-
-What there is of a session from before, read and, if its client wants that, shown again.
+Tool calls get the same ids as before, so a client that kept its own history finds them. Completed turns are not
+signalled again (X2).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,25 +34,25 @@ if TYPE_CHECKING:
 
 
 SHOWN_LINE = "shown"
-"""The kind of line that holds what a call has shown."""
+"""The kind of line that holds a call's shown content."""
 TURN_COMPLETE_LINE = "turn_complete"
-"""The kind of line that says that the end of a turn was told (X2)."""
+"""The kind of line that records a sent `turn_complete` (X2)."""
 _BATCH = "keephold/batch"
-"""In the metadata of a request: the number of the batch whose results it holds."""
+"""The metadata key of a request's batch number."""
 Handles = Mapping[tuple[str, int, int], Record]
-"""Of a conversation, by turn, batch and position: labels of calls are not unique."""
+"""A conversation's handles by turn, batch and position: labels of calls are not unique."""
 
 
 class Replayed(NamedTuple):
-    """A session as the client knows it once it was shown."""
+    """A session as the client knows it after the replay."""
 
     updates: list[Update]
     open: list[tuple[str, ToolCall, Record | None]]
-    """Calls of a turn that was interrupted which nobody has answered, each with its id, and the handle it made."""
+    """Unanswered calls of an interrupted turn, each with its id and the handle it made."""
     live: list[tuple[str, ToolCall, Record]]
     """Handles that have not stopped, each with the id of its call."""
     used: list[str]
-    """The labels that the interrupted turn has used, up to those that are open."""
+    """The labels that the interrupted turn used before the unanswered ones."""
 
 
 class _Told(NamedTuple):
@@ -65,7 +63,7 @@ class _Told(NamedTuple):
 
 
 class _Replay:
-    """Goes through the lines of a transcript."""
+    """Go through the lines of a transcript."""
 
     def __init__(
         self,
@@ -80,9 +78,9 @@ class _Replay:
         self._turn = ""
         self._labels: list[str] = []
         self._batch = 0
-        """The number of the newest batch of the turn that was answered."""
+        """The number of the turn's newest answered batch."""
         self._calls: list[_Told] = []
-        """Those of the batch after that which are not answered."""
+        """The unanswered calls of the next batch."""
         self._shown: dict[str, _Told] = {}
 
     def take(self, line: TranscriptLine) -> None:
@@ -101,7 +99,7 @@ class _Replay:
 
     def _request(self, body: Mapping[str, Any]) -> None:
         batch = (body.get("metadata") or {}).get(_BATCH, self._batch)
-        ran = batch > self._batch  # else it was refused as a whole, or nobody knows how far it came
+        ran = batch > self._batch  # else it was refused as a whole, or interrupted
         self._batch = batch
         for part in body.get("parts", ()):
             self._asked(part, ran)
@@ -136,7 +134,7 @@ class _Replay:
         record = self._made(told, self._batch) if ran else None
         if record is not None and isinstance(record.state, Stopped):
             self._over(told, *self._end(record))
-        elif record is not None and record.stateful:  # its call is over when the handle is
+        elif record is not None and record.stateful:  # its call ends with the handle
             if not isinstance(record.state, Pending):
                 self._update(told, {"status": "in_progress"})
             self.live.append((told.id, told.call, record))
@@ -146,7 +144,7 @@ class _Replay:
             self._over(told, part.get("outcome") != "success", words, response_output(words))
 
     def _made(self, told: _Told, batch: int) -> Record | None:
-        """The handle that a call of that batch has made, if the store still has it."""
+        """Return the handle that a call of that batch made, if the store still has it."""
         record = self._handles.get((self._turn, batch, told.position))
         return record if record is not None and record.tool == told.call.name else None
 
@@ -168,7 +166,7 @@ class _Replay:
         self.updates.append(tool_call_update(told.id, fields))
 
     def _break_off(self) -> None:
-        """The transcript goes on without them: what was not answered never will be."""
+        """End unanswered calls that the transcript has passed."""
         for told in self._calls:
             self._over(told, True, "Interrupted.", None)
         self._calls = []
@@ -192,10 +190,10 @@ def replay(
     end: Callable[[Record], End],
     interrupted: str | None,
 ) -> Replayed:
-    """The transcript as updates.
+    """Return the transcript as updates.
 
-    `handles` are those that its calls have made; `end` says how a stopped one ended; `interrupted`
-    is the turn that was never ended, if there is one.
+    `handles` are those that its calls made; `end` describes a stopped one; `interrupted` is the turn that never ended,
+    if any.
     """
     going = _Replay(tool, handles, end, interrupted)
     for line in lines:
@@ -204,7 +202,7 @@ def replay(
 
 
 def _blocks(content: Any) -> Iterator[dict[str, Any]]:
-    """What a user said, as content blocks."""
+    """Yield a user's message as content blocks."""
     for part in [content] if isinstance(content, str) else content or ():
         if isinstance(part, str):
             yield text(part)
@@ -219,17 +217,17 @@ def _blocks(content: Any) -> Iterator[dict[str, Any]]:
 
 
 def _base64(data: str) -> str:
-    """ACP's base64 is the usual one; pydantic writes that of URLs."""
+    """ACP uses standard base64; pydantic writes the URL-safe form."""
     return data.translate(str.maketrans("-_", "+/"))
 
 
 _PAGE = 1000
 _DRAIN = 100
-"""Updates after which the client is waited for."""
+"""The number of updates after which to wait for the client."""
 
 
 async def shown_again(conversation: "Conversation", peer: Peer | None) -> Replayed:
-    """Read the transcript of a conversation and show it to a client, if one is given."""
+    """Read a conversation's transcript and show it to a client, if one is given."""
     runtime = conversation.runtime
     registry = runtime.registry
 

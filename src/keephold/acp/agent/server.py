@@ -1,13 +1,7 @@
-"""Our agent over ACP (X1): one runtime and one store for all sessions of a client, on one connection.
+"""keephold's agent over ACP: one runtime and one store for all sessions of a client, on one connection (X1).
 
-A session is a conversation: its id is the conversation's. Methods are answered in tasks of their own, so that a turn
-holds up nothing else; what must keep its order (a prompt, a cancel, a mode) is begun when it is read.
-
-The end of a session that its client deletes: what was kept of it ends, and what was said in it goes.
-
-Conversations of its sub-agents go with it: nothing else would lead to them.
-
-Who is asked what: for each conversation at the top, the person at the client that has its session open (P, Q).
+A session's id is its conversation's id. Methods are answered in tasks of their own, so that a turn delays nothing else;
+a prompt, a cancel or a mode must keep its order, so it is begun when it is read.
 """
 
 import asyncio
@@ -63,11 +57,12 @@ if TYPE_CHECKING:
 
 
 class Persons:
-    """Everyone who may be asked something: a prompter. What concerns a session that is not open is asked when it is."""
+    """Ask the user at the client that has the session open (P, Q). A `Prompter`; prompts of closed sessions wait until
+    they are opened."""
 
     def __init__(self) -> None:
         self._people: WeakValueDictionary[str, PromptQueue] = WeakValueDictionary()
-        """As long as a call or a prompt needs them: a conversation has one at a time."""
+        """Kept as long as a call or a prompt needs them: a conversation has one at a time."""
         self._sessions: dict[str, AgentSession] = {}
 
     async def __call__(self, prompt: Prompt) -> Decision:
@@ -77,24 +72,24 @@ class Persons:
         return await session.ask(prompt)
 
     def of(self, root: str) -> PromptQueue:
-        """Those who are asked about calls below that conversation, one prompt at a time (Q5)."""
+        """Return the queue of prompts for calls below that conversation, one at a time (Q5)."""
         people = self._people.get(root)
         if people is None:
             people = self._people[root] = PromptQueue(self)
         return people
 
     def came(self, session: "AgentSession") -> None:
-        """Its client has opened the session: what was left open is asked."""
+        """Ask the prompts that wait: the client has opened the session."""
         self._sessions[session.id] = session
         self.of(session.id).again()
 
     def went(self, session: "AgentSession") -> None:
-        """It is closed: nobody can be asked until it is opened again."""
+        """Ask nothing until the session is opened again."""
         if self._sessions.get(session.id) is session:
             del self._sessions[session.id]
 
     async def close(self) -> None:
-        """Take everything back."""
+        """Withdraw all prompts."""
         for people in tuple(self._people.values()):
             await people.close()
 
@@ -104,7 +99,7 @@ _ENDED = Failure("Aborted: its session was deleted.", "aborted")
 
 
 async def delete(runtime: "Runtime", session: str) -> None:
-    """Let go of all that there is of a session that is not open. That there is none is no error."""
+    """Delete a closed session with the conversations of its sub-agents. An unknown session is not an error."""
     registry = runtime.registry
     await end_conversation(registry, runtime.admission, session, _ENDED)
     conversations = await _below(registry.store, session)
@@ -114,7 +109,7 @@ async def delete(runtime: "Runtime", session: str) -> None:
 
 
 async def _below(store: Store, session: str) -> list[str]:
-    """The conversations of its sub-agents, and of theirs."""
+    """Return the conversations of the session's sub-agents, and of theirs."""
     found: list[str] = []
     before: tuple[float, str] | None = None
     while page := await store.conversations(before=before, limit=_DELETE_PAGE):
@@ -129,7 +124,7 @@ _CONNECT_SECS = 10.0
 
 
 class Agent:
-    """Serves one client."""
+    """Serve one client."""
 
     def __init__(
         self,
@@ -145,12 +140,12 @@ class Agent:
         self._persons = persons
         self._model, self._mode, self._signal, self._terminals = model, mode, signal, terminals
         self._client: Client | None = None
-        """What the client can do, once it has said so."""
+        """The client's capabilities, once it has sent them."""
         self._sessions: dict[str, AgentSession] = {}
         self._conversations: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
-        """Sessions hold them. A runtime has one object for each, also if what a closed session left still holds it."""
+        """Sessions hold them. A runtime has one object for each, which a closed session's remains may still hold."""
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """A session is opened, closed or deleted by one request at a time."""
+        """One request at a time opens, closes or deletes a session."""
         self._peer: Peer | None = None
         self._prompts: dict[Id, AgentSession] = {}
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -167,7 +162,7 @@ class Agent:
         }
 
     def _take_part(self) -> None:
-        """Hear of every handle, and answer for the persons."""
+        """Listen to handles, and provide the prompts of sessions."""
         runtime = self._runtime
 
         def created(handles: Sequence[Handle]) -> None:
@@ -186,7 +181,7 @@ class Agent:
         return session is not None and session.mode == "unattended"
 
     async def serve(self, read_fd: int, write_fd: int) -> None:
-        """Until the client goes. What its turns have not finished stays in the store (R6)."""
+        """Serve until the client leaves. Unfinished turns stay in the store (R6)."""
         peer = self._peer = Peer(read_fd, write_fd, on_request=self._asked, on_notification=self._told)
         try:
             peer.start()
@@ -195,16 +190,16 @@ class Agent:
             )
             ended.cancel()
         finally:
-            await self._runtime.close()  # before the tasks that answer: a turn that is left is not a cancelled one
+            await self._runtime.close()  # before the tasks that answer: an interrupted turn is not a cancelled one
             await self._persons.close()
             await peer.close()
 
     def stop(self) -> None:
-        """Serve no longer."""
+        """Stop serving."""
         if not self._stop.done():
             self._stop.set_result(None)
 
-    # What arrives, in its order
+    # Requests and notifications, in order
 
     def _asked(self, method: str, params: Params, id: Id) -> None:
         assert self._peer is not None
@@ -293,14 +288,14 @@ class Agent:
         return session
 
     async def _connect(self, brought: Sequence["McpServer"]) -> None:
-        """Servers of one session are there for all: they are of the same person and the same editor."""
+        """Connect the servers of one session for all: they belong to the same user and editor."""
         for server in brought:
             await self._add(server)
         if brought:
             await self._runtime.connected(_CONNECT_SECS)
 
     async def _add(self, server: "McpServer", number: int = 1) -> None:
-        """Editors bring servers of one name with other arguments, a project each: such a one gets another name."""
+        """Add a server. Editors reuse a name with other arguments for each project: add a number."""
         named = server if number == 1 else replace(server, name=f"{server.name[:60]}-{number}")
         try:
             await self._runtime.add_server(named)
@@ -344,7 +339,7 @@ class Agent:
         return self._changing.setdefault(id, asyncio.Lock())
 
     async def _known(self, id: str) -> ConversationRow | None:
-        """What is known of a session; None if it is open and nothing was said in it yet."""
+        """Return the session's row; None if it is open and empty."""
         await self._runtime.open()
         row = await self._runtime.registry.store.conversation(id)
         if row is None and id not in self._sessions:

@@ -1,7 +1,7 @@
-"""One session of our agent: a conversation, its turns one at a time, and everything its client is told of it (X1, X2).
+"""One session of keephold's agent: a conversation, its turns, and the updates and requests to its client (X1, X2).
 
-Updates leave in the order in which things happen. What a prompt's turn has to tell is told before its end is, and its
-end before the prompt is answered, also where that answer is an error. What happens between turns is told at once.
+Updates leave in the order of events. All updates of a prompt's turn are sent before its end is signalled, and the end
+before the prompt is answered, also with an error. Updates between turns are sent at once.
 """
 
 import asyncio
@@ -50,11 +50,11 @@ MODES = [
     {"id": "unattended", "name": "Unattended", "description": "Tools run without asking."},
 ]
 Signal = Literal["extension", "update", "off"]
-"""How the end of a turn is told (X2)."""
+"""How the end of a turn is signalled (X2)."""
 
 
 class Client(msgspec.Struct, frozen=True):
-    """What the client can do, as it said when it connected."""
+    """The client's capabilities, from its `initialize`."""
 
     terminals: bool = False
     forms: bool = False
@@ -62,7 +62,7 @@ class Client(msgspec.Struct, frozen=True):
 
 
 class AgentSession:
-    """One session that is open."""
+    """One open session."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class AgentSession:
         before: store.ConversationRow | None,
         mode: Mode,
     ) -> None:
-        """`before` is what is known of it from before, None if nothing was ever said in it."""
+        """`before` is the stored row, None if nothing was said in the session."""
         known = {} if before is None else before.metadata
         self.conversation = conversation
         self.id = conversation.id
@@ -82,16 +82,16 @@ class AgentSession:
         self._client = client
         self._named = isinstance(known.get("title"), str)
         self._about: dict[str, Any] = {} if known.get("cwd") == cwd else {"cwd": cwd}
-        """What is to be kept of it once something is said: a session that is only opened leaves no trace."""
+        """Metadata to store with the first prompt: a session that is only opened leaves no trace."""
         self._requests: set[RpcCall] = set()
-        """What the person is being asked."""
+        """The open requests to the user."""
         self.closing = False
-        """It takes no more prompts."""
+        """The session takes no more prompts."""
         self._busy = False
         self._cancelled = False
         self._turn = ""
         self._started = False
-        """The turn of the prompt that runs has begun."""
+        """The running prompt's turn has begun."""
         self._used: list[str] = []
         self._open: list[tuple[str, ToolCall, store.Record | None]] = []
         """Calls of an interrupted turn that the client knows."""
@@ -102,17 +102,17 @@ class AgentSession:
         self.calls = Calls(runtime, self.id, self.update, self._terminals, self._record)
 
     def update(self, update: updates.Update) -> None:
-        """Tell the client something."""
+        """Send the client an update."""
         if not self._busy:
             update = {**update, "_meta": {BACKGROUND: True}}
         self._peer.notify("session/update", {"sessionId": self.id, "update": update})
 
     def modes(self) -> dict[str, Any]:
-        """The modes there are, and the one it is in."""
+        """Return the modes, and the current one."""
         return {"currentModeId": self.mode, "availableModes": MODES}
 
     def goes_on(self, before: Replayed, *, known: bool) -> None:
-        """It was open before; with `known`, the client has just been shown what was said then."""
+        """Follow the handles and open calls of an earlier session; with `known`, the client was shown them."""
         runtime = self.conversation.runtime
         self._used, self._open = before.used, before.open if known else []
         for id, call, record in before.live:
@@ -128,12 +128,12 @@ class AgentSession:
         return self._busy
 
     def begin(self) -> None:
-        """From now on until `run` has returned, a turn runs."""
+        """A turn runs from now on until `run` has returned."""
         self._busy, self._cancelled, self._started = True, False, False
         self._over.clear()
 
     async def run(self, request: Id, blocks: Sequence[Any], content: Any) -> dict[str, str]:
-        """A whole turn; what it returns or raises answers the prompt."""
+        """Run a whole turn; the result or exception answers the prompt."""
         stop, error = "error", None
         try:
             await self._describe(blocks)
@@ -155,14 +155,14 @@ class AgentSession:
         return {"stopReason": stop}
 
     def cancel(self) -> None:
-        """End the turn that runs, if one does."""
+        """Cancel the running turn, if any."""
         if self._busy:
             self._cancelled = True
             self.conversation.cancel()
 
     async def close(self) -> None:
-        """End the turn that runs, and tell and ask nothing more. Handles that were kept go on, and what was being asked
-        stays open, for when the session is opened again."""
+        """End the running turn, and stop updates and requests. Kept handles continue, and open questions wait until the
+        session is opened again."""
         self.closing = True
         self.cancel()
         try:
@@ -175,7 +175,7 @@ class AgentSession:
         self.calls.close()
 
     async def _describe(self, blocks: Sequence[Any]) -> None:
-        """A session is called after what was said in it first."""
+        """Name a session after its first prompt."""
         if not self._named:
             self._about["title"] = title_of(blocks)
         if self._about:
@@ -186,7 +186,7 @@ class AgentSession:
             self.update(updates.session_info(title_of(blocks), self.conversation.runtime.registry.clock.now()))
 
     async def _complete(self, request: str, stop: str) -> None:
-        """Say that the turn is over (X2). That is in the store first."""
+        """Signal that the turn is over, after the store has it (X2)."""
         told = {"promptRequestId": request, "stopReason": stop}
         if self._started:
             await self._write(TURN_COMPLETE_LINE, told)
@@ -204,7 +204,7 @@ class AgentSession:
         if not self._turn or registry.closing:
             return
         line = (kind, msgspec.json.encode(body))
-        with contextlib.suppress(KeepholdError):  # the store cannot write just now: it is shown all the same
+        with contextlib.suppress(KeepholdError):  # the store cannot write at present; it is shown all the same
             await registry.write(
                 (store.TranscriptAppended(self.id, self._turn, registry.clock.now(), (line,)),), keep=False
             )
@@ -216,7 +216,7 @@ class AgentSession:
                 self.calls.begin(turn, self._used if resumed else ())
                 if not resumed:
                     self._give_up()
-                if self._cancelled:  # before there was a turn: what was said is kept all the same
+                if self._cancelled:  # cancelled before there was a turn: the prompt is kept
                     self.conversation.cancel()
             case Text(text):
                 self.update(updates.message(text))
@@ -224,7 +224,7 @@ class AgentSession:
                 self.update(updates.thought(text))
             case Called(calls) if self._open and [each.id for each in calls] == [call.id for _, call, _ in self._open]:
                 for each in calls:
-                    self.calls.name(self._turn, each.id)  # the ids that they have are used
+                    self.calls.name(self._turn, each.id)  # skip the ids that they have
                 self.calls.taken_up(self._open)
                 self._open = []
             case Called(calls):
@@ -244,16 +244,16 @@ class AgentSession:
                 self.update(updates.usage(usage.context_tokens, usage.context_window, total))
 
     def _give_up(self) -> None:
-        """Nobody goes on with the calls that were open when the session was loaded."""
+        """End the open calls that nothing resumes."""
         if self._open:
             self.calls.taken_up(self._open)
             self.calls.settle()
             self._open = []
 
-    # The person
+    # The user
 
     async def ask(self, prompt: Prompt) -> Decision:
-        """Ask the person at the client. Cancelling this takes the question back; `LeftOpen` if they cannot be asked."""
+        """Ask the user. Cancel this to withdraw the question. Raises `LeftOpen` if they cannot be asked."""
         shown = self.calls.asked_about(prompt)
         said: Decision | None = None
         try:
@@ -283,20 +283,20 @@ class AgentSession:
         note = elsewhere(question, "" if handle is None else handle.uid, None if path is None else f"sqlite:///{path}")
         self.calls.noted(shown, note)
         if handle is not None and handle.stateful and path is not None:
-            raise LeftOpen  # somebody answers it elsewhere; this person can be asked other things meanwhile
+            raise LeftOpen  # it is answered elsewhere; other prompts can be asked meanwhile
         if runtime.permission.detached == "defaults" and question.default is not None and not question.secret:
             return Answer(question.default)
         return Dismissed(note)
 
     async def _request(self, method: str, params: dict[str, Any]) -> Any:
-        """What the client answers; `Cancelled` if it cannot."""
+        """Return the client's answer; `Cancelled` if it cannot answer."""
         call = self._peer.request(method, params)
         self._requests.add(call)
         try:
             return await call
         except RpcError as error:
             return Dismissed(f"the client could not ask: {error.message}")
-        except ConnectionLost:  # nobody has said anything: it stays open for the next process (R6)
+        except ConnectionLost:  # no answer: the question stays open for the next process (R6)
             raise LeftOpen from None
         except asyncio.CancelledError:
             if self.closing:

@@ -1,7 +1,4 @@
-"""One tool call that a client knows, and the words of what it waits for.
-
-What is told of a call that is over: whether it failed, in words, and as data.
-"""
+"""One tool call that a client knows: its question, and its end in words and as data."""
 
 import asyncio
 from collections.abc import Callable
@@ -38,21 +35,21 @@ class Shown:
         self.handle: Handle | None = None
         self.status = "pending"
         self.asked = False
-        """A person has been asked whether it may run."""
+        """The user was asked whether it may run."""
         self.renamed = False
-        """Its title at the client is what a person is being asked about it."""
+        """Its title at the client is replaced by the open prompt's."""
         self.question: Question | None = None
         self.note = ""
-        """How its question can be answered, where the client cannot ask it."""
+        """How to answer its question, if the client cannot ask it."""
         self.diffs: list[dict[str, Any]] = []
         self.terminal: str | None = None
-        """The client's terminal that shows what it prints; empty: one has been asked for."""
+        """The client's terminal that shows its output; empty while it is being made."""
         self.run: Run | None = None
-        """What is listened to for its output, by `listener`."""
+        """The run whose output `listener` listens to."""
         self.listener: Callable[[], None] | None = None
         self.sent = float("-inf")
         self.due: asyncio.TimerHandle | None = None
-        """When what it has printed since is told."""
+        """The timer for its next output."""
 
     @property
     def over(self) -> bool:
@@ -60,19 +57,19 @@ class Shown:
 
 
 def call_id(turn: str, label: str, count: int) -> str:
-    """The id that a client knows a call by: the turn's call of that label, the first, the second … of it."""
+    """Return the client's id for a call: the turn's first, second … call of that label."""
     return f"{turn}.{label}" if count == 1 else f"{turn}.{label}.{count}"
 
 
 def has_made(shown: Shown, handle: Handle) -> bool:
-    """Whether this call of a batch has made the handle. Of calls that look the same, they come in the same order."""
+    """Return whether this call of a batch made the handle. Equal calls match in order."""
     if shown.handle is not None or shown.over or (shown.label, shown.tool) != (handle.call_id, handle.tool.name):
         return False
     return shown.action is None or (shown.action == "spawn" and shown.handle_id == handle.id)
 
 
 def is_about(shown: Shown, prompt: Prompt) -> bool:
-    """Whether a prompt is about this call. Of calls that look the same, they come in the order of the calls."""
+    """Return whether a prompt is about this call. Equal calls match in order."""
     if shown.over or shown.tool != prompt.tool or shown.conversation != prompt.conversation:
         return False
     if isinstance(prompt, RunTool):
@@ -92,12 +89,12 @@ def is_about(shown: Shown, prompt: Prompt) -> bool:
 
 
 def agent_name(conversation: str) -> str:
-    """The sub-agent whose conversation this is (`turn/lineage.py`)."""
+    """Return the name of the sub-agent of this conversation (`turn/lineage.py`)."""
     return conversation.rpartition("/")[2].rpartition("@")[0] or "agent"
 
 
 def in_words(question: Question) -> str:
-    """A question for a person to read."""
+    """Return a question as text for the user."""
     options = select_options(question)
     parts = [question.pre_amble, f"**{question.text}**"]
     if options is not None:
@@ -110,7 +107,7 @@ End = tuple[bool, str, Any]
 
 
 def ended(replies: Replies, handle: Handle, state: Stopped, most: int) -> End:
-    """The end of a handle. One that was aborted has failed, as ACP has no other word; the words say why."""
+    """Return the end of a handle. An aborted one has failed, because ACP has no other status; the words say why."""
     never_ran = state.started is None
     if not handle.stateful:
         reply = replies.outcome(handle)
@@ -132,7 +129,7 @@ def ended(replies: Replies, handle: Handle, state: Stopped, most: int) -> End:
 
 
 def response_output(text: str) -> Any:
-    """What a model was answered, as data where it is an object or a list."""
+    """Return the model's result as data if it is an object or a list."""
     if text[:1] in ("{", "["):
         try:
             return msgspec.json.decode(text)

@@ -1,4 +1,4 @@
-"""What a client is told of a session, in ACP's words: the objects of `session/update`. Nothing is sent from here."""
+"""The objects of `session/update` in ACP. Nothing is sent from here."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -7,53 +7,53 @@ Update = dict[str, Any]
 
 
 def text(value: str) -> dict[str, Any]:
-    """A piece of text as a content block."""
+    """Return a text as a content block."""
     return {"type": "text", "text": value}
 
 
 def message(value: str) -> Update:
-    """The assistant speaks."""
+    """A piece of the model's answer."""
     return {"sessionUpdate": "agent_message_chunk", "content": text(value)}
 
 
 def thought(value: str) -> Update:
-    """The assistant thinks."""
+    """A piece of the model's reasoning."""
     return {"sessionUpdate": "agent_thought_chunk", "content": text(value)}
 
 
 def user_message(block: dict[str, Any]) -> Update:
-    """What the user said, when a session is shown again."""
+    """A message of the user, in a replay."""
     return {"sessionUpdate": "user_message_chunk", "content": block}
 
 
 def tool_call(id: str, fields: dict[str, Any]) -> Update:
-    """A tool call that the client does not know yet."""
+    """A new tool call."""
     return {"sessionUpdate": "tool_call", "toolCallId": id, **fields}
 
 
 def tool_call_update(id: str, fields: dict[str, Any]) -> Update:
-    """What has changed of a tool call."""
+    """A change of a tool call."""
     return {"sessionUpdate": "tool_call_update", "toolCallId": id, **fields}
 
 
 def usage(used: int, size: int, cost: float | None) -> Update:
-    """How much of the context is used, and what the session has cost in US dollars, if that is known."""
+    """The used context, and the session's cost in US dollars, if known."""
     told: Update = {"sessionUpdate": "usage_update", "used": used, "size": size}
     return told if cost is None else {**told, "cost": {"amount": cost, "currency": "USD"}}
 
 
 def session_info(title: str, at: float) -> Update:
-    """What the session is called, and when something happened in it last."""
+    """The session's title, and the time of its last activity."""
     return {"sessionUpdate": "session_info_update", "title": title, "updatedAt": time_of(at)}
 
 
 def current_mode(mode: str) -> Update:
-    """The mode that the session is in."""
+    """The session's mode."""
     return {"sessionUpdate": "current_mode_update", "currentModeId": mode}
 
 
 def turn_complete(request: str, stop_reason: str) -> Update:
-    """X2's signal as the seed draws it, for clients that ask for it."""
+    """`turn_complete` as an update, for clients that ask for that form (X2)."""
     return {"sessionUpdate": "turn_complete", "promptRequestId": request, "stopReason": stop_reason}
 
 
@@ -63,7 +63,7 @@ def shown_text(value: str) -> dict[str, Any]:
 
 
 def shown_diff(path: str, old: str | None, new: str) -> dict[str, Any]:
-    """A change of a file as content of a tool call; `old` is None for a file that was not there."""
+    """A change of a file as content of a tool call; `old` is None for a new file."""
     return {"type": "diff", "path": path, "oldText": old, "newText": new}
 
 
@@ -73,7 +73,7 @@ def shown_terminal(id: str) -> dict[str, Any]:
 
 
 def fenced(value: str) -> str:
-    """Text that is to be shown as it is, by a client that takes text for Markdown."""
+    """Return text for verbatim display by a client that renders Markdown."""
     fence = "```"
     while fence in value:
         fence += "`"
@@ -81,10 +81,10 @@ def fenced(value: str) -> str:
 
 
 def options(*choices: tuple[str, str, str]) -> list[dict[str, str]]:
-    """The options of a permission request, each an id, a name and a kind."""
+    """Return the options of a permission request, each an id, a name and a kind."""
     return [{"optionId": id, "name": name, "kind": kind} for id, name, kind in choices]
 
 
 def time_of(at: float) -> str:
-    """A time as ACP writes it."""
+    """Return a time as ACP writes it."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,7 +1,7 @@
-"""A conformance kit for ACP agents in any language (X5): `keephold acp-check COMMAND…`.
+"""A conformance kit for ACP agents in any language: `keephold acp-check COMMAND…` (X5).
 
-A *scene* starts the agent, plays a client and records every message; a *check* is a small function that looks at what
-was recorded, or at an agent of its own, and passes, fails or is skipped with a reason. Checks live in a file by topic.
+A *scene* starts the agent, plays a client and records every message. A *check* is a small function that examines a
+recording, or an agent of its own, and passes, fails or is skipped with a reason.
 """
 
 from keephold.acp.check.scenes import Settings

@@ -1,7 +1,7 @@
-"""An agent under examination: everything it says and is told is kept in order, and nothing is made right on the way.
+"""An agent under examination: every message is recorded in order, and none is corrected.
 
-The client library would hide what the checks are for, so this is the bare wire: messages are sent as they are given,
-ids are whatever a check likes, and lines may be nonsense.
+The client library would hide the faults that checks look for, so this is the bare wire: messages are sent as given, ids
+are arbitrary, and lines may be invalid.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A message, or a line that is none. `ours`: the client sent it."""
+    """A message, or an invalid line. `ours`: the client sent it."""
 
     number: int
     ours: bool
@@ -33,13 +33,13 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Its params, empty if it has none of the right form."""
+        """Its params; empty if they are missing or malformed."""
         found = self.message.get("params") if isinstance(self.message, dict) else None
         return found if isinstance(found, dict) else {}
 
 
 def is_answer(entry: Entry, id: int | str) -> bool:
-    """Whether it is the agent's answer to the request of that id: `7` is another one than `"7"`."""
+    """Return whether it is the agent's answer to the request of that id: `7` differs from `"7"`."""
     if entry.ours or not isinstance(entry.message, dict) or "method" in entry.message:
         return False
     theirs = entry.message.get("id")
@@ -47,15 +47,15 @@ def is_answer(entry: Entry, id: int | str) -> bool:
 
 
 class Silent(Exception):
-    """The agent did not do in time what it was waited for."""
+    """The agent did not respond in time."""
 
 
 class Died(Exception):
-    """The agent ended, or closed its output, while it was waited for."""
+    """The agent exited, or closed its output, before it responded."""
 
 
 class Probe:
-    """One run of the agent. `permit` answers its requests for permission; None leaves one open."""
+    """One run of the agent. `permit` answers its permission requests; None leaves one open."""
 
     def __init__(self, command: Sequence[str], timeout: float) -> None:
         self.log: list[Entry] = []
@@ -83,7 +83,7 @@ class Probe:
         self._writer.close()
         await self._process.end()
 
-    # What we say
+    # Sending
 
     def send(self, message: dict[str, Any]) -> Entry:
         """Send a message."""
@@ -91,7 +91,7 @@ class Probe:
         return self.send_line(json.dumps(message), message)
 
     def send_line(self, line: str, message: Any = None) -> Entry:
-        """Send a line, whatever it is."""
+        """Send a line, valid or not."""
         entry = self._note(True, line if message is None else message)
         self._writer.write(line.encode() + b"\n")
         return entry
@@ -104,14 +104,14 @@ class Probe:
         return self.send({"id": id, "method": method, "params": params})
 
     async def ask(self, method: str, params: Any, id: int | str | None = None) -> dict[str, Any]:
-        """Send a request and wait for its answer, which is returned whole."""
+        """Send a request and return the whole answer."""
         message: dict[str, Any] = (await self.answer(self.request(method, params, id))).message
         return message
 
-    # What we hear
+    # Receiving
 
     def answered(self, request: Entry) -> Entry | None:
-        """The answer to a request, if it has come."""
+        """Return the answer to a request, if it has come."""
         id = request.message["id"]
         return next((entry for entry in self.log[request.number + 1 :] if is_answer(entry, id)), None)
 
@@ -120,7 +120,7 @@ class Probe:
         return await self.until(lambda: self.answered(request), f"answer {request.method}")
 
     async def until(self, look: Callable[[], T | None], what: str) -> T:
-        """Wait until something is there; `what` says what the agent did not do if it never is."""
+        """Wait until `look` finds something; `what` says what the agent did not do if it never does."""
         try:
             async with asyncio.timeout(self._timeout):
                 while (found := look()) is None:
@@ -166,7 +166,7 @@ CANCELLED = {"outcome": "cancelled"}
 
 
 def choose(request: Entry, *kinds: str) -> dict[str, Any]:
-    """The outcome that takes an option of one of these kinds, or `cancelled` if there is none."""
+    """Return the outcome that takes an option of one of these kinds, or `cancelled` if there is none."""
     options = request.params.get("options")
     for kind in kinds:
         for option in options if isinstance(options, list) else ():
@@ -176,7 +176,7 @@ def choose(request: Entry, *kinds: str) -> dict[str, Any]:
 
 
 def allow(request: Entry) -> dict[str, Any]:
-    """Give permission, this once if that can be."""
+    """Give permission, once if possible."""
     return choose(request, "allow_once", "allow_always")
 
 

@@ -1,9 +1,7 @@
-"""What is played with the agent: each scene once, in a process of its own, however many checks look at it.
+"""The scenes played with the agent, and their recordings: each scene is played once, in a process of its own.
 
-After a turn's answer the scene goes on until the agent has made another session: whatever it had written before that
-has been read then. No timer decides that nothing more came.
-
-What was recorded of a scene, and what belongs to which turn in it.
+After a turn's answer, the scene waits until the agent has made another session: everything written before that has been
+read by then. No timer decides that nothing more came.
 """
 
 import tempfile
@@ -23,12 +21,12 @@ from keephold.acp.wire import AUTH_REQUIRED
 TURN_KINDS = frozenset(
     ("user_message_chunk", "agent_message_chunk", "agent_thought_chunk", "tool_call", "tool_call_update", "plan")
 )
-"""Updates that are part of a turn. Others tell of the session (its title, its commands) and may come at any time."""
+"""Updates that are part of a turn. Others describe the session (its title, its commands) and may come at any time."""
 
 
 @dataclass
 class Recording:
-    """Everything that was said, and the prompts that were sent. `problem`: why the scene could not be played out."""
+    """All messages, and the prompts that were sent. `problem`: why the scene could not be completed."""
 
     log: list[Entry]
     capabilities: dict[str, Any]
@@ -47,16 +45,16 @@ class Recording:
         return table(self.capabilities, "sessionCapabilities")
 
     def response(self, prompt: Entry) -> Entry | None:
-        """The answer to a prompt."""
+        """Return the answer to a prompt."""
         id = prompt.message["id"]
         return next((entry for entry in self.log[prompt.number + 1 :] if is_answer(entry, id)), None)
 
     def updates(self, prompt: Entry) -> list[Entry]:
-        """The updates of the prompt's turn: of its session, up to the next prompt there."""
+        """Return the updates of the prompt's turn: of its session, up to the next prompt there."""
         return [entry for entry in self._after(prompt) if kind(entry) in TURN_KINDS and not is_background(entry.params)]
 
     def signals(self, prompt: Entry) -> list[Entry]:
-        """Every `turn_complete` of the prompt's session up to the next prompt there, whatever id it names."""
+        """Return every `turn_complete` of the prompt's session up to the next prompt there, with any id."""
         return [entry for entry in self._after(prompt) if is_signal(entry)]
 
     def _after(self, prompt: Entry) -> list[Entry]:
@@ -68,30 +66,30 @@ class Recording:
 
 
 def kind(entry: Entry) -> str | None:
-    """Which update it is; None if it is none."""
+    """Return the kind of update; None if it is not an update."""
     return table(entry.params, "update").get("sessionUpdate") if entry.method == "session/update" else None
 
 
 def is_signal(entry: Entry) -> bool:
-    """Whether it is a `turn_complete`, in either form."""
+    """Return whether it is a `turn_complete`, in either form."""
     return entry.method == "_keephold/turn_complete" or kind(entry) == "turn_complete"
 
 
 def signal_fields(entry: Entry) -> tuple[Any, Any]:
-    """`promptRequestId` and `stopReason` of a `turn_complete`."""
+    """Return `promptRequestId` and `stopReason` of a `turn_complete`."""
     fields = entry.params if entry.method == "_keephold/turn_complete" else table(entry.params, "update")
     return fields.get("promptRequestId"), fields.get("stopReason")
 
 
 def stop_reason(response: Entry) -> Any:
-    """The stop reason of a prompt's answer, `error` for an error."""
+    """Return the stop reason of a prompt's answer, `error` for an error."""
     if "error" in response.message:
         return "error"
     return table(response.message, "result").get("stopReason")
 
 
 def table(value: dict[str, Any], key: str) -> dict[str, Any]:
-    """A value that is an object; empty if it is not."""
+    """Return a value that is an object; empty if it is not."""
     found = value.get(key)
     return found if isinstance(found, dict) else {}
 
@@ -100,7 +98,7 @@ Play: TypeAlias = Callable[[Probe, Recording], Awaitable[None]]
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How to examine an agent: its command, how long an answer may take, and what to say to it."""
+    """How to examine an agent: its command, the timeout of an answer, and the prompts."""
 
     command: tuple[str, ...]
     timeout: float = 60.0
@@ -119,7 +117,7 @@ class Scenes:
 
     @asynccontextmanager
     async def agent(self, *, handshake: bool = True) -> AsyncIterator[Probe]:
-        """A run of the agent for one check alone."""
+        """Start the agent for one check alone."""
         if handshake:
             await self.hello()
         probe = self._start()
@@ -131,7 +129,7 @@ class Scenes:
             await probe.close()
 
     async def session(self, probe: Probe) -> str:
-        """A new session's id."""
+        """Open a session and return its id."""
         answer = await probe.ask("session/new", {"cwd": str(self.directory), "mcpServers": []})
         error = table(answer, "error")
         if error.get("code") == AUTH_REQUIRED:
@@ -143,31 +141,31 @@ class Scenes:
 
     @property
     def agent_info(self) -> dict[str, Any]:
-        """Who the agent says it is, once it has been met."""
+        """The agent's name and version, once it has sent them."""
         return next((recording.info for recording in self._played.values() if recording.info), {})
 
     # Scenes
 
     async def try_hello(self) -> Recording:
-        """The handshake alone, whatever came of it."""
+        """The handshake alone, with any outcome."""
         return await self._play("hello", _nothing)
 
     async def hello(self) -> Recording:
-        """The handshake alone. Whoever needs more is skipped if it fails."""
+        """The handshake alone. Raises `Skipped` if it failed."""
         recording = await self.try_hello()
         if recording.problem is not None:
             raise Skipped("there was no handshake; see `initialize`")
         return recording
 
     async def plain(self) -> Recording:
-        """One prompt. Whoever needs its answer is skipped if there is none."""
+        """One prompt. Raises `Skipped` if it was not answered."""
         recording = await self.try_plain()
         if recording.problem is not None:
             raise Skipped("a prompt was not answered; see `prompt`")
         return recording
 
     async def try_plain(self) -> Recording:
-        """One prompt, whatever came of it."""
+        """One prompt, with any outcome."""
 
         async def play(probe: Probe, recording: Recording) -> None:
             await self._turn(probe, recording, self.settings.prompt)
@@ -200,7 +198,7 @@ class Scenes:
         return await self._play_after_plain("two sessions", play)
 
     async def cancelled(self) -> Recording:
-        """A prompt that takes long, cancelled as soon as the agent is seen to have read it."""
+        """A long prompt, cancelled as soon as the agent is seen to have read it."""
 
         async def play(probe: Probe, recording: Recording) -> None:
             session = await self.session(probe)
@@ -210,7 +208,7 @@ class Scenes:
             def begun() -> bool | None:
                 return bool(recording.updates(prompt) or probe.answered(behind) or probe.answered(prompt)) or None
 
-            with suppress(Silent):  # then it says nothing and does one thing at a time; it may still heed the cancel
+            with suppress(Silent):  # the agent shows nothing and does one thing at a time; it may still obey the cancel
                 await probe.until(begun, "show that it has read session/prompt")
             if probe.answered(prompt) is None:
                 probe.send({"method": "session/cancel", "params": {"sessionId": session}})
@@ -230,7 +228,7 @@ class Scenes:
         return await self._play_after_plain("allowed", play)
 
     async def rejected(self) -> Recording:
-        """The same, and it is refused."""
+        """The same, with permission refused."""
 
         async def play(probe: Probe, recording: Recording) -> None:
             probe.permit = reject
@@ -240,7 +238,7 @@ class Scenes:
         return await self._play_after_plain("rejected", play)
 
     async def withdrawn(self) -> Recording:
-        """The same, and the turn is cancelled while the question is open."""
+        """The same, with the turn cancelled while the question is open."""
 
         async def play(probe: Probe, recording: Recording) -> None:
             probe.permit = lambda request: None
@@ -288,7 +286,7 @@ class Scenes:
 
 
 async def shake_hands(probe: Probe, **more: Any) -> Entry:
-    """Send `initialize` and note what the agent offers."""
+    """Send `initialize` and record the agent's capabilities."""
     offered = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
     params = {"protocolVersion": PROTOCOL_VERSION, "clientCapabilities": offered} | more
     answer = await probe.answer(probe.request("initialize", params))
@@ -299,7 +297,7 @@ async def shake_hands(probe: Probe, **more: Any) -> Entry:
 
 
 def asked(log: list[Entry]) -> Entry | None:
-    """The first request for permission."""
+    """Return the first request for permission."""
     return next((entry for entry in log if _is_question(entry)), None)
 
 
@@ -315,11 +313,11 @@ def _prompt(probe: Probe, recording: Recording, session: str, text: str, id: str
 
 
 async def _nothing(probe: Probe, recording: Recording) -> None:
-    """The handshake is all there is."""
+    """Do nothing after the handshake."""
 
 
 @asynccontextmanager
 async def scenes(settings: Settings) -> AsyncIterator[Scenes]:
-    """Scenes in a working directory of their own, where an agent may write."""
+    """Play scenes in a working directory of their own, where an agent may write."""
     with tempfile.TemporaryDirectory(prefix="acp-check-") as path:
         yield Scenes(settings, Path(path))

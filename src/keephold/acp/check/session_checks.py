@@ -1,9 +1,4 @@
-"""Checks of sessions: new, loaded, resumed, listed, closed.
-
-Checks of the handshake: `initialize`.
-
-Checks that what an agent does not know or cannot read does it no harm.
-"""
+"""Checks of the handshake, of sessions (new, loaded, resumed, listed, closed), and of unknown or invalid messages."""
 
 from keephold.acp.check.probe import Died, Entry, Probe, Silent
 from keephold.acp.check.scenes import Recording, Scenes, is_signal, shake_hands, table
@@ -76,7 +71,7 @@ async def close_session(scenes: Scenes) -> None:
 
 
 async def _go_on(scenes: Scenes, probe: Probe, recording: Recording, method: str) -> tuple[Entry, Entry]:
-    """Go on with the session of another process."""
+    """Load or resume the session of another process."""
     id = recording.prompts[0].params["sessionId"]
     request = probe.request(method, {"sessionId": id, "cwd": str(scenes.directory), "mcpServers": []})
     answer = await probe.answer(request)

@@ -1,4 +1,4 @@
-"""All checks, run one after another, and what came of each."""
+"""Run all checks one after another, and report the results."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -17,7 +17,7 @@ CHECKS = [check for topic in _TOPICS for check in checks_of(topic)]
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What came of a check. `messages`: those concerned, each with who sent it (`from`: `client`, `agent`)."""
+    """The result of a check. `messages`: those concerned, each with its sender (`from`: `client`, `agent`)."""
 
     name: str
     topic: str
@@ -28,24 +28,24 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The results, in the order of the checks, and who the agent says it is."""
+    """The results, in the order of the checks, and the agent's name and version."""
 
     command: tuple[str, ...]
     agent: dict[str, Any]
     checks: tuple[Result, ...]
 
     def count(self, outcome: str) -> int:
-        """How many checks ended so."""
+        """Return how many checks ended so."""
         return sum(result.outcome == outcome for result in self.checks)
 
     @property
     def ok(self) -> bool:
-        """Nothing failed."""
+        """Whether nothing failed."""
         return self.count("failed") == 0
 
 
 async def run(settings: Settings, only: Iterable[str] = (), *, told: Callable[[Result], None] | None = None) -> Report:
-    """Examine an agent; `told` hears of each result at once. `only`: names of checks or topics, all without."""
+    """Examine an agent; `told` gets each result at once. `only`: names of checks or topics; all if empty."""
     wanted = set(only)
     results: list[Result] = []
     agent: dict[str, Any] = {}

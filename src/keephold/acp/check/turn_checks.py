@@ -1,11 +1,4 @@
-"""Checks of a turn's updates: their order, and that they come before the answer.
-
-Checks of `turn_complete` (X2): once, last, before the answer, for the right prompt and with its stop reason.
-
-Checks of `session/cancel` (X4).
-
-Checks of `session/request_permission`.
-"""
+"""Checks of a turn: its updates, `turn_complete` (X2), `session/cancel` (X4) and `session/request_permission`."""
 
 from typing import Any
 
@@ -165,7 +158,7 @@ def _correlated(recording: Recording) -> None:
 
 
 async def _offered(scenes: Scenes) -> tuple[Recording, Entry, Entry]:
-    """The plain turn of an agent that offers the signal."""
+    """Return the plain turn of an agent that offers the signal."""
     recording = await scenes.plain()
     _require_offer(recording)
     prompt = recording.prompts[0]
@@ -307,7 +300,7 @@ async def permission_reject(scenes: Scenes) -> None:
 
 
 def _asked(recording: Recording) -> tuple[Entry, Entry]:
-    """The question and the answer to the prompt."""
+    """Return the question and the answer to the prompt."""
     question = asked(recording.log)
     if recording.problem is not None:
         raise Failed(recording.problem, [*recording.prompts, question])

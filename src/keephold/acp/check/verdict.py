@@ -1,4 +1,4 @@
-"""What a check is, and how it says that an agent is wrong or that it cannot tell."""
+"""A check, and how it fails or is skipped."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -14,7 +14,7 @@ Examine: TypeAlias = Callable[["Scenes"], Awaitable[None]]
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A check: its name, its topic, what it says of an agent that passes, and the function that looks."""
+    """A check: its name, its topic, its statement about an agent that passes, and its function."""
 
     name: str
     topic: str

@@ -1,1 +1,1 @@
-"""The client library (X3): agents of any make, in turns that end when they say so."""
+"""The client library for ACP agents of any make (X3)."""

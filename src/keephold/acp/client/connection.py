@@ -1,4 +1,4 @@
-"""A client of ACP agents whose turns end when they say so (X3).
+"""A client of ACP agents whose turns end when the agent says so (X3).
 
     async with keephold.acp.connect(["my-agent", "--acp"]) as agent:
         session = await agent.new_session(".")
@@ -38,12 +38,12 @@ async def connect(
     on_elicitation: Answering | None = None,
     handlers: Mapping[str, Answering] | None = None,
 ) -> AsyncIterator["Connection"]:
-    """Start an agent and shake hands. It is ended when the block is left, whatever it does.
+    """Start an agent and shake hands. The agent is ended when the block is left.
 
-    `env` is added to our own environment. `on_permission` gets a `Permission` and returns an option's id, or None for
-    "cancelled"; without it every request is rejected. `handlers` answer what else the agent may ask, by method:
-    `fs/read_text_file`, `fs/write_text_file`, `terminal/create` … and extensions. What there are handlers for is
-    offered to the agent; `client_capabilities` is added to that.
+    `env` is added to the environment. `on_permission` gets a `Permission` and returns an option's id, or None for
+    "cancelled"; without it every request is rejected. `handlers` answer the agent's other requests, by method:
+    `fs/read_text_file`, `fs/write_text_file`, `terminal/create` … and extensions. The agent is offered the capabilities
+    that the handlers make up, plus `client_capabilities`.
     """
     answers = dict(handlers or {})
     if on_elicitation is not None:
@@ -57,7 +57,7 @@ async def connect(
 
 
 def capabilities(handlers: Mapping[str, Answering]) -> dict[str, Any]:
-    """The client capabilities that these handlers make up."""
+    """Return the client capabilities that these handlers make up."""
     offered: dict[str, Any] = {
         "fs": {
             "readTextFile": "fs/read_text_file" in handlers,
@@ -71,7 +71,7 @@ def capabilities(handlers: Mapping[str, Answering]) -> dict[str, Any]:
 
 
 class Connection:
-    """An agent that runs, and its sessions."""
+    """A running agent, and its sessions."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Connection:
         handlers: Mapping[str, Answering],
     ) -> None:
         self.agent_info: dict[str, Any] = {}
-        """Name and version, if the agent tells."""
+        """Name and version, if the agent sends them."""
         self.agent_capabilities: dict[str, Any] = {}
         self.auth_methods: list[dict[str, Any]] = []
         self._on_permission = on_permission
@@ -122,9 +122,9 @@ class Connection:
         on_update: Handler | None = None,
         on_background: Handler | None = None,
     ) -> Session:
-        """Go on with a conversation. `on_update` gets its history; all of it has been handled when this returns.
+        """Load a conversation. `on_update` gets its history, all of which has been handled when this returns.
 
-        If the session is open here, what this returns takes its place.
+        If the session is open here, the returned one replaces it.
         """
         return await self._open_again("session/load", id, cwd, mcp_servers, on_update, on_background)
 
@@ -136,11 +136,11 @@ class Connection:
         mcp_servers: Sequence[Mapping[str, Any]] = (),
         on_background: Handler | None = None,
     ) -> Session:
-        """Go on with a conversation without being told its history."""
+        """Resume a conversation without its history."""
         return await self._open_again("session/resume", id, cwd, mcp_servers, on_background, on_background)
 
     async def list_sessions(self, cwd: str | Path | None = None) -> list[dict[str, Any]]:
-        """All sessions the agent knows, page by page; with `cwd` only those of that directory."""
+        """Return all sessions the agent knows; with `cwd` only those of that directory."""
         found: list[dict[str, Any]] = []
         params: dict[str, Any] = {} if cwd is None else {"cwd": _absolute(cwd)}
         while True:
@@ -150,10 +150,10 @@ class Connection:
                 return found
             params["cursor"] = cursor
 
-    # The rest
+    # Other requests
 
     async def request(self, method: str, params: Mapping[str, Any]) -> Any:
-        """Ask the agent anything. `RpcError` if it refuses."""
+        """Send the agent any request. Raises `RpcError` if it refuses."""
         return await self.peer.request(method, params)
 
     async def authenticate(self, method: str) -> None:
@@ -167,17 +167,17 @@ class Connection:
 
     @property
     def offers_turn_complete(self) -> bool:
-        """Whether the agent says when a turn is complete."""
+        """Whether the agent signals when a turn is complete."""
         extensions = table(self.agent_capabilities.get("_meta"))
         return TURN_COMPLETE in extensions or "turnComplete" in self.session_capabilities
 
     @property
     def stderr(self) -> str:
-        """The last 64 KiB that the agent has printed on standard error."""
+        """The last 64 KiB of the agent's standard error."""
         return self.process.stderr
 
     async def close(self) -> None:
-        """End all sessions and the agent. Harmless if done twice."""
+        """End all sessions and the agent. A second call does nothing."""
         for session in list(self._sessions.values()):
             await session._close()
         await self.peer.close()
@@ -208,7 +208,7 @@ class Connection:
         made: list[Session] = []
         opening = object()
 
-        def answered(call: RpcCall) -> None:  # in its place among the updates: those behind it find the session
+        def answered(call: RpcCall) -> None:  # called in order with the updates, so that later updates find the session
             self._opening.discard(opening)
             if call.exception() is None:
                 info = table(call.result())
@@ -223,7 +223,7 @@ class Connection:
         try:
             await self.peer.request(method, params, answered=answered)
         except BaseException:
-            for session in made:  # given up between its answer and now
+            for session in made:  # given up after its answer was read
                 await session._close()
             raise
         finally:
@@ -243,8 +243,8 @@ class Connection:
         on_update: Handler | None,
         on_background: Handler | None,
     ) -> Session:
-        """Open a session by its id; `on_update` gets what is told meanwhile. One that is open here stays as it is if
-        the agent refuses, else it is closed."""
+        """Open a session by its id; `on_update` gets the updates meanwhile. A session that is open here is closed, or
+        stays as it is if the agent refuses."""
         before = self._sessions.get(id)
         if before is not None and before.busy:
             raise KeepholdError(f"a turn of session `{id}` is running; await its end first", code="turn_open")
@@ -266,13 +266,13 @@ class Connection:
         if self._sessions.get(session.id) is session:
             del self._sessions[session.id]
 
-    # What the agent says
+    # Messages of the agent
 
     def _notified(self, method: str, params: Params) -> None:
         if method in ("session/update", "_keephold/turn_complete"):
             session = self._sessions.get(str(params.get("sessionId")))
             if session is None:
-                if self._opening:  # an agent may speak of a session before it has answered with its id
+                if self._opening:  # an agent may send updates of a session before it has answered with its id
                     self._early.append((method, params))
             elif method == "session/update":
                 session._updated(params)
@@ -303,7 +303,7 @@ class Connection:
         return {} if answer is None else answer
 
     def _silent(self, _: str) -> None:
-        """Nothing more can be said or heard. Why, shows when it has ended."""
+        """The connection has ended. The reason is known when the process has exited."""
         self.peer.stop_writing()
         self.process.hurry()
 

@@ -1,4 +1,4 @@
-"""The program of an agent: started on pipes in a session of its own, watched, and ended whatever it does."""
+"""The program of an agent: started on pipes in a session of its own, watched, and ended with its process group."""
 
 import asyncio
 import os
@@ -14,15 +14,15 @@ from keephold.errors import KeepholdError
 KEPT = 64 * 1024
 """Bytes of standard error that are kept: the last ones."""
 _SHOWN = 2000
-"""Characters of it that an error shows."""
+"""Characters of standard error that an error shows."""
 _EOF_SECS = 1.0
-"""How long it has to go by itself when its input has ended."""
+"""The time to exit after its input has ended."""
 _TERM_SECS = 2.0
-"""How long it has to go after SIGTERM."""
+"""The time to exit after SIGTERM."""
 
 
 def argv(command: str | Sequence[str]) -> list[str]:
-    """The program and its arguments; a string is split as a shell would."""
+    """Return the program and its arguments; a string is split as a shell would."""
     words = shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]
     if not words:
         raise KeepholdError("no command was given; it is a program and its arguments", code="command_not_started")
@@ -30,7 +30,7 @@ def argv(command: str | Sequence[str]) -> list[str]:
 
 
 class AgentProcess:
-    """A running agent. `reading` and `writing` are our ends of its pipes; `exited` is called once when it has gone."""
+    """A running agent. `reading` and `writing` are our ends of its pipes; `exited` is called once when it exits."""
 
     def __init__(
         self,
@@ -72,22 +72,22 @@ class AgentProcess:
 
     @property
     def pid(self) -> int:
-        """Its process, which is also its group."""
+        """The process id, which is also its group's."""
         return self._program.pid
 
     @property
     def returncode(self) -> int | None:
-        """As `subprocess` has it; None while it runs."""
+        """The exit code as `subprocess` has it; None while it runs."""
         return self._program.returncode
 
     @property
     def stderr(self) -> str:
-        """The end of what it has printed on standard error."""
+        """The end of its standard error."""
         self._read_errors()
         return self._errors.decode(errors="replace")
 
     def epitaph(self) -> str:
-        """How it ended and its last words, for the text of an error."""
+        """How it ended and its last output, for the text of an error."""
         code = self._program.returncode
         if code is None:
             how = "has closed its output"
@@ -100,12 +100,12 @@ class AgentProcess:
         return f"the agent `{shlex.join(self.command)}` {how}" + (f"; it printed:\n{words}" if words else "")
 
     def hurry(self) -> None:
-        """Begin to end it, for it cannot be talked to any more. `exited` is called as always."""
+        """Begin to end it, because its pipes have closed. `exited` is called as always."""
         if self._ending is None:
             self._ending = self._loop.create_task(self._end())
 
     async def end(self) -> None:
-        """End it and whatever is left of its group, and close the pipes."""
+        """End it with its whole process group, and close the pipes."""
         self.hurry()
         assert self._ending is not None
         await asyncio.shield(self._ending)
@@ -121,7 +121,7 @@ class AgentProcess:
             self._signal(number)
         await self._gone.wait()
         self._read_errors()
-        if self._stderr is not None:  # somebody it has started holds it open
+        if self._stderr is not None:  # a process that it started holds it open
             self._loop.remove_reader(self._stderr)
             self._stderr = None
         self._program.stdout.close()
@@ -134,12 +134,12 @@ class AgentProcess:
     def _reap(self) -> None:
         if self._pidfd is None:
             return
-        self._signal(signal.SIGKILL)  # what is left of its group; before the wait, or the number may be another's
+        self._signal(signal.SIGKILL)  # the rest of its group; before the wait, because the number may be reused
         self._program.wait()
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = None
-        self._exited()  # first: what it has said last is still to be read
+        self._exited()  # first: its last output is still to be read
         self._gone.set()
 
     def _read_errors(self) -> None:
@@ -150,5 +150,5 @@ class AgentProcess:
                 self._errors = (self._errors + part)[-KEPT:]
         except BlockingIOError:
             return
-        self._loop.remove_reader(self._stderr)  # it has closed it
+        self._loop.remove_reader(self._stderr)  # the agent has closed it
         self._stderr = None

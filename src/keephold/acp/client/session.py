@@ -1,12 +1,8 @@
-"""A session with an agent: prompts, and updates that are handled one at a time, in the order they came (X3).
+"""A session with an agent: prompts, updates in order, and permission requests (X3).
 
-An update belongs to the oldest turn that has not ended. A turn ends with its `turn_complete` where the agent offers
-it, else with its answer. What comes when no turn is open, or is marked as background, goes to `on_background`. (What an
-agent sends of its own accord just before it reads a prompt cannot be told from the turn's updates unless it is marked.)
-
-What an agent asks its client for permission, and what it is answered.
-
-One thing after another: what is put in is done in that order, each when the one before has finished.
+An update belongs to the oldest turn that has not ended. A turn ends with its `turn_complete` where the agent offers it,
+else with its answer. Updates outside a turn, or marked as background, go to `on_background`. An unmarked update that
+the agent sends of its own accord just before it reads a prompt counts for that prompt's turn.
 """
 
 import asyncio
@@ -35,10 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Ordered:
-    """A queue of functions, plain or asynchronous. One that raises is logged and stops nothing.
-
-    A task does the work while there is some.
-    """
+    """A queue of functions, plain or asynchronous, run one after another. An exception is logged and stops nothing."""
 
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
@@ -46,7 +39,7 @@ class Ordered:
         self._closed = False
 
     def put(self, job: Job) -> None:
-        """Have it done after everything that was put before."""
+        """Run the job after everything that was put before."""
         if self._closed:
             return
         self._jobs.append(job)
@@ -54,11 +47,11 @@ class Ordered:
             self._worker = asyncio.get_running_loop().create_task(self._work())
 
     async def reached(self) -> None:
-        """Return when everything has been done that had been put when this was called."""
+        """Return when everything that was put before this call has been done."""
         await self.place()
 
     def place(self) -> asyncio.Future[None]:
-        """A future that is done when everything has been done that was put before."""
+        """Return a future that is done when everything that was put before has been done."""
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._closed:
             place.cancel()
@@ -73,7 +66,7 @@ class Ordered:
             self._worker = None
 
     async def close(self) -> None:
-        """Do no more. What is being done is cancelled, unless it is what calls this."""
+        """Stop. The running job is cancelled, unless it is the caller."""
         self._closed = True
         self._jobs.clear()
         worker = self._worker
@@ -95,14 +88,14 @@ CANCELLED = {"outcome": {"outcome": "cancelled"}}
 
 
 class Permission(msgspec.Struct, frozen=True):
-    """A request for permission: the tool call, as the agent describes it, and the options there are."""
+    """A request for permission: the tool call, as the agent describes it, and the options."""
 
     session_id: str
     tool_call: dict[str, Any]
     options: tuple[dict[str, Any], ...]
 
     def option(self, *kinds: str) -> str | None:
-        """The id of the first option of one of these kinds, the first kind first: `allow_once`, `reject_once` …"""
+        """Return the id of the first option of these kinds, the first kind first: `allow_once`, `reject_once` …"""
         for kind in kinds:
             for option in self.options:
                 if option.get("kind") == kind:
@@ -111,16 +104,16 @@ class Permission(msgspec.Struct, frozen=True):
 
 
 OnPermission: TypeAlias = Callable[[Permission], Awaitable[str | None] | str | None]
-"""Gets a request and returns the id of the chosen option, or None for `cancelled`."""
+"""Get a request and return the id of the chosen option, or None for `cancelled`."""
 
 
 def reject(permission: Permission) -> str | None:
-    """Say no: what happens where nobody is there to be asked."""
+    """Reject: the default if nobody can be asked."""
     return permission.option("reject_once", "reject_always")
 
 
 def read(params: Params) -> Permission:
-    """The request in the params of a `session/request_permission`."""
+    """Return the request in the params of a `session/request_permission`."""
     try:
         return msgspec.convert(
             {
@@ -135,7 +128,7 @@ def read(params: Params) -> Permission:
 
 
 async def decide(permission: Permission, on_permission: OnPermission) -> dict[str, Any]:
-    """The answer to the request."""
+    """Return the answer to the request."""
     chosen = on_permission(permission)
     if inspect.isawaitable(chosen):
         chosen = await chosen
@@ -148,11 +141,11 @@ async def decide(permission: Permission, on_permission: OnPermission) -> dict[st
 
 
 ROUND_TRIP = "_keephold/round_trip"
-"""A request that no agent knows; its answer shows that what the agent had written before has been read."""
+"""A request that no agent knows; its answer shows that everything the agent wrote before has been read."""
 
 
 class Session:
-    """One conversation with an agent. `info` is what it answered when the session was made."""
+    """One conversation with an agent. `info` is the agent's answer when the session was made."""
 
     def __init__(self, connection: "Connection", id: str, on_background: Handler | None) -> None:
         self.id = id
@@ -183,7 +176,7 @@ class Session:
         return bool(self._open)
 
     def cancel(self) -> None:
-        """Ask the agent to end the turn that runs. Whoever is being asked for permission is not asked any more."""
+        """Ask the agent to end the running turn, and withdraw open permission requests."""
         self._connection.peer.notify("session/cancel", {"sessionId": self.id})
         for turn in self._open:
             turn.cancelled = True
@@ -192,10 +185,11 @@ class Session:
                 withdrawn.set_result(None)
 
     async def turn_complete(self, prompt_request_id: int | str) -> str:
-        """Wait for the agent's signal that the prompt's turn is complete; every update before it has been handled then.
+        """Wait for the agent's signal that the prompt's turn is complete; every earlier update has been handled by
+        then.
 
-        Returns its stop reason. An error if the agent does not offer the signal, or answers without having sent it, or
-        if there is no such turn any more.
+        Returns its stop reason. Raises if the agent does not offer the signal, if it answers without having sent it, or
+        if the turn has ended.
         """
         if not self._connection.offers_turn_complete:
             raise KeepholdError(
@@ -211,7 +205,7 @@ class Session:
         await self._connection.request("session/set_mode", {"sessionId": self.id, "modeId": mode})
 
     async def close(self) -> None:
-        """End the session, also at the agent if it knows how. Updates that have not been handled are dropped."""
+        """Close the session, also at the agent if it offers that. Unhandled updates are dropped."""
         try:
             if "close" in self._connection.session_capabilities:
                 await self._connection.request("session/close", {"sessionId": self.id})
@@ -223,7 +217,7 @@ class Session:
         await self._queue.close()
         self._lost(ConnectionLost("the session was closed"))
 
-    # What the agent says, told by the connection in order of arrival
+    # Messages of the agent, passed by the connection in order of arrival
 
     def _updated(self, params: Params) -> None:
         update = params.get("update")
@@ -240,7 +234,7 @@ class Session:
         return None if self.on_background is None else self.on_background(update)
 
     def _completed(self, params: Params) -> None:
-        """A `turn_complete`, in either form."""
+        """Handle a `turn_complete`, in either form."""
         id, reason = str(params.get("promptRequestId")), str(params.get("stopReason"))
         for turn in [turn for turn in self._open if str(turn.id) == id]:
             self._end(turn, "turn_complete")
@@ -255,7 +249,8 @@ class Session:
             self._lost(error)
         elif turn in self._open:
             if self._connection.offers_turn_complete:
-                # It owes a signal. One that was written soon after the answer is read before the answer to this.
+                # The agent owes a signal. One that it wrote soon after the answer is read before the
+                # answer to this request.
                 self._connection.peer.request(ROUND_TRIP, {}, answered=lambda _: self._unsignalled(turn))
             else:
                 self._end(turn, "response")
@@ -273,20 +268,20 @@ class Session:
     def _fail(self, signal: asyncio.Future[str], error: KeepholdError) -> None:
         if not signal.done():
             signal.set_exception(error)
-            signal.exception()  # nobody needs to await it
+            signal.exception()  # the caller need not await it
 
     def _lost(self, error: ConnectionLost) -> None:
-        """Nothing more will come: whoever waits hears of it at once."""
+        """Fail everything that waits: the connection has ended."""
         turns, self._open = self._open, []
         for turn in turns:
             turn._fail(error)
         for signal in tuple(self._signals.values()):
             self._fail(signal, error)
 
-    # What the agent asks
+    # Requests of the agent
 
     async def _permit(self, permission: Permission, on_permission: OnPermission, place: asyncio.Future[None]) -> Any:
-        """Ask when everything the agent said before has been handled, unless the turn is or gets cancelled."""
+        """Ask after all earlier updates have been handled, unless the turn is cancelled."""
         if any(turn.cancelled for turn in self._open):
             return CANCELLED
 

@@ -1,4 +1,4 @@
-"""A prompt that was sent, and everything that can be awaited of it."""
+"""A prompt that was sent: its answer, its updates, and its end."""
 
 import asyncio
 from collections import deque
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from keephold.acp.client.session import Session
 
 Update: TypeAlias = dict[str, Any]
-"""The `update` of a `session/update`, as it came: `sessionUpdate` says of which kind it is."""
+"""The `update` of a `session/update`, as it came: `sessionUpdate` is its kind."""
 Handler: TypeAlias = Callable[[Update], Awaitable[None] | None]
 Barrier: TypeAlias = Literal["turn_complete", "response"]
 
 
 class TurnResult(msgspec.Struct, frozen=True):
-    """What a prompt was answered. `stop_reason`: `end_turn`, `max_tokens`, `max_turn_requests`, `refusal`, `cancelled`.
+    """The answer to a prompt. `stop_reason`: `end_turn`, `max_tokens`, `max_turn_requests`, `refusal`, `cancelled`.
 
     `raw` is the whole result as it came.
     """
@@ -40,7 +40,7 @@ class Turn:
         self.session = session
         self.call: RpcCall
         self.signal: asyncio.Future[str]
-        """The stop reason that its `turn_complete` gives."""
+        """The stop reason of its `turn_complete`."""
         self._on_update = on_update
         self._loop = asyncio.get_running_loop()
         self._result: asyncio.Future[TurnResult] = self._loop.create_future()
@@ -56,14 +56,14 @@ class Turn:
         return self.call.id
 
     def __await__(self) -> Generator[Any, None, TurnResult]:
-        """The answer, when it has been read. Handlers may still be at work: see `drained`."""
+        """Return the answer when it has been read. Handlers may still run: see `drained`."""
         return asyncio.shield(self._result).__await__()
 
     async def drained(self) -> Barrier:
-        """Return when the last handler of this turn has finished, and say what showed that it was the last.
+        """Return when the last handler of this turn has finished, and how that is known.
 
-        `turn_complete`: the agent's signal. `response`: everything that was read before the answer has been handled; an
-        update that the agent sends after its answer is not covered.
+        `turn_complete`: the agent's signal. `response`: everything read before the answer has been handled; an update
+        that the agent sends after its answer is not covered.
         """
         return await asyncio.shield(self._drained)
 
@@ -97,7 +97,7 @@ class Turn:
         return None
 
     def _answered(self, call: RpcCall) -> None:
-        """The answer is there. Whoever does not await it need not hear of an error."""
+        """Take the answer. An error need not be awaited."""
         error = call.exception()
         if error is not None:
             self._result.set_exception(error)
