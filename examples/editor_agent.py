@@ -17,7 +17,7 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
-from keephold.acp import Permission, connect
+from keephold.acp import PermissionRequest, connect
 
 HERE = str(Path(__file__).resolve().parent)
 CONFIG = """
@@ -53,7 +53,7 @@ model = FunctionModel(stream_function=_plays)
 # The editor
 
 
-def decide(permission: Permission) -> str | None:
+def decide(permission: PermissionRequest) -> str | None:
     """Approve, as a click would."""
     title = permission.tool_call.get("title")
     print(f"  editor: asked whether {title} may run: yes", flush=True)

@@ -151,7 +151,7 @@ async def test_X1_a_session_that_is_being_closed_takes_no_prompt(tmp_path: Path,
         def prompt() -> None:
             blocks = [{"type": "text", "text": "too late"}]
             with pytest.raises(RpcError) as error:
-                agent.agent._asked("session/prompt", {"sessionId": session, "prompt": blocks}, "late")
+                agent.agent._on_request("session/prompt", {"sessionId": session, "prompt": blocks}, "late")
             refused.append(error.value.message)
 
         agent.agent._sessions[session]._over = Over(prompt)
@@ -164,7 +164,7 @@ async def test_X1_a_session_that_is_being_closed_takes_no_prompt(tmp_path: Path,
 
 async def test_X1_one_request_at_a_time_opens_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, readings = asyncio.Event(), count(1)
-    read = replay.shown_again
+    read = replay.replay_session
 
     async def slowly(*given: Any) -> Any:
         if next(readings) == 2:
@@ -174,7 +174,7 @@ async def test_X1_one_request_at_a_time_opens_a_session(tmp_path: Path, monkeypa
                 await asyncio.sleep(0)
         return await read(*given)
 
-    monkeypatch.setattr(served, "shown_again", slowly)
+    monkeypatch.setattr(served, "replay_session", slowly)
     async with within(tmp_path) as agent:
         session = await agent.new()
         await agent.prompt(session, {"text": ["hi"]})

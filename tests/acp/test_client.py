@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from keephold.acp import Connection, ConnectionLost, Permission, RpcError, connect
+from keephold.acp import Connection, ConnectionLost, PermissionRequest, RpcError, connect
 from keephold.acp.client.connection import capabilities
 from keephold.acp.client.session import reject
 from keephold.errors import KeepholdError
@@ -143,9 +143,9 @@ async def said(prompt: str, **options: Any) -> str:
 
 
 async def test_permission_is_given_by_the_option_that_is_chosen() -> None:
-    asked: list[Permission] = []
+    asked: list[PermissionRequest] = []
 
-    async def allow(permission: Permission) -> str | None:
+    async def allow(permission: PermissionRequest) -> str | None:
         asked.append(permission)
         await asyncio.sleep(0)
         return permission.option("allow_always", "allow_once")
@@ -173,7 +173,7 @@ async def test_permission_is_asked_when_what_came_before_has_been_handled() -> N
         await asyncio.sleep(0.001)
         log.append(text(update)[:1])
 
-    def ask(permission: Permission) -> None:
+    def ask(permission: PermissionRequest) -> None:
         log.append("asked")
 
     async with connect(COMMAND, on_permission=ask) as agent:
@@ -186,7 +186,7 @@ async def test_X4_cancelling_withdraws_the_question_and_is_drained() -> None:
     asked = asyncio.Event()
     withdrawn: list[bool] = []
 
-    async def ponder(permission: Permission) -> str | None:
+    async def ponder(permission: PermissionRequest) -> str | None:
         asked.set()
         try:
             await asyncio.Event().wait()

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from keephold.acp import Permission, connect
+from keephold.acp import PermissionRequest, connect
 
 COMMAND = [sys.executable, str(Path(__file__).parent / "agents" / "foreign.py")]
 
@@ -51,7 +51,7 @@ async def test_X4_permission_and_cancel_with_somebody_elses_agent() -> None:
 
 
 async def test_X4_a_pending_permission_is_answered_cancelled() -> None:
-    async def ponder(permission: Permission) -> str | None:
+    async def ponder(permission: PermissionRequest) -> str | None:
         turn.cancel()
         await asyncio.Event().wait()
         return None

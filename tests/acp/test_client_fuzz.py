@@ -14,7 +14,7 @@ from tests.acp.test_client_drained import agent, text
 
 from keephold.acp import ConnectionLost, RpcError, connect
 from keephold.acp.client.connection import Connection
-from keephold.acp.client.session import Permission, Session
+from keephold.acp.client.session import PermissionRequest, Session
 
 SEED = int(os.environ.get("KEEPHOLD_SEED", "20260101"))
 TIMES = int(os.environ.get("KEEPHOLD_FUZZ", "1"))
@@ -57,7 +57,7 @@ class Play:
             async with asyncio.timeout(PATIENCE):
                 await self._talk(connection, session, behind)
 
-    async def _decide(self, permission: Permission) -> str | None:
+    async def _decide(self, permission: PermissionRequest) -> str | None:
         await asyncio.sleep(self.rng.choice([0, 0.001, 30]))  # long, unless the turn is cancelled meanwhile
         return self.rng.choice([permission.option("allow_once"), None])
 

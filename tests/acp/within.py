@@ -12,7 +12,7 @@ from tests.acp.editor import config, script
 from tests.acp.wires import Heard
 
 from keephold import Runtime
-from keephold.acp.agent.server import Agent, Persons
+from keephold.acp.agent.server import AgentServer, SessionPrompts
 from keephold.acp.wire import Id, Peer
 
 
@@ -21,7 +21,7 @@ class Within:
     """An agent, its runtime, and a client by hand."""
 
     runtime: Runtime
-    agent: Agent
+    agent: AgentServer
     peer: Peer
     heard: Heard
 
@@ -56,12 +56,12 @@ class Within:
 @asynccontextmanager
 async def within(directory: Path, more: str = "", **capabilities: Any) -> AsyncIterator[Within]:
     """An agent that serves a client with these capabilities."""
-    persons, heard = Persons(), Heard()
+    persons, heard = SessionPrompts(), Heard()
     runtime = Runtime(store=f"sqlite:///{directory}/store.db", config=config(directory, more), prompter=persons)
     read_a, write_b = os.pipe()
     read_b, write_a = os.pipe()
     async with runtime:
-        agent = Agent(runtime, persons)
+        agent = AgentServer(runtime, persons)
         serving = asyncio.create_task(agent.serve(read_a, write_a))
         peer = Peer(read_b, write_b, on_request=heard.request, on_notification=heard.notification)
         peer.start()

@@ -10,7 +10,7 @@ from tests.agent.scripted import Script
 
 from keephold import Runtime, Tool
 from keephold.agent.conversation import Conversation
-from keephold.agent.events import Answer, Event, Listener, Text
+from keephold.agent.events import Event, Listener, Text, TurnAnswer
 from keephold.errors import KeepholdError
 from keephold.testing import VirtualClock
 
@@ -25,10 +25,10 @@ class Talk:
         self.conversation = conversation
         self.events: list[Event] = []
 
-    async def prompt(self, text: str = "Go.", *, then: Listener | None = None) -> Answer:
+    async def prompt(self, text: str = "Go.", *, then: Listener | None = None) -> TurnAnswer:
         return await self.conversation.prompt(text, listener=self._hearing(then))
 
-    async def resume(self, *, then: Listener | None = None) -> Answer:
+    async def resume(self, *, then: Listener | None = None) -> TurnAnswer:
         return await self.conversation.resume(listener=self._hearing(then))
 
     def _hearing(self, then: Listener | None) -> Listener:

@@ -22,7 +22,7 @@ from tests.agent.scripted import put
 
 from keephold import KeepholdError, Runtime
 from keephold.agent.conversation import Conversation
-from keephold.agent.events import Answer, Answered, Called, Event, TurnFinished, TurnStarted
+from keephold.agent.events import BatchAnswered, Called, Event, TurnAnswer, TurnFinished, TurnStarted
 from keephold.agent.transcript import Transcript
 from keephold.testing import VirtualClock
 from keephold.testing.clock import where
@@ -60,7 +60,7 @@ class Play:
         talk = conversation.resume(listener=self.events.append) if resuming else None
         running = asyncio.create_task(talk or conversation.prompt("Go.", listener=self.events.append))
         meddling = asyncio.create_task(self._meddle(rt, conversation, running, closing=closing))
-        answer: Answer | None = None
+        answer: TurnAnswer | None = None
         try:
             async with asyncio.timeout(1e6 if self.unit >= 1 else 20):
                 answer = await running
@@ -85,7 +85,7 @@ class Play:
         return rt.closing
 
     async def _meddle(
-        self, rt: Runtime, conversation: Conversation, running: "asyncio.Task[Answer]", *, closing: bool
+        self, rt: Runtime, conversation: Conversation, running: "asyncio.Task[TurnAnswer]", *, closing: bool
     ) -> None:
         """At random times, until the turn is over."""
         rng = self.rng
@@ -117,7 +117,7 @@ class Play:
             elif action == "close":
                 await rt.close()
 
-    def _heard(self, answer: Answer | None) -> None:
+    def _heard(self, answer: TurnAnswer | None) -> None:
         """A turn begins once and ends once; what was called in between was answered."""
         kinds = [type(event) for event in self.events]
         assert kinds.count(TurnStarted) <= 1 and (not kinds or kinds[0] is TurnStarted)
@@ -128,12 +128,12 @@ class Play:
             if isinstance(event, Called):
                 assert open_calls is None, "called while calls are open"
                 open_calls = [call.id for call in event.calls]
-            elif isinstance(event, Answered):
+            elif isinstance(event, BatchAnswered):
                 assert [response.id for response in event.responses] == open_calls
                 open_calls = None
         assert open_calls is None or answer is None, f"never answered: {open_calls}"
 
-    async def _compare(self, rt: Runtime, conversation: Conversation, answer: Answer | None) -> None:
+    async def _compare(self, rt: Runtime, conversation: Conversation, answer: TurnAnswer | None) -> None:
         """What is in the store is what is in memory."""
         memory, stored = conversation.transcript, Transcript(rt.registry, conversation.id)
         await stored.load()

@@ -151,8 +151,8 @@ class Here:
         live = self.runtime.registry.live()
         waiting = any(handle.watchers for handle in live)
         followed = any(self.runtime.registry.followers.values())
-        listeners = self.server.listeners
-        return not (self.runtime.batches or waiting or followed or listeners._streams or listeners._sessions)
+        subscriptions = self.server.subscriptions
+        return not (self.runtime.batches or waiting or followed or subscriptions._streams or subscriptions._sessions)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from keephold.acp.client.connection import connect
-from keephold.acp.client.session import Permission, Session
+from keephold.acp.client.session import PermissionRequest, Session
 from keephold.acp.rpc import ConnectionLost, RpcError
 from keephold.agent.subagents import as_message
 from keephold.config.model import AgentSettings
@@ -108,7 +108,7 @@ class _Run:
         self._call.emit(text)
         self._line = text.endswith("\n")
 
-    async def permit(self, permission: Permission) -> str | None:
+    async def permit(self, permission: PermissionRequest) -> str | None:
         """Ask the user. If the user cannot be asked, reject."""
         names: dict[str, str] = {}
         for option in permission.options:

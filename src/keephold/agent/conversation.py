@@ -9,7 +9,7 @@ from pydantic_ai.messages import InstructionPart, ModelResponse
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 
-from keephold.agent.events import Answer, Listener, StopReason, Usage
+from keephold.agent.events import Listener, StopReason, TurnAnswer, Usage
 from keephold.agent.loop import Content, TurnLoop
 from keephold.agent.models import Assistant
 from keephold.agent.requests import instructions
@@ -111,7 +111,7 @@ class Conversation:
             turn.cancel()
         self.interrupted = False
 
-    async def prompt(self, content: Content, *, listener: Listener | None = None) -> Answer:
+    async def prompt(self, content: Content, *, listener: Listener | None = None) -> TurnAnswer:
         """Run one whole turn: send the user's message, return the model's answer. An interrupted turn is resumed in it.
 
         Failures of models and tools are in the answer. Raises `KeepholdError` if no turn can run, if the store fails,
@@ -121,14 +121,14 @@ class Conversation:
             raise KeepholdError("a prompt needs a text", code="invalid_arguments")
         return await self._run(content, listener)
 
-    async def resume(self, *, listener: Listener | None = None) -> Answer:
+    async def resume(self, *, listener: Listener | None = None) -> TurnAnswer:
         """Resume the interrupted turn."""
         await self.open()
         if not self.interrupted:
             raise KeepholdError("this conversation has no turn that was interrupted", code="no_open_batch")
         return await self._run(None, listener)
 
-    async def _run(self, content: Content | None, listener: Listener | None) -> Answer:
+    async def _run(self, content: Content | None, listener: Listener | None) -> TurnAnswer:
         if self._loop is not None:
             raise KeepholdError("a turn of this conversation is running; `say` adds to it", code="turn_open")
         if inspect.iscoroutinefunction(listener):
@@ -168,16 +168,18 @@ class Conversation:
         return came[max(0, len(came) - (self.seen - self.transcript.taken)) :] if came else []
 
     @property
-    def finished(self) -> Answer | None:
+    def finished(self) -> TurnAnswer | None:
         """How the last turn ended, if the conversation was reopened and has nothing left to do."""
         last, ended = self.transcript.last, self.transcript.ended
         if ended is not None and self.transcript.turn is not None and not self.interrupted:
             text = next(filter(None, map(response_text, reversed(self.transcript.spent))), "")
             stop = cast(StopReason, ended.stop_reason)
-            return Answer(text=text, stop_reason=stop, turn=self.transcript.turn, usage=self.usage, error=ended.error)
+            return TurnAnswer(
+                text=text, stop_reason=stop, turn=self.transcript.turn, usage=self.usage, error=ended.error
+            )
         if self.interrupted or not isinstance(last, ModelResponse) or last.tool_calls or self.transcript.turn is None:
             return None
-        return Answer(text=response_text(last), stop_reason="end_turn", turn=self.transcript.turn, usage=self.usage)
+        return TurnAnswer(text=response_text(last), stop_reason="end_turn", turn=self.transcript.turn, usage=self.usage)
 
     def cancel(self) -> None:
         """Cancel the running turn, if any: `prompt` returns soon, with `cancelled`."""

@@ -30,7 +30,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """The length of the model's window; None if it is not known."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class TurnAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """How a turn ended, and the model's last message."""
 
     text: str
@@ -66,7 +66,7 @@ class Called(msgspec.Struct, frozen=True, tag=True):
     calls: tuple[ToolCall, ...]
 
 
-class Answered(msgspec.Struct, frozen=True, tag=True):
+class BatchAnswered(msgspec.Struct, frozen=True, tag=True):
     """The batch was answered, each call once, in order."""
 
     responses: tuple[Response, ...]
@@ -112,11 +112,11 @@ class Compacted(msgspec.Struct, frozen=True, tag=True):
 class TurnFinished(msgspec.Struct, frozen=True, tag=True):
     """The turn has ended; no event follows."""
 
-    answer: Answer
+    answer: TurnAnswer
 
 
 Event = (
-    TurnStarted | Text | Thought | Called | Answered | NotificationsDelivered | Interjected | Retrying | Restarted
+    TurnStarted | Text | Thought | Called | BatchAnswered | NotificationsDelivered | Interjected | Retrying | Restarted
     | Used | Compacted | TurnFinished
 )  # fmt: skip
 Listener = Callable[[Event], None]

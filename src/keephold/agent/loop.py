@@ -24,8 +24,7 @@ from pydantic_ai.messages import (
 
 from keephold.agent.compaction import compaction, too_long
 from keephold.agent.events import (
-    Answer,
-    Answered,
+    BatchAnswered,
     Called,
     Compacted,
     Event,
@@ -34,13 +33,14 @@ from keephold.agent.events import (
     NotificationsDelivered,
     Retrying,
     StopReason,
+    TurnAnswer,
     TurnFinished,
     TurnStarted,
     Used,
 )
 from keephold.agent.requests import ModelCall, RequestFailed, well_formed
 from keephold.agent.spending import Spending
-from keephold.agent.transcript import TurnEnded, interrupted, request, response_text, until_readable
+from keephold.agent.transcript import TurnStop, interrupted, request, response_text, until_readable
 from keephold.errors import KeepholdError
 from keephold.turn.notifications import Notification, notification_block
 from keephold.turn.tool_call import ToolCall
@@ -112,7 +112,7 @@ class TurnLoop:
 
     # The turn
 
-    async def run(self) -> Answer:
+    async def run(self) -> TurnAnswer:
         """Run the whole turn; without content, resume the one of a dead process. Failures of models and tools are in
         the answer."""
         conversation = self._conversation
@@ -138,8 +138,8 @@ class TurnLoop:
             if stop in ("error", "cancelled"):
                 turn.cancel()  # no inquiry, no waiting (T5)
             if stop != "end_turn":
-                await self._transcript.note(turn.id, "ended", TurnEnded(stop, error))
-        answer = Answer(text=self._text, stop_reason=stop, turn=turn.id, usage=self.spending.usage, error=error)
+                await self._transcript.note(turn.id, "ended", TurnStop(stop, error))
+        answer = TurnAnswer(text=self._text, stop_reason=stop, turn=turn.id, usage=self.spending.usage, error=error)
         self._tell(TurnFinished(answer))
         return answer
 
@@ -210,7 +210,7 @@ class TurnLoop:
         calls = tuple(ToolCall(part.tool_call_id, part.tool_name, _arguments(part)) for part in parts)
         self._tell(Called(calls))
         responses = await self._responses(turn, calls)
-        self._tell(Answered(tuple(responses)))
+        self._tell(BatchAnswered(tuple(responses)))
         results: list[ModelRequestPart] = [
             ToolReturnPart(
                 part.tool_name,

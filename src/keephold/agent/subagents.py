@@ -23,7 +23,7 @@ from keephold.turn.lineage import conversation_of, depth_of
 
 if TYPE_CHECKING:
     from keephold.agent.conversation import Conversation
-    from keephold.agent.events import Answer, Event
+    from keephold.agent.events import Event
     from keephold.runtime import Runtime
 
 ABORT_GRACE_MS = 8000
@@ -144,7 +144,7 @@ class SubAgent:
         assistant = agency.assistant(wanted, None if request is None else _asked_model(request))
         return agency.of_agent(id, settings, call.conversation, assistant, own_instructions=(_ROLE, own), only=only)
 
-    async def _converse(self, call: Call, conversation: "Conversation", prompt: str) -> "Answer":
+    async def _converse(self, call: Call, conversation: "Conversation", prompt: str) -> "TurnAnswer":
         await conversation.open()
         conversation.inbox = lambda: [text for text in map(as_message, call.received()) if text]
         show = _Showing(call)
@@ -218,7 +218,7 @@ def _prompt(request: AgentRequest) -> str:
     return "\n\n".join(part for part in (before, *documents, request.prompt) if part)
 
 
-def _result(id: str, answer: "Answer") -> dict[str, Any]:
+def _result(id: str, answer: "TurnAnswer") -> dict[str, Any]:
     if answer.stop_reason in ("error", "refusal", "max_turn_requests", "cancelled"):
         said = f" It had said: {answer.text}" if answer.text else ""
         why = answer.error or answer.stop_reason

@@ -45,7 +45,7 @@ class Summary(msgspec.Struct, frozen=True):
     text: str
 
 
-class TurnEnded(msgspec.Struct, frozen=True):
+class TurnStop(msgspec.Struct, frozen=True):
     """How a turn ended that did not complete."""
 
     stop_reason: str
@@ -70,7 +70,7 @@ class Transcript:
         """The number of the turn's newest batch whose results are in the transcript."""
         self.spent: list[ModelResponse] = []
         """The responses of that turn."""
-        self.ended: TurnEnded | None = None
+        self.ended: TurnStop | None = None
         """How that turn ended, if it did not complete."""
         self._known = 0
         """The number of the newest line that was read."""
@@ -101,7 +101,7 @@ class Transcript:
         for line in lines:
             self._known = line.number
             if line.kind == "ended":
-                self.ended = msgspec.json.decode(line.body, type=TurnEnded)
+                self.ended = msgspec.json.decode(line.body, type=TurnStop)
             if line.kind in ("request", "response"):
                 message = _MESSAGE.validate_json(line.body)
                 self._count(message, line.turn)

@@ -57,12 +57,14 @@ async def _serve(
     config: Config, store: str, model: str | None, mode: Literal["ask", "unattended"], read_fd: int, write_fd: int
 ) -> int:
     """Serve until the client leaves or a signal comes, then close the runtime in good order (R6)."""
-    from keephold.acp.agent.server import Agent, Persons
+    from keephold.acp.agent.server import AgentServer, SessionPrompts
 
-    persons = Persons()
+    persons = SessionPrompts()
     runtime = Runtime(store=store, config=config, prompter=persons)
     settings = config.acp
-    agent = Agent(runtime, persons, model=model, mode=mode, signal=settings.turn_complete, terminals=settings.terminals)
+    agent = AgentServer(
+        runtime, persons, model=model, mode=mode, signal=settings.turn_complete, terminals=settings.terminals
+    )
     stopped: list[int] = []
     async with runtime:
         serving = asyncio.create_task(agent.serve(read_fd, write_fd))

@@ -51,7 +51,7 @@ def acp_check(
     prompts = {"prompt": prompt, "permission_prompt": permission_prompt, "slow_prompt": slow_prompt}
     given = {name: text for name, text in prompts.items() if text is not None}
     settings = Settings(command=command, timeout=timeout, **given)
-    report = asyncio.run(run(settings, only, told=None if as_json else _show))
+    report = asyncio.run(run(settings, only, on_result=None if as_json else _show))
     if as_json:
         print_json(as_data(report))
     else:

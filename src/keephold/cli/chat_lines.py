@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from keephold.agent.events import (
-    Answer,
-    Answered,
+    BatchAnswered,
     Called,
     Compacted,
     Event,
@@ -25,6 +24,7 @@ from keephold.agent.events import (
     Retrying,
     Text,
     Thought,
+    TurnAnswer,
     TurnFinished,
     Usage,
 )
@@ -263,7 +263,7 @@ class Teller:
             case Called(calls):
                 yield from self._ended()
                 self.calls, self._over = {call.id: call for call in calls}, set()
-            case Answered():
+            case BatchAnswered():
                 yield from self._answered(event)
             case NotificationsDelivered(text, notifications):
                 yield from self._ended()
@@ -308,7 +308,7 @@ class Teller:
             yield Piece(self._kind, rest, "" if self._kind == "answer" else "dim")
         yield END
 
-    def _answered(self, event: Answered) -> Iterator[Piece]:
+    def _answered(self, event: BatchAnswered) -> Iterator[Piece]:
         for response in event.responses:
             call = self.calls.get(response.id)
             if call is not None and response.id not in self._over:
@@ -336,7 +336,7 @@ def user_line(text: str) -> Piece:
     return Piece("line", "> " + printable(text).strip().replace("\n", "\n  "), "bold", True)
 
 
-def outcome_lines(answer: Answer) -> Iterator[Piece]:
+def outcome_lines(answer: TurnAnswer) -> Iterator[Piece]:
     """How a turn ended, where that is not how turns end, and what it took."""
     if answer.stop_reason == "error":
         yield Piece("line", f"Error: {printable(answer.error or 'the turn failed').strip()}", "red", True)

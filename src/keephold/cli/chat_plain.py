@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from keephold.agent.events import Answer, Event
+from keephold.agent.events import Event, TurnAnswer
 from keephold.cli.chat_lines import Piece, Teller
 from keephold.cli.printing import print_json
 from keephold.handles.handle import Handle
@@ -144,7 +144,7 @@ class PlainChat:
             if self._stopped.is_set():
                 return
 
-    def _over(self, answer: Answer) -> None:
+    def _over(self, answer: TurnAnswer) -> None:
         self.failed = answer.stop_reason == "error"
 
     def stop(self) -> None:

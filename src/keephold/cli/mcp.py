@@ -117,7 +117,7 @@ async def _over_stdio(server: "Server") -> int:
     def stop(number: int) -> None:
         if leaving:
             os._exit(128 + number)  # the second signal: the guard ends the remaining processes
-        server.listeners.close()
+        server.subscriptions.close()
         leaving.append(asyncio.create_task(_leave(server.runtime, 128 + number)))
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -144,7 +144,7 @@ async def _over_http(server: "Server", host: str, port: int, url: str | None, to
         click.echo(f"MCP at http://{shown}:{number}/mcp", err=True)
 
         async def close() -> None:
-            server.listeners.close()
+            server.subscriptions.close()
             await runtime.close()
 
         return await serve(app, listening, close=close)

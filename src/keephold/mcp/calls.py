@@ -27,7 +27,7 @@ from mcp_types import (
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle, OnStop, Watcher
-from keephold.mcp.elicit import Asker, Elicit
+from keephold.mcp.elicit import Elicit, ElicitationPrompter
 from keephold.mcp.results import result
 from keephold.runtime import Runtime
 from keephold.tools.base import Tool
@@ -51,7 +51,7 @@ _CANCELLED_SECS = 0.05
 class Served:
     """A call that is being served."""
 
-    def __init__(self, tool: Tool, visit: QueuedCall, asker: Asker | None, conversation: str) -> None:
+    def __init__(self, tool: Tool, visit: QueuedCall, asker: ElicitationPrompter | None, conversation: str) -> None:
         self.tool = tool
         self.conversation = conversation
         self.visit = visit
@@ -66,7 +66,7 @@ class Followed(Protocol):
     """The task operations that `Calls` uses: a call that asks is followed like a task until its client returns."""
 
     async def find(self, ctx: Context, task_id: str) -> Handle | None: ...
-    async def mark(self, handle: Handle, asker: Asker | None, elicits: bool) -> None: ...
+    async def mark(self, handle: Handle, asker: ElicitationPrompter | None, elicits: bool) -> None: ...
     async def answer(self, handle: Handle, responses: Mapping[str, Any]) -> None: ...
     def requests(self, handle: Handle) -> dict[str, dict[str, Any]]: ...
     async def outcome(self, handle: Handle) -> dict[str, Any]: ...
@@ -101,7 +101,7 @@ class Calls:
         self, ctx: Context, tool: Tool, params: CallToolRequestParams, park_after: float | None = 30
     ) -> Served:
         """Queue a call."""
-        asker = Asker() if elicits(ctx) else None
+        asker = ElicitationPrompter() if elicits(ctx) else None
         if asker is not None and ctx.session.can_send_request:
             asker.ask_by(by_request(ctx))
         call = ToolCall(str(ctx.request_id), params.name, dict(params.arguments or {}))
@@ -189,7 +189,7 @@ class Calls:
             if not answered.done():
                 answered.cancel()  # only the wait ends; the call keeps running
 
-    async def _wait_for_input(self, served: Served, asker: Asker) -> HandlerResult:
+    async def _wait_for_input(self, served: Served, asker: ElicitationPrompter) -> HandlerResult:
         """Ask the client to return with input. Any server finds a one-shot call by its uid; other calls, such as a
         spawn that needs approval, are known only here."""
         requests, handle = asker.requests(), served.handle

@@ -1,7 +1,7 @@
 """Show keephold's prompts as MCP elicitations: a form for each prompt, and the user's decision.
 
 A 2025 client is asked by a request, a 2026 client by a result that requires input, the client of a task by the task's
-`inputRequests`. An `Asker` holds the open prompts of one call; the code that serves the call chooses the way.
+`inputRequests`. An `ElicitationPrompter` holds the open prompts of one call; the serving code chooses the way.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _SHOWN = 2000
 NO_SECRETS = "a secret is not asked for over MCP, whose forms must not hold any; run this where a person has a terminal"
 
 
-class Asker:
+class ElicitationPrompter:
     """The open prompts of one call. A `Prompter`."""
 
     def __init__(self) -> None:

@@ -124,7 +124,7 @@ MOST = 10_000
 """How many streams may listen at once."""
 
 
-class Listeners:
+class Subscriptions:
     """The clients that listen."""
 
     def __init__(self, calls: Calls, tasks: Tasks, bus: SubscriptionBus) -> None:
@@ -132,7 +132,7 @@ class Listeners:
         self._tasks = tasks
         self._bus = bus
         self._streams: set[_Stream] = set()
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, _Subscriber] = {}
         self._joined: dict[int, ServerSession] = {}
 
     # 2026: one stream for everything a client wants to hear
@@ -222,7 +222,7 @@ class Listeners:
         uri, connection = str(params.uri), ctx.session._connection
         mine = self._sessions.get(id(connection))
         if mine is None:
-            mine = self._sessions[id(connection)] = _Session(ctx.session)
+            mine = self._sessions[id(connection)] = _Subscriber(ctx.session)
             connection.exit_stack.callback(self._left, id(connection))
         if uri not in mine.subscribed:
             mine.subscribed[uri] = Changes(lambda _: None)  # reserve it, in case it is requested again meanwhile
@@ -264,7 +264,7 @@ class Listeners:
             stream.close()
 
 
-class _Session:
+class _Subscriber:
     """The subscriptions of a 2025 client, and the task that notifies it."""
 
     def __init__(self, session: ServerSession) -> None:

@@ -33,7 +33,7 @@ from mcp_types import Tool as DescribedTool
 
 from keephold.errors import KeepholdError
 from keephold.mcp.calls import Calls, Context
-from keephold.mcp.listen import LIST, ONE, Listeners, id_of, read_list, read_one
+from keephold.mcp.listen import LIST, ONE, Subscriptions, id_of, read_list, read_one
 from keephold.mcp.results import Schema, described
 from keephold.mcp.tasks import Tasks
 from keephold.mcp.tasks_2025 import Tasks2025
@@ -99,13 +99,13 @@ class Server(MCPServer[Any]):
         self.calls = Calls(runtime, conversation)
         self.tasks = Tasks(self.calls, after=task_after)
         bus = InMemorySubscriptionBus()
-        self.listeners = Listeners(self.calls, self.tasks, bus)
+        self.subscriptions = Subscriptions(self.calls, self.tasks, bus)
         options.setdefault("name", "keephold")
         options.setdefault("instructions", INSTRUCTIONS)
         options.setdefault("version", version("keephold"))
         options.setdefault("log_level", "WARNING")
         extensions = [self.tasks, *options.pop("extensions", ())]
-        middleware = [_refusing, Tasks2025(self.calls, self.tasks, self.listeners), *options.pop("middleware", ())]
+        middleware = [_refusing, Tasks2025(self.calls, self.tasks, self.subscriptions), *options.pop("middleware", ())]
         self._sealed = _Sealed()
         options.setdefault("request_state_security", RequestStateSecurity(codec=self._sealed, ttl=_STATE_SECS))
         super().__init__(
@@ -114,10 +114,10 @@ class Server(MCPServer[Any]):
             middleware=middleware,
             subscriptions=bus,
         )
-        runtime.on_tools.append(self.listeners.tools_changed)
-        self._serve("subscriptions/listen", SubscriptionsListenRequestParams, self.listeners.listen)
-        self._serve("resources/subscribe", SubscribeRequestParams, self.listeners.subscribe)
-        self._serve("resources/unsubscribe", UnsubscribeRequestParams, self.listeners.unsubscribe)
+        runtime.on_tools.append(self.subscriptions.tools_changed)
+        self._serve("subscriptions/listen", SubscriptionsListenRequestParams, self.subscriptions.listen)
+        self._serve("resources/subscribe", SubscribeRequestParams, self.subscriptions.subscribe)
+        self._serve("resources/unsubscribe", UnsubscribeRequestParams, self.subscriptions.unsubscribe)
         self._serve("resources/read", ReadResourceRequestParams, self._read)
         self._serve("resources/list", PaginatedRequestParams, self._list_resources)
 
@@ -176,4 +176,4 @@ class Server(MCPServer[Any]):
 
     async def close(self) -> None:
         """End the listening streams in good order."""
-        self.listeners.close()
+        self.subscriptions.close()

@@ -47,7 +47,7 @@ class Listening:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         lowlevel = self._server._lowlevel_server
         try:
-            async with stdio_server(cast(Any, _Lines(reader)), cast(Any, _Words(writer))) as (received, sent):
+            async with stdio_server(cast(Any, _Reader(reader)), cast(Any, _Writer(writer))) as (received, sent):
                 await lowlevel.run(received, sent, lowlevel.create_initialization_options())
         except* (ConnectionError, ValueError):  # the client has left, or sent a line over the limit
             pass
@@ -67,13 +67,13 @@ def _remove(path: str) -> None:
     Path(path).unlink(missing_ok=True)
 
 
-class _Lines:
+class _Reader:
     """Read a client's lines."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
 
-    def __aiter__(self) -> "_Lines":
+    def __aiter__(self) -> "_Reader":
         return self
 
     async def __anext__(self) -> str:
@@ -83,7 +83,7 @@ class _Lines:
         return line.decode("utf-8", "replace")
 
 
-class _Words:
+class _Writer:
     """Write to a client."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:

@@ -23,7 +23,7 @@ from keephold.handles.handle import Handle, OnStop
 from keephold.handles.question import question_key
 from keephold.handles.state import Failure, Outcome, Running, State, Stopped, Waiting
 from keephold.mcp.calls import Calls, Context, Served, elicits, plain, unknown
-from keephold.mcp.elicit import Asker, Elicit, elicitation, question_form
+from keephold.mcp.elicit import Elicit, ElicitationPrompter, elicitation, question_form
 from keephold.mcp.results import may_be_task, result
 from keephold.store.base import Annotated, TakenBack
 from keephold.turn.prompt_queue import PromptQueue
@@ -58,7 +58,7 @@ class Tasks(Extension):
         """A call that has not ended `after` seconds becomes a task."""
         self._calls = calls
         self._after = after
-        self._askers: dict[str, Asker] = {}
+        self._askers: dict[str, ElicitationPrompter] = {}
         calls.runtime.people.found = self._found
         calls.followed_by(self)
 
@@ -124,7 +124,7 @@ class Tasks(Extension):
         await self.mark(handle, begun.asker, elicits)
         return handle
 
-    async def mark(self, handle: Handle, asker: Asker | None, elicits: bool) -> None:
+    async def mark(self, handle: Handle, asker: ElicitationPrompter | None, elicits: bool) -> None:
         """Record the mark, so that the process that runs the call, also after a crash, asks its client."""
         if asker is not None and handle.uid not in self._askers:
             self._keep(handle, asker)
@@ -135,7 +135,7 @@ class Tasks(Extension):
             if error.code != "already_stopped":
                 raise
 
-    def _keep(self, handle: Handle, asker: Asker) -> None:
+    def _keep(self, handle: Handle, asker: ElicitationPrompter) -> None:
         asker.handle, asker.patient = handle, True
         asker.changed = lambda: self._calls.runtime.registry.notify_watchers(handle)  # its listeners
         self._askers[handle.uid] = asker
@@ -149,7 +149,7 @@ class Tasks(Extension):
         mark = (handle.metadata or {}).get(MARK)
         if not isinstance(mark, Mapping) or not mark.get("elicits"):
             return None
-        asker = Asker()
+        asker = ElicitationPrompter()
         self._keep(handle, asker)
         return self._calls.runtime.people.joined(asker)
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from keephold.handles.handle import Handle, OnStop
 from keephold.handles.state import Failure, Stopped
 from keephold.mcp.calls import Calls, Context, by_request, elicits
-from keephold.mcp.listen import Listeners
+from keephold.mcp.listen import Subscriptions
 from keephold.mcp.results import may_be_task
 from keephold.mcp.tasks import MARK, POLL_MS, Tasks, protocol_error
 from keephold.store.base import HandleQuery
@@ -29,9 +29,9 @@ _PAGE = 100
 class Tasks2025:
     """The middleware."""
 
-    def __init__(self, calls: Calls, tasks: Tasks, listeners: Listeners) -> None:
+    def __init__(self, calls: Calls, tasks: Tasks, subscriptions: Subscriptions) -> None:
         self._calls = calls
-        self._listeners = listeners
+        self._subscriptions = subscriptions
         self._tasks = tasks
         self._methods = {
             "tasks/get": self._get,
@@ -46,7 +46,7 @@ class Tasks2025:
         if ctx.request_id is None:
             return await call_next(ctx)
         if ctx.method == "initialize":
-            self._listeners.joined(ctx)
+            self._subscriptions.joined(ctx)
             return _advertised(await call_next(ctx))
         if ctx.protocol_version != VERSION:
             return await call_next(ctx)

@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keephold.acp.agent.describing import absolute, describe
-from keephold.acp.agent.shown import Shown, agent_name, call_id, ended, has_made, in_words, is_about, response_output
+from keephold.acp.agent.shown import (
+    ShownCall,
+    agent_name,
+    call_id,
+    ended,
+    has_made,
+    in_words,
+    is_about,
+    response_output,
+)
 from keephold.acp.agent.updates import (
     Update,
     fenced,
@@ -107,7 +116,7 @@ SHOWN = 8000
 _AGREED: dict[type[Prompt], str] = {RunTool: "Allowed", DeliverResult: "Delivered", AskQuestion: "Answered"}
 
 
-class Calls(Watcher):
+class SessionCalls(Watcher):
     """Follow the calls of a session and send their updates."""
 
     def __init__(
@@ -125,9 +134,9 @@ class Calls(Watcher):
         self._terminals = terminals
         self._record = record
         self._turn = ""
-        self._batch: list[Shown] = []
+        self._batch: list[ShownCall] = []
         """The calls of the newest batch, in order: a model may give two the same label."""
-        self._by_uid: dict[str, Shown] = {}
+        self._by_uid: dict[str, ShownCall] = {}
         """The calls that have a handle and have not ended."""
         self._ids: dict[str, int] = {}
         """How often each id was used in this turn: labels are unique in their batch only."""
@@ -139,7 +148,7 @@ class Calls(Watcher):
         """Send nothing more: the session is closed."""
         self._send = lambda _: None  # listeners of handles may still call it
         for shown in self._by_uid.values():
-            self._leave(shown)
+            self._release(shown)
             if shown.terminal:
                 self._terminals.release(shown.terminal)
             if shown.handle is not None:
@@ -166,15 +175,15 @@ class Calls(Watcher):
         self._batch = []
         for call in calls:
             described = describe(call, self._tool(call.name))
-            shown = Shown(self.name(self._turn, call.id), call, described, self._session)
+            shown = ShownCall(self.name(self._turn, call.id), call, described, self._session)
             self._batch.append(shown)
             self._send(tool_call(shown.id, {**described.fields, "status": "pending"}))
 
-    def taken_up(self, calls: Iterable[tuple[str, ToolCall, Record | None]]) -> None:
+    def resume(self, calls: Iterable[tuple[str, ToolCall, Record | None]]) -> None:
         """Resume an open batch whose calls the client knows: each call's id, and the handle it made."""
         self._batch = []
         for id, call, record in calls:
-            shown = Shown(id, call, describe(call, self._tool(call.name)), self._session)
+            shown = ShownCall(id, call, describe(call, self._tool(call.name)), self._session)
             self._batch.append(shown)
             if record is not None:
                 self.adopt(shown, self._runtime.registry.adopt(record))
@@ -214,7 +223,7 @@ class Calls(Watcher):
         with self._logged():
             shown = self._by_uid.get(handle.uid)
             if shown is not None:
-                self._look(shown, handle)
+                self._refresh(shown, handle)
             elif handle.active:
                 self._created(handle)
 
@@ -240,15 +249,15 @@ class Calls(Watcher):
         if shown is None:
             if handle.tool.unrecorded or not handle.active:
                 return  # of calls that the model did not make, only lasting ones are shown
-            shown = self._beside(handle)
+            shown = self._show_unrequested(handle)
         self.adopt(shown, handle)
 
-    def adopt(self, shown: Shown, handle: Handle) -> None:
+    def adopt(self, shown: ShownCall, handle: Handle) -> None:
         """Attach the handle to the call that made it."""
         shown.handle, shown.handle_id = handle, handle.id
         self._by_uid[handle.uid] = shown
         self._follow(handle.conversation)
-        self._look(shown, handle)
+        self._refresh(shown, handle)
         if not shown.over:
             handle.watch(self)
 
@@ -257,21 +266,21 @@ class Calls(Watcher):
         if handle.uid in self._by_uid:
             return
         described = describe(call, handle.tool)
-        shown = Shown(id, call, described, self._session)
+        shown = ShownCall(id, call, described, self._session)
         if known and isinstance(handle.state, Running | Waiting):
             shown.status = "in_progress"
         elif not known:
             self._send(tool_call(id, {**described.fields, "status": "pending"}))
         self.adopt(shown, handle)
 
-    def _beside(self, handle: Handle) -> Shown:
+    def _show_unrequested(self, handle: Handle) -> ShownCall:
         """Show a handle that no call of the model made: a sub-agent's, or a workflow's."""
         named = f"{handle.id} ({handle.tool.name})" if handle.stateful else handle.tool.name
         call = ToolCall(handle.uid, handle.tool.name)
         title = named if handle.conversation == self._session else f"{agent_name(handle.conversation)}: {named}"
         action = "spawn" if handle.stateful else None
         described = describe(call, handle.tool)._replace(title=title, action=action, handle_id=handle.id)
-        shown = Shown(handle.uid, call, described, handle.conversation)
+        shown = ShownCall(handle.uid, call, described, handle.conversation)
         self._send(tool_call(shown.id, {"title": title, "kind": shown.kind, "status": "pending"}))
         return shown
 
@@ -284,7 +293,7 @@ class Calls(Watcher):
         self._record(shown.id, part)
         self._send(tool_call_update(shown.id, {"content": self._content(shown)}))
 
-    def _look(self, shown: Shown, handle: Handle) -> None:
+    def _refresh(self, shown: ShownCall, handle: Handle) -> None:
         state = handle.state
         if shown.over:
             return
@@ -302,13 +311,13 @@ class Calls(Watcher):
                 self._send(tool_call_update(shown.id, fields))
             self._listen(shown, handle)
 
-    def noted(self, shown: Shown, note: str) -> None:
+    def show_note(self, shown: ShownCall, note: str) -> None:
         """Show how to answer the open question."""
         if not shown.over:
             shown.note = note
             self._send(tool_call_update(shown.id, {"content": self._content(shown)}))
 
-    def asked(self, shown: Shown, prompt: Prompt, said: Decision | None) -> None:
+    def asked(self, shown: ShownCall, prompt: Prompt, said: Decision | None) -> None:
         """The user was asked about the call and decided, or the prompt was withdrawn (None)."""
         if shown.over:
             return
@@ -321,7 +330,7 @@ class Calls(Watcher):
 
     # Output
 
-    def _listen(self, shown: Shown, handle: Handle, again: bool = True) -> None:
+    def _listen(self, shown: ShownCall, handle: Handle, again: bool = True) -> None:
         if shown.run is not None or handle.uid not in self._by_uid:
             return
         if handle.run is not None:
@@ -332,7 +341,7 @@ class Calls(Watcher):
         elif again:  # the client sees that it runs before it starts
             self._loop.call_soon(self._listen, shown, handle, False)
 
-    def _printed(self, shown: Shown) -> None:
+    def _printed(self, shown: ShownCall) -> None:
         if shown.terminal is not None or shown.due is not None or shown.over or shown.handle is None:
             return
         if self._terminals.may_show(shown.handle):  # not for short calls: a terminal is a process
@@ -344,13 +353,13 @@ class Calls(Watcher):
         else:
             shown.due = self._loop.call_later(wait, self._tell_output, shown)
 
-    def _open_terminal(self, shown: Shown) -> None:
+    def _open_terminal(self, shown: ShownCall) -> None:
         shown.due = None
         if shown.handle is not None and not shown.over:
             shown.terminal = ""
             self._terminals.open(shown.handle, lambda id: self._opened(shown, id))
 
-    def _opened(self, shown: Shown, id: str | None) -> None:
+    def _opened(self, shown: ShownCall, id: str | None) -> None:
         """The client has made a terminal, or could not."""
         if shown.handle is None or shown.handle.uid not in self._by_uid:  # the call has ended, or is not shown any more
             if id is not None:
@@ -359,13 +368,13 @@ class Calls(Watcher):
         shown.terminal = id
         self._tell_output(shown)
 
-    def _tell_output(self, shown: Shown) -> None:
+    def _tell_output(self, shown: ShownCall) -> None:
         if shown.due is not None:
             shown.due.cancel()
         shown.due, shown.sent = None, self._loop.time()
         self._send(tool_call_update(shown.id, {"content": self._content(shown)}))
 
-    def _content(self, shown: Shown, words: str | None = None) -> list[dict[str, Any]]:
+    def _content(self, shown: ShownCall, words: str | None = None) -> list[dict[str, Any]]:
         """Return everything to show of a call; `words` are its end."""
         parts = list(shown.diffs)
         handle = shown.handle
@@ -383,8 +392,8 @@ class Calls(Watcher):
             parts.append(shown_text(words))
         return parts
 
-    def _end(self, shown: Shown, failed: bool, words: str, raw: Any) -> None:
-        self._leave(shown)
+    def _end(self, shown: ShownCall, failed: bool, words: str, raw: Any) -> None:
+        self._release(shown)
         shown.status, shown.question = "failed" if failed else "completed", None
         fields: dict[str, Any] = {"status": shown.status, "content": self._content(shown, words)}
         if shown.renamed:
@@ -398,7 +407,7 @@ class Calls(Watcher):
             if conversation != self._session and all(s.conversation != conversation for s in self._by_uid.values()):
                 self._unfollow(conversation)
 
-    def _leave(self, shown: Shown) -> None:
+    def _release(self, shown: ShownCall) -> None:
         if shown.due is not None:
             shown.due.cancel()
             shown.due = None
@@ -423,13 +432,13 @@ class Calls(Watcher):
 
     # Prompts
 
-    def asked_about(self, prompt: Prompt) -> Shown:
+    def asked_about(self, prompt: Prompt) -> ShownCall:
         """Return the call that a prompt is about; show a new one if the client knows none."""
         found = next((shown for shown in self._candidates() if is_about(shown, prompt)), None)
         if found is None:
             call = ToolCall("", prompt.tool)  # a call of a sub-agent that is not shown
             described = describe(call, self._tool(prompt.tool))
-            found = Shown(self.name(self._turn or "call", prompt.tool), call, described, prompt.conversation)
+            found = ShownCall(self.name(self._turn or "call", prompt.tool), call, described, prompt.conversation)
             self._send(tool_call(found.id, {"title": found.title, "kind": found.kind, "status": "pending"}))
         if isinstance(prompt, RunTool):
             found.asked = True
@@ -437,6 +446,6 @@ class Calls(Watcher):
             found.renamed = True
         return found
 
-    def _candidates(self) -> Iterable[Shown]:
+    def _candidates(self) -> Iterable[ShownCall]:
         yield from self._batch
         yield from self._by_uid.values()

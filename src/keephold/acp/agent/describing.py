@@ -26,7 +26,7 @@ _TITLE = 120
 _VALUE = 60
 
 
-class Described(NamedTuple):
+class CallDescription(NamedTuple):
     """A call as it was made."""
 
     title: str
@@ -39,7 +39,7 @@ class Described(NamedTuple):
     """The fields of ACP's tool call, without id and status."""
 
 
-def describe(call: ToolCall, tool: Tool | None) -> Described:
+def describe(call: ToolCall, tool: Tool | None) -> CallDescription:
     """Return how an editor shows the call; `tool` is None if the tool is unknown."""
     arguments = _arguments(call)
     action = arguments.get("action") if tool is not None and tool.actions else None
@@ -51,7 +51,7 @@ def describe(call: ToolCall, tool: Tool | None) -> Described:
     where = list(locations(tool, arguments)) if tool is not None else []
     if where:
         fields["locations"] = where
-    return Described(title, kind, action, handle_id, fields)
+    return CallDescription(title, kind, action, handle_id, fields)
 
 
 def _arguments(call: ToolCall) -> dict[str, Any]:

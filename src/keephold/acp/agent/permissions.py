@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _SHOWN = 4000
 
 
-class Request(NamedTuple):
+class Choice(NamedTuple):
     """A permission request, without the ids of session and tool call."""
 
     fields: dict[str, Any]
@@ -39,7 +39,7 @@ class Request(NamedTuple):
     """The decision that each option means."""
 
 
-def permission(prompt: Prompt, title: str) -> Request | None:
+def permission(prompt: Prompt, title: str) -> Choice | None:
     """Return the prompt as a choice; None if it is not one. `title` is that of the tool call."""
     match prompt:
         case RunTool():
@@ -50,7 +50,7 @@ def permission(prompt: Prompt, title: str) -> Request | None:
             return None if prompt.question.secret else _question(prompt)
 
 
-def _run_tool(prompt: RunTool, title: str) -> Request:
+def _run_tool(prompt: RunTool, title: str) -> Choice:
     turn = f"`{prompt.tool}` for the rest of this turn"
     fields: dict[str, Any] = {"title": title, "status": "pending", "rawInput": prompt.arguments}
     words = [f"Not taken: {prompt.problem}."] if prompt.problem else []
@@ -68,18 +68,18 @@ def _run_tool(prompt: RunTool, title: str) -> Request:
         "reject_once": Denied(),
         "reject_always": Denied(remember=True),
     }
-    return Request(fields, choices, decisions)
+    return Choice(fields, choices, decisions)
 
 
-def _deliver(prompt: DeliverResult, title: str) -> Request:
+def _deliver(prompt: DeliverResult, title: str) -> Choice:
     fields = {"title": f"Show the assistant the result of {title}?", "content": [shown_text(_clipped(prompt.result))]}
     choices = options(
         ("allow_once", "Show it to the assistant", "allow_once"), ("reject_once", "Withhold it", "reject_once")
     )
-    return Request(fields, choices, {"allow_once": Approved(), "reject_once": Denied()})
+    return Choice(fields, choices, {"allow_once": Approved(), "reject_once": Denied()})
 
 
-def _question(prompt: AskQuestion) -> Request | None:
+def _question(prompt: AskQuestion) -> Choice | None:
     question = prompt.question
     words = "\n\n".join(part for part in (prompt.problem, question.pre_amble, question.text) if part)
     fields = {"title": question.text, "content": [shown_text(words)]}
@@ -92,15 +92,15 @@ def _question(prompt: AskQuestion) -> Request | None:
                 ("never", "No, for the rest of this turn", "reject_always"),
             ]
             decisions |= {"always": Answer(True, remember=True), "never": Answer(False, remember=True)}
-        return Request(fields, options(*choices), decisions)
+        return Choice(fields, options(*choices), decisions)
     given = select_options(question)
     if given is None:
         return None
     choices = [(str(at), option, "allow_once") for at, option in enumerate(given)]
-    return Request(fields, options(*choices), {str(at): Answer(option) for at, option in enumerate(given)})
+    return Choice(fields, options(*choices), {str(at): Answer(option) for at, option in enumerate(given)})
 
 
-def decided(request: Request, result: Any) -> Decision:
+def decided(request: Choice, result: Any) -> Decision:
     """Return the user's decision from the answer to a permission request."""
     outcome = result.get("outcome") if isinstance(result, dict) else None
     kind = outcome.get("outcome") if isinstance(outcome, dict) else None

@@ -55,7 +55,7 @@ class Replayed(NamedTuple):
     """The labels that the interrupted turn used before the unanswered ones."""
 
 
-class _Told(NamedTuple):
+class _ReplayedCall(NamedTuple):
     id: str
     position: int
     call: ToolCall
@@ -79,13 +79,13 @@ class _Replay:
         self._labels: list[str] = []
         self._batch = 0
         """The number of the turn's newest answered batch."""
-        self._calls: list[_Told] = []
+        self._calls: list[_ReplayedCall] = []
         """The unanswered calls of the next batch."""
-        self._shown: dict[str, _Told] = {}
+        self._shown: dict[str, _ReplayedCall] = {}
 
     def take(self, line: TranscriptLine) -> None:
         if line.turn != self._turn:
-            self._break_off()
+            self._end_unanswered()
             self._turn, self._labels, self._batch = line.turn, [], 0
         body = msgspec.json.decode(line.body)
         if line.kind == SHOWN_LINE:
@@ -93,7 +93,7 @@ class _Replay:
         elif line.kind == "request":
             self._request(body)
         elif line.kind == "response":
-            self._break_off()
+            self._end_unanswered()
             for part in body.get("parts", ()):
                 self._said(part)
 
@@ -122,7 +122,7 @@ class _Replay:
             self._labels.append(call.id)
             count = self._labels.count(call.id)
             id = call_id(self._turn, call.id, count)
-            told = self._shown[id] = _Told(id, len(self._calls), call, [])
+            told = self._shown[id] = _ReplayedCall(id, len(self._calls), call, [])
             self._calls.append(told)
             self.updates.append(tool_call(id, {**describe(call, self._tool(call.name)).fields, "status": "pending"}))
 
@@ -143,12 +143,12 @@ class _Replay:
             words = words if isinstance(words, str) else msgspec.json.encode(words).decode()
             self._over(told, part.get("outcome") != "success", words, response_output(words))
 
-    def _made(self, told: _Told, batch: int) -> Record | None:
+    def _made(self, told: _ReplayedCall, batch: int) -> Record | None:
         """Return the handle that a call of that batch made, if the store still has it."""
         record = self._handles.get((self._turn, batch, told.position))
         return record if record is not None and record.tool == told.call.name else None
 
-    def _over(self, told: _Told, failed: bool, words: str, raw: Any) -> None:
+    def _over(self, told: _ReplayedCall, failed: bool, words: str, raw: Any) -> None:
         if words:
             told.content.append(shown_text(words))
         fields: dict[str, Any] = {"status": "failed" if failed else "completed"}
@@ -160,12 +160,12 @@ class _Replay:
             told.content.append(body["content"])
             self._update(told, {})
 
-    def _update(self, told: _Told, fields: dict[str, Any]) -> None:
+    def _update(self, told: _ReplayedCall, fields: dict[str, Any]) -> None:
         if told.content:
             fields["content"] = list(told.content)
         self.updates.append(tool_call_update(told.id, fields))
 
-    def _break_off(self) -> None:
+    def _end_unanswered(self) -> None:
         """End unanswered calls that the transcript has passed."""
         for told in self._calls:
             self._over(told, True, "Interrupted.", None)
@@ -178,7 +178,7 @@ class _Replay:
             still = [(told.id, told.call, self._made(told, self._batch + 1)) for told in self._calls]
             used = self._labels[: len(self._labels) - len(still)]
         else:
-            self._break_off()
+            self._end_unanswered()
         return Replayed(self.updates, still, self.live, used)
 
 
@@ -226,7 +226,7 @@ _DRAIN = 100
 """The number of updates after which to wait for the client."""
 
 
-async def shown_again(conversation: "Conversation", peer: Peer | None) -> Replayed:
+async def replay_session(conversation: "Conversation", peer: Peer | None) -> Replayed:
     """Read a conversation's transcript and show it to a client, if one is given."""
     runtime = conversation.runtime
     registry = runtime.registry

@@ -26,7 +26,7 @@ from keephold.acp.agent.params import (
     servers,
     string,
 )
-from keephold.acp.agent.replay import shown_again
+from keephold.acp.agent.replay import replay_session
 from keephold.acp.agent.session import MODES, AgentSession, Client, Mode, Signal
 from keephold.acp.agent.updates import current_mode
 from keephold.acp.rpc import PROTOCOL_VERSION, TURN_COMPLETE, invalid_params
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from keephold.tools.remote.server import McpServer
 
 
-class Persons:
+class SessionPrompts:
     """Ask the user at the client that has the session open (P, Q). A `Prompter`; prompts of closed sessions wait until
     they are opened."""
 
@@ -78,12 +78,12 @@ class Persons:
             people = self._people[root] = PromptQueue(self)
         return people
 
-    def came(self, session: "AgentSession") -> None:
+    def opened(self, session: "AgentSession") -> None:
         """Ask the prompts that wait: the client has opened the session."""
         self._sessions[session.id] = session
         self.of(session.id).again()
 
-    def went(self, session: "AgentSession") -> None:
+    def closed(self, session: "AgentSession") -> None:
         """Ask nothing until the session is opened again."""
         if self._sessions.get(session.id) is session:
             del self._sessions[session.id]
@@ -123,13 +123,13 @@ _CONNECT_SECS = 10.0
 """How long a session waits for the tools of MCP servers; they may come later."""
 
 
-class Agent:
+class AgentServer:
     """Serve one client."""
 
     def __init__(
         self,
         runtime: "Runtime",
-        persons: Persons,
+        persons: SessionPrompts,
         *,
         model: str | None = None,
         mode: Mode = "ask",
@@ -150,7 +150,7 @@ class Agent:
         self._prompts: dict[Id, AgentSession] = {}
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         check_kinds(runtime.toolbox)
-        self._take_part()
+        self._listen_to_runtime()
         self._methods: dict[str, Callable[[Params], Coroutine[Any, Any, Any]]] = {
             "authenticate": self._authenticate,
             "session/new": self._new,
@@ -161,7 +161,7 @@ class Agent:
             "session/delete": self._delete,
         }
 
-    def _take_part(self) -> None:
+    def _listen_to_runtime(self) -> None:
         """Listen to handles, and provide the prompts of sessions."""
         runtime = self._runtime
 
@@ -182,7 +182,7 @@ class Agent:
 
     async def serve(self, read_fd: int, write_fd: int) -> None:
         """Serve until the client leaves. Unfinished turns stay in the store (R6)."""
-        peer = self._peer = Peer(read_fd, write_fd, on_request=self._asked, on_notification=self._told)
+        peer = self._peer = Peer(read_fd, write_fd, on_request=self._on_request, on_notification=self._on_notification)
         try:
             peer.start()
             await asyncio.wait(
@@ -201,7 +201,7 @@ class Agent:
 
     # Requests and notifications, in order
 
-    def _asked(self, method: str, params: Params, id: Id) -> None:
+    def _on_request(self, method: str, params: Params, id: Id) -> None:
         assert self._peer is not None
         if method == "initialize":
             self._peer.respond(id, self._initialize(params))
@@ -217,7 +217,7 @@ class Agent:
         else:
             raise unknown_method(method)
 
-    def _told(self, method: str, params: Params) -> None:
+    def _on_notification(self, method: str, params: Params) -> None:
         if method == "session/cancel":
             session = self._sessions.get(str(params.get("sessionId")))
             if session is not None:
@@ -308,7 +308,7 @@ class Agent:
         conversation = self._converse(f"s-{secrets.token_hex(16)}")
         await conversation.open()
         session = self._open(conversation, cwd, None)
-        self._persons.came(session)
+        self._persons.opened(session)
         return {"sessionId": session.id, "modes": session.modes()}
 
     async def _load(self, params: Params) -> dict[str, Any]:
@@ -319,26 +319,26 @@ class Agent:
 
     async def _open_again(self, params: Params, *, show: bool) -> dict[str, Any]:
         cwd, id, brought = directory(params), string(params, "sessionId"), servers(params)
-        async with self._alone(id):
-            row = await self._known(id)
+        async with self._lock(id):
+            row = await self._row(id)
             await self._connect(brought)
             here = self._sessions.get(id)
             if here is not None and here.busy:
                 raise RpcError(INVALID_REQUEST, f"Invalid request: a turn of session `{id}` is running")
-            await self._leave(id)
+            await self._close_session(id)
             conversation = self._converse(id)
             await conversation.open()
             assert self._peer is not None
-            before = await shown_again(conversation, self._peer if show else None)
+            before = await replay_session(conversation, self._peer if show else None)
             session = self._open(conversation, cwd, row)
-            session.goes_on(before, known=show)
-            self._persons.came(session)
+            session.restore(before, known=show)
+            self._persons.opened(session)
             return {"modes": session.modes()}
 
-    def _alone(self, id: str) -> asyncio.Lock:
+    def _lock(self, id: str) -> asyncio.Lock:
         return self._changing.setdefault(id, asyncio.Lock())
 
-    async def _known(self, id: str) -> ConversationRow | None:
+    async def _row(self, id: str) -> ConversationRow | None:
         """Return the session's row; None if it is open and empty."""
         await self._runtime.open()
         row = await self._runtime.registry.store.conversation(id)
@@ -347,21 +347,21 @@ class Agent:
         return row
 
     async def _close(self, params: Params) -> dict[str, Any]:
-        async with self._alone(string(params, "sessionId")):
-            await self._leave(self._named(params).id)
+        async with self._lock(string(params, "sessionId")):
+            await self._close_session(self._named(params).id)
         return {}
 
-    async def _leave(self, id: str) -> None:
+    async def _close_session(self, id: str) -> None:
         session = self._sessions.get(id)
         if session is not None:
             await session.close()
-            self._persons.went(session)
+            self._persons.closed(session)
             del self._sessions[id]
 
     async def _delete(self, params: Params) -> dict[str, Any]:
         id = string(params, "sessionId")
-        async with self._alone(id):
-            await self._leave(id)
+        async with self._lock(id):
+            await self._close_session(id)
             await self._runtime.open()
             await delete(self._runtime, id)
         return {}

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from keephold.acp.agent import updates
-from keephold.acp.agent.calls import Calls, Terminals
+from keephold.acp.agent.calls import SessionCalls, Terminals
 from keephold.acp.agent.content import title_of
 from keephold.acp.agent.permissions import decided, elsewhere, filled_in, form, permission
 from keephold.acp.agent.replay import SHOWN_LINE, TURN_COMPLETE_LINE, Replayed
-from keephold.acp.agent.shown import Shown
+from keephold.acp.agent.shown import ShownCall
 from keephold.acp.rpc import BACKGROUND
 from keephold.acp.wire import INTERNAL_ERROR, ConnectionLost, Id, Peer, RpcCall, RpcError
 from keephold.agent.events import (
-    Answered,
+    BatchAnswered,
     Called,
     Compacted,
     Event,
@@ -99,7 +99,7 @@ class AgentSession:
         self._over.set()
         runtime = conversation.runtime
         self._terminals = Terminals(peer, self.id, runtime.registry.store, has_terminals=client.terminals)
-        self.calls = Calls(runtime, self.id, self.update, self._terminals, self._record)
+        self.calls = SessionCalls(runtime, self.id, self.update, self._terminals, self._record)
 
     def update(self, update: updates.Update) -> None:
         """Send the client an update."""
@@ -111,7 +111,7 @@ class AgentSession:
         """Return the modes, and the current one."""
         return {"currentModeId": self.mode, "availableModes": MODES}
 
-    def goes_on(self, before: Replayed, *, known: bool) -> None:
+    def restore(self, before: Replayed, *, known: bool) -> None:
         """Follow the handles and open calls of an earlier session; with `known`, the client was shown them."""
         runtime = self.conversation.runtime
         self._used, self._open = before.used, before.open if known else []
@@ -137,7 +137,7 @@ class AgentSession:
         stop, error = "error", None
         try:
             await self._describe(blocks)
-            answer = await self.conversation.prompt(content, listener=self._heard)
+            answer = await self.conversation.prompt(content, listener=self._on_event)
             stop, error = answer.stop_reason, answer.error
         except KeepholdError as failed:
             error = failed.message
@@ -209,7 +209,7 @@ class AgentSession:
                 (store.TranscriptAppended(self.id, self._turn, registry.clock.now(), (line,)),), keep=False
             )
 
-    def _heard(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         match event:
             case TurnStarted(turn, resumed):
                 self._turn, self._started = turn, True
@@ -225,12 +225,12 @@ class AgentSession:
             case Called(calls) if self._open and [each.id for each in calls] == [call.id for _, call, _ in self._open]:
                 for each in calls:
                     self.calls.name(self._turn, each.id)  # skip the ids that they have
-                self.calls.taken_up(self._open)
+                self.calls.resume(self._open)
                 self._open = []
             case Called(calls):
                 self._give_up()
                 self.calls.called(calls)
-            case Answered(responses):
+            case BatchAnswered(responses):
                 self.calls.answered(responses)
             case Restarted():
                 self.update(updates.message("\n\n[The answer broke off. It is asked for again.]\n\n"))
@@ -246,7 +246,7 @@ class AgentSession:
     def _give_up(self) -> None:
         """End the open calls that nothing resumes."""
         if self._open:
-            self.calls.taken_up(self._open)
+            self.calls.resume(self._open)
             self.calls.settle()
             self._open = []
 
@@ -262,7 +262,7 @@ class AgentSession:
         finally:
             self.calls.asked(shown, prompt, said)
 
-    async def _ask(self, prompt: Prompt, shown: Shown) -> Decision:
+    async def _ask(self, prompt: Prompt, shown: ShownCall) -> Decision:
         asked = permission(prompt, shown.title)
         if asked is None:
             assert isinstance(prompt, AskQuestion), "all others are choices"
@@ -272,7 +272,7 @@ class AgentSession:
         said = await self._request("session/request_permission", params)
         return said if isinstance(said, Dismissed) else decided(asked, said)
 
-    async def _ask_text(self, prompt: AskQuestion, shown: Shown) -> Decision:
+    async def _ask_text(self, prompt: AskQuestion, shown: ShownCall) -> Decision:
         question, handle = prompt.question, shown.handle
         if self._client.forms and not question.secret:
             params = {"sessionId": self.id, "toolCallId": shown.id, **form(question, prompt.problem)}
@@ -281,7 +281,7 @@ class AgentSession:
         runtime = self.conversation.runtime
         path = getattr(runtime.registry.store, "path", None)
         note = elsewhere(question, "" if handle is None else handle.uid, None if path is None else f"sqlite:///{path}")
-        self.calls.noted(shown, note)
+        self.calls.show_note(shown, note)
         if handle is not None and handle.stateful and path is not None:
             raise LeftOpen  # it is answered elsewhere; other prompts can be asked meanwhile
         if runtime.permission.detached == "defaults" and question.default is not None and not question.secret:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from keephold.acp.agent.describing import Described
+from keephold.acp.agent.describing import CallDescription
 from keephold.acp.agent.updates import fenced
 from keephold.handles.handle import Handle
 from keephold.handles.question import Question, select_options
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from keephold.tools.run import Run
 
 
-class Shown:
+class ShownCall:
     """One tool call that the client knows."""
 
     __slots__ = (
@@ -27,7 +27,7 @@ class Shown:
         "note", "question", "renamed", "run", "sent", "status", "terminal", "title", "tool",
     )  # fmt: skip
 
-    def __init__(self, id: str, call: ToolCall, described: Described, conversation: str) -> None:
+    def __init__(self, id: str, call: ToolCall, described: CallDescription, conversation: str) -> None:
         self.id = id
         self.label, self.tool = call.id, call.name
         self.title, self.kind, self.action, self.handle_id, _ = described
@@ -61,14 +61,14 @@ def call_id(turn: str, label: str, count: int) -> str:
     return f"{turn}.{label}" if count == 1 else f"{turn}.{label}.{count}"
 
 
-def has_made(shown: Shown, handle: Handle) -> bool:
+def has_made(shown: ShownCall, handle: Handle) -> bool:
     """Return whether this call of a batch made the handle. Equal calls match in order."""
     if shown.handle is not None or shown.over or (shown.label, shown.tool) != (handle.call_id, handle.tool.name):
         return False
     return shown.action is None or (shown.action == "spawn" and shown.handle_id == handle.id)
 
 
-def is_about(shown: Shown, prompt: Prompt) -> bool:
+def is_about(shown: ShownCall, prompt: Prompt) -> bool:
     """Return whether a prompt is about this call. Equal calls match in order."""
     if shown.over or shown.tool != prompt.tool or shown.conversation != prompt.conversation:
         return False

@@ -18,7 +18,7 @@ from keephold.acp.wire import BACKLOG_BYTES, LINE_BYTES, METHOD_NOT_FOUND
 T = TypeVar("T")
 
 
-class Entry(msgspec.Struct, frozen=True):
+class WireEntry(msgspec.Struct, frozen=True):
     """A message, or an invalid line. `ours`: the client sent it."""
 
     number: int
@@ -38,7 +38,7 @@ class Entry(msgspec.Struct, frozen=True):
         return found if isinstance(found, dict) else {}
 
 
-def is_answer(entry: Entry, id: int | str) -> bool:
+def is_answer(entry: WireEntry, id: int | str) -> bool:
     """Return whether it is the agent's answer to the request of that id: `7` differs from `"7"`."""
     if entry.ours or not isinstance(entry.message, dict) or "method" in entry.message:
         return False
@@ -58,10 +58,10 @@ class Probe:
     """One run of the agent. `permit` answers its permission requests; None leaves one open."""
 
     def __init__(self, command: Sequence[str], timeout: float) -> None:
-        self.log: list[Entry] = []
+        self.log: list[WireEntry] = []
         self.capabilities: dict[str, Any] = {}
         self.info: dict[str, Any] = {}
-        self.permit: Callable[[Entry], dict[str, Any] | None] = allow
+        self.permit: Callable[[WireEntry], dict[str, Any] | None] = allow
         self._timeout = timeout
         self._last_id = 0
         self._changed = asyncio.Event()
@@ -85,18 +85,18 @@ class Probe:
 
     # Sending
 
-    def send(self, message: dict[str, Any]) -> Entry:
+    def send(self, message: dict[str, Any]) -> WireEntry:
         """Send a message."""
         message = {"jsonrpc": "2.0", **message}
         return self.send_line(json.dumps(message), message)
 
-    def send_line(self, line: str, message: Any = None) -> Entry:
+    def send_line(self, line: str, message: Any = None) -> WireEntry:
         """Send a line, valid or not."""
         entry = self._note(True, line if message is None else message)
         self._writer.write(line.encode() + b"\n")
         return entry
 
-    def request(self, method: str, params: Any, id: int | str | None = None) -> Entry:
+    def request(self, method: str, params: Any, id: int | str | None = None) -> WireEntry:
         """Send a request; without an id, under the next one."""
         if id is None:
             self._last_id += 1
@@ -110,12 +110,12 @@ class Probe:
 
     # Receiving
 
-    def answered(self, request: Entry) -> Entry | None:
+    def answered(self, request: WireEntry) -> WireEntry | None:
         """Return the answer to a request, if it has come."""
         id = request.message["id"]
         return next((entry for entry in self.log[request.number + 1 :] if is_answer(entry, id)), None)
 
-    async def answer(self, request: Entry) -> Entry:
+    async def answer(self, request: WireEntry) -> WireEntry:
         """Wait for the answer to a request."""
         return await self.until(lambda: self.answered(request), f"answer {request.method}")
 
@@ -143,15 +143,15 @@ class Probe:
         if entry.method is not None and "id" in entry.message:
             self._requested(entry)
 
-    def _requested(self, entry: Entry) -> None:
+    def _requested(self, entry: WireEntry) -> None:
         if entry.method != "session/request_permission":
             error = {"code": METHOD_NOT_FOUND, "message": f"Method not found: {entry.method}"}
             self.send({"id": entry.message["id"], "error": error})
         elif (outcome := self.permit(entry)) is not None:
             self.send({"id": entry.message["id"], "result": {"outcome": outcome}})
 
-    def _note(self, ours: bool, message: Any) -> Entry:
-        entry = Entry(len(self.log), ours, message)
+    def _note(self, ours: bool, message: Any) -> WireEntry:
+        entry = WireEntry(len(self.log), ours, message)
         self.log.append(entry)
         self._changed.set()
         return entry
@@ -165,7 +165,7 @@ class Probe:
 CANCELLED = {"outcome": "cancelled"}
 
 
-def choose(request: Entry, *kinds: str) -> dict[str, Any]:
+def choose(request: WireEntry, *kinds: str) -> dict[str, Any]:
     """Return the outcome that takes an option of one of these kinds, or `cancelled` if there is none."""
     options = request.params.get("options")
     for kind in kinds:
@@ -175,11 +175,11 @@ def choose(request: Entry, *kinds: str) -> dict[str, Any]:
     return CANCELLED
 
 
-def allow(request: Entry) -> dict[str, Any]:
+def allow(request: WireEntry) -> dict[str, Any]:
     """Give permission, once if possible."""
     return choose(request, "allow_once", "allow_always")
 
 
-def reject(request: Entry) -> dict[str, Any]:
+def reject(request: WireEntry) -> dict[str, Any]:
     """Refuse permission."""
     return choose(request, "reject_once", "reject_always")

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from keephold.acp.check.probe import CANCELLED, Died, Entry, Probe, Silent, is_answer, reject
+from keephold.acp.check.probe import CANCELLED, Died, Probe, Silent, WireEntry, is_answer, reject
 from keephold.acp.check.verdict import Failed, Skipped
 from keephold.acp.rpc import PROTOCOL_VERSION, TURN_COMPLETE, is_background
 from keephold.acp.wire import AUTH_REQUIRED
@@ -28,10 +28,10 @@ TURN_KINDS = frozenset(
 class Recording:
     """All messages, and the prompts that were sent. `problem`: why the scene could not be completed."""
 
-    log: list[Entry]
+    log: list[WireEntry]
     capabilities: dict[str, Any]
     info: dict[str, Any] = field(default_factory=dict)
-    prompts: list[Entry] = field(default_factory=list)
+    prompts: list[WireEntry] = field(default_factory=list)
     problem: str | None = None
 
     @property
@@ -44,20 +44,20 @@ class Recording:
         """Which of `list`, `resume`, `close` … the agent offers."""
         return table(self.capabilities, "sessionCapabilities")
 
-    def response(self, prompt: Entry) -> Entry | None:
+    def response(self, prompt: WireEntry) -> WireEntry | None:
         """Return the answer to a prompt."""
         id = prompt.message["id"]
         return next((entry for entry in self.log[prompt.number + 1 :] if is_answer(entry, id)), None)
 
-    def updates(self, prompt: Entry) -> list[Entry]:
+    def updates(self, prompt: WireEntry) -> list[WireEntry]:
         """Return the updates of the prompt's turn: of its session, up to the next prompt there."""
         return [entry for entry in self._after(prompt) if kind(entry) in TURN_KINDS and not is_background(entry.params)]
 
-    def signals(self, prompt: Entry) -> list[Entry]:
+    def signals(self, prompt: WireEntry) -> list[WireEntry]:
         """Return every `turn_complete` of the prompt's session up to the next prompt there, with any id."""
         return [entry for entry in self._after(prompt) if is_signal(entry)]
 
-    def _after(self, prompt: Entry) -> list[Entry]:
+    def _after(self, prompt: WireEntry) -> list[WireEntry]:
         session = prompt.params["sessionId"]
         later = [other.number for other in self.prompts if other.params["sessionId"] == session]
         end = min((number for number in later if number > prompt.number), default=len(self.log))
@@ -65,23 +65,23 @@ class Recording:
         return [entry for entry in between if not entry.ours and entry.params.get("sessionId") == session]
 
 
-def kind(entry: Entry) -> str | None:
+def kind(entry: WireEntry) -> str | None:
     """Return the kind of update; None if it is not an update."""
     return table(entry.params, "update").get("sessionUpdate") if entry.method == "session/update" else None
 
 
-def is_signal(entry: Entry) -> bool:
+def is_signal(entry: WireEntry) -> bool:
     """Return whether it is a `turn_complete`, in either form."""
     return entry.method == "_keephold/turn_complete" or kind(entry) == "turn_complete"
 
 
-def signal_fields(entry: Entry) -> tuple[Any, Any]:
+def signal_fields(entry: WireEntry) -> tuple[Any, Any]:
     """Return `promptRequestId` and `stopReason` of a `turn_complete`."""
     fields = entry.params if entry.method == "_keephold/turn_complete" else table(entry.params, "update")
     return fields.get("promptRequestId"), fields.get("stopReason")
 
 
-def stop_reason(response: Entry) -> Any:
+def stop_reason(response: WireEntry) -> Any:
     """Return the stop reason of a prompt's answer, `error` for an error."""
     if "error" in response.message:
         return "error"
@@ -260,7 +260,7 @@ class Scenes:
 
     async def _turn(
         self, probe: Probe, recording: Recording, text: str, *, session: str | None = None, id: str | None = None
-    ) -> Entry:
+    ) -> WireEntry:
         session = session or await self.session(probe)
         prompt = _prompt(probe, recording, session, text, id)
         await probe.answer(prompt)
@@ -285,7 +285,7 @@ class Scenes:
         return self._played[name]
 
 
-async def shake_hands(probe: Probe, **more: Any) -> Entry:
+async def shake_hands(probe: Probe, **more: Any) -> WireEntry:
     """Send `initialize` and record the agent's capabilities."""
     offered = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
     params = {"protocolVersion": PROTOCOL_VERSION, "clientCapabilities": offered} | more
@@ -296,16 +296,16 @@ async def shake_hands(probe: Probe, **more: Any) -> Entry:
     return answer
 
 
-def asked(log: list[Entry]) -> Entry | None:
+def asked(log: list[WireEntry]) -> WireEntry | None:
     """Return the first request for permission."""
     return next((entry for entry in log if _is_question(entry)), None)
 
 
-def _is_question(entry: Entry) -> bool:
+def _is_question(entry: WireEntry) -> bool:
     return not entry.ours and entry.method == "session/request_permission" and "id" in entry.message
 
 
-def _prompt(probe: Probe, recording: Recording, session: str, text: str, id: str | None = None) -> Entry:
+def _prompt(probe: Probe, recording: Recording, session: str, text: str, id: str | None = None) -> WireEntry:
     blocks = [{"type": "text", "text": text}]
     prompt = probe.request("session/prompt", {"sessionId": session, "prompt": blocks}, id)
     recording.prompts.append(prompt)

@@ -1,6 +1,6 @@
 """Checks of the handshake, of sessions (new, loaded, resumed, listed, closed), and of unknown or invalid messages."""
 
-from keephold.acp.check.probe import Died, Entry, Probe, Silent
+from keephold.acp.check.probe import Died, Probe, Silent, WireEntry
 from keephold.acp.check.scenes import Recording, Scenes, is_signal, shake_hands, table
 from keephold.acp.check.verdict import Failed, Skipped, check
 from keephold.acp.rpc import PROTOCOL_VERSION
@@ -30,10 +30,10 @@ async def load_session(scenes: Scenes) -> None:
     if recording.capabilities.get("loadSession") is not True:
         raise Skipped("the agent does not offer loadSession")
     async with scenes.agent() as probe:
-        request, answer = await _go_on(scenes, probe, recording, "session/load")
-        told = [entry for entry in probe.log if entry.method == "session/update" and not is_signal(entry)]
-        if not [entry for entry in told if entry.number < answer.number]:
-            raise Failed("nothing was replayed before the answer", [request, answer, *told])
+        request, answer = await _reopen(scenes, probe, recording, "session/load")
+        replayed = [entry for entry in probe.log if entry.method == "session/update" and not is_signal(entry)]
+        if not [entry for entry in replayed if entry.number < answer.number]:
+            raise Failed("nothing was replayed before the answer", [request, answer, *replayed])
         if signals := [entry for entry in probe.log if is_signal(entry)]:
             raise Failed("turn_complete belongs to a prompt and must not be replayed", signals)
 
@@ -44,7 +44,7 @@ async def resume_session(scenes: Scenes) -> None:
     if "resume" not in recording.session_capabilities:
         raise Skipped("the agent does not offer sessionCapabilities.resume")
     async with scenes.agent() as probe:
-        await _go_on(scenes, probe, recording, "session/resume")
+        await _reopen(scenes, probe, recording, "session/resume")
 
 
 @check("sessions", "list-sessions", "session/list is answered with sessions, each with its id")
@@ -70,7 +70,7 @@ async def close_session(scenes: Scenes) -> None:
             raise Failed("session/close was answered with an error", [answer])
 
 
-async def _go_on(scenes: Scenes, probe: Probe, recording: Recording, method: str) -> tuple[Entry, Entry]:
+async def _reopen(scenes: Scenes, probe: Probe, recording: Recording, method: str) -> tuple[WireEntry, WireEntry]:
     """Load or resume the session of another process."""
     id = recording.prompts[0].params["sessionId"]
     request = probe.request(method, {"sessionId": id, "cwd": str(scenes.directory), "mcpServers": []})

@@ -44,8 +44,10 @@ class Report(msgspec.Struct, frozen=True):
         return self.count("failed") == 0
 
 
-async def run(settings: Settings, only: Iterable[str] = (), *, told: Callable[[Result], None] | None = None) -> Report:
-    """Examine an agent; `told` gets each result at once. `only`: names of checks or topics; all if empty."""
+async def run(
+    settings: Settings, only: Iterable[str] = (), *, on_result: Callable[[Result], None] | None = None
+) -> Report:
+    """Examine an agent; `on_result` gets each result at once. `only`: names of checks or topics; all if empty."""
     wanted = set(only)
     results: list[Result] = []
     agent: dict[str, Any] = {}
@@ -56,8 +58,8 @@ async def run(settings: Settings, only: Iterable[str] = (), *, told: Callable[[R
             result = await _run(check, stage)
             agent = agent or stage.agent_info
             results.append(result)
-            if told is not None:
-                told(result)
+            if on_result is not None:
+                on_result(result)
     return Report(settings.command, agent, tuple(results))
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from keephold.acp.check.probe import Entry, reject
+from keephold.acp.check.probe import WireEntry, reject
 from keephold.acp.check.scenes import Recording, Scenes, asked, kind, signal_fields, stop_reason, table
 from keephold.acp.check.verdict import Failed, Skipped, check
 
@@ -49,16 +49,16 @@ async def tool_call_order(scenes: Scenes) -> None:
     allowed = await scenes.allowed()
     if allowed.problem is None:
         turns.append(allowed.updates(allowed.prompts[0]))
-    told = [[entry for entry in turn if kind(entry) in ("tool_call", "tool_call_update")] for turn in turns]
-    for turn in told:
-        seen: dict[Any, Entry] = {}
+    calls = [[entry for entry in turn if kind(entry) in ("tool_call", "tool_call_update")] for turn in turns]
+    for turn in calls:
+        seen: dict[Any, WireEntry] = {}
         for entry in turn:
             _follow(entry, seen)
-    if not any(told):
+    if not any(calls):
         raise Skipped("the agent made no tool call; give a prompt with --prompt that makes it use a tool")
 
 
-def _follow(entry: Entry, seen: dict[Any, Entry]) -> None:
+def _follow(entry: WireEntry, seen: dict[Any, WireEntry]) -> None:
     """Compare an update of a tool call with the last one of the same call that had a status."""
     update = table(entry.params, "update")
     id, status = update.get("toolCallId"), update.get("status")
@@ -77,7 +77,7 @@ def _follow(entry: Entry, seen: dict[Any, Entry]) -> None:
     seen[id] = entry
 
 
-async def _plain(scenes: Scenes) -> tuple[Recording, Entry, Entry]:
+async def _plain(scenes: Scenes) -> tuple[Recording, WireEntry, WireEntry]:
     recording = await scenes.plain()
     request = recording.prompts[0]
     response = recording.response(request)
@@ -125,9 +125,9 @@ async def prompt_request_id(scenes: Scenes) -> None:
 async def same_reason(scenes: Scenes) -> None:
     recording, prompt, response = await _offered(scenes)
     signal = _signal(recording, prompt)
-    told, answered = signal_fields(signal)[1], stop_reason(response)
-    if told != answered:
-        raise Failed(f"turn_complete says {told!r}, and the answer {answered!r}", [signal, response])
+    signalled, answered = signal_fields(signal)[1], stop_reason(response)
+    if signalled != answered:
+        raise Failed(f"turn_complete says {signalled!r}, and the answer {answered!r}", [signal, response])
 
 
 @check(
@@ -157,7 +157,7 @@ def _correlated(recording: Recording) -> None:
             raise Failed(f"session {session} got no turn_complete for prompt {right!r}", [prompt, *signals])
 
 
-async def _offered(scenes: Scenes) -> tuple[Recording, Entry, Entry]:
+async def _offered(scenes: Scenes) -> tuple[Recording, WireEntry, WireEntry]:
     """Return the plain turn of an agent that offers the signal."""
     recording = await scenes.plain()
     _require_offer(recording)
@@ -173,7 +173,7 @@ def _require_offer(recording: Recording) -> None:
         raise Skipped(f"the agent offers neither {offers}")
 
 
-def _signal(recording: Recording, prompt: Entry) -> Entry:
+def _signal(recording: Recording, prompt: WireEntry) -> WireEntry:
     signals = recording.signals(prompt)
     if not signals:
         raise Skipped("there was no turn_complete; see `turn-complete-once`")
@@ -253,7 +253,7 @@ async def cancel_idle(scenes: Scenes) -> None:
             raise Failed("the next turn was cancelled", [sent, answer])
 
 
-def _cancel(recording: Recording) -> Entry | None:
+def _cancel(recording: Recording) -> WireEntry | None:
     return next((entry for entry in recording.log if entry.ours and entry.method == "session/cancel"), None)
 
 
@@ -299,7 +299,7 @@ async def permission_reject(scenes: Scenes) -> None:
             raise Failed("the tool call was refused and completed all the same", [question, entry])
 
 
-def _asked(recording: Recording) -> tuple[Entry, Entry]:
+def _asked(recording: Recording) -> tuple[WireEntry, WireEntry]:
     """Return the question and the answer to the prompt."""
     question = asked(recording.log)
     if recording.problem is not None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from keephold.acp.check.probe import Entry
+from keephold.acp.check.probe import WireEntry
 
 if TYPE_CHECKING:
     from keephold.acp.check.scenes import Scenes
@@ -43,7 +43,7 @@ def checks_of(topic: str) -> list[Check]:
 class Failed(Exception):
     """The agent is wrong; the messages show where."""
 
-    def __init__(self, why: str, messages: Sequence[Entry | None] = ()) -> None:
+    def __init__(self, why: str, messages: Sequence[WireEntry | None] = ()) -> None:
         super().__init__(why)
         self.messages = tuple(entry for entry in messages if entry is not None)
 

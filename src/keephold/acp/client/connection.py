@@ -40,7 +40,7 @@ async def connect(
 ) -> AsyncIterator["Connection"]:
     """Start an agent and shake hands. The agent is ended when the block is left.
 
-    `env` is added to the environment. `on_permission` gets a `Permission` and returns an option's id, or None for
+    `env` is added to the environment. `on_permission` gets a request and returns an option's id, or None for
     "cancelled"; without it every request is rejected. `handlers` answer the agent's other requests, by method:
     `fs/read_text_file`, `fs/write_text_file`, `terminal/create` … and extensions. The agent is offered the capabilities
     that the handlers make up, plus `client_capabilities`.

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from keephold.acp.client.turns import Barrier, Handler, Turn, Update
+from keephold.acp.client.turns import Barrier, Handler, PromptTurn, Update
 from keephold.acp.rpc import ConnectionLost, is_background
 from keephold.acp.wire import INVALID_PARAMS, Params, RpcCall, RpcError
 from keephold.errors import KeepholdError
@@ -87,7 +87,7 @@ async def _do(job: Job) -> None:
 CANCELLED = {"outcome": {"outcome": "cancelled"}}
 
 
-class Permission(msgspec.Struct, frozen=True):
+class PermissionRequest(msgspec.Struct, frozen=True):
     """A request for permission: the tool call, as the agent describes it, and the options."""
 
     session_id: str
@@ -103,16 +103,16 @@ class Permission(msgspec.Struct, frozen=True):
         return None
 
 
-OnPermission: TypeAlias = Callable[[Permission], Awaitable[str | None] | str | None]
+OnPermission: TypeAlias = Callable[[PermissionRequest], Awaitable[str | None] | str | None]
 """Get a request and return the id of the chosen option, or None for `cancelled`."""
 
 
-def reject(permission: Permission) -> str | None:
+def reject(permission: PermissionRequest) -> str | None:
     """Reject: the default if nobody can be asked."""
     return permission.option("reject_once", "reject_always")
 
 
-def read(params: Params) -> Permission:
+def read(params: Params) -> PermissionRequest:
     """Return the request in the params of a `session/request_permission`."""
     try:
         return msgspec.convert(
@@ -121,13 +121,13 @@ def read(params: Params) -> Permission:
                 "tool_call": params["toolCall"],
                 "options": [{"optionId": each["optionId"], **each} for each in params["options"]],
             },
-            Permission,
+            PermissionRequest,
         )
     except (KeyError, TypeError, msgspec.ValidationError) as error:
         raise RpcError(INVALID_PARAMS, f"Invalid params: {error}") from None
 
 
-async def decide(permission: Permission, on_permission: OnPermission) -> dict[str, Any]:
+async def decide(permission: PermissionRequest, on_permission: OnPermission) -> dict[str, Any]:
     """Return the answer to the request."""
     chosen = on_permission(permission)
     if inspect.isawaitable(chosen):
@@ -153,15 +153,15 @@ class Session:
         self.on_background = on_background
         self._connection = connection
         self._queue = Ordered()
-        self._open: list[Turn] = []
+        self._open: list[PromptTurn] = []
         self._signals: WeakValueDictionary[str, asyncio.Future[str]] = WeakValueDictionary()
         """By the id of the prompt; turns hold them."""
         self._withdrawn: set[asyncio.Future[None]] = set()
 
-    def prompt(self, content: str | Sequence[dict[str, Any]], *, on_update: Handler | None = None) -> Turn:
+    def prompt(self, content: str | Sequence[dict[str, Any]], *, on_update: Handler | None = None) -> PromptTurn:
         """Send a prompt: a text, or content blocks. `on_update` gets each update of the turn, one after another."""
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-        turn = Turn(self, on_update)
+        turn = PromptTurn(self, on_update)
         self._open.append(turn)
         params = {"sessionId": self.id, "prompt": blocks}
         turn.call = self._connection.peer.request("session/prompt", params, answered=partial(self._answered, turn))
@@ -242,7 +242,7 @@ class Session:
         if signal is not None:
             self._queue.put(lambda: None if signal.done() else signal.set_result(reason))
 
-    def _answered(self, turn: Turn, call: RpcCall) -> None:
+    def _answered(self, turn: PromptTurn, call: RpcCall) -> None:
         turn._answered(call)
         error = call.exception()
         if isinstance(error, ConnectionLost):
@@ -255,13 +255,13 @@ class Session:
             else:
                 self._end(turn, "response")
 
-    def _unsignalled(self, turn: Turn) -> None:
+    def _unsignalled(self, turn: PromptTurn) -> None:
         if turn not in self._open:
             return
         self._end(turn, "response")
         self._fail(turn.signal, KeepholdError(f"the agent answered prompt {turn.id} and sent no turn_complete for it"))
 
-    def _end(self, turn: Turn, barrier: Barrier) -> None:
+    def _end(self, turn: PromptTurn, barrier: Barrier) -> None:
         self._open.remove(turn)
         self._queue.put(partial(turn._finish, barrier))
 
@@ -280,7 +280,9 @@ class Session:
 
     # Requests of the agent
 
-    async def _permit(self, permission: Permission, on_permission: OnPermission, place: asyncio.Future[None]) -> Any:
+    async def _permit(
+        self, permission: PermissionRequest, on_permission: OnPermission, place: asyncio.Future[None]
+    ) -> Any:
         """Ask after all earlier updates have been handled, unless the turn is cancelled."""
         if any(turn.cancelled for turn in self._open):
             return CANCELLED

@@ -30,7 +30,7 @@ class TurnResult(msgspec.Struct, frozen=True):
     raw: dict[str, Any]
 
 
-class Turn:
+class PromptTurn:
     """A turn: `await turn` gives the agent's answer, `await turn.drained()` waits for the last handler.
 
     Without `on_update` the updates are kept for `async for update in turn`, which ends with the turn's last one.
