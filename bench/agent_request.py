@@ -26,7 +26,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 import keephold
 from bench.rounds import Plan, Row, seconds
 from keephold.agent.conversation import Conversation
-from keephold.agent.events import BatchAnswered, Called, Event
+from keephold.agent.events import Answered, Called, Event
 from keephold.tools.base import Tool
 
 BAR = 0.005
@@ -69,7 +69,7 @@ class _Watch:
         match event:
             case Called():
                 self.called = perf_counter()
-            case BatchAnswered():
+            case Answered():
                 self.answered = perf_counter()
 
 

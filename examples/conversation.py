@@ -13,7 +13,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
 import keephold
-from keephold.agent.events import BatchAnswered, Called, Event, Text
+from keephold.agent.events import Answered, Called, Event, Text
 
 
 @keephold.tool(actions=("spawn", "fetch", "abort"))
@@ -47,7 +47,7 @@ def show(event: Event) -> None:
         case Called(calls):
             for call in calls:
                 print(f"  {call.name} {call.arguments}")
-        case BatchAnswered(responses):
+        case Answered(responses):
             for response in responses:
                 print(f"    → {response.model}")
 

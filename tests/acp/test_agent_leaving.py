@@ -49,7 +49,7 @@ async def test_X1_nothing_is_held_of_a_session_that_was_closed(tmp_path: Path) -
         ((id, _),) = agent.requests("session/request_permission")
         agent.peer.respond(id, {"outcome": {"outcome": "selected", "optionId": "yes"}})
         assert await turn == "end_turn"
-        assert sorted(left(AgentSession, Conversation)) == ["Conversation", "AgentSession"]
+        assert sorted(left(AgentSession, Conversation)) == ["AgentSession", "Conversation"]
         await agent.ask("session/close", session)
         assert left(AgentSession, Conversation) == []
         (tmp_path / "flag").touch()  # it was kept, and is known again

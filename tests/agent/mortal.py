@@ -27,7 +27,7 @@ from tests.crash.stage import Commits
 import keephold
 from keephold import Call, Question, Runtime
 from keephold.agent.conversation import Conversation
-from keephold.agent.events import BatchAnswered, Event, Text
+from keephold.agent.events import Answered, Event, Text
 from keephold.store.base import HandleQuery
 from keephold.store.sqlite import SqliteStore
 from keephold.testing.clock import where
@@ -227,7 +227,7 @@ def _listen(event: Event) -> None:
     match event:
         case Text(text):
             _here.at(f"after {text!r}")
-        case BatchAnswered():
+        case Answered():
             _here.at("after a batch")
 
 

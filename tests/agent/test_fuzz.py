@@ -22,7 +22,7 @@ from tests.agent.scripted import put
 
 from keephold import KeepholdError, Runtime
 from keephold.agent.conversation import Conversation
-from keephold.agent.events import BatchAnswered, Called, Event, TurnAnswer, TurnFinished, TurnStarted
+from keephold.agent.events import Answered, Called, Event, TurnAnswer, TurnFinished, TurnStarted
 from keephold.agent.transcript import Transcript
 from keephold.testing import VirtualClock
 from keephold.testing.clock import where
@@ -128,7 +128,7 @@ class Play:
             if isinstance(event, Called):
                 assert open_calls is None, "called while calls are open"
                 open_calls = [call.id for call in event.calls]
-            elif isinstance(event, BatchAnswered):
+            elif isinstance(event, Answered):
                 assert [response.id for response in event.responses] == open_calls
                 open_calls = None
         assert open_calls is None or answer is None, f"never answered: {open_calls}"

@@ -13,7 +13,7 @@ from tests.agent.talk import Talk, kinds, talking, unreadable
 import keephold
 from keephold import Call, KeepholdError, Pending
 from keephold.agent.events import (
-    BatchAnswered,
+    Answered,
     Called,
     Event,
     Interjected,
@@ -81,7 +81,7 @@ async def test_G1_a_turn_from_words_to_words(clock: VirtualClock) -> None:
     assert (started.turn, started.resumed) == (answer.turn, False)
     assert talk.heard(Thought) == [Thought("Hm.")]
     assert [call.id for call in talk.heard(Called)[0].calls] == ["c1", "c2"]
-    assert [each.result for each in talk.heard(BatchAnswered)[0].responses] == ["noted a", "noted b"]
+    assert [each.result for each in talk.heard(Answered)[0].responses] == ["noted a", "noted b"]
     assert talk.heard(TurnFinished)[0].answer == answer
     assert script.results() == ["noted a", "noted b"]
     assert (answer.usage.requests, answer.usage.input_tokens, answer.usage.output_tokens) == (2, 20, 10)
@@ -124,7 +124,7 @@ async def test_C9_broken_arguments_unknown_tools(clock: VirtualClock) -> None:
     )
     async with talking(script, *TOOLS, clock=clock) as talk:
         assert (await talk.prompt()).stop_reason == "end_turn"
-    *broken, fine = talk.heard(BatchAnswered)[0].responses
+    *broken, fine = talk.heard(Answered)[0].responses
     assert [each.is_error for each in broken] == [True] * 5
     assert fine.result == "noted fine"
     assert "nobody" in broken[1].result and "`note`" in broken[1].result

@@ -23,7 +23,7 @@ from tests.agent.talk import talking, until
 
 import keephold
 from keephold import KeepholdError, Runtime, ToolCall
-from keephold.agent.events import BatchAnswered, Event
+from keephold.agent.events import Answered, Event
 from keephold.agent.transcript import INTERRUPTED, Transcript, request
 from keephold.testing import VirtualClock
 
@@ -286,7 +286,7 @@ async def test_R6_closed_while_results_are_written(clock: VirtualClock) -> None:
     async with talking(script, note, clock=clock) as talk:
 
         def leave(event: Event) -> None:
-            if isinstance(event, BatchAnswered):
+            if isinstance(event, Answered):
                 talk.rt.agents.suspend()  # what closing does first
 
         with pytest.raises(KeepholdError) as caught:

@@ -13,7 +13,7 @@ from tests.agent.servers import model_of, provider
 from tests.agent.whole import QUESTION, THINKING, Yard
 
 from keephold import Runtime
-from keephold.agent.events import BatchAnswered, Event, NotificationsDelivered, Text, TurnAnswer
+from keephold.agent.events import Answered, Event, NotificationsDelivered, Text, TurnAnswer
 
 CASES = [
     ("openai-chat", "gpt-5.5", False),
@@ -102,7 +102,7 @@ def test_B1_every_call_has_exactly_one_result(seen: Seen) -> None:
     names = ["build", "await", "migrate", "delete", "watch", "watch", "measure"]
     assert [call.name for call in last.calls] == names
     assert [result.id for result in last.results] == [call.id for call in last.calls]
-    assert len([event for event in seen.events if isinstance(event, BatchAnswered)]) == 3
+    assert len([event for event in seen.events if isinstance(event, Answered)]) == 3
 
 
 def test_B2_spawn_and_await_in_one_batch(seen: Seen) -> None:

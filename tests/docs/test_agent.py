@@ -19,7 +19,7 @@ STRUCTS = {
     for name, value in vars(events).items()
     if inspect.isclass(value) and issubclass(value, msgspec.Struct) and value.__module__ == events.__name__
 }
-NOT_PUBLIC = {"__init__", "spending", "received", "finished", "parameters", "leave"}
+NOT_PUBLIC = {"__init__", "spending", "received", "finished", "parameters", "suspend"}
 """Of a conversation: for the loop, for sub-agents and for the runtime."""
 TOKENS = 300
 
@@ -51,7 +51,7 @@ def test_G1_every_stop_reason_is_explained() -> None:
     _, *explained = rows(sections(ROOT / "docs" / "howto" / "agent.md")["Watch the turn"])
     reasons = typing.get_args(events.StopReason)
     assert explained == list(reasons)
-    assert [reason for reason in reasons if f'`"{reason}"`' not in sections(PAGE)["Answer"]] == []
+    assert [reason for reason in reasons if f'`"{reason}"`' not in sections(PAGE)["TurnAnswer"]] == []
 
 
 def test_X4_every_event_is_known_to_those_who_read_json() -> None:

@@ -9,7 +9,7 @@ from tests.turn.calls import STATEFUL
 import keephold
 from keephold import Call, Response, Runtime, ToolCall
 from keephold.agent.events import (
-    BatchAnswered,
+    Answered,
     Called,
     Compacted,
     Event,
@@ -152,7 +152,7 @@ def test_what_a_call_was_answered(call: tuple[str, Any], response: str, line: st
 
 def test_C9_an_error_of_a_call_is_told_once() -> None:
     call, response = ToolCall("1", "nothing"), Response("1", "unknown tool\x1b[2J `nothing`\nmore", is_error=True)
-    assert lines(Called((call,)), BatchAnswered((response,))) == ["✗ nothing  unknown tool `nothing`  more"]
+    assert lines(Called((call,)), Answered((response,))) == ["✗ nothing  unknown tool `nothing`  more"]
 
 
 # Handles
@@ -183,7 +183,7 @@ async def test_G1_a_handle_from_its_first_line_to_its_last() -> None:
         rt.registry.followers["main"] = [followed]
         async with rt.turn("main") as turn:
             spawn = ToolCall("1", "work", {"action": "spawn", "id": "w", "end": "never"})
-            for event in (Called((spawn,)), BatchAnswered(tuple(await turn.run([spawn])))):
+            for event in (Called((spawn,)), Answered(tuple(await turn.run([spawn])))):
                 pieces.extend(teller.hear(event))
             assert pieces[1:] == [Piece("line", "· work spawn w end=never  running", "dim")]
             handle = seen[0]
@@ -191,7 +191,7 @@ async def test_G1_a_handle_from_its_first_line_to_its_last() -> None:
             assert running_line(handle, None, now).text == "● w (work)  0s  1/3 pieces  two"
             pieces.clear()
             abort = ToolCall("2", "work", {"action": "abort", "id": "w"})
-            for event in (Called((abort,)), BatchAnswered(tuple(await turn.run([abort])))):
+            for event in (Called((abort,)), Answered(tuple(await turn.run([abort])))):
                 pieces.extend(teller.hear(event))
     ended = [piece for piece in pieces if piece.text.startswith("■ w (work)")]
     assert [piece.style for piece in ended] == ["yellow"]
@@ -210,7 +210,7 @@ async def test_G1_a_one_shot_call_has_one_line_at_its_end(end: str, glyph: str, 
         async with rt.turn("main") as turn:
             call = ToolCall("1", "work", {"end": end})
             pieces += teller.hear(Called((call,)))
-            pieces += teller.hear(BatchAnswered(tuple(await turn.run([call]))))
+            pieces += teller.hear(Answered(tuple(await turn.run([call]))))
     (line,) = (piece for piece in pieces if piece.kind == "line")
     assert line.text.startswith(f"{glyph} work end={end}  ")
     assert line.text.endswith(f"s  {said}")
@@ -234,7 +234,7 @@ async def test_P1_a_call_that_was_refused_is_not_shown_as_one_that_went_well(dec
         async with rt.turn("main") as turn:
             call = ToolCall("1", "order", {})
             pieces += teller.hear(Called((call,)))
-            pieces += teller.hear(BatchAnswered(tuple(await turn.run([call]))))
+            pieces += teller.hear(Answered(tuple(await turn.run([call]))))
     (line,) = (piece for piece in pieces if piece.kind == "line")
     assert (line.text[:7], line.style) == ("■ order", "yellow")
     assert line.text.endswith(said)
@@ -269,7 +269,7 @@ async def test_A5_an_await_that_timed_out_says_so() -> None:
             await turn.run([ToolCall("1", "work", {"action": "spawn", "id": "w", "end": "never"})])
             call = ToolCall("2", "await", {"all": ["w"], "timeout_secs": 0})
             pieces += teller.hear(Called((call,)))
-            pieces += teller.hear(BatchAnswered(tuple(await turn.run([call]))))
+            pieces += teller.hear(Answered(tuple(await turn.run([call]))))
             assert pieces[1:] == [Piece("line", "· await w timeout_secs=0  timed out", "dim")]
 
 

@@ -66,7 +66,7 @@ class Called(msgspec.Struct, frozen=True, tag=True):
     calls: tuple[ToolCall, ...]
 
 
-class BatchAnswered(msgspec.Struct, frozen=True, tag=True):
+class Answered(msgspec.Struct, frozen=True, tag=True):
     """The batch was answered, each call once, in order."""
 
     responses: tuple[Response, ...]
@@ -116,7 +116,7 @@ class TurnFinished(msgspec.Struct, frozen=True, tag=True):
 
 
 Event = (
-    TurnStarted | Text | Thought | Called | BatchAnswered | NotificationsDelivered | Interjected | Retrying | Restarted
+    TurnStarted | Text | Thought | Called | Answered | NotificationsDelivered | Interjected | Retrying | Restarted
     | Used | Compacted | TurnFinished
 )  # fmt: skip
 Listener = Callable[[Event], None]

@@ -24,7 +24,7 @@ from pydantic_ai.messages import (
 
 from keephold.agent.compaction import compaction, too_long
 from keephold.agent.events import (
-    BatchAnswered,
+    Answered,
     Called,
     Compacted,
     Event,
@@ -210,7 +210,7 @@ class TurnLoop:
         calls = tuple(ToolCall(part.tool_call_id, part.tool_name, _arguments(part)) for part in parts)
         self._tell(Called(calls))
         responses = await self._responses(turn, calls)
-        self._tell(BatchAnswered(tuple(responses)))
+        self._tell(Answered(tuple(responses)))
         results: list[ModelRequestPart] = [
             ToolReturnPart(
                 part.tool_name,

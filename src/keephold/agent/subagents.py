@@ -23,7 +23,7 @@ from keephold.turn.lineage import conversation_of, depth_of
 
 if TYPE_CHECKING:
     from keephold.agent.conversation import Conversation
-    from keephold.agent.events import Event
+    from keephold.agent.events import Event, TurnAnswer
     from keephold.runtime import Runtime
 
 ABORT_GRACE_MS = 8000

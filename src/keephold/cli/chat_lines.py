@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from keephold.agent.events import (
-    BatchAnswered,
+    Answered,
     Called,
     Compacted,
     Event,
@@ -263,7 +263,7 @@ class Teller:
             case Called(calls):
                 yield from self._ended()
                 self.calls, self._over = {call.id: call for call in calls}, set()
-            case BatchAnswered():
+            case Answered():
                 yield from self._answered(event)
             case NotificationsDelivered(text, notifications):
                 yield from self._ended()
@@ -308,7 +308,7 @@ class Teller:
             yield Piece(self._kind, rest, "" if self._kind == "answer" else "dim")
         yield END
 
-    def _answered(self, event: BatchAnswered) -> Iterator[Piece]:
+    def _answered(self, event: Answered) -> Iterator[Piece]:
         for response in event.responses:
             call = self.calls.get(response.id)
             if call is not None and response.id not in self._over:

@@ -21,7 +21,7 @@ from keephold.acp.agent.shown import ShownCall
 from keephold.acp.rpc import BACKGROUND
 from keephold.acp.wire import INTERNAL_ERROR, ConnectionLost, Id, Peer, RpcCall, RpcError
 from keephold.agent.events import (
-    BatchAnswered,
+    Answered,
     Called,
     Compacted,
     Event,
@@ -230,7 +230,7 @@ class AgentSession:
             case Called(calls):
                 self._give_up()
                 self.calls.called(calls)
-            case BatchAnswered(responses):
+            case Answered(responses):
                 self.calls.answered(responses)
             case Restarted():
                 self.update(updates.message("\n\n[The answer broke off. It is asked for again.]\n\n"))
