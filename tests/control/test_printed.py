@@ -10,11 +10,12 @@ from tests.control.places import PLACES, controlled, heard, text_of, uid_of, unt
 from tests.turn.calls import TALKING, spawn
 
 import keephold
-from keephold import Call, KeepholdError
+from keephold import Call, KeepholdError, Runtime
 from keephold.control import output
 from keephold.control.control import Control
 from keephold.durable.keys import make_key, masked, new_secret
 from keephold.policies import OutputPolicy
+from keephold.testing import VirtualClock
 
 Places = pytest.mark.parametrize("place", PLACES)
 Ended = pytest.mark.parametrize("ended", [False, True])
@@ -293,3 +294,38 @@ async def test_R6_who_follows_when_the_runtime_closes_is_told_so(place: str, tmp
             assert told[-1]["type"] == "end", "it is parked: nobody runs it, so there is nothing to wait for"
         except KeepholdError as error:
             assert error.code in ("runtime_closed", "owner_not_answering")
+
+
+async def _everything(control: Control, uid: str) -> list[dict[str, Any]]:
+    return [told async for told in control.follow(uid)]
+
+
+async def test_a_queued_handle_is_followed_without_timers(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output and state changes wake who follows; nothing polls while the handle is queued."""
+
+    @keephold.tool(actions=TALKING, scheduling="serial")
+    async def reads(call: Call) -> str:
+        call.emit("ready\n")
+        return str(await call.input())
+
+    async with Runtime([reads], clock=clock) as rt, rt.turn("main") as turn:
+        await turn.run([spawn("reads", "first"), spawn("reads", "second")])
+        control = Control(rt)
+        loop, timers = asyncio.get_running_loop(), list[float]()
+        call_at = loop.call_at
+
+        def counted(when: float, *args: Any, **more: Any) -> asyncio.TimerHandle:
+            timers.append(when)
+            return call_at(when, *args, **more)
+
+        uid = await uid_of(rt, "second")
+        following = asyncio.create_task(_everything(control, uid))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(loop, "call_at", counted)
+        await asyncio.sleep(60)
+        assert len(timers) == 1  # the test's own
+        monkeypatch.undo()
+        await turn.send("first", "go")
+        await turn.send("second", "done")
+        told = await following
+        assert text_of(told) == "ready\n" and told[-1]["handle"]["state"] == "stopped"

@@ -13,6 +13,7 @@ import keephold
 from keephold import Call, Question
 from keephold.policies import QuestionPolicy
 from keephold.testing import VirtualClock
+from keephold.turn.prompt_queue import PromptQueue
 from keephold.turn.prompts import Answer, Approved, AskQuestion, Denied, Dismissed, Edited, RunTool
 
 
@@ -361,3 +362,25 @@ async def test_K6_64_open_questions_to_a_person(clock: VirtualClock) -> None:
         assert all(response.is_error and "[limits] open_questions" in response.result for response in responses[64:])
         person.ready.append(Answer(True))  # answered ones have made room
         assert await texts(turn, call("asks")) == ["q=True"]
+
+
+async def test_any_number_of_parts_may_say_who_is_asked(clock: VirtualClock) -> None:
+    """As a server that speaks two protocols does: the first that knows the handle decides."""
+
+    @keephold.tool(actions=TALKING)
+    async def curious(call: Call) -> str:
+        return str(await call.ask(Question("q", "?")))
+
+    runtimes, clients = Person(), {id: Person() for id in ("a", "b")}
+    queues = {id: PromptQueue(client) for id, client in clients.items()}
+    tool = replace(curious, questions={"q": QuestionPolicy(exclusive=True)})
+    async with attended(clock, [tool], person=runtimes) as (rt, turn):
+        for id in queues:
+            rt.people.finders.append(lambda handle, id=id: queues[id] if handle.id == id else None)
+        await turn.run([spawn("curious", id) for id in ("a", "b", "c")])
+        for id, person in (*clients.items(), ("c", runtimes)):
+            prompt = await person.sees()
+            assert prompt.id == id
+            await person.says(Answer(f"for {id}"))
+        waited = await turn.wait(all=["a", "b", "c"])
+        assert [each["result"] for each in waited["completed"]] == ["for a", "for b", "for c"]

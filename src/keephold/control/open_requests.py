@@ -299,7 +299,7 @@ class RequestsView:
         self._registry = runtime.registry
         self._store = runtime.registry.store
         if here is not None:
-            runtime.people.passed_on = here.passed
+            runtime.people.on_settled.add(here.passed)
 
     async def page(self, *, handle: str | None = None, limit: int = PAGE) -> list[dict[str, Any]]:
         """List the oldest open requests; with `handle`, those that concern the handle of that uid."""

@@ -35,6 +35,9 @@ class Watcher:
     def stopped(self, handle: "Handle") -> None:
         """It has stopped. Told once."""
 
+    def started(self, handle: "Handle") -> None:
+        """It was queued, and runs now."""
+
     def parked(self, handle: "Handle") -> None:
         """Its tool has returned and it waits for its completion (D9)."""
 

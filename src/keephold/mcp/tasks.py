@@ -59,7 +59,7 @@ class Tasks(Extension):
         self._calls = calls
         self._after = after
         self._askers: dict[str, ElicitationPrompter] = {}
-        calls.runtime.people.found = self._found
+        calls.runtime.people.finders.append(self._found)
         calls.followed_by(self)
 
     def methods(self) -> list[MethodBinding]:

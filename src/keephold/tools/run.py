@@ -147,7 +147,12 @@ class Run:
                 self.mark_attempt()
             self._begin()
         else:
-            self.registry.start(handle, self._begin)
+            self.registry.start(handle, self._begin_queued)
+
+    def _begin_queued(self) -> None:
+        for watcher in tuple(self.handle.watchers or ()):
+            watcher.started(self.handle)
+        self._begin()
 
     def _begin(self) -> None:
         handle, tool = self.handle, self.handle.tool

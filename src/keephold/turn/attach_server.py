@@ -32,7 +32,7 @@ from keephold.turn import attach_protocol as frames
 from keephold.turn import send_input
 from keephold.turn.actions import Actions
 from keephold.turn.attach_protocol import Size, Want
-from keephold.turn.output_follower import CHUNK, Following, told
+from keephold.turn.output_follower import CHUNK, Following, status_of
 from keephold.turn.replies import time_of_day
 from keephold.turn.settle import printed
 
@@ -223,7 +223,7 @@ class _Client:
                 f"`keephold send --password {handle.id}` reads it without showing it",
                 code="bad_answer",
             )
-        self._say(frames.STATE, told(handle, printed(handle)))  # it may take its time to settle
+        self._say(frames.STATE, status_of(handle, printed(handle)))  # it may take its time to settle
         actions = self._streams.actions
         reply = await send_input.send(actions, handle, want.input, want.keys, secret=want.secret, answers=want.answers)
         self._say(frames.REPLY, to_utf8(reply.result))
@@ -278,11 +278,11 @@ class _Client:
             raise ToolError(
                 f"handle `{handle.id}` is no terminal, so there is no session to show", code="invalid_arguments"
             )
-        self._say(frames.STATE, told(handle, 0))
+        self._say(frames.STATE, status_of(handle, 0))
         for line in asciicast(output.timeline, output):
             self._say(frames.OUTPUT, f"{line}\n".encode())
             await self._writer.drain()
-        self._say(frames.END, told(handle, 0))
+        self._say(frames.END, status_of(handle, 0))
 
 
 def _bound(path: str) -> socket.socket:

@@ -1,19 +1,17 @@
-"""One client that follows one handle: what it printed and prints, how its state changes, how it ended.
+"""One client that follows one handle: its output, its state changes, its end.
 
-The client sets the pace. Between two frames nothing of the output is held for it: it is read by offset when there is
-room to send more, and what is gone by then is told as a gap. Whoever watches a screen and falls far behind is shown the
-screen anew instead: what has scrolled by is of no use there.
+The client sets the pace. No output is buffered for it: the follower reads by offset when there is room to send more,
+and reports a gap if that part was overwritten. A client that watches a screen and falls far behind gets the whole
+screen again instead.
 """
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle, Watcher
-from keephold.handles.state import Pending
 from keephold.tools.base import SupportsScreen
 from keephold.turn import attach_protocol as frames
 from keephold.turn.settle import printed
@@ -24,19 +22,17 @@ if TYPE_CHECKING:
 CHUNK = 1 << 16
 """Bytes of output in a frame, and how many may wait to be taken by the client."""
 _FAR = 1 << 20
-"""Whoever watches a screen is not to be further behind than this."""
-_LOOK_SECS = 0.1
-"""Nothing tells when a queued call starts. While somebody follows one, it is looked at so often."""
+"""How many bytes a client that watches a screen may be behind."""
 
 
-def told(handle: Handle, offset: int) -> frames.HandleStatus:
-    """How the handle is."""
+def status_of(handle: Handle, offset: int) -> frames.HandleStatus:
+    """Return the handle's state as a frame carries it."""
     timeline = None if handle.output is None else handle.output.timeline
     return frames.HandleStatus(handle.info(), 0 if timeline is None else timeline.started.cols, offset)
 
 
 class Following(Watcher):
-    """Sends what happens to a handle: from an offset of its output on, or from what its terminal shows now."""
+    """Sends the changes of a handle: from an offset of its output on, or from the current screen of its terminal."""
 
     def __init__(
         self, handle: Handle, writer: asyncio.StreamWriter, since: int = 0, screen: SupportsScreen | None = None
@@ -45,17 +41,17 @@ class Following(Watcher):
         self._writer = writer
         self._offset = since
         self._screen = screen
-        self._news = asyncio.Event()
-        self._told: tuple[object, ...] = ()
+        self._changed = asyncio.Event()
+        self._sent: tuple[object, ...] = ()
         self._run: Run | None = None
         self._closing = False
 
     async def catch_up(self) -> None:
-        """Send what is printed by now, and how the handle is."""
+        """Send the output so far, and the handle's state."""
         handle = self._handle
-        await self._send(frames.STATE, told(handle, self._offset))
+        await self._send(frames.STATE, status_of(handle, self._offset))
         await self._send_output(printed(handle))
-        await self._send(frames.END, told(handle, self._offset))
+        await self._send(frames.END, status_of(handle, self._offset))
 
     async def until_stopped(self) -> None:
         """Send everything, until the handle has stopped. Raises `ToolError` if the runtime is closed first."""
@@ -65,7 +61,7 @@ class Following(Watcher):
         handle.watch(self)
         try:
             while True:
-                self._news.clear()
+                self._changed.clear()
                 self._listen()
                 await self._send_state()
                 stopped = not handle.active
@@ -77,48 +73,45 @@ class Following(Watcher):
                         f"the runtime that ran handle `{handle.id}` was closed; the next one goes on with it",
                         code="runtime_closed",
                     )
-                await self._more()
+                await self._changed.wait()
         finally:
             handle.unwatch(self)
             if self._run is not None:
-                self._run.listeners.remove(self._news.set)
-        await self._send(frames.END, told(handle, self._offset))
-
-    async def _more(self) -> None:
-        queued = isinstance(self._handle.state, Pending)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_SECS if queued else None):
-                await self._news.wait()
+                self._run.listeners.remove(self._changed.set)
+        await self._send(frames.END, status_of(handle, self._offset))
 
     def close(self) -> None:
-        """The runtime is being closed: send what there is, and no more."""
+        """The runtime is closing: send the rest of the output, and stop."""
         self._closing = True
-        self._news.set()
+        self._changed.set()
 
     # Watcher
 
+    def started(self, handle: Handle) -> None:
+        self._changed.set()
+
     def stopped(self, handle: Handle) -> None:
-        self._news.set()
+        self._changed.set()
 
     def parked(self, handle: Handle) -> None:
-        self._news.set()
+        self._changed.set()
 
     def handle_changed(self, handle: Handle) -> None:
-        self._news.set()
+        self._changed.set()
 
     def _listen(self) -> None:
         if self._run is None and self._handle.run is not None:
             self._run = self._handle.run
-            self._run.listeners.append(self._news.set)
+            self._run.listeners.append(self._changed.set)
 
     # Sending
 
     async def _send_state(self) -> None:
         handle = self._handle
         now = handle.state, handle.parked, handle.driver
-        if self._told != now:
-            self._told = now
-            await self._send(frames.STATE, told(handle, self._offset))
+        if self._sent != now:
+            self._sent = now
+            await self._send(frames.STATE, status_of(handle, self._offset))
 
     async def _send_screen(self, screen: SupportsScreen) -> None:
         self._offset = printed(self._handle)

@@ -49,10 +49,10 @@ class Permission:
         self.detached = detached
         self._people = people
         self._remembered = remembered
-        self.people_of: Callable[[str], PromptQueue | None] = lambda _: None
-        """Who is there for a conversation, if not those of the runtime."""
-        self.unattended: Callable[[str], bool] = lambda _: False
-        """Whether what a person would be asked about in a conversation is done without asking."""
+        self.finders: list[Callable[[str], PromptQueue | None]] = []
+        """Find who is asked about a conversation, instead of the runtime's prompter. The first that knows decides."""
+        self.unattended: list[Callable[[str], bool]] = []
+        """Whether the calls of a conversation run without asking."""
 
     # To run
 
@@ -65,18 +65,23 @@ class Permission:
             return None
         if mode == "skip":
             return Ok(SKIPPED)
-        if self.unattended(conversation):
+        if self._is_unattended(conversation):
             return None
         known = self._remembered.may_run(conversation, tool.name)
         if known is not None:
             return None if known else Ok(SKIPPED_REMEMBERED)
-        people = people or self.people_of(conversation) or self._people
+        if people is None:
+            found = (find(conversation) for find in self.finders)
+            people = next((each for each in found if each is not None), self._people)
         if people.here:
             return Ask(people, mode == "edit")
         if self.detached == "auto":
             return None
         setting = "run" if action is None or action not in tool.run_actions else f"run_actions.{action}"
         return _denied(tool, f'run (`{setting} = "{mode}"`)', setting)
+
+    def _is_unattended(self, conversation: str) -> bool:
+        return any(unattended(conversation) for unattended in self.unattended)
 
     def ask(self, ask: Ask, prompt: RunTool, check: Check, then: Callable[[Outcome | dict[str, Any]], None]) -> Asking:
         """Ask the user. `then` gets the arguments to run with, or how the call ends without running."""
@@ -93,7 +98,7 @@ class Permission:
         """
         mode: RunMode = handle.tool.result
         people = self._people.of(handle)
-        free = mode == "unattended" or self.unattended(handle.conversation)
+        free = mode == "unattended" or self._is_unattended(handle.conversation)
         if mode == "skip":  # a failure stays one: a killed process is never shown as success (S3)
             then(_withheld(outcome, NOT_DELIVERED))
         elif free or (not people.here and self.detached == "auto"):

@@ -14,6 +14,7 @@ from functools import partial
 from weakref import WeakSet
 
 from keephold.handles.handle import Handle, OnStop
+from keephold.listeners import Listeners
 from keephold.turn.prompts import (
     Answer,
     Approved,
@@ -76,8 +77,8 @@ class PromptQueue:
         self.beside: Callable[[Prompter], Prompter] | None = None
         """Has somebody else asked as well who is asked by that prompter: whoever answers first."""
         self._others: dict[str, PromptQueue] = {}
-        self.found: Callable[[Handle], PromptQueue | None] | None = None
-        """Tells who is there for a call of which nobody has told yet, as after a restart."""
+        self.finders: list[Callable[[Handle], PromptQueue | None]] = []
+        """Find who is asked about a call that was not assigned, as after a restart. The first that knows decides."""
         self._waiting: deque[Asking] = deque()
         self._shown: list[Asking] = []
         self._left: list[Asking] = []
@@ -85,8 +86,8 @@ class PromptQueue:
         self._closed = False
         self._joined: WeakSet[PromptQueue] = WeakSet()
         """Those for whom somebody here is asked as well."""
-        self.passed_on: Callable[[Prompt], None] = lambda prompt: None
-        """Called when what was said to a prompt has reached whoever asked, or it was withdrawn."""
+        self.on_settled: Listeners[[Prompt]] = Listeners()
+        """Called when a decision has reached the call that asked, or its prompt was withdrawn."""
         self._settles: Callable[[Prompt], None] = self._settle_shown
         """Called when something was said here."""
 
@@ -98,8 +99,8 @@ class PromptQueue:
     def of(self, handle: Handle) -> "PromptQueue":
         """Those who are asked about a handle."""
         other = self._others.get(handle.uid)
-        if other is None and self.found is not None and handle.active:
-            other = self.found(handle)
+        if other is None and handle.active:
+            other = next((found for find in self.finders if (found := find(handle)) is not None), None)
             if other is not None:
                 self.assign(handle, other)
         return self if other is None else other
@@ -199,7 +200,7 @@ class PromptQueue:
 
     def _settle_shown(self, prompt: Prompt) -> None:
         """What was said just now may settle others that are shown beside it."""
-        self.passed_on(prompt)
+        self.on_settled(prompt)
         shown = [*self._shown, *(asking for people in self._joined for asking in people._shown)]
         for asking in shown:
             if asking.then is not None and asking.settled():

@@ -172,9 +172,9 @@ class AgentServer:
                     session.calls.created(handle)
 
         runtime.registry.on_created.add(created)
-        runtime.people.found = lambda handle: self._persons.of(root_of(handle.conversation))
-        runtime.permission.people_of = lambda conversation: self._persons.of(root_of(conversation))
-        runtime.permission.unattended = self._unattended
+        runtime.people.finders.append(lambda handle: self._persons.of(root_of(handle.conversation)))
+        runtime.permission.finders.append(lambda conversation: self._persons.of(root_of(conversation)))
+        runtime.permission.unattended.append(self._unattended)
 
     def _unattended(self, conversation: str) -> bool:
         session = self._sessions.get(root_of(conversation))
