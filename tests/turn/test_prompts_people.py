@@ -375,8 +375,8 @@ async def test_any_number_of_parts_may_say_who_is_asked(clock: VirtualClock) -> 
     queues = {id: PromptQueue(client) for id, client in clients.items()}
     tool = replace(curious, questions={"q": QuestionPolicy(exclusive=True)})
     async with attended(clock, [tool], person=runtimes) as (rt, turn):
-        for id in queues:
-            rt.people.finders.append(lambda handle, id=id: queues[id] if handle.id == id else None)
+        rt.people.finders.append(lambda handle: queues["a"] if handle.id == "a" else None)
+        rt.people.finders.append(lambda handle: queues["b"] if handle.id == "b" else None)
         await turn.run([spawn("curious", id) for id in ("a", "b", "c")])
         for id, person in (*clients.items(), ("c", runtimes)):
             prompt = await person.sees()
