@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -51,15 +52,21 @@ def parking(pending: Pending, now: float, tool: "Tool") -> Parking:
     """The terms on which a call of the tool waits, with the deadline as a time of day (D7)."""
     deadline = pending.deadline
     at = deadline.timestamp() if isinstance(deadline, datetime) else None if deadline is None else now + deadline
-    return Parking(
+    timed_out = pending.timed_out if isinstance(pending, TimedPending) else None
+    make = _shared if at is None else Parking
+    return make(
         at,
         pending.on_timeout,
         pending.on_cancel,
         hook=tool.has_cancel_hook,
         hold=tool.result != "unattended",
         carriers=tool.spawn.notifications.deliver,
-        timed_out=pending.timed_out if isinstance(pending, TimedPending) else None,
+        timed_out=timed_out,
     )
+
+
+_shared = lru_cache(maxsize=64)(Parking)
+"""Terms without a deadline are the same for all calls of a tool, of which ten thousand may be parked."""
 
 
 class ResolveOutcome(msgspec.Struct, frozen=True):

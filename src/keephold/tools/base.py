@@ -127,6 +127,8 @@ class Launch:
 
     def of(self, tool: "Tool") -> "Tool":
         """Return the tool with the policies of this call."""
+        if not (self.retry or self.on_crash or self.run or self.questions):
+            return tool  # a copy for each of ten thousand wait handles would be most of their memory
         return replace(
             tool,
             retry=self.retry or tool.retry,

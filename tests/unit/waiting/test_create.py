@@ -267,3 +267,14 @@ async def test_they_are_offered_where_the_configuration_names_them(clock: Virtua
     async with calling(clock) as ask:
         assert ask.rt.tools() == []
         assert isinstance(ask, Caller)
+
+
+async def test_W11_handles_that_wait_share_their_tool_and_their_terms(clock: VirtualClock) -> None:
+    """Ten thousand of them may wait: a copy of the tool for each would be most of their memory."""
+    async with calling(clock) as ask:
+        for id in ("a", "b"):
+            await ask.create(id, type="hook")
+        registry = ask.rt.registry
+        a, b = (registry.find(id, ask.conversation) for id in ("a", "b"))
+        assert a.tool is b.tool
+        assert a.parking is b.parking is not None
