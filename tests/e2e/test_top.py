@@ -180,7 +180,7 @@ async def test_L_pages_are_read_when_somebody_goes_there(tmp_path: Path, monkeyp
         for number in range(10):
             await here.spawn("gate", f"g{number}")
         await here.choose("g9")
-        here.app.look_again()
+        here.app.read_all()
         await here.until(lambda: here.ids == ["g9", "g8", "g7", "g6"])
         assert here.status.startswith("4+ live")
         await here.press("end")
@@ -196,7 +196,7 @@ async def test_L_what_has_ended_is_shown_when_it_is_wanted(tmp_path: Path) -> No
         await here.until(lambda: here.ids == ["before"])
         await here.open("before")
         await here.until(lambda: here.row("before")[0] == "stopped, ok")
-        here.app.look_again()
+        here.app.read_all()
         await here.until(lambda: here.ids == [])
         await here.press("e")
         await here.until(lambda: here.ids == ["before"])

@@ -8,8 +8,8 @@ from tests.e2e.driver import PATIENCE
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from keephold.cli.top_actions import AskScreen
 from keephold.cli.top_app import Top
+from keephold.cli.top_dialogs import AskScreen
 
 
 class Watched:

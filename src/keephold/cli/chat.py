@@ -1,8 +1,5 @@
-"""`keephold chat`: a conversation with a model that has the tools of a configuration (G1, L1).
-
-At a terminal it is a screen to talk at; otherwise each line of the input is a prompt. Exit code 1 if the last turn of
-an input, or the turn of a single prompt, ended with an error.
-"""
+"""`keephold chat`: a conversation with a model that has the tools of a configuration (G1), on a screen or line by line
+without a terminal."""
 
 import asyncio
 import logging
@@ -20,7 +17,7 @@ import click
 from keephold.cli.chat_lines import Piece
 from keephold.cli.chat_session import continuing, last_exchange
 from keephold.cli.keyboard import Tty, open_tty
-from keephold.cli.parameters import NAME, config_option
+from keephold.cli.parameters import NAME, config_option, detached_option
 from keephold.cli.printing import one_line
 from keephold.cli.prompter import TerminalPrompter, open_prompter
 from keephold.cli.store import store_of, store_option
@@ -39,8 +36,6 @@ _NEW = "There is no conversation `{}` yet: it is a new one."
 
 
 class _Wanted(NamedTuple):
-    """What was asked for on the command line."""
-
     config: Config
     store: str
     model: str | None
@@ -70,14 +65,14 @@ class _Left(NamedTuple):
 
 @click.command()
 @click.argument("PROMPT", required=False)
-@click.option("--model", metavar="M", help="The model to talk to, `provider:name`. Default: what keephold.toml says.")
+@click.option("--model", metavar="M", help="Talk to this model, `provider:name`. Default: the one of keephold.toml.")
 @click.option(
-    "--conversation", metavar="ID", type=NAME, help="Go on with this conversation, or begin it. Default: a new one."
+    "--conversation", metavar="ID", type=NAME, help="Continue this conversation, or start it. Default: a new one."
 )
 @config_option
 @store_option
-@click.option("--detached", is_flag=True, help="Ask nobody, also if a terminal is there; `detached` decides instead.")
-@click.option("--json", "as_json", is_flag=True, help="Print what happens as one JSON object a line.")
+@detached_option
+@click.option("--json", "as_json", is_flag=True, help="Print events as one JSON object a line.")
 @click.pass_context
 def chat(
     context: click.Context,
@@ -91,8 +86,8 @@ def chat(
 ) -> None:
     """Talk to a model that has the tools of the configuration.
 
-    With a PROMPT: one turn, and out; what is piped in goes with it. Otherwise, without a terminal, each line of stdin
-    is a prompt. The answers are printed as text.
+    With a PROMPT, it runs one turn and exits; piped input is added to the prompt. Otherwise, without a terminal, each
+    line of stdin is a prompt. Answers are printed as text.
     """
     if prompt is not None and not prompt.strip():
         raise click.UsageError("the PROMPT is empty; say something, or leave it out", context)
@@ -104,20 +99,20 @@ def chat(
     if conversation is not None or left.talked:
         options = {"--model": model, "--config": None if config is None else str(config), "--store": _said(context)}
         with suppress(OSError):  # the terminal may be gone
-            click.echo(f"Go on with: {continuing(left.conversation, options)}", err=True)
-    seen = tty is not None and prompt is None  # by a person, who went on or left
+            click.echo(f"Continue with: {continuing(left.conversation, options)}", err=True)
+    seen = tty is not None and prompt is None  # by the user, who continued or left
     context.exit(128 + left.signal if left.signal else int(left.failed and not seen))
 
 
 def _said(context: click.Context) -> str | None:
-    """The store, if it was named on the command line: elsewhere it is found again."""
+    """Return the store if the command line names it: otherwise the next command finds it again."""
     source = context.get_parameter_source("store")
     named: str | None = context.params["store"] if source is click.core.ParameterSource.COMMANDLINE else None
     return named
 
 
 def _screen_tty() -> Tty | None:
-    """The terminal, where there is one at both ends that can be drawn on."""
+    """Return the terminal, if stdin and stdout are one and it can be drawn on."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
         return None
     return open_tty()
@@ -140,7 +135,7 @@ async def _terminal(wanted: _Wanted, tty: Tty) -> _Left:
                 stop.listen(session.hang_up, signal.SIGTERM, signal.SIGHUP)
                 _heard(signal.SIGINT, session.interrupt)
                 _heard(signal.SIGWINCH, session.screen.changed)
-                last.enter_context(session.screen)  # what ends while the runtime closes is still shown
+                last.enter_context(session.screen)  # shows handles that stop while the runtime closes
                 last.enter_context(_Logged(session.screen))
                 last.callback(session.close)
                 words = (one_line(conversation.assistant.name), f"conversation {one_line(conversation.id)}", "/help")
@@ -159,7 +154,7 @@ async def _terminal(wanted: _Wanted, tty: Tty) -> _Left:
 
 
 def _on(session: "ChatSession", prompter: TerminalPrompter) -> Prompter:
-    """The prompter, with the terminal lent to it by the screen, and the line that is being typed there."""
+    """Return a prompter that borrows the terminal from the screen, with the line that the user is typing."""
 
     async def ask(prompt: Prompt) -> Decision:
         async with session.screen.lent():
@@ -169,7 +164,7 @@ def _on(session: "ChatSession", prompter: TerminalPrompter) -> Prompter:
 
 
 def _while_there(prompter: Prompter, leave: Callable[[], None]) -> Prompter:
-    """The prompter, until its terminal is gone: that is no answer. It is asked again where the turn goes on."""
+    """Return a prompter that leaves when its terminal is gone. The prompt is asked again when the turn is resumed."""
 
     async def ask(prompt: Prompt) -> Decision:
         said = await prompter(prompt)
@@ -182,7 +177,7 @@ def _while_there(prompter: Prompter, leave: Callable[[], None]) -> Prompter:
 
 
 def _abandon(code: int, tty: Tty | None, prompter: TerminalPrompter | None) -> None:
-    """Nobody is waited for: the terminal is left as it was found, and the guard ends what is left."""
+    """Restore the terminal and exit at once: the guard ends the remaining processes."""
     for each in (tty, prompter):
         if each is not None:
             each.close()
@@ -190,7 +185,7 @@ def _abandon(code: int, tty: Tty | None, prompter: TerminalPrompter | None) -> N
 
 
 class _Logged(logging.Handler):
-    """While entered, what is logged is shown on the screen instead of over it."""
+    """Shows log records as lines of the screen while entered."""
 
     def __init__(self, screen: "Screen") -> None:
         super().__init__(logging.WARNING)
@@ -236,7 +231,7 @@ async def _plain(wanted: _Wanted) -> _Left:
 
 
 class _Signals:
-    """Leaves at the first signal; at the second one, without waiting for anybody."""
+    """Leaves at the first signal, and exits at once at the second."""
 
     def __init__(self, abandon: Callable[[int], None]) -> None:
         self._abandon = abandon
@@ -245,9 +240,9 @@ class _Signals:
 
     def listen(self, leave: Callable[[], None], *numbers: int) -> None:
         for number in numbers:
-            _heard(number, partial(self._told, number, leave))
+            _heard(number, partial(self._signalled, number, leave))
 
-    def _told(self, number: int, leave: Callable[[], None]) -> None:
+    def _signalled(self, number: int, leave: Callable[[], None]) -> None:
         if self.number:
             self._abandon(number)
         self.number = number

@@ -1,11 +1,7 @@
-"""What a chat shows of a conversation, piece by piece: from events to text, the same for a screen and for a pipe.
+"""Turns the events and tool calls of a conversation into the lines that a chat shows, on a screen or in a pipe.
 
-`Teller` promises: pieces come in the order of what they tell; each line is told once; nothing in them makes a terminal
-act (K4), also where a control sequence comes in parts.
-
-Tool calls as a chat shows them: one line while they run, one when they are over, one for what was answered.
-
-Pure: handles and calls in, text out. What tools and models wrote is cleaned of whatever a terminal would act on (K4).
+Pieces come in the order of the events, and each line once. Controls that a terminal would obey are removed (K4), also
+if a control sequence comes in parts.
 """
 
 from collections.abc import Iterator, Set
@@ -45,14 +41,12 @@ Style = Literal["", "bold", "dim", "green", "red", "yellow"]
 _TAIL = 4096
 """Bytes of an output in which its last line is looked for."""
 _WORDS = 120
-"""Characters of a call, or of what came of it, that are worth a line."""
+"""Characters of a call, or of its result, that are shown."""
 _SETTLED = "await"
-"""A call that is over when others are: they have lines of their own."""
+"""A tool that waits for handles which have their own lines."""
 
 
 class StyledLine(NamedTuple):
-    """One line, not cut yet."""
-
     text: str
     style: Style = ""
 
@@ -61,7 +55,7 @@ class StyledLine(NamedTuple):
 
 
 def call_words(call: ToolCall) -> str:
-    """A call in few words: `deploy env=prod`, `shell spawn sh`, `await a, b`."""
+    """Return a call in few words: `deploy env=prod`, `shell spawn sh`, `await a, b`."""
     given = _object(call.arguments)
     if given is None:
         return one_line(f"{call.name} {call.arguments}", _WORDS)
@@ -77,7 +71,7 @@ def call_words(call: ToolCall) -> str:
 
 
 def handle_name(handle: Handle, call: ToolCall | None) -> str:
-    """What a handle is called: its id and tool; a one-shot call, which has no name, by its words."""
+    """Return a handle's id and tool; for a one-shot call, which has no name, its words."""
     if handle.stateful:
         return one_line(f"{handle.id} ({handle.tool.name})", _WORDS)
     return one_line(handle.tool.name, _WORDS) if call is None else call_words(call)
@@ -100,7 +94,7 @@ def _value(value: Any) -> str:
 
 
 def running_line(handle: Handle, call: ToolCall | None, now: float) -> StyledLine:
-    """A handle that has not stopped: its state, how long it has been so, and its last word."""
+    """Return the line of a live handle: its state, for how long, and its last line of output."""
     name = handle_name(handle, call)
     match handle.state:
         case Pending(created=created):
@@ -114,7 +108,7 @@ def running_line(handle: Handle, call: ToolCall | None, now: float) -> StyledLin
 
 
 def last_line(output: Output | None) -> str:
-    """The last line with something in it, of the end of an output."""
+    """Return the last line of an output that is not empty."""
     if output is None or output.total == 0:
         return ""
     data = output.before(output.whole, _TAIL)
@@ -136,7 +130,7 @@ def _progress(progress: Progress | None) -> str:
 
 
 def ended_line(handle: Handle, call: ToolCall | None) -> StyledLine | None:
-    """The end of a handle; None where it says nothing that other lines do not."""
+    """Return the line of a stopped handle; None if other lines say the same."""
     state = handle.state
     assert isinstance(state, Stopped)
     outcome = state.outcome
@@ -160,12 +154,12 @@ def _failed(outcome: Any) -> bool:
 
 
 def _crashed(entry: Any) -> bool:
-    """Whether that is what a reply says of a handle that ended with an error."""
+    """Return whether the entry of a reply is a handle that ended with an error."""
     return isinstance(entry, dict) and entry.get("state") == "stopped" and bool(entry.get("is_error"))
 
 
 def _skipped(state: Stopped) -> bool:
-    """Whether a person did not let it run, which its caller is told as a result."""
+    """Return whether the user did not let it run, which the model gets as a result."""
     return state.started is None and isinstance(state.outcome, Ok) and _says_skipped(state.outcome.value)
 
 
@@ -174,13 +168,13 @@ def _says_skipped(value: Any) -> bool:
 
 
 def _first_and_last(message: str) -> str:
-    """What went wrong is in the first line of a message; of a command, the reason is often in its last one."""
+    """Return the first and the last line: the error is in the first, the reason of a command often in the last."""
     lines = [line for each in strip_controls(message).splitlines() if (line := one_line(each, _WORDS))]
     return "  ".join(dict.fromkeys((*lines[:1], *lines[-1:])))
 
 
 def _end_of(value: Any) -> str:
-    """The last line of a text; of another value, its beginning."""
+    """Return the last line of a text; the beginning of any other value."""
     if not isinstance(value, str):
         return "" if value is None else one_line(value, _WORDS)
     lines = strip_controls(value[-_TAIL:]).splitlines()
@@ -191,12 +185,12 @@ def _seconds(seconds: float) -> str:
     return f"{max(seconds, 0):.1f}s" if seconds < 10 else duration(seconds)
 
 
-# What was answered
+# Responses
 
 
-def answered_line(call: ToolCall, response: Response, told: Set[str] = frozenset()) -> StyledLine | None:
-    """What a call was answered that made no handle, or whose handle goes on, or had ended before. None: nothing worth
-    a line. `told`: handles whose end has a line already."""
+def answered_line(call: ToolCall, response: Response, shown: Set[str] = frozenset()) -> StyledLine | None:
+    """Return the line of a response to a call without a handle, or whose handle keeps running or had stopped before.
+    None if it needs no line. `shown` has the handles whose end has a line already."""
     words = call_words(call)
     if response.is_error:
         return StyledLine(f"✗ {words}  {_first_and_last(response.result)}", "red")
@@ -208,7 +202,7 @@ def answered_line(call: ToolCall, response: Response, told: Set[str] = frozenset
         glyph, style = ("■", "yellow") if _says_skipped(response.result) else ("·", "dim")
         return StyledLine(f"{glyph} {words}  {_end_of(response.result)}".rstrip(), style)  # type: ignore[arg-type]
     entries = reply.get("completed") if call.name == _SETTLED else (reply,)
-    failed = [each for each in entries or () if _crashed(each) and each.get("id") not in told]
+    failed = [each for each in entries or () if _crashed(each) and each.get("id") not in shown]
     if failed:
         return StyledLine(f"✗ {words}  {_first_and_last(str(failed[0].get('result') or 'failed'))}", "red")
     if call.name == _SETTLED:
@@ -221,14 +215,14 @@ def answered_line(call: ToolCall, response: Response, told: Set[str] = frozenset
 _WHY = {
     "max_tokens": "The answer was cut: it is longer than the model may answer.",
     "max_turn_requests": "The turn was ended: it made as many requests as `[conversation] max_requests` allows.",
-    "refusal": "The model refuses to go on.",
+    "refusal": "The model refuses to continue.",
     "cancelled": "Cancelled.",
 }
 
 
 class Piece(NamedTuple):
-    """A piece of what is shown. `answer` and `thought` flow on where the last one ended; `end` says that they do not go
-    on; a `line` stands for itself, and may be cut to the width of a screen unless it is `whole`."""
+    """A piece of text to show. `answer` and `thought` continue the last one of their kind until `end`; a `line` is a
+    line of its own, cut to the width of a screen unless it is `whole`."""
 
     kind: Literal["answer", "thought", "line", "end"]
     text: str = ""
@@ -240,22 +234,19 @@ END = Piece("end")
 
 
 class Teller:
-    """Tells a conversation."""
+    """Makes the pieces of a conversation."""
 
     def __init__(self) -> None:
         self.calls: dict[str, ToolCall] = {}
-        """The calls of the batch that runs, by their labels."""
+        """The calls of the running batch, by their labels."""
         self._flow = Plain()
         self._kind: Literal["answer", "thought"] = "answer"
-        self._over: set[str] = set()
-        """Labels of calls of this batch that were told of as handles."""
-        self._ends: set[str] = set()
-        """How news begins of handles whose end was told."""
-        self._ended_ids: set[str] = set()
-        """Of those handles."""
+        self._over: set[str] = set()  # labels of calls of this batch that have a line as handles
+        self._ends: set[str] = set()  # beginnings of notifications on handles whose end has a line
+        self._ended_ids: set[str] = set()  # ids of these handles
 
     def hear(self, event: Event) -> Iterator[Piece]:
-        """What is to be shown of an event."""
+        """Yield the pieces of an event."""
         if isinstance(event, Text | Thought):
             yield from self._flows("answer" if isinstance(event, Text) else "thought", event.text)
             return
@@ -267,7 +258,7 @@ class Teller:
                 yield from self._answered(event)
             case NotificationsDelivered(text, notifications):
                 yield from self._ended()
-                yield from self._told(text, notifications)
+                yield from self._delivered(text, notifications)
             case Interjected(text):
                 yield from self._ended()
                 yield user_line(text)
@@ -276,7 +267,7 @@ class Teller:
                 yield Piece("line", f"{one_line(why, 300)}; attempt {attempt} in {delay_secs:.0f} s", "yellow", True)
             case Restarted():
                 yield from self._ended()
-                yield Piece("line", "What was said last is void: the model is asked again.", "yellow")
+                yield Piece("line", "The last answer is void: the model is asked again.", "yellow")
             case Compacted():
                 yield from self._ended()
                 yield Piece("line", "The conversation had grown long: a summary stands for its beginning now.", "dim")
@@ -285,7 +276,7 @@ class Teller:
                 yield from outcome_lines(answer)
 
     def stopped(self, handle: Handle) -> Iterator[Piece]:
-        """What is to be shown of the end of a handle. It may come at any time."""
+        """Yield the pieces for the end of a handle, at any time."""
         if handle.stateful:
             self._ends.add(f"`{handle.id}` ({handle.tool.name}) ")
             self._ended_ids.add(handle.id)
@@ -317,27 +308,21 @@ class Teller:
                     yield Piece("line", line.text, line.style)
         self.calls, self._over = {}, set()
 
-    def _told(self, text: str, notifications: tuple[Notification, ...]) -> Iterator[Piece]:
-        if notifications:
-            yield from self._news(notifications)
-        else:
-            yield Piece("line", f"· the assistant is told: {one_line(text, 300)}", "dim")
-
-    def _news(self, notifications: tuple[Notification, ...]) -> Iterator[Piece]:
-        """News that nothing was shown of before."""
-        for news in notifications:
-            if news.kind != "tool.content" and not any(news.message.startswith(shown) for shown in self._ends):
-                style: Style = "dim" if news.level == "info" else "yellow"
-                yield Piece("line", f"· {one_line(news.message, 300)}", style)
+    def _delivered(self, text: str, notifications: tuple[Notification, ...]) -> Iterator[Piece]:
+        if not notifications:
+            yield Piece("line", f"· the model is notified: {one_line(text, 300)}", "dim")
+        for each in notifications:
+            if each.kind != "tool.content" and not any(each.message.startswith(shown) for shown in self._ends):
+                yield Piece("line", f"· {one_line(each.message, 300)}", "dim" if each.level == "info" else "yellow")
 
 
 def user_line(text: str) -> Piece:
-    """What the person said."""
+    """Return the line of a prompt."""
     return Piece("line", "> " + printable(text).strip().replace("\n", "\n  "), "bold", True)
 
 
 def outcome_lines(answer: TurnAnswer) -> Iterator[Piece]:
-    """How a turn ended, where that is not how turns end, and what it took."""
+    """Yield the lines for an unusual end of a turn, and for its usage."""
     if answer.stop_reason == "error":
         yield Piece("line", f"Error: {printable(answer.error or 'the turn failed').strip()}", "red", True)
     elif answer.stop_reason in _WHY:
@@ -348,7 +333,7 @@ def outcome_lines(answer: TurnAnswer) -> Iterator[Piece]:
 
 
 def usage_words(usage: Usage) -> str:
-    """What requests have taken, in one line."""
+    """Return the usage in one line."""
     cached = f" ({usage.cache_read_tokens:,} cached)" if usage.cache_read_tokens else ""
     parts = [
         "1 request" if usage.requests == 1 else f"{usage.requests} requests",

@@ -1,4 +1,4 @@
-"""A chat without a screen: a line in is a prompt, the answer goes out as text or as JSON, the rest to stderr."""
+"""A chat without a screen: each line of stdin is a prompt, answers go to stdout as text or JSON, the rest to stderr."""
 
 import asyncio
 import os
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 LATE_SECS = 3.0
-"""After so long without the end of what is piped in, a person may wonder."""
-_LATE = "Reading what is piped in, until its end; `</dev/null` if there is nothing."
+"""If piped input has not ended after this time, the user gets a hint."""
+_LATE = "Reading piped input until its end; use `</dev/null` if there is none."
 
 
-class Lines:
-    """The lines of an input, or all of it. A thread waits for what is wanted, so that tools run on meanwhile."""
+class InputLines:
+    """The lines of an input, or all of it. A thread reads, so that tools keep running."""
 
     def __init__(self, source: BinaryIO, *, person: bool) -> None:
         self._source = source
         self._person = person
         self.reading = asyncio.Lock()
-        """Held while a line is typed: nobody else may read that terminal then."""
+        """Held while the user types a line: nothing else may read that terminal then."""
 
     async def __aiter__(self) -> AsyncIterator[str]:
         while line := await self._line():
@@ -43,7 +43,7 @@ class Lines:
                 yield text
 
     async def after(self, prompt: str) -> AsyncIterator[str]:
-        """A single prompt, and below it the whole of what is piped in, if something is."""
+        """Yield a single prompt, followed by the piped input, if there is any."""
         text = (await self._whole()).decode(errors="replace").strip("\r\n")
         yield f"{prompt}\n\n{text}" if text.strip() else prompt
 
@@ -66,22 +66,22 @@ class Lines:
         loop = asyncio.get_running_loop()
         read: asyncio.Future[bytes] = loop.create_future()
 
-        def told(line: bytes) -> None:
+        def done(line: bytes) -> None:
             if not read.done():
                 read.set_result(line)
 
         def wait() -> None:
             line = reading()
             try:
-                loop.call_soon_threadsafe(told, line)
-            except RuntimeError:  # nobody is left who wants it
+                loop.call_soon_threadsafe(done, line)
+            except RuntimeError:  # the loop is closed
                 return
 
         threading.Thread(target=wait, daemon=True, name="stdin").start()
         return await read
 
     def prompting(self, prompter: Prompter) -> Prompter:
-        """That prompter, while no line is read."""
+        """Return a prompter that asks while no line is read."""
 
         async def ask(prompt: Prompt) -> Decision:
             async with self.reading:
@@ -91,7 +91,7 @@ class Lines:
 
 
 class PlainChat:
-    """Prompts one after the other, until there are no more or somebody stops it."""
+    """Runs prompts one after the other, until there are no more or it is stopped."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -108,12 +108,11 @@ class PlainChat:
         self._unwritten: OSError | None = None
 
     def begin(self, id: str, *, new: bool) -> None:
-        """Tell a program which conversation it is: the first line of its JSON."""
+        """Print the conversation's id as the first line of JSON."""
         if self._as_json:
             self._print(lambda: print_json({"type": "Conversation", "id": id, "new": new}))
 
     async def run(self, runtime: "Runtime", conversation: "Conversation", prompts: AsyncIterator[str]) -> None:
-        """All of them."""
         self._conversation = conversation
         runtime.registry.followers.setdefault(conversation.id, []).append(self._followed)
         self._task = asyncio.create_task(self._run(conversation, prompts))
@@ -121,7 +120,7 @@ class PlainChat:
         try:
             await asyncio.wait((self._task, left), return_when=asyncio.FIRST_COMPLETED)
             if not self._task.done():
-                await runtime.close()  # before the turn is cancelled, which would be its end
+                await runtime.close()  # first, because cancelling would end the turn
             elif not self._task.cancelled():
                 self._task.result()
         finally:
@@ -133,7 +132,7 @@ class PlainChat:
 
     async def _run(self, conversation: "Conversation", prompts: AsyncIterator[str]) -> None:
         if conversation.interrupted:
-            click.echo("The last turn was interrupted; it goes on.", err=True)
+            click.echo("Resuming the last turn, which was interrupted.", err=True)
             self.talked = True
             self._over(await conversation.resume(listener=self._hear))
         if self._stopped.is_set():
@@ -156,7 +155,7 @@ class PlainChat:
             self._task.cancel()
 
     def leave(self) -> None:
-        """Go at once; a turn that runs is left as it is, to be gone on with (R6)."""
+        """Leave at once; a running turn stays open in the store, to be resumed (R6)."""
         self._left.set()
 
     def _hear(self, event: Event) -> None:
@@ -185,15 +184,15 @@ class PlainChat:
     def _print(self, printing: Callable[[], None]) -> None:
         try:
             printing()
-        except BrokenPipeError:  # nobody reads on
+        except BrokenPipeError:  # nobody reads stdout any more
             self.stop()
-        except OSError as error:  # told when the turn is over: whoever hears of its events goes on whatever happens
+        except OSError as error:  # raised after the turn: a listener of events must not raise
             self._unwritten = error
             self.stop()
 
 
 def _piped(fd: int) -> bool:
-    """Whether a descriptor is a pipe, a file or a connection: what was put there on purpose. /dev/null is none."""
+    """Return whether a descriptor is a pipe, a file or a socket; /dev/null is not."""
     try:
         mode = os.fstat(fd).st_mode
     except OSError:
@@ -201,7 +200,6 @@ def _piped(fd: int) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
-def lines_of_stdin() -> Lines:
-    """What comes in by standard input."""
-    # Not sys.stdin.buffer: the interpreter, when it ends, would want the lock that the reading thread still holds.
-    return Lines(os.fdopen(sys.stdin.fileno(), "rb", closefd=False), person=sys.stdin.isatty())
+def lines_of_stdin() -> InputLines:
+    # Not sys.stdin.buffer: at exit, the interpreter would wait for the lock that the reading thread still holds.
+    return InputLines(os.fdopen(sys.stdin.fileno(), "rb", closefd=False), person=sys.stdin.isatty())

@@ -1,8 +1,7 @@
-"""The terminal of a chat: what was said above, what runs below it, and the line that is being typed at the bottom.
+"""The screen of a chat: the conversation, below it the running handles, and the input line at the bottom.
 
-What is said is written once, where it scrolls away with everything else. Below it the lines of what runs, and the line
-that is typed, are drawn over themselves when they change, so that nothing flickers and nothing of them is left behind.
-The terminal can be lent to a prompt or a program; what is said meanwhile is shown when it is back.
+The conversation is written once and scrolls away. The lines below it are redrawn in place when they change. The
+terminal can be lent to a prompt or a program; new text is shown when it is back.
 """
 
 import asyncio
@@ -18,17 +17,17 @@ from keephold.cli import keyboard
 from keephold.cli.chat_lines import Piece, Style, StyledLine
 
 SOON_SECS = 0.03
-"""Until what has come is shown: what comes meanwhile is shown with it."""
+"""Delay before new text is shown, together with what else has come."""
 TICK_SECS = 0.1
-"""Between two looks at what runs."""
+"""Interval at which running handles are redrawn."""
 
 _TAB = "    "  # terminals disagree on what a tab does at the end of a row
 _SGR = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 _TOGETHER, _SHOWN = "\x1b[?2026h", "\x1b[?2026l"  # a terminal that knows these shows what is between them at once
 
 
-class Screen:
-    """A terminal with a person at it, taken from `with` to its end. `live` gives the lines of what runs."""
+class ChatScreen:
+    """The user's terminal, taken while entered. `live` returns the lines of the running handles."""
 
     def __init__(self, tty: keyboard.Tty, live: Callable[[], Sequence[StyledLine]]) -> None:
         self.tty = tty
@@ -37,13 +36,13 @@ class Screen:
         self._coloured = not os.environ.get("NO_COLOR")
         self._taken = ExitStack()
         self._open = False
-        self._unseen: list[tuple[str, Style]] = []  # said, and not on the terminal yet
-        self._within = False  # what was said last goes on in its row
+        self._unseen: list[tuple[str, Style]] = []  # not on the terminal yet
+        self._within = False  # the last text continues in its row
         self._held: list[tuple[str, Style]] = []  # lines that wait for the end of that row
-        self._column = 0  # where what is on the terminal ends
-        self._drawn: list[str] = []  # the rows of what runs, as they are on the terminal
-        self._columns = 0  # how wide the terminal was then
-        self._row: keyboard.Row | None = None  # the line that is typed; None: not on the terminal
+        self._column = 0  # where the text on the terminal ends
+        self._drawn: list[str] = []  # the rows of running handles on the terminal
+        self._columns = 0  # the width of the terminal at that time
+        self._row: keyboard.Row | None = None  # the input line; None: not on the terminal
         self._timer: asyncio.TimerHandle | None = None
         self._users = asyncio.Lock()
 
@@ -60,9 +59,9 @@ class Screen:
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[None]:
-        """The terminal is as it was found, and somebody else's, until the end of the block. One at a time."""
+        """Restore the terminal and lend it to the block. One borrower at a time."""
         async with self._users:
-            await asyncio.sleep(0)  # keys that have come already are heard first
+            await asyncio.sleep(0)  # handle pending keys first
             was_open = self._open
             self._put_back()
             try:
@@ -83,10 +82,10 @@ class Screen:
             self._open = False
             self._taken.close()
 
-    # What is said
+    # The conversation
 
     def show(self, piece: Piece) -> None:
-        """Say it, soon."""
+        """Show a piece, soon."""
         text = piece.text.replace("\t", _TAB)
         match piece.kind:
             case "end":
@@ -99,7 +98,7 @@ class Screen:
         self.changed()
 
     def end(self) -> None:
-        """What was said last does not go on."""
+        """End the row of the last text."""
         if self._within:
             self._unseen.append(("\n", ""))
             self._line_ended()
@@ -121,7 +120,7 @@ class Screen:
     # The terminal
 
     def changed(self) -> None:
-        """Something is to be shown, or may have changed."""
+        """Redraw soon."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SOON_SECS, self._tick)
 
@@ -132,12 +131,12 @@ class Screen:
             self._timer = asyncio.get_running_loop().call_later(TICK_SECS, self._tick)
 
     def typing(self) -> None:
-        """The line that is typed has changed."""
+        """Redraw the input line."""
         if self._open and self._row is not None:
             self._row.draw(self.typed.text, self.typed.at)
 
     def paint(self, *, bare: bool = False) -> None:
-        """Bring the terminal up to date; `bare`: with nothing below what was said."""
+        """Bring the terminal up to date; `bare` leaves nothing below the conversation."""
         if not self._open:
             return
         columns, rows = self.tty.columns, [] if bare else self._rows()
@@ -156,22 +155,22 @@ class Screen:
         self.tty.write(_SHOWN)
 
     def _to_rows(self, columns: int) -> str:
-        """From where the cursor is to the first row of what runs. A narrower terminal has folded the rows."""
+        """Return the move from the cursor to the first row of running handles. A narrower terminal folds the rows."""
         up = len(self._drawn)
         if 0 < columns < self._columns:
             before = cell_len(self.typed.text[: self.typed.at]) + 2
             up = sum(max(1, -(-_width(row) // columns)) for row in self._drawn)
             up += min(before, self._columns - 1) // columns if self._row is not None else 0
         if columns != self._columns:
-            self._column = 0  # nobody knows where a folded row ends: what is said goes on in a new one
+            self._column = 0  # the end of a folded row is unknown: continue in a new row
         return "\r" + (f"\x1b[{up}A" if up else "")
 
     def _to_end(self) -> str:
-        """From there to the end of what is on the terminal, which may be in the row above."""
+        """Return the move from there to the end of the text, which may be in the row above."""
         return f"\x1b[A\x1b[{self._column}C" if self._column else ""
 
     def _said(self, columns: int) -> list[str]:
-        if self._column >= columns:  # the row is full: what follows is in the next one anyway
+        if self._column >= columns:  # the row is full: the text continues in the next one anyway
             self._column = 0
             text, style = self._unseen[0]
             self._unseen[0] = text.removeprefix("\n"), style
@@ -203,20 +202,20 @@ class Screen:
     def _styled(self, text: str, style: Style) -> str:
         if not style or not self._coloured:
             return text
-        marked, rest = (text[:1], text[1:]) if style == "green" else (text, "")  # that all is well is no news
+        marked, rest = (text[:1], text[1:]) if style == "green" else (text, "")  # success colours only its mark
         body = marked.rstrip("\n")
         return f"\x1b[{_SGR[style]}m{body}\x1b[0m{marked[len(body) :]}{rest}"
 
 
 def _width(row: str) -> int:
-    """The cells of a row, which may have one style."""
+    """Return the width of a row, which may have one style."""
     if row.startswith("\x1b["):
         row = row.partition("m")[2].replace("\x1b[0m", "", 1)
     return cell_len(row)
 
 
 def _after(column: int, text: str, columns: int) -> int:
-    """Where the cursor is after a text that began in that column: as far as `columns`, when the row is full."""
+    """Return the column of the cursor after a text that began in this column; `columns` if the row is full."""
     tail = text.rpartition("\n")
     column = 0 if tail[1] else column
     for character in tail[2]:

@@ -1,14 +1,14 @@
-"""The screen of `keephold top`: a live table of handles, and keys to do something about the one under the cursor.
+"""The screen of `keephold top`: a live table of handles, and keys that act on the one under the cursor.
 
-One task hears what has changed, one reads it and draws. However much happens, it is drawn a few times a second, and
-reading never takes more than a part of the time.
+One task listens for changes, one reads and draws. However much happens, it draws a few times a second, and reading
+never takes more than a part of the time.
 """
 
 import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import work
@@ -18,9 +18,9 @@ from textual.coordinate import Coordinate
 from textual.events import Resize
 from textual.widgets import DataTable, Footer, Static
 
-from keephold.cli.printing import one_line
-from keephold.cli.top_actions import Acting
-from keephold.cli.top_detail import Detail, Glances
+from keephold.cli.printing import one_line, printable
+from keephold.cli.top_detail import Detail, LastLines
+from keephold.cli.top_dialogs import KeysScreen, TextScreen, YesNoScreen, answer_text, need_screen, question_screen
 from keephold.cli.top_rows import HEAD, SORTS, Fact, Row, widths
 from keephold.cli.top_source import Model, Source
 from keephold.errors import KeepholdError
@@ -28,12 +28,23 @@ from keephold.errors import KeepholdError
 _PAUSE = 0.2
 """Seconds between two drawings."""
 _AGAIN_SECS = 1.0
-"""A server that is gone is tried again after this time."""
+"""Delay before a lost server is tried again."""
+_KEYS = (
+    ("Enter", "open the handle: its details and its output"),
+    ("r", "answer its question, or decide its permission"),
+    ("a", "abort it"),
+    ("t", "take over its terminal; Ctrl-] detaches"),
+    ("/", "show only handles with a text in their id, tool or uid"),
+    ("s", "sort: urgent first, newest, oldest, by tool, by id"),
+    ("g", "group by conversation"),
+    ("e", "show stopped handles as well"),
+    ("q", "quit"),
+)
 _OF_TABLE = ("filter", "sort", "group", "over", "keys", "quit")
 
 
 class Table(DataTable[Text]):
-    """A table of rows: Home and End are about rows, not about columns."""
+    """A table in which Home and End move between rows, not columns."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "select_cursor", "Open", key_display="⏎"),
@@ -42,8 +53,8 @@ class Table(DataTable[Text]):
     ]
 
 
-class Top(Acting, App[None]):
-    """What goes on, and what needs a person first."""
+class Top(App[None]):
+    """The table of handles, those that need an answer first."""
 
     CSS = """
     #status { height: 1; background: $boost; padding: 0 1; }
@@ -69,11 +80,10 @@ class Top(Acting, App[None]):
         self.source = source
         self.model = Model(source)
         self.words = words
-        self.paused = False
-        """Another program has the terminal: nothing is drawn."""
-        self._glances = Glances(source, self._heard_line)
-        self._changed: set[str] | None = set()
-        """Handles to be read again; None: all."""
+        self.program = [sys.executable, "-m", "keephold"]  # starts another command
+        self.paused = False  # another program has the terminal: draw nothing
+        self._last_lines = LastLines(source, self._new_line)
+        self._changed: set[str] | None = set()  # handles to be read again; None: all
         self._woken = asyncio.Event()
         self._trouble = ""
         self._keys: list[str] = []
@@ -95,7 +105,7 @@ class Top(Acting, App[None]):
         self.set_interval(1.0, self.draw)
 
     async def on_unmount(self) -> None:
-        await self._glances.close()
+        await self._last_lines.close()
 
     # Hearing and reading
 
@@ -124,26 +134,23 @@ class Top(Acting, App[None]):
             except KeepholdError as error:
                 self._trouble = error.message
                 self._changed = None
-            if changed is None:
-                self._glances.forget()
-            else:
-                self._glances.forget(changed)
+            self._last_lines.retry(changed)
             self.draw()
             await asyncio.sleep(max(_PAUSE, 2 * (time.monotonic() - began)))
 
-    def look_again(self) -> None:
-        """What is wanted is something else now: read it."""
+    def read_all(self) -> None:
+        """Read everything again: the filter has changed."""
         self._changed = None
         self._woken.set()
 
-    def _heard_line(self, uid: str, line: str) -> None:
+    def _new_line(self, uid: str, line: str) -> None:
         self.model.lines[uid] = line
         self._woken.set()
 
     # Drawing
 
     def draw(self) -> None:
-        """Show what is known; only what is different is written."""
+        """Show the model; write only what is different."""
         if self.paused or not self.is_running:
             return
         rows = self.model.rows()
@@ -157,7 +164,7 @@ class Top(Acting, App[None]):
             self._update(rows)
         self._keys, self._shown = keys, rows
         self._status()
-        self._follow_what_is_seen(rows)
+        self._follow_visible(rows)
         top = self.screen
         if isinstance(top, Detail):
             fact = self.model.get(top.fact["uid"])
@@ -195,10 +202,10 @@ class Top(Acting, App[None]):
             text = Text(f"! {one_line(self._trouble)}", style="bold red", no_wrap=True, overflow="ellipsis")
         self.screen_stack[0].query_one("#status", Static).update(text)
 
-    def _follow_what_is_seen(self, rows: list[Row]) -> None:
+    def _follow_visible(self, rows: list[Row]) -> None:
         first = int(self.table.scroll_offset.y)
         seen = [self.model.get(row.key) for row in rows[first : first + self.size.height]]
-        self._glances.look_at([fact for fact in seen if fact is not None])
+        self._last_lines.follow([fact for fact in seen if fact is not None])
 
     def on_resize(self, event: Resize) -> None:
         self.call_after_refresh(self.draw)
@@ -211,7 +218,7 @@ class Top(Acting, App[None]):
 
     @property
     def chosen(self) -> Fact | None:
-        """The handle, or the need, that keys are about."""
+        """The handle or the open request that the keys act on."""
         if isinstance(self.screen, Detail):
             return self.model.get(self.screen.fact["uid"]) or self.screen.fact
         return self.model.get(self._under_cursor())
@@ -247,12 +254,100 @@ class Top(Acting, App[None]):
 
     def action_over(self) -> None:
         self.model.over = not self.model.over
-        self.look_again()
+        self.read_all()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """What is about the table is for when it is to be seen."""
+        """Disable the keys of the table while a handle's page is shown."""
         return action not in _OF_TABLE or not isinstance(self.screen, Detail)
 
-    def program(self) -> list[str]:
-        """How another command of keephold is started."""
-        return [sys.executable, "-m", "keephold"]
+    # Keys that act on the chosen handle
+
+    def say(self, text: str, *, bad: bool = False) -> None:
+        """Show a short message for a moment."""
+        self.notify(printable(text), severity="error" if bad else "information", markup=False)
+
+    @work(exclusive=True, group="acting")
+    async def action_filter(self) -> None:
+        asked = "Show only handles whose id, tool or uid has this in it. Nothing: all."
+        said = await self.push_screen_wait(TextScreen(asked, value=self.model.search, does="show these"))
+        if said is not None:
+            self.model.search = said.strip()
+            self.read_all()
+
+    @work(exclusive=True, group="acting")
+    async def action_keys(self) -> None:
+        await self.push_screen_wait(KeysScreen(_KEYS))
+
+    @work(exclusive=True, group="acting")
+    async def action_abort(self) -> None:
+        fact = self.chosen
+        if fact is None or fact.get("need"):
+            return
+        if fact["state"] == "stopped":
+            self.say(f"{one_line(fact['id'])} has stopped")
+            return
+        asked = f"Abort {one_line(fact['id'])} of {one_line(fact['tool'])}, in {one_line(fact['conversation'])}?"
+        if await self.push_screen_wait(YesNoScreen(asked)):
+            try:
+                await self.source.abort(fact["uid"])
+                self.say(f"aborted {one_line(fact['id'])}")
+            except KeepholdError as error:
+                self.say(error.message, bad=True)
+
+    @work(exclusive=True, group="acting")
+    async def action_answer(self) -> None:
+        fact = self.chosen
+        if fact is None:
+            return
+        if fact.get("need"):
+            await self._decide(fact["need"])
+        elif fact.get("question"):
+            await self._answer(fact)
+        else:
+            self.say(f"{one_line(fact['id'])} asks nothing")
+
+    async def _answer(self, fact: Fact) -> None:
+        question, problem = fact["question"], ""
+        while True:
+            said = await self.push_screen_wait(question_screen(fact, problem))
+            if said is None:
+                return
+            try:
+                await self.source.answer(fact, answer_text(question, said), secret=question["secret"])
+                self.say(f"answered {one_line(fact['id'])}")
+                return
+            except KeepholdError as error:
+                if error.code != "bad_answer":
+                    self.say(error.message, bad=True)
+                    return
+                problem = error.message
+
+    async def _decide(self, need: dict[str, Any]) -> None:
+        said = await self.push_screen_wait(need_screen(need))
+        if said is None:
+            return
+        try:
+            problem = await self.source.decide(need["id"], {"decision": "approve" if said else "deny"})
+            self.say(problem or f"{'approved' if said else 'denied'} {one_line(need['tool'])}", bad=bool(problem))
+        except KeepholdError as error:
+            self.say(error.message, bad=True)
+        self.read_all()
+
+    @work(exclusive=True, group="acting")
+    async def action_attach(self) -> None:
+        fact = self.chosen
+        if fact is None or fact.get("need"):
+            return
+        words = [*self.program, "attach", *self.words, "--", fact["uid"]]
+        self.paused = True
+        try:
+            with self.suspend():
+                process = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.PIPE)
+                _, errors = await process.communicate()
+        finally:
+            self.paused = False
+        self.refresh(layout=True)
+        self.draw()
+        message = errors.decode(errors="replace").strip().removeprefix("Error: ")
+        if message:
+            self.say(message, bad=process.returncode != 0)

@@ -1,14 +1,10 @@
-"""One handle in `keephold top`: its facts, and what it prints while it prints it.
-
-The last lines of the handles that are to be seen in `keephold top`, asked of the processes that run them.
-
-A handle is listened to while its row is on the screen. So however many run, only as many are listened to as there are
-rows.
-"""
+"""One handle in `keephold top`: its details and its output, live; and the last lines of the visible handles, which
+their processes send only while their rows are on the screen."""
 
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -24,11 +20,11 @@ from keephold.cli.top_source import Source
 from keephold.errors import KeepholdError
 
 _LINES = 10_000
-"""Of output that can be scrolled back to; `keephold logs` has all of it."""
+"""Lines of output to scroll back to; `keephold logs` has all of it."""
 
 
 class Detail(Screen[None]):
-    """A handle's page. The table below goes on, and tells it of changes by `changed`."""
+    """A handle's page. The table below keeps running, and calls `changed`."""
 
     CSS = """
     #facts { height: auto; max-height: 10; padding: 0 1; border-bottom: solid $accent; }
@@ -58,12 +54,10 @@ class Detail(Screen[None]):
         self.follow()
 
     def changed(self, fact: Fact) -> None:
-        """Something about the handle is different now."""
         self.fact = fact
         self.tick()
 
     def tick(self) -> None:
-        """Show the facts as they are now."""
         text = Text()
         for title, said in _lines(self.fact, time.time()):
             text.append(f"{title:<13}", style="bold")
@@ -94,7 +88,7 @@ def _lines(fact: Fact, now: float) -> Iterator[tuple[str, Any]]:
     if fact["deadline"]:
         yield "deadline", time_of_day(fact["deadline"])
     if fact["owner"] == "gone":
-        yield "owner", "gone, and no other process has gone on with it"
+        yield "owner", "gone, and no other process has resumed it"
     said = latest(fact, "")
     if said:
         yield "asks" if fact.get("question") else "last", said
@@ -103,45 +97,38 @@ def _lines(fact: Fact, now: float) -> Iterator[tuple[str, Any]]:
         yield "result", outcome["value"]
 
 
-class Glances:
-    """Calls `told(uid, line)` with every new last line of what it was told to look at."""
+class LastLines:
+    """Calls `on_line(uid, line)` with every new last line of the followed handles."""
 
-    def __init__(self, source: Source, told: Callable[[str, str], None]) -> None:
+    def __init__(self, source: Source, on_line: Callable[[str, str], None]) -> None:
         self._source = source
-        self._told = told
-        self._listening: dict[str, asyncio.Task[None]] = {}
-        self._silent: set[str] = set()
-        """Those that have nothing to say: not asked again until something about them changes."""
+        self._on_line = on_line
+        self._following: dict[str, asyncio.Task[None]] = {}
+        self._silent: set[str] = set()  # have no output: not asked again before `retry`
 
-    def look_at(self, facts: Iterable[Fact]) -> None:
-        """These are to be seen, and no others."""
+    def follow(self, facts: Iterable[Fact]) -> None:
+        """Follow these handles, and no others."""
         seen = {fact["uid"]: fact for fact in facts if fact["state"] == "running" and not fact["parked"]}
-        for uid in [uid for uid in self._listening if uid not in seen]:
-            self._listening.pop(uid).cancel()
+        for uid in [uid for uid in self._following if uid not in seen]:
+            self._following.pop(uid).cancel()
         for uid, fact in seen.items():
-            if uid not in self._listening and uid not in self._silent:
-                self._listening[uid] = asyncio.ensure_future(self._listen(fact))
+            if uid not in self._following and uid not in self._silent:
+                self._following[uid] = asyncio.ensure_future(self._follow(fact))
 
-    def forget(self, uids: Iterable[str] | None = None) -> None:
-        """Something has changed about these, or about all: what could not be heard may be now."""
-        if uids is None:
-            self._silent.clear()
-        else:
-            self._silent.difference_update(uids)
+    def retry(self, uids: Iterable[str] | None) -> None:
+        """Allow these handles, or all, to be asked again: they have changed."""
+        self._silent.difference_update(self._silent.copy() if uids is None else uids)
 
     async def close(self) -> None:
-        """Listen to none any more."""
-        tasks = list(self._listening.values())
+        tasks = list(self._following.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _listen(self, fact: Fact) -> None:
+    async def _follow(self, fact: Fact) -> None:
         uid = fact["uid"]
-        try:
+        with suppress(KeepholdError):  # no process runs it any more, or its process cannot be reached
             async for line in self._source.last_lines(fact):
-                self._told(uid, line)
-        except KeepholdError:  # nobody runs it any more, or whoever does is not to be reached
-            pass
+                self._on_line(uid, line)
         self._silent.add(uid)
-        self._listening.pop(uid, None)
+        self._following.pop(uid, None)

@@ -1,7 +1,5 @@
-"""What `keephold top` shows of handles, and in which order: facts in, cells out. No terminal is needed for it.
-
-What needs a person is always first. Texts of tools and models come out without what a terminal would act on (K4).
-"""
+"""The rows of `keephold top`: facts in, cells out, without a terminal. Handles that need an answer come first. Texts of
+tools and models come out without the controls that a terminal would obey (K4)."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +11,7 @@ Fact = dict[str, Any]
 SORTS = ("urgent", "newest", "oldest", "tool", "id")
 HEAD = ("STATE", "ID", "TOOL", "CONVERSATION", "TIME", "LAST")
 FADES_SECS = 20.0
-"""So long a handle stays to be seen after it has stopped, unless all that have stopped are wanted."""
+"""How long a stopped handle stays visible, unless all stopped ones are shown."""
 
 _NEEDS_YOU, _ORPHANED, _RUNS, _QUEUED, _PARKED, _OVER = range(6)
 _COLOURS = ("bold yellow", "red", "green", "", "cyan", "dim")
@@ -32,7 +30,7 @@ class Row(NamedTuple):
 
 
 def rank(fact: Fact) -> int:
-    """How soon a person wants to see it: the lower, the sooner."""
+    """Return how urgent it is: lower is more urgent."""
     if fact["state"] == "stopped":
         return _OVER
     if fact["state"] == "waiting" or fact.get("need"):
@@ -45,17 +43,17 @@ def rank(fact: Fact) -> int:
 
 
 def matches(fact: Fact, text: str) -> bool:
-    """Whether a filter lets it through: as the store searches, by id, tool and uid."""
+    """Return whether the filter matches its id, tool or uid, as in the store."""
     return not text or any(text in fact[key] for key in ("id", "tool", "uid"))
 
 
 def ordered(facts: Iterable[Fact], sort: str, *, grouped: bool) -> list[Fact]:
-    """What needs a person first, then by the sort; of one conversation together, if they are grouped."""
+    """Sort the facts, those that need an answer first; with `grouped`, keep conversations together."""
     found = sorted(facts, key=lambda fact: (rank(fact) != _NEEDS_YOU, *_key(fact, sort), fact["uid"]))
     if not grouped:
         return found
     places: dict[str, int] = {}
-    for fact in found:  # conversations are in the order of the first that each has in the table
+    for fact in found:  # conversations are in the order of their first facts
         places.setdefault(fact["conversation"], len(places))
     return sorted(found, key=lambda fact: places[fact["conversation"]])
 
@@ -75,7 +73,7 @@ def _key(fact: Fact, sort: str) -> tuple[Any, ...]:
 
 
 def rows(facts: Sequence[Fact], lines: dict[str, str], now: float, *, grouped: bool) -> list[Row]:
-    """The table, in the order of the facts. `lines` has the last line that a handle has printed, by uid."""
+    """Return the table, in the order of the facts. `lines` has the last lines of output by uid."""
     shown: list[Row] = []
     group: str | None = None
     for fact in facts:
@@ -87,7 +85,6 @@ def rows(facts: Sequence[Fact], lines: dict[str, str], now: float, *, grouped: b
 
 
 def cells(fact: Fact, line: str, now: float) -> tuple[str, ...]:
-    """What the columns of a handle say."""
     state = fact["need"]["kind"] if fact.get("need") else state_words(fact, now)
     began = fact["started"] or fact["created"]
     spent = (fact["stopped"] or now) - began
@@ -96,7 +93,7 @@ def cells(fact: Fact, line: str, now: float) -> tuple[str, ...]:
 
 
 def latest(fact: Fact, line: str) -> str:
-    """The newest there is to say: what it asks, how it failed, how far it is, or its last line."""
+    """Return the latest text: the question, the error, the progress, or the last line of output."""
     need, question = fact.get("need"), fact.get("question")
     if need:
         return f"may it {need['action'] or 'run'}?" if need["kind"] == "permission" else "may its result be shown?"
@@ -116,7 +113,7 @@ def _progress(progress: dict[str, Any] | None) -> str:
 
 
 def widths(shown: Sequence[Row], room: int) -> list[int]:
-    """Of the columns, so that they fit; the last one has what is left."""
+    """Return the widths of the columns, so that they fit; the last one takes the rest."""
     asked = {name: max([len(name), *(len(row.cells[at]) for row in shown)]) for at, name in enumerate(HEAD)}
     found = {name: min(asked[name], _WIDEST[name]) for name in HEAD[:-1]}
     padding = 2 * len(HEAD)
@@ -130,7 +127,7 @@ def widths(shown: Sequence[Row], room: int) -> list[int]:
 
 
 def need_fact(need: dict[str, Any]) -> Fact:
-    """A permission or a result that waits for a person, as a line of the table: it may have no handle yet."""
+    """Return an open request, which may have no handle yet, as a row of the table."""
     return {
         "uid": f"need:{need['id']}",
         "id": need["handle_id"] or "-",

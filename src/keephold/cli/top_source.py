@@ -1,12 +1,7 @@
-"""Where `keephold top` has its handles from: a store, or a server; and how it hears that something has changed.
+"""The data behind `keephold top`: pages of handles from a store or a server, and the events that change them.
 
-Handles are read in pages, and again one by one when an event says that they have changed: nothing is polled. What only
-the process that runs a handle knows (what it prints) is asked of that process, for the handles that are to be seen.
-
-What `keephold top` has read: pages of handles, kept as events say that they change. Nothing of the terminal is here.
-
-Only so much is read as is asked for: a page of what waits for a person, a page of what is live, and the next ones when
-somebody goes there. A hundred thousand handles that have stopped cost nothing until they are wanted.
+Nothing is polled: an event makes its handle be read again. The output of a running handle comes from its process, and
+only for visible handles. Only visible pages are read, however many handles there are.
 """
 
 import time
@@ -29,8 +24,10 @@ if TYPE_CHECKING:
 
 
 PAGE = 200
+_FEW = 40
+"""If more handles than this have changed, whole pages are read again."""
 _END = 1 << 62
-"""An offset behind every output: asked from there on, a process says how long the output is."""
+"""An offset beyond every output: a process asked from there answers with the output's length."""
 _TAIL = 1 << 16
 _LINE_TAIL = 2048
 
@@ -38,24 +35,22 @@ Changes = Callable[[], AsyncIterator[set[str] | None]]
 
 
 class Source:
-    """What is to be seen, and what can be done about it."""
+    """Reads handles and acts on them."""
 
     def __init__(self, controls: Controls, changes: Changes, remote: "RemoteControl | None" = None) -> None:
         self._controls = controls
         self._remote = remote
         self.changes = changes
-        """None first, and whenever everything may have changed: look at all of it. Then the uids of handles that have
-        changed since, as they do; none of them, if it is something else. Raises `KeepholdError` if a server is gone."""
+        """Yields the uids of changed handles, or None, first and whenever everything may have changed. Raises
+        `KeepholdError` if a server is gone."""
 
     @property
     def place(self) -> str:
         return self._controls.place
 
-    # Looking
-
     async def page(self, state: str, search: str, after: str | None = None) -> tuple[list[Fact], str | None]:
-        """Handles in a state, the newest first, and what the next page comes after."""
-        oneshot = state != "stopped"  # one-shot calls that are over are nothing to see
+        """Return handles in a state, the newest first, and the `after` of the next page."""
+        oneshot = state != "stopped"  # stopped one-shot calls are never shown
         wanted = {"search": search} if search else {}
         found = await self._controls.handles(
             state=state, oneshot=oneshot, sort="newest", after=after, limit=PAGE, **wanted
@@ -63,7 +58,7 @@ class Source:
         return found["handles"], found["next"]
 
     async def fact(self, uid: str) -> Fact | None:
-        """Everything of a handle; None if it is gone."""
+        """Return everything of a handle; None if it was deleted."""
         try:
             return await self._controls.handle(uid)
         except KeepholdError as error:
@@ -72,13 +67,13 @@ class Source:
             raise
 
     async def needs(self) -> list[dict[str, Any]]:
-        """What else waits for a person: a server keeps permissions and results, a store does not know of any."""
+        """Return the open requests for permissions and results, which only a server has."""
         if self._remote is None:
             return []
         return [need for need in await self._remote.needs() if need["kind"] in ("permission", "result")]
 
     async def printed(self, fact: Fact, *, tail: int = _TAIL) -> AsyncIterator[str]:
-        """The end of what it has printed, and what it prints, until it stops: text that may be shown."""
+        """Yield the end of its output, and new output until it stops, as safe text."""
         since = max(0, await self._printed_so_far(fact) - tail)
         readable: Readable = Plain()
         async with self._controls.talk(fact, frames.Want(uid=fact["uid"], want="follow", since=since)) as talk:
@@ -95,7 +90,7 @@ class Source:
                     return
 
     async def last_lines(self, fact: Fact) -> AsyncIterator[str]:
-        """The last line that it has printed, whenever that is another one."""
+        """Yield the last line of its output, whenever it changes."""
         held = ""
         async for text in self.printed(fact, tail=_LINE_TAIL):
             held = (held + text)[-_LINE_TAIL:]
@@ -110,13 +105,11 @@ class Source:
                 if kind in (frames.STATE, frames.END):
                     return msgspec.json.decode(payload, type=frames.HandleStatus).handle.output_bytes
 
-    # Acting
-
     async def abort(self, uid: str) -> None:
         await self._controls.abort(uid)
 
     async def answer(self, fact: Fact, value: str, *, secret: bool) -> None:
-        """Answer the question of a handle, as a person. Raises `KeepholdError` if it was not taken."""
+        """Answer the question of a handle as its user. Raise `KeepholdError` if the answer is refused."""
         answers = (fact.get("question") or {}).get("key") or ""
         want = frames.Want(uid=fact["uid"], want="send", input=value, secret=secret, answers=answers)
         async with self._controls.talk(fact, want) as talk:
@@ -124,18 +117,18 @@ class Source:
                 pass
 
     async def decide(self, need: str, decision: dict[str, Any]) -> str | None:
-        """Decide what waits at a server; what was wrong with the decision, if something was."""
+        """Decide an open request of a server. Return what was wrong with the decision, if anything."""
         assert self._remote is not None, "only a server has needs"
-        told = await self._remote.decide(need, decision)
-        return None if told["status"] == "taken" else str(told["problem"])
+        reply = await self._remote.decide(need, decision)
+        return None if reply["status"] == "taken" else str(reply["problem"])
 
 
 @asynccontextmanager
 async def open_source(where: Where) -> AsyncIterator[Source]:
-    """The server that is named, or the store."""
+    """Open the server that is named, or the store."""
     if where.server:
         async with opened(where, acting=True) as controls:
-            remote: Any = controls  # which is what `opened` gives for a server
+            remote: Any = controls  # `opened` yields a RemoteControl for a server
             yield Source(controls, lambda: _remote_changes(remote), remote)
         return
     from keephold.cli.store_control import Stored
@@ -167,34 +160,29 @@ async def _remote_changes(remote: "RemoteControl") -> AsyncIterator[set[str] | N
         yield None if event.get("type") == "reset" else {uid} if uid else set()
 
 
-_FEW = 40
-"""If more handles than this have changed, the pages are read again instead of each of them."""
-
-
 class Model:
-    """The table behind the table."""
+    """The handles and open requests that the table shows."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._facts: dict[str, Fact] = {}
         self._needs: list[Fact] = []
-        self._next: dict[str, str | None] = {}
-        """What the next page of a state comes after; None: there is no further one."""
+        self._next: dict[str, str | None] = {}  # the `after` of each state's next page; None: it was the last
         self.lines: dict[str, str] = {}
-        """The last line that a handle has printed, by uid."""
+        """The last lines of output, by uid."""
         self.search = ""
         self.sort = SORTS[0]
         self.grouped = False
         self.over = False
-        """Whether handles that have stopped are wanted, too."""
+        """Whether stopped handles are shown as well."""
 
     @property
     def more(self) -> bool:
-        """Whether there is a further page."""
+        """Whether there is another page."""
         return any(self._next.values())
 
     def get(self, key: str) -> Fact | None:
-        """The handle, or the need, of a row."""
+        """Return the handle or the open request of a row."""
         if key.startswith("need:"):
             return next((fact for fact in self._needs if fact["uid"] == key), None)
         return self._facts.get(key)
@@ -213,13 +201,13 @@ class Model:
         await self._look_for_needs()
 
     async def load_more(self) -> None:
-        """Read the next page of whatever has one: first of what waits, then of what is live, then of what is over."""
+        """Read one more page: of waiting handles first, then of live, then of stopped ones."""
         state = next(state for state, after in self._next.items() if after is not None)
         page, self._next[state] = await self._source.page(state, self.search, self._next[state])
         self._facts |= {fact["uid"]: fact for fact in page}
 
     async def read(self, changed: set[str]) -> None:
-        """Read what has changed."""
+        """Read the changed handles again."""
         if len(changed) > _FEW:
             await self.load()
             return
@@ -240,12 +228,11 @@ class Model:
             return False
         if fact["state"] != "stopped" or self.over:
             return True
-        return fact["uid"] in self._facts  # it was to be seen, so its end is, too
+        return fact["uid"] in self._facts  # it was visible, so its end is shown
 
     # Showing
 
     def rows(self) -> list[Row]:
-        """The table as it is now."""
         now = time.time()
         if not self.over:
             faded = [uid for uid, fact in self._facts.items() if (fact["stopped"] or now) < now - FADES_SECS]
@@ -255,7 +242,7 @@ class Model:
         return rows(facts, self.lines, now, grouped=self.grouped)
 
     def _lines(self) -> list[Fact]:
-        """Needs and handles. A call that waits for a permission is both, and has one line."""
+        """Return open requests and handles. A call that waits for a permission is both, and has one row."""
         needs, held = [], set()
         for fact in self._needs:
             handle = self._facts.get(fact["need"]["handle"] or "")
@@ -265,12 +252,12 @@ class Model:
         return [*needs, *(fact for uid, fact in self._facts.items() if uid not in held)]
 
     def snapshot(self) -> dict[str, object]:
-        """What `--json` prints."""
+        """Return the object of `--json`."""
         facts = ordered(self._facts.values(), self.sort, grouped=False)
         return {"handles": facts, "needs": [fact["need"] for fact in self._needs], "more": self.more}
 
     def summary(self) -> str:
-        """How much there is, in a line."""
+        """Return the counts in one line."""
         asking = len(self._needs) + sum(fact["state"] == "waiting" for fact in self._facts.values())
         live = sum(fact["state"] != "stopped" for fact in self._facts.values())
         said = [f"{live}{'+' if self.more else ''} live", f"{asking} need{'s' * (asking == 1)} you"]
