@@ -22,7 +22,7 @@ def chats(tmp_path: Path) -> Chats:
 
 
 def conversation_of(err: str) -> str:
-    line = next(line for line in err.splitlines() if line.startswith("Go on with: keephold chat --conversation "))
+    line = next(line for line in err.splitlines() if line.startswith("Continue with: keephold chat --conversation "))
     return line.split()[-1]
 
 
@@ -154,7 +154,7 @@ def test_R6_a_signal_to_end_leaves_the_turn_to_be_gone_on_with(
     for name in ("open", "go"):
         chats.touch(name)
     said = chats.chat("--conversation", conversation_of(err), stdin="")
-    assert "The last turn was interrupted; it goes on." in said.err
+    assert "Resuming the last turn, which was interrupted." in said.err
     assert said.out == ("All is well.\n" if "calls" in first else "Once upon.\n")
     assert chats.given.count("look") == 1
 
@@ -207,7 +207,7 @@ def test_B9_a_turn_that_was_killed_goes_on_first(chats: Chats, stdin: str) -> No
     assert json.loads(first) == {"type": "Conversation", "id": "main", "new": False}
     events = [msgspec.json.decode(line, type=Event) for line in lines]
     assert isinstance(events[0], TurnStarted) and events[0].resumed
-    assert "The last turn was interrupted; it goes on." in said.err
+    assert "Resuming the last turn, which was interrupted." in said.err
     answers = [event.answer.text for event in events if isinstance(event, TurnFinished)]
     assert answers == (["It is open.", "More."] if stdin else ["It is open."])
     assert not [event for event in events if isinstance(event, Interjected)]

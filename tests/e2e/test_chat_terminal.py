@@ -176,7 +176,7 @@ def test_Q5_a_terminal_that_cannot_be_drawn_on_is_talked_to_line_by_line(chats: 
     pane.until("Done.")
     until(lambda: pane.last == ">")
     pane.press("C-d")
-    pane.until("Go on with")
+    pane.until("Continue with")
     pane.left()
 
 
@@ -196,7 +196,7 @@ def test_B7_ctrl_c_cancels_the_turn_and_the_chat_goes_on(chats: Chats, pane: Cha
     pane.until("Something else.")
     pane.idle()
     pane.press("C-d")
-    pane.until("Go on with: keephold chat --conversation c-")
+    pane.until("Continue with: keephold chat --conversation c-")
     pane.left()
 
 
@@ -297,7 +297,7 @@ def test_a_prompt_on_the_command_line_is_one_turn(chats: Chats, pane: ChatPane) 
     pane.type(f"{pane.command('chat', 'hello')}; echo code $?")
     pane.until("> hello\nThat is all.\n1 request")
     pane.left(0)
-    id = next(line for line in pane.lines if line.startswith("Go on with")).split()[-1]
+    id = next(line for line in pane.lines if line.startswith("Continue with")).split()[-1]
     pane.type(f"{pane.command('chat', 'again', '--conversation', id)}; echo code $?")
     pane.until("no more money")
     pane.left(1)
@@ -485,7 +485,7 @@ def test_B9_a_chat_that_was_killed_goes_on_in_the_middle_of_its_batch(chats: Cha
     chats.touch("open")
     pane.type("clear; stty sane")
     pane.chat("--conversation", "main")
-    pane.until("The last turn was interrupted; it goes on.")
+    pane.until("Resuming the last turn, which was interrupted.")
     pane.until("Run it?")
     pane.press("y")
     pane.until("All is well.")
@@ -493,5 +493,5 @@ def test_B9_a_chat_that_was_killed_goes_on_in_the_middle_of_its_batch(chats: Cha
     assert (chats.directory / "started").read_text().count("\n") == 1
     pane.idle()
     pane.press("C-d")
-    pane.until("Go on with: keephold chat --conversation main")
+    pane.until("Continue with: keephold chat --conversation main")
     pane.left()

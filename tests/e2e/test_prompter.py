@@ -187,7 +187,7 @@ def test_P5_a_problem_is_read_before_the_editor_covers_it(tmp_path: Path) -> Non
         ('{"env": "test",}', "line 1 column 16"),
         ("", "line 1 column 1"),
         ('["test"]', "must be a JSON object"),
-        ('{"env": NaN}', "NaN is no JSON"),
+        ('{"env": NaN}', "NaN is not JSON"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )
@@ -269,7 +269,7 @@ def test_P1_a_result_is_shown_before_the_assistant_sees_it(
     somebody: Person, keys: str, decision: dict[str, Any]
 ) -> None:
     somebody.asked(deliver("all \x1b[31mgood\x1b[0m\nreally"))
-    shown = somebody.sees("May the assistant see it?")
+    shown = somebody.sees("May the model see it?")
     assert "Result of build b" in shown
     assert "│ all good " in shown
     assert "│ really " in shown
@@ -279,7 +279,7 @@ def test_P1_a_result_is_shown_before_the_assistant_sees_it(
 
 def test_P1_an_error_is_said_to_be_one(somebody: Person) -> None:
     somebody.asked(deliver("it broke", is_error=True, id=None))
-    assert "Error of build " in somebody.sees("May the assistant see it?")
+    assert "Error of build " in somebody.sees("May the model see it?")
     somebody.types("YNr")  # not offered here
     somebody.types("n")
     assert somebody.decides() == denied()
@@ -289,7 +289,7 @@ def test_P1_a_long_result_has_a_head_and_a_tail_and_can_be_viewed(tmp_path: Path
     result = "\n".join(f"line {number}\x1b[5m" for number in range(1000))
     with person(PAGER=f"sh -c 'cp $0 {tmp_path}/viewed; stty size; read x'") as somebody:
         somebody.asked(deliver(result))
-        shown = somebody.sees("May the assistant see it?")
+        shown = somebody.sees("May the model see it?")
         assert "… 960 lines left out: v shows all …" in shown
         assert "│ line 29 " in shown
         assert "│ line 30 " not in shown
@@ -298,7 +298,7 @@ def test_P1_a_long_result_has_a_head_and_a_tail_and_can_be_viewed(tmp_path: Path
         somebody.types("v")
         somebody.sees("40 80")  # the pager has the terminal
         somebody.types("\n")
-        somebody.sees("May the assistant see it?")
+        somebody.sees("May the model see it?")
         somebody.types("y")
         assert somebody.decides() == approved()
     assert (tmp_path / "viewed").read_text() == result.replace("\x1b[5m", "")
@@ -310,9 +310,9 @@ def test_P5_a_result_can_be_edited(tmp_path: Path, before: str, written: str, va
     with person(EDITOR=editor(tmp_path, written)) as somebody:
         somebody.asked(deliver(before, edit=at_once))
         if not at_once:
-            somebody.sees("May the assistant see it?")
+            somebody.sees("May the model see it?")
             somebody.types("e")
-        somebody.sees("May the assistant see it?")
+        somebody.sees("May the model see it?")
         somebody.types("y")
         assert somebody.decides() == {"type": "edited", "value": value}
     assert (tmp_path / "1.found").read_text() == before
@@ -321,6 +321,6 @@ def test_P5_a_result_can_be_edited(tmp_path: Path, before: str, written: str, va
 def test_P5_a_result_that_only_got_a_newline_is_approved(tmp_path: Path) -> None:
     with person(EDITOR=editor(tmp_path, "fine\n")) as somebody:
         somebody.asked(deliver("fine", edit=True))
-        somebody.sees("May the assistant see it?")
+        somebody.sees("May the model see it?")
         somebody.types("y")
         assert somebody.decides() == approved()

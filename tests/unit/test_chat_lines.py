@@ -79,9 +79,9 @@ def test_K4_control_sequences_in_any_pieces_are_left_out(size: int) -> None:
     [
         (Interjected("and\x1b[2J\nthen"), ["> and\n  then"]),
         (Retrying(2, 3.2, "HTTP 529:\x1b[2J overloaded"), ["HTTP 529: overloaded; attempt 2 in 3 s"]),
-        (Restarted(), ["What was said last is void: the model is asked again."]),
+        (Restarted(), ["The last answer is void: the model is asked again."]),
         (Compacted("…"), ["The conversation had grown long: a summary stands for its beginning now."]),
-        (NotificationsDelivered("Results:\x1b[2J\n{}"), ["· the assistant is told: Results: {}"]),
+        (NotificationsDelivered("Results:\x1b[2J\n{}"), ["· the model is notified: Results: {}"]),
         (NotificationsDelivered("…", (Notification("deploy.done", "warning", "It is\x1b[2J up"),)), ["· It is up"]),
         (NotificationsDelivered("…", (Notification("tool.content", "info", "it prints"),)), []),
         (finished("error", "no\x1b[2J money"), ["Error: no money"]),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keephold.cli.chat_lines import END, Piece, StyledLine
-from keephold.cli.chat_screen import Screen
+from keephold.cli.chat_screen import ChatScreen
 from keephold.cli.keyboard import Tty
 from keephold.tools.terminal.emulator import open_emulator
 
@@ -30,7 +30,7 @@ class Watched:
         self.columns = columns
         self.live: list[StyledLine] = []
         self.tty = Tty(slave)
-        self.screen = Screen(self.tty, lambda: self.live)
+        self.screen = ChatScreen(self.tty, lambda: self.live)
         self.sent = b""
 
     def look(self) -> None:

@@ -27,7 +27,7 @@ from keephold.turn.prompts import Decision, Dismissed, Prompt, Prompter
 
 if TYPE_CHECKING:
     from keephold.agent.conversation import Conversation
-    from keephold.cli.chat_screen import Screen
+    from keephold.cli.chat_screen import ChatScreen
     from keephold.cli.chat_session import ChatSession
 
 CONNECT_SECS = 10.0
@@ -187,7 +187,7 @@ def _abandon(code: int, tty: Tty | None, prompter: TerminalPrompter | None) -> N
 class _Logged(logging.Handler):
     """Shows log records as lines of the screen while entered."""
 
-    def __init__(self, screen: "Screen") -> None:
+    def __init__(self, screen: "ChatScreen") -> None:
         super().__init__(logging.WARNING)
         self._screen = screen
         self._loop = asyncio.get_running_loop()

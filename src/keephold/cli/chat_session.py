@@ -1,12 +1,7 @@
-"""A chat at a terminal: what the person types, turn after turn, until they leave.
+"""A chat at a terminal: a loop of keys, and beside it one turn at a time, until the user leaves.
 
-One loop of keys and one turn at a time beside it. A line that is typed while a turn runs is said in that turn; if the
-turn ends before it was taken, it begins the next one. Ctrl-C cancels the turn, and leaves if that was tried before. A
-terminal that goes away cancels nothing: the turn stays open in the store.
-
-Where a conversation stands that is taken up again: what was said last, in few lines.
-
-What a person may say to a chat itself: lines that begin with `/`.
+A line that is typed while a turn runs is said in that turn; if the turn ends first, the line begins the next one.
+Ctrl-C cancels the turn, and leaves if pressed again. If the terminal goes away, the turn stays open in the store.
 """
 
 import asyncio
@@ -23,10 +18,11 @@ import msgspec
 
 from keephold.agent.events import Event, Interjected
 from keephold.cli.chat_lines import Piece, Style, StyledLine, Teller, running_line, usage_words, user_line
-from keephold.cli.chat_screen import Screen
+from keephold.cli.chat_screen import ChatScreen
 from keephold.cli.keyboard import Gone, KeyPress, Tty
 from keephold.cli.printing import duration, one_line, printable, state_words, table
 from keephold.cli.prompter import PAUSE_SECS, Typing
+from keephold.control.control import Control
 from keephold.control.handle_json import as_json, glance
 from keephold.control.resolve_handle import find
 from keephold.errors import KeepholdError
@@ -40,152 +36,40 @@ if TYPE_CHECKING:
     from keephold.agent.conversation import Conversation
     from keephold.runtime import Runtime
 
+_log = logging.getLogger("keephold.cli")
 
 HELP = {
-    "/ps": "what runs here: kept handles and those of sub-agents, too",
-    "/attach ID": "take over the terminal of a handle; Ctrl-] brings you back",
-    "/abort ID": "end a handle",
-    "/usage": "what this chat has taken so far",
-    "/help": "this list",
-    "/quit": "leave; a turn that runs is cancelled",
+    "/ps": "list the live handles, also kept ones and those of sub-agents",
+    "/attach ID": "take over the terminal of a handle; Ctrl-] detaches",
+    "/abort ID": "abort a handle",
+    "/usage": "show the tokens and the cost of this chat so far",
+    "/help": "list the commands",
+    "/quit": "leave; a running turn is cancelled",
 }
 _KEYS = (
-    "A line that is typed while a turn runs is said in it. Ctrl-C cancels the turn; twice, it leaves. "
+    "A line that is typed while a turn runs is sent in that turn. Ctrl-C cancels the turn; twice, it leaves. "
     "Ctrl-D leaves when no turn runs."
 )
 _LIVE = ("pending", "running", "waiting")
-_DETACHED = "`{}` is in no store that another process could reach it by; start the chat with a store that is a file"
-
-
-class Commands:
-    """Runs them. What they print goes to the screen; what goes wrong, too."""
-
-    def __init__(
-        self, runtime: "Runtime", conversation: "Conversation", screen: Screen, leave: Callable[[], None]
-    ) -> None:
-        self._runtime = runtime
-        self._conversation = conversation
-        self._screen = screen
-        self._leave = leave
-
-    async def run(self, line: str) -> None:
-        """Run a command."""
-        try:
-            await self._run(line)
-        except KeepholdError as error:
-            self._say(f"Error: {printable(error.message)}", "red", whole=True)
-
-    async def _run(self, line: str) -> None:
-        match line.split():
-            case ["/ps"]:
-                await self._ps()
-            case ["/attach", id]:
-                await self._attach(id)
-            case ["/abort", id]:
-                await self._abort(id)
-            case ["/usage"]:
-                self._say(usage_words(self._conversation.usage))
-            case ["/help"]:
-                width = max(map(len, HELP))
-                for command, meaning in HELP.items():
-                    self._say(f"{command:{width}}  {meaning}")
-                self._say(_KEYS, whole=True)
-            case ["/quit"]:
-                self._leave()
-            case [command, *_]:
-                usage = next((known for known in HELP if known.split()[0] == command), None)
-                right = "/help lists the commands" if usage is None else f"write {usage}"
-                raise KeepholdError(f"no such command: `{one_line(line, 80)}`; {right}", code="invalid_arguments")
-
-    async def _records(self) -> list[Record]:
-        """Whatever lives here, and in the conversations of sub-agents."""
-        registry, here = self._runtime.registry, self._conversation.id
-        running = dict.fromkeys(handle.conversation for handle in registry.live())
-        conversations = dict.fromkeys([here, *(each for each in running if root_of(each) == here)])
-        return [
-            record
-            for conversation in conversations
-            for state in _LIVE
-            for record in await registry.store.handles(
-                HandleQuery(conversation=conversation, state=state, stateful=None)
-            )
-        ]
-
-    async def _ps(self) -> None:
-        records = await self._records()
-        if not records:
-            self._say("Nothing runs.")
-            return
-        store, now = self._runtime.registry.store, time.time()
-        rows: list[tuple[str, ...]] = [("ID", "TOOL", "STATE", "CONVERSATION", "AGE")]
-        for record in sorted(records, key=lambda record: record.state.created):
-            fact = as_json(glance(store, record))
-            where = "" if record.conversation == self._conversation.id else record.conversation
-            texts = (record.id, record.tool, state_words(fact, now), where)
-            rows.append((*(one_line(text) for text in texts), duration(now - fact["created"])))
-        for row in table(rows, shrinking=(0, 1, 2, 3)):
-            self._say("  ".join(row).rstrip())
-
-    async def _find(self, id: str) -> Record:
-        """The handle of that id: of this conversation or, if it has none, the live one of a sub-agent."""
-        others = [r for r in await self._records() if id in (r.id, r.uid) and r.conversation != self._conversation.id]
-        if len(others) == 1:
-            return others[0]
-        (record,) = await find(self._runtime.registry.store, (id,), self._conversation.id)
-        return record
-
-    async def _attach(self, id: str) -> None:
-        """By `keephold attach`: the program's terminal and this one are the business of a process of its own."""
-        record, store = await self._find(id), self._runtime.registry.store
-        path = getattr(store, "path", None)
-        if path is None:
-            raise KeepholdError(_DETACHED.format(id), code="unsupported_store")
-        argv = [sys.executable, "-m", "keephold", "attach", record.uid, "--store", f"sqlite:///{path}"]
-        async with self._screen.lent():
-            with self._screen.tty.taken():
-                await self._screen.tty.lend(argv)
-
-    async def _abort(self, id: str) -> None:
-        record = await self._find(id)
-        runtime = self._runtime
-        handle = runtime.registry.adopt(record)
-        if not handle.active:
-            self._say(f"{one_line(id)} has stopped already.")
-            return
-        reply = await runtime.actions.perform(handle, "abort", by="person")
-        if reply.is_error:
-            raise KeepholdError(reply.result, code=reply.code or "tool_error")
-
-    def _say(self, text: str, style: Style = "", *, whole: bool = False) -> None:
-        self._screen.show(Piece("line", text, style, whole))
-
-
-def continuing(id: str, options: dict[str, str | None]) -> str:
-    """The command that continues a conversation, with the options this one was started with."""
-    words = ["keephold", "chat", "--conversation", id]
-    for option, value in options.items():
-        words += [option, value] if value is not None else []
-    return shlex.join(words)
-
-
-_log = logging.getLogger("keephold.cli")
-
-_HOW_TO_LEAVE = "Ctrl-C again, or Ctrl-D, leaves. /help lists what else there is."
+_DETACHED = "`{}` is not in a store that another process can open; start the chat with a store that is a file"
+_HOW_TO_LEAVE = "Ctrl-C again, or Ctrl-D, leaves. /help lists the commands."
 _COMMAND = re.compile(r"/[a-z]*(\s|\Z)")
-"""A path is none."""
+"""A path such as `/etc/hosts` is not a command."""
 _QUIET = ("await", "wait_for", "wait_for_multiple")
-"""What waits for others that have lines of their own."""
+"""Tools that wait for handles which have their own lines."""
+_LINES, _CHARACTERS = 10, 1000
+"""How much of a message is shown when a conversation is continued."""
 
 
 class ChatSession:
-    """From the first line to the last. `abandon` is for a person who does not want to wait for the end."""
+    """Runs one chat. `abandon` exits at once, if the user does not want to wait for the end."""
 
     def __init__(self, tty: Tty, *, abandon: Callable[[], None]) -> None:
-        self.screen = Screen(tty, self._live)
+        self.screen = ChatScreen(tty, self._live)
         self.talked = False
-        """There was a turn."""
+        """Whether there was a turn."""
         self.failed = False
-        """The last one ended with an error."""
+        """Whether the last turn ended with an error."""
         self._abandon = abandon
         self._teller = Teller()
         self._runtime: Runtime | None = None
@@ -196,7 +80,7 @@ class ChatSession:
         self._cancelling = False
         self._hung_up = False
         self._warned = False  # the next Ctrl-C at the input line leaves
-        self._queued: list[str] = []  # said while a turn runs, and not taken yet
+        self._queued: list[str] = []  # typed while a turn runs, and not sent yet
         self._history: list[str] = []
         self._recalled = 0  # how many lines back
         self._last_key = float("-inf")  # when it was pressed
@@ -205,7 +89,7 @@ class ChatSession:
         self._left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, runtime: "Runtime", conversation: "Conversation", prompt: str | None) -> None:
-        """Talk until the person leaves; with a prompt, until that is answered."""
+        """Talk until the user leaves; with a prompt, until that is answered."""
         self._runtime, self._conversation = runtime, conversation
         self._commands = Commands(runtime, conversation, self.screen, self.leave)
         runtime.registry.followers.setdefault(conversation.id, []).append(self._followed)
@@ -213,7 +97,7 @@ class ChatSession:
         self._keys.add_done_callback(self._no_more_keys)
         try:
             if conversation.interrupted and not self._left.done():
-                self._say("The last turn was interrupted; it goes on.", "yellow")
+                self._say("Resuming the last turn, which was interrupted.", "yellow")
                 await self._whole(None)
             if prompt is not None and not self._left.done():
                 self.screen.show(user_line(prompt))
@@ -226,19 +110,19 @@ class ChatSession:
             self._left.result()
 
     def close(self) -> None:
-        """Read no more keys. Until then Ctrl-C abandons whatever is still being ended."""
+        """Stop reading keys. Until then, Ctrl-C exits at once."""
         if self._keys is not None:
             self._keys.cancel()
 
     async def _whole(self, prompt: str | None) -> None:
-        """One turn, and those of what was said in it too late; until its end, or until the person leaves."""
+        """Run one turn, and those of lines typed too late for it, until they end or the user leaves."""
         self._begin(prompt)
         while self._turn is not None and not self._left.done():
             await asyncio.wait((self._turn, self._left), return_when=asyncio.FIRST_COMPLETED)
 
     async def _finish(self) -> None:
         if self._hung_up and self._runtime is not None:
-            await self._runtime.close()  # before the turn is cancelled, which would be its end
+            await self._runtime.close()  # first, because cancelling would end the turn
         tasks = [*self._tasks, *([self._turn] if self._turn is not None else [])]
         for task in tasks:
             task.cancel()
@@ -246,7 +130,7 @@ class ChatSession:
         self.screen.show(Piece("end"))
 
     def leave(self) -> None:
-        """Leave; a turn that runs is cancelled first."""
+        """Leave; a running turn is cancelled first."""
         if self._turn is not None and not self._cancelling:
             self._cancel()
             self._turn.add_done_callback(lambda _: self._leave())
@@ -254,7 +138,7 @@ class ChatSession:
             self._leave()
 
     def hang_up(self) -> None:
-        """Leave because nobody is there any more; a turn that runs is left as it is, to be gone on with (R6)."""
+        """Leave because the terminal is gone; a running turn stays open in the store, to be resumed (R6)."""
         self._hung_up = self._turn is not None and not self._cancelling
         self._leave()
 
@@ -281,7 +165,7 @@ class ChatSession:
         except KeepholdError as error:
             if not self._hung_up:
                 self._say(f"Error: {printable(error.message)}", "red")
-        except Exception as error:  # a mistake of ours, or of a model's own code: the conversation is still there
+        except Exception as error:  # a bug, here or in a model's code: the conversation is still there
             self._say(f"Error: {type(error).__name__}: {printable(str(error))}", "red")
             _log.debug("a turn failed", exc_info=True)
         finally:
@@ -295,7 +179,7 @@ class ChatSession:
     def _cancel(self) -> None:
         assert self._conversation is not None
         self._cancelling = True
-        if self._queued:  # nobody will hear it now: it is there to be sent again, or changed
+        if self._queued:  # no turn will take it: the user can edit it and send it again
             self._type("\n".join([*self._queued, *filter(None, [self.screen.typed.text])]))
             self._queued.clear()
         self._conversation.cancel()
@@ -314,7 +198,7 @@ class ChatSession:
                 self.screen.show(piece)
         self.screen.changed()
 
-    # What runs
+    # Running handles
 
     def _live(self) -> list[StyledLine]:
         lines = self._handles()
@@ -348,13 +232,13 @@ class ChatSession:
         self.hang_up()
 
     def _no_more_keys(self, read: "asyncio.Task[None]") -> None:
-        """Whatever went wrong: a chat that hears nobody is over."""
+        """End the chat if reading keys has failed."""
         if not read.cancelled() and (error := read.exception()) is not None and not self._left.done():
             self._left.set_exception(error)
 
     @property
     def typing(self) -> Typing | None:
-        """The line at which the person is: something is in it, or was just now. None: nobody types."""
+        """The input line, if the user types: it is not empty, or a key was pressed just now."""
         lately = time.monotonic() - self._last_key < PAUSE_SECS
         return Typing(self.screen.typed, self._pressed) if self.screen.typed.text or lately else None
 
@@ -378,7 +262,7 @@ class ChatSession:
         self.screen.typing()
 
     def interrupt(self) -> None:
-        """Ctrl-C: cancels the turn or, without one, clears the line; said before, leaves."""
+        """Handle Ctrl-C: cancel the turn or, without one, clear the line; pressed again, leave."""
         if self._left.done():
             self._abandon()
         elif self._turn is not None and not self._cancelling:
@@ -429,12 +313,114 @@ class ChatSession:
         self.screen.show(Piece("line", text, style, whole=True))
 
 
-_LINES, _CHARACTERS = 10, 1000
-"""Of one thing that was said: more of it than that tells nobody where they are."""
+class Commands:
+    """Runs the lines that begin with `/`. Their output and errors go to the screen."""
+
+    def __init__(
+        self, runtime: "Runtime", conversation: "Conversation", screen: ChatScreen, leave: Callable[[], None]
+    ) -> None:
+        self._runtime = runtime
+        self._conversation = conversation
+        self._screen = screen
+        self._leave = leave
+
+    async def run(self, line: str) -> None:
+        try:
+            await self._run(line)
+        except KeepholdError as error:
+            self._say(f"Error: {printable(error.message)}", "red", whole=True)
+
+    async def _run(self, line: str) -> None:
+        match line.split():
+            case ["/ps"]:
+                await self._ps()
+            case ["/attach", id]:
+                await self._attach(id)
+            case ["/abort", id]:
+                await self._abort(id)
+            case ["/usage"]:
+                self._say(usage_words(self._conversation.usage))
+            case ["/help"]:
+                width = max(map(len, HELP))
+                for command, meaning in HELP.items():
+                    self._say(f"{command:{width}}  {meaning}")
+                self._say(_KEYS, whole=True)
+            case ["/quit"]:
+                self._leave()
+            case [command, *_]:
+                usage = next((known for known in HELP if known.split()[0] == command), None)
+                right = "/help lists the commands" if usage is None else f"write {usage}"
+                raise KeepholdError(f"no such command: `{one_line(line, 80)}`; {right}", code="invalid_arguments")
+
+    async def _records(self) -> list[Record]:
+        """Return the live handles of this conversation and of its sub-agents."""
+        registry, here = self._runtime.registry, self._conversation.id
+        running = dict.fromkeys(handle.conversation for handle in registry.live())
+        conversations = dict.fromkeys([here, *(each for each in running if root_of(each) == here)])
+        return [
+            record
+            for conversation in conversations
+            for state in _LIVE
+            for record in await registry.store.handles(
+                HandleQuery(conversation=conversation, state=state, stateful=None)
+            )
+        ]
+
+    async def _ps(self) -> None:
+        records = await self._records()
+        if not records:
+            self._say("Nothing runs.")
+            return
+        store, now = self._runtime.registry.store, time.time()
+        rows: list[tuple[str, ...]] = [("ID", "TOOL", "STATE", "CONVERSATION", "AGE")]
+        for record in sorted(records, key=lambda record: record.state.created):
+            fact = as_json(glance(store, record))
+            where = "" if record.conversation == self._conversation.id else record.conversation
+            texts = (record.id, record.tool, state_words(fact, now), where)
+            rows.append((*(one_line(text) for text in texts), duration(now - fact["created"])))
+        for row in table(rows, shrinking=(0, 1, 2, 3)):
+            self._say("  ".join(row).rstrip())
+
+    async def _find(self, id: str) -> Record:
+        """Return the handle of an id in this conversation, or else the live one of a sub-agent."""
+        others = [r for r in await self._records() if id in (r.id, r.uid) and r.conversation != self._conversation.id]
+        if len(others) == 1:
+            return others[0]
+        (record,) = await find(self._runtime.registry.store, (id,), self._conversation.id)
+        return record
+
+    async def _attach(self, id: str) -> None:
+        """Run `keephold attach` in a process of its own."""
+        record, store = await self._find(id), self._runtime.registry.store
+        path = getattr(store, "path", None)
+        if path is None:
+            raise KeepholdError(_DETACHED.format(id), code="unsupported_store")
+        argv = [sys.executable, "-m", "keephold", "attach", record.uid, "--store", f"sqlite:///{path}"]
+        async with self._screen.lent():
+            with self._screen.tty.taken():
+                await self._screen.tty.lend(argv)
+
+    async def _abort(self, id: str) -> None:
+        record = await self._find(id)
+        if isinstance(record.state, Stopped):
+            self._say(f"{one_line(id)} has stopped already.")
+        else:
+            await Control(self._runtime).abort(record.uid)
+
+    def _say(self, text: str, style: Style = "", *, whole: bool = False) -> None:
+        self._screen.show(Piece("line", text, style, whole))
+
+
+def continuing(id: str, options: dict[str, str | None]) -> str:
+    """Return the command that continues a conversation, with the options of this one."""
+    words = ["keephold", "chat", "--conversation", id]
+    for option, value in options.items():
+        words += [option, value] if value is not None else []
+    return shlex.join(words)
 
 
 def last_exchange(lines: Sequence[TranscriptLine]) -> list[Piece]:
-    """The last thing that the user said and the last that was answered to it, clipped; nothing if nothing was said."""
+    """Return the last prompt and its answer, clipped."""
     answer = ""
     for line in reversed(lines):
         if line.kind not in ("request", "response"):
@@ -449,7 +435,7 @@ def last_exchange(lines: Sequence[TranscriptLine]) -> list[Piece]:
 
 
 def _said(parts: Iterable[dict[str, Any]]) -> list[str]:
-    """What a person said in a request; of other things than text, only that they were there."""
+    """Return the texts of the user in a request, with a mark for anything else."""
     texts = []
     for part in parts:
         content = part.get("content")
@@ -464,7 +450,7 @@ def _answered(text: str) -> list[Piece]:
 
 
 def _clipped(text: str) -> str:
-    """The beginning of a text that can be printed."""
+    """Return the beginning of a text, safe to print."""
     text = printable(text).strip()
     kept = "\n".join(text[:_CHARACTERS].splitlines()[:_LINES])
     return kept if kept == text else f"{kept.rstrip()} …"

@@ -1,9 +1,7 @@
-"""The person's terminal: keys and lines typed there; lent to their editor; put back however the prompt ends.
+"""The user's terminal: reads keys and lines, lends itself to the user's editor, and is restored after every prompt.
 
-It is `/dev/tty`, because standard input and output carry batches and answers. While it is taken every key comes at
-once and unechoed, and Ctrl-C is a key like any other. Keys come in through the event loop and text that the terminal
-does not take yet goes out through it: nothing here blocks, and no thread is needed. A terminal that goes away raises
-`Gone` in whoever waits for a key.
+It is `/dev/tty`, because stdin and stdout carry batches and answers. While taken, it delivers every key at once
+without echo, and Ctrl-C is an ordinary key. Nothing here blocks. If the terminal goes away, a read raises `Gone`.
 """
 
 import asyncio
@@ -24,24 +22,24 @@ from typing import Any, NamedTuple
 from keephold.text import strip_controls, to_utf8
 
 ESCAPE_WAIT = 0.05
-"""Seconds after which an escape is the key of that name: a slow line may split what an arrow key sends."""
+"""Seconds after which an escape is the Escape key: a slow line may split the sequence of an arrow key."""
 END_GRACE = 2.0
-"""Seconds that a borrower has to end when the prompt is withdrawn."""
+"""Seconds that a borrower has to exit when the prompt is withdrawn."""
 
 _DEVICE = "/dev/tty"
-# The terminal is opened anew: our own descriptor does not block, which would surprise a program.
+# The terminal is opened again: our own descriptor is non-blocking, which would surprise a program.
 _GATE = f'read -r _ && exec "$@" <{_DEVICE} >{_DEVICE} 2>&1'
 _PASTE, _PASTE_END = "\x1b[200~", "\x1b[201~"
 _PASTES_ON, _PASTES_OFF = "\x1b[?2004h", "\x1b[?2004l"
 _PLAIN_SCREEN = "\x1b[?1049l\x1b[?25h\x1b[0m"  # not the alternate one, with a cursor, without colours
-# What one key sends. A sequence ends before a control, whatever is missing from it, so that a stray beginning of one
-# cannot swallow the Ctrl-C that is to get the person out.
+# The sequence of one key. It ends before a control even if incomplete, so that a stray beginning of a sequence cannot
+# swallow the user's Ctrl-C.
 _ONE_KEY = re.compile(
     "\x1b\\[\\[[A-E]"  # F1 to F5 on the console
     "|\x1b\\[[0-?]*+[ -/]*+(?:[0-~]|(?=[^ -~]))"  # CSI
     "|\x1bO(?:[ -~]|(?=[^ -~]))"  # SS3
-    "|\x1b[]PX^_][^\x00-\x1f]*(?:\x07|(?=[\x00-\x1f]))"  # the terminal's answer to what another program asked
-    "|\x1b(?=[\x03\x1b])"  # the key itself
+    "|\x1b[]PX^_][^\x00-\x1f]*(?:\x07|(?=[\x00-\x1f]))"  # the terminal's answer to another program
+    "|\x1b(?=[\x03\x1b])"  # the Escape key
     "|\x1b[^\\[O\\]PX^_]"  # a key with Alt
     "|[^\x1b]"
 )
@@ -59,18 +57,18 @@ _NAMES = {
 
 
 class Gone(Exception):
-    """The terminal went away: it hung up, or is not this process' any more."""
+    """The terminal hung up, or no longer belongs to this process."""
 
 
 class KeyPress(NamedTuple):
-    """A key: `text` for what is typed and `paste` for what is pasted, with the text; otherwise its name."""
+    """A key: its name, or `text` or `paste` with the typed or pasted text."""
 
     name: str
     text: str = ""
 
 
 class KeyDecoder:
-    """Bytes as they come from a terminal, made into keys. What nobody here has a use for is dropped."""
+    """Decodes bytes from a terminal into keys. Unknown keys are dropped."""
 
     def __init__(self) -> None:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -78,11 +76,11 @@ class KeyDecoder:
 
     @property
     def undecided(self) -> bool:
-        """Whether the last thing that came is an escape that may be a key, or the beginning of one's sequence."""
+        """Whether the last byte is an escape: the key, or the beginning of a sequence."""
         return self._rest == "\x1b"
 
     def feed(self, data: bytes) -> Iterator[KeyPress]:
-        """The keys that are complete with these bytes."""
+        """Yield the keys that these bytes complete."""
         text, at = self._rest + self._decode(data), 0
         while at < len(text):
             if text.startswith(_PASTE, at):
@@ -102,16 +100,16 @@ class KeyDecoder:
         self._rest = text[at:]
 
     def decide(self) -> KeyPress:
-        """Nothing came after the escape: it was the key."""
+        """Return the Escape key: nothing came after it."""
         self._rest = ""
         return KeyPress("escape")
 
 
 class Tty:
-    """A terminal with a person at it. Keys are read only while it is taken; otherwise its modes are not touched."""
+    """The user's terminal. It is in raw mode, and keys are read, only while it is taken."""
 
     def __init__(self, fd: int) -> None:
-        """`fd` is open for reading and writing, and non-blocking. It is closed by `close`."""
+        """`fd` is open for reading and writing, and non-blocking. `close` closes it."""
         self._fd = fd
         self._loop: asyncio.AbstractEventLoop | None = None  # the one it was taken on
         self._dumb = os.environ.get("TERM", "dumb") == "dumb"
@@ -125,12 +123,12 @@ class Tty:
 
     @property
     def dumb(self) -> bool:
-        """Whether it knows no control sequences."""
+        """Whether it does not support control sequences."""
         return self._dumb
 
     @property
     def columns(self) -> int:
-        """How wide it is at the moment."""
+        """Its current width."""
         with contextlib.suppress(OSError):
             return os.get_terminal_size(self._fd).columns or 80
         return 80
@@ -139,7 +137,7 @@ class Tty:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Keys come here until the end of the block; then the terminal is as it was."""
+        """Read keys during the block, and restore the terminal after it."""
         self._take()
         try:
             yield
@@ -147,7 +145,7 @@ class Tty:
             self._put_back()
 
     def close(self) -> None:
-        """Put the terminal back, in the middle of a prompt too, and let go of it. Twice is harmless."""
+        """Restore the terminal, also during a prompt, and close it. Calling it twice is harmless."""
         if self._fd >= 0:
             self._put_back()
             self._lose()
@@ -155,12 +153,12 @@ class Tty:
             self._fd = -1
 
     def _take(self, modes: list[Any] | None = None) -> None:
-        """Take it; what is put back is these modes, or those it has."""
+        """Enter raw mode. `modes` are restored later; by default, the current ones."""
         if self._gone:
             return
         self._loop = asyncio.get_running_loop()
         try:
-            # A job that was sent to the background since is stopped here, until somebody brings it back.
+            # A background job is stopped here until the user brings it to the foreground.
             modes = modes or termios.tcgetattr(self._fd)
             termios.tcsetattr(self._fd, termios.TCSANOW, _raw(modes))
         except termios.error:
@@ -185,13 +183,13 @@ class Tty:
     # Keys
 
     async def key(self) -> KeyPress:
-        """The next key. Raises `Gone`."""
+        """Return the next key. Raise `Gone`."""
         while not self._keys:
             await self._change()
         return self._keys.popleft()
 
     async def key_within(self, secs: float) -> KeyPress | None:
-        """The next key; None if there is none for so long. Raises `Gone`."""
+        """Return the next key; None if none comes in time. Raise `Gone`."""
         try:
             async with asyncio.timeout(secs):
                 return await self.key()
@@ -247,8 +245,7 @@ class Tty:
     # Text
 
     async def show(self, text: str, *, keep: bool = False) -> None:
-        """Write a prompt. What was typed before it was there to be read is thrown away: nobody approves by accident.
-        `keep`: it is not, as it is meant for something else."""
+        """Write a prompt. Keys typed before it are discarded, to prevent accidental approval, unless `keep`."""
         if self._gone:
             raise Gone
         if not keep:
@@ -265,7 +262,7 @@ class Tty:
             termios.tcflush(self._fd, termios.TCIFLUSH)
 
     def write(self, text: str) -> None:
-        """Write text, without its controls being looked at: what others said must have been cleaned."""
+        """Write text unchanged: text of tools and models must have been cleaned."""
         if not self._gone:
             self._unsent += to_utf8(text)
             self._send()
@@ -295,10 +292,10 @@ class Tty:
     # Lending it
 
     async def lend(self, argv: Sequence[str]) -> int:
-        """Give the terminal to a program until it ends; its exit code, or its signal as a negative number.
+        """Lend the terminal to a program until it ends. Return its exit code, or its signal as a negative number.
 
-        It is the foreground job meanwhile, so that the keys that interrupt and stop reach it and not us. If the prompt
-        is withdrawn it is ended. Raises `OSError` if the program cannot be started.
+        It is the foreground job, so that Ctrl-C and Ctrl-Z reach it and not us. If the prompt is withdrawn, it is
+        terminated. Raise `OSError` if it cannot be started.
         """
         await self._sent()
         modes = self._modes
@@ -306,39 +303,39 @@ class Tty:
         try:
             return await self._run(argv)
         finally:
-            self._take(modes)  # whatever modes the program left
+            self._take(modes)  # the program may have changed the modes
 
     async def _run(self, argv: Sequence[str]) -> int:
         child = _started(argv)
         try:
             self._to_foreground(child.pid)
-            _let_go(child)
+            _start(child)
             with _never_stopped(child.pid):
                 await _ended(child)
         finally:
             self._to_foreground(os.getpgrp())
-            if (child.returncode or 0) < 0:  # it could not clean up behind itself
+            if (child.returncode or 0) < 0:  # it could not clean up
                 self._control(_PLAIN_SCREEN)
         return child.returncode
 
     def _to_foreground(self, group: int) -> None:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})  # else taking it back would stop us
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})  # or taking it back would stop us
         try:
-            with contextlib.suppress(OSError):  # gone; whoever waits for a key hears of it
+            with contextlib.suppress(OSError):  # gone; reading a key raises `Gone`
                 os.tcsetpgrp(self._fd, group)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class LineEditor:
-    """A line that is being typed, and where in it the cursor is."""
+    """A line of input, and the cursor in it."""
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
 
     def press(self, key: KeyPress) -> None:
-        """Change it as this key says; one that means nothing here is ignored."""
+        """Apply a key; unknown keys are ignored."""
         before, after = self.text[: self.at], self.text[self.at :]
         match key.name:
             case "text" | "paste":
@@ -364,10 +361,9 @@ class LineEditor:
 
 
 class Row:
-    """The last row of a prompt, drawn again at every key.
+    """The last row of a prompt, redrawn at every key.
 
-    Only carriage returns and backspaces are used, and no more is drawn than fits: that works in every terminal, and
-    however its size changes.
+    It uses only carriage returns and backspaces, and draws no more than fits, so it works in every terminal.
     """
 
     def __init__(self, tty: Tty, *, secret: bool) -> None:
@@ -376,7 +372,7 @@ class Row:
         self._width: int | None = None  # of what is drawn; None: nothing yet
 
     def draw(self, text: str, at: int | None = None) -> None:
-        """The text, or as much of it as there is room for around the cursor. Of a secret, nothing ever."""
+        """Draw the part of the text around the cursor that fits. A secret is never drawn."""
         from rich.cells import cell_len
 
         if self._secret:
@@ -398,7 +394,7 @@ class Row:
 
 
 def open_tty() -> Tty | None:
-    """The terminal of this process. None if it has none, or is a background job, whose keys go to somebody else."""
+    """Return the terminal of this process; None if it has none, or is a background job."""
     try:
         fd = os.open(_DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
@@ -414,12 +410,12 @@ def open_tty() -> Tty | None:
 
 
 def _seen(text: str) -> str:
-    """A part of a line as it looks in a row."""
+    """Return a part of a line as it is drawn in a row."""
     return "".join(each for each in text.replace("\n", "⏎").replace("\t", " ") if each.isprintable())
 
 
 def _raw(modes: list[Any]) -> list[Any]:
-    """Every key at once, as it was sent; output as before."""
+    """Return the modes for raw input, with output unchanged."""
     input_modes, output, control, local, speed_in, speed_out, characters = modes
     input_modes &= ~(termios.IXON | termios.ICRNL | termios.INLCR | termios.IGNCR | termios.ISTRIP | termios.BRKINT)
     local &= ~(termios.ICANON | termios.ECHO | termios.ISIG | termios.IEXTEN)
@@ -429,7 +425,7 @@ def _raw(modes: list[Any]) -> list[Any]:
 
 
 def _started(argv: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """A program in a process group of its own. It begins when it is let go: once it is the foreground job."""
+    """Prepare a program in its own process group. It waits for `_start`, until it is the foreground job."""
     if shutil.which(argv[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
     return subprocess.Popen(
@@ -438,7 +434,7 @@ def _started(argv: Sequence[str]) -> "subprocess.Popen[bytes]":
     )  # fmt: skip
 
 
-def _let_go(child: "subprocess.Popen[bytes]") -> None:
+def _start(child: "subprocess.Popen[bytes]") -> None:
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError), child.stdin:
         child.stdin.write(b"\n")
@@ -446,7 +442,7 @@ def _let_go(child: "subprocess.Popen[bytes]") -> None:
 
 @contextlib.contextmanager
 def _never_stopped(pid: int) -> Iterator[None]:
-    """Let a child go on whenever it is stopped, by Ctrl-Z say: there is no shell that would continue it."""
+    """Continue a child whenever it is stopped, for example by Ctrl-Z: no shell would do it."""
 
     def look() -> None:
         with contextlib.suppress(ChildProcessError):
@@ -463,7 +459,7 @@ def _never_stopped(pid: int) -> Iterator[None]:
 
 
 async def _ended(child: "subprocess.Popen[bytes]") -> None:
-    """Wait for the end of a child, and reap it. If nobody waits any more it is ended, with what it started."""
+    """Wait for a child and reap it. If cancelled, terminate it with its process group."""
     try:
         await _end_of(child)
     except asyncio.CancelledError:

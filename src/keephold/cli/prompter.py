@@ -1,7 +1,7 @@
-"""Asks the person at the terminal (P, Q): may a call run, may its result be seen, what is the answer to a question.
+"""Asks the user at the terminal (P, Q): may a call run, may the model see its result, what is the answer.
 
-A prompt is a panel, a question and a key; what is to be changed is changed in the person's own editor. Text of tools
-and models is shown without what a terminal would act on (K4), and what a person types as a secret is never shown.
+A prompt is a panel, a question and a key; arguments and results are edited in the user's own editor. Text of tools and
+models is shown without the controls that a terminal would obey (K4), and a typed secret is never shown.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ from keephold.turn.prompts import (
 )
 
 PAUSE_SECS = 1.0
-"""Without a key for so long, nobody is typing."""
+"""Without a key for this long, the user is not typing."""
 
-_STOP_TYPING = "Waiting for you to stop typing; what you type goes on to your line."
+_STOP_TYPING = "Waiting for you to stop typing; keys still go to your line."
 _HEAD_LINES, _TAIL_LINES = 30, 10
 _HEAD_CHARACTERS, _TAIL_CHARACTERS = 300, 80
 _NARROWEST, _WIDEST = 20, 100
@@ -61,15 +61,15 @@ _YES_OR_NO = {"y": "yes", "n": "no"}
 
 
 class _Left(Exception):
-    """The person does not want to be asked this."""
+    """The user cancelled the prompt."""
 
 
 class _NotOpened(Exception):
-    """Nothing came of the editor or the pager; the text says why."""
+    """The editor or the pager failed; the text says why."""
 
 
 class Typing(NamedTuple):
-    """A line that a person is typing when a prompt appears, and what its keys do."""
+    """The line that the user is typing when a prompt appears, and the handler of its keys."""
 
     line: LineEditor
     press: Callable[[KeyPress], None]
@@ -83,11 +83,11 @@ class _Part(NamedTuple):
 
 
 class TerminalPrompter:
-    """A prompter (`Runtime(prompter=…)`) that talks to the person at `/dev/tty`.
+    """A prompter (`Runtime(prompter=…)`) that asks the user at `/dev/tty`.
 
-    One prompt at a time. While one is open the event loop runs on; Ctrl-C, Ctrl-D and Escape cancel the prompt, not the
-    process. When the coroutine ends or is cancelled the terminal is as it was. Where the person is `typing` something
-    else, keys go on to that until there has been a pause: only then do they answer.
+    It shows one prompt at a time, and never blocks the event loop. Ctrl-C, Ctrl-D and Escape cancel the prompt, not the
+    process. The terminal is restored when the coroutine ends or is cancelled. If the user is `typing` something else,
+    keys go to that line until there is a pause: only then do they answer.
     """
 
     def __init__(self, tty: Tty) -> None:
@@ -96,7 +96,7 @@ class TerminalPrompter:
         self._typing: Typing | None = None
 
     async def __call__(self, prompt: Prompt, typing: Typing | None = None) -> Decision:
-        """Show the prompt and return what the person said. `Cancelled` also if the terminal goes away."""
+        """Show the prompt and return the decision: `Dismissed` also if the terminal goes away."""
         self._typing = typing
         with self._tty.taken():
             try:
@@ -117,7 +117,7 @@ class TerminalPrompter:
                 raise
 
     def close(self) -> None:
-        """Put the terminal back, also in the middle of a prompt, and let go of it."""
+        """Restore the terminal, also during a prompt, and close it."""
         self._tty.close()
 
     # The prompts
@@ -139,7 +139,7 @@ class TerminalPrompter:
                 case "n" | "N":
                     return Denied(remember=key == "N")
                 case "r":
-                    self._tty.write("Why not?\n")  # and what is typed already belongs to the reason
+                    self._tty.write("Why not?\n")  # keys typed already belong to the reason
                     return Denied(await self._type() or None)
             arguments, problem = await self._edit_arguments(arguments)
 
@@ -151,7 +151,7 @@ class TerminalPrompter:
             title = f"{'Error' if prompt.is_error else 'Result'} of {_named(prompt.tool, prompt.id)}"
             body = _shortened(printable(text), "v shows all")
             shown = self._problem(problem) + self._panel(title, _Part(body, "red" if prompt.is_error else ""))
-            key = await self._choose(shown, "May the assistant see it?", _DELIVER)
+            key = await self._choose(shown, "May the model see it?", _DELIVER)
             match key:
                 case "y":
                     return Approved() if text == prompt.result else Edited(text)
@@ -200,8 +200,8 @@ class TerminalPrompter:
         return "\n" + self._drawn(*parts, title=title)
 
     def _drawn(self, *parts: _Part, title: str | None = None) -> str:
-        """The parts, in a box if there is a title. Nothing in them is markup."""
-        from rich import box  # rich is slow to import, and needed only when somebody is asked
+        """Draw the parts, in a box if there is a title. Nothing in them is markup."""
+        from rich import box  # rich is slow to import, and needed only for prompts
         from rich.console import Console, Group
         from rich.highlighter import JSONHighlighter
         from rich.panel import Panel
@@ -223,10 +223,10 @@ class TerminalPrompter:
             console.print(Panel(Group(*texts), title=Text(title), title_align="left", box=edge))
         return out.getvalue()
 
-    # What a person does
+    # The user's answers
 
     async def _show(self, shown: str, question: str = "") -> None:
-        """Show a prompt. Keys that follow are meant for it."""
+        """Show a prompt. The keys that follow answer it."""
         typing, self._typing = self._typing, None
         if typing is None:
             await self._tty.show(shown + question)
@@ -251,7 +251,7 @@ class TerminalPrompter:
         default: str | None = None,
         secret: bool = False,
     ) -> str:
-        """One of the keys. What is pasted presses none: it was not meant for this."""
+        """Return one of the keys. Pasted text presses none, because it was not meant for this."""
         enter = f", Enter: {choices[default]}" if default is not None and not secret else ""
         line = f"{question} [{'/'.join(choices)}/?{enter}] "
         await self._show(shown, line)
@@ -266,7 +266,7 @@ class TerminalPrompter:
                 return chosen
 
     async def _select(self, shown: str, question: Question) -> str:
-        """One of the options, by its number or the arrow keys, and Enter."""
+        """Return the option that the user chooses by number or arrow keys, and Enter."""
         options = select_options(question)
         assert options is not None
         listed = "".join(f"  {number}  {one_line(option)}\n" for number, option in enumerate(options, start=1))
@@ -283,7 +283,7 @@ class TerminalPrompter:
             chosen = chosen.after(key, len(options))
 
     async def _type(self, *, secret: bool = False) -> str:
-        """A line. A secret one is not shown, not even its length."""
+        """Read a line. A secret is not shown, not even its length."""
         line, row = LineEditor(), Row(self._tty, secret=secret)
         while True:
             row.draw(line.text, line.at)
@@ -301,13 +301,13 @@ class TerminalPrompter:
             raise _Left
         return key
 
-    # Programs of the person
+    # The user's programs
 
     async def _edit_again(self, problem: str) -> bool:
         return await self._choose(self._problem(problem), "Edit again?", _YES_OR_NO) == "y"
 
     async def _edit_arguments(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-        """The arguments as the person wants them; as they were, with what went wrong, if nothing came of it."""
+        """Return the edited arguments; if editing failed, the old ones and the error."""
         text = _as_json(arguments) + "\n"
         while True:
             try:
@@ -328,16 +328,16 @@ class TerminalPrompter:
         return edited if text.endswith("\n") else edited.removesuffix("\n"), None
 
     async def _edit(self, text: str, name: str) -> str:
-        """What the person made of a text in their editor."""
+        """Return a text after the user has edited it."""
         argv = _program(("VISUAL", "EDITOR"), ("editor", "nano", "vi"))
-        with TemporaryDirectory(prefix="keephold-") as directory:  # nobody else may look into it
+        with TemporaryDirectory(prefix="keephold-") as directory:  # readable by the user only
             path = Path(directory, name)
             _write(path, text)
             await self._lend([*argv, str(path)])
             return _read(path)
 
     async def _view(self, text: str) -> str | None:
-        """Show all of a text in the person's pager; what went wrong, if something did."""
+        """Show a text in the user's pager. Return the error, if any."""
         with TemporaryDirectory(prefix="keephold-") as directory:
             path = Path(directory, "result.txt")
             _write(path, printable(text))
@@ -359,14 +359,14 @@ class TerminalPrompter:
 
 
 class _Option(NamedTuple):
-    """Which of the options is chosen: the first is 1, 0 is none."""
+    """The chosen option: the first is 1, 0 means none."""
 
     number: int
     typed: bool = False
-    """Whether the number was typed: a further digit may belong to it."""
+    """Whether the number was typed, so that another digit may follow."""
 
     def after(self, key: KeyPress, count: int) -> "_Option":
-        """The choice of so many after this key."""
+        """Return the choice after this key."""
         match key.name:
             case "down":
                 return _Option(self.number % count + 1)
@@ -382,8 +382,8 @@ class _Option(NamedTuple):
 
 
 def open_prompter() -> TerminalPrompter | None:
-    """A prompter at this process' terminal. None where no person can be asked: there is no terminal, standard error
-    goes elsewhere, so that nobody may be looking, or this is a background job."""
+    """Return a prompter at this process's terminal; None if it has none, if stderr goes elsewhere, or if it is a
+    background job."""
     if not os.isatty(2):
         return None
     tty = open_tty()
@@ -395,21 +395,21 @@ def _named(tool: str, id: str | None) -> str:
 
 
 def _as_json(value: Any) -> str:
-    """JSON to read and to edit: what cannot be printed is escaped, so that nothing is hidden and nothing acts."""
+    """Return JSON to read and edit. Unprintable characters are escaped, so that nothing is hidden."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values are one in JSON. Python alone takes `true` and `1` for the same."""
+    """Return whether two values are the same JSON. Python treats `true` and `1` as equal."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """The arguments that a person wrote. Raises `ValueError` that says what is wrong."""
+    """Parse the arguments that the user wrote. Raise `ValueError` that says what is wrong."""
 
     def refuse(name: str) -> NoReturn:
-        raise ValueError(f"{name} is no JSON")
+        raise ValueError(f"{name} is not JSON")
 
     try:
         value = json.loads(text, parse_constant=refuse)
@@ -421,7 +421,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def _shortened(text: str, hint: str) -> str:
-    """The head and the tail of a long text, and of each long line, with how much is missing between them."""
+    """Return the head and the tail of a long text, and of each long line, with the length of the gap."""
     lines = text.split("\n")
     if (missing := len(lines) - _HEAD_LINES - _TAIL_LINES) > 1:
         lines[_HEAD_LINES:-_TAIL_LINES] = [f"… {missing} lines left out: {hint} …"]
@@ -436,7 +436,7 @@ def _shortened_line(line: str, hint: str) -> str:
 
 
 def _program(variables: Sequence[str], others: Sequence[str]) -> list[str]:
-    """The program that one of the variables names, or the first of the others that is there."""
+    """Return the program that one of the variables names, or the first of the others that is installed."""
     for name in variables:
         try:
             argv = shlex.split(os.environ.get(name, ""))
