@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("keephold.handles")
 
-_IDLE = 2000
+_IDLE = 1000
 """How many handles that nobody runs stay in memory."""
 _EVICT_SECS = 0.05
 
@@ -232,7 +232,7 @@ class Cache:
         return handle
 
     def _copy(self, handle: Handle, record: Record) -> None:
-        handle.decide(record.state)
+        handle.settle(record.state)
         handle.owner, handle.fence, handle.attempt = record.owner, record.fence, record.attempt
         handle.next_attempt_at, handle.parking = record.next_attempt_at, record.parking
         handle.id, handle.stateful = record.id, record.stateful
@@ -294,7 +294,7 @@ class Cache:
             self.on_settled(uid, state, what)
         handle = self._by_uid.get(uid)
         if handle is not None and handle.active:
-            handle.decide(state)
+            handle.settle(state)
             handle.owner = None
             if isinstance(state, Stopped):
                 self._stopped(handle)
@@ -415,15 +415,20 @@ class Cache:
             handle.output.close()
         if handle.unwritten is not None:  # nobody can ask for it
             self._forget(handle)
-        else:
-            self._rest(handle)
+            return
+        self._idle[handle.uid] = handle
+        if len(self._idle) > _IDLE and not self._evicting:
+            self._evict_later()
 
     def _rest(self, handle: Handle) -> None:
         """Nobody here runs it: it stays in memory as long as somebody watches it, or there is room."""
         self._idle[handle.uid] = handle
         if len(self._idle) > _IDLE and not self._evicting:
-            self._evicting = True  # later: whoever waits for this handle comes first
-            asyncio.get_running_loop().call_later(_EVICT_SECS, self._evict)
+            self._evict_later()
+
+    def _evict_later(self) -> None:
+        self._evicting = True  # waits for this handle come first
+        asyncio.get_running_loop().call_later(_EVICT_SECS, self._evict)
 
     def _evict(self) -> None:
         self._evicting = False

@@ -104,7 +104,7 @@ class Handle:
         self.attempt = 1
         self.next_attempt_at: float | None = None
         self.parking: Parking | None = None
-        self.decide(Pending(created))
+        self.settle(Pending(created))
         self.cursor = 0
         self.output: Output | None = None
         self.progress: Progress | None = None
@@ -120,11 +120,14 @@ class Handle:
         self.unwritten: Record | None = None
         """What the store is to be told of it before anything else: a call that may be over at once is written then."""
 
-    def decide(self, state: State, *, visible: bool = True) -> None:
-        """Set the decided state, and the visible one unless the store is yet to confirm it. Nothing else sets it."""
+    def decide(self, state: State) -> None:
+        """Set the decided state; the store is yet to confirm it. Nothing else sets it."""
         self.decided = state
-        if visible:
-            self.state = state
+
+    def settle(self, state: State) -> None:
+        """Set both states: this one is in the store, or will be registered with the handle."""
+        self.decide(state)
+        self.state = state
 
     def __repr__(self) -> str:
         return f"<Handle {self.id} {self.tool.name} {name(self.state)}>"

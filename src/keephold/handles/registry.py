@@ -56,11 +56,11 @@ if TYPE_CHECKING:
 
 
 def notice(tool: "Tool", state: State) -> Notice | None:
-    """The news that a handle of the tool is in this state now, if the tool's settings want it told."""
+    """Return the notification of a handle's new state, if the tool's settings want one (N1, N2)."""
     policy = tool.spawn.notifications
-    if isinstance(state, Stopped):
-        news = end_notice(state, policy.deliver)
-        return news if (policy.on_failure if news.level == "error" else policy.on_success) else None
+    if type(state) is Stopped:
+        stopped = end_notice(state, policy.deliver)
+        return stopped if (policy.on_failure if stopped.level == "error" else policy.on_success) else None
     if isinstance(state, Waiting) and policy.on_waiting:
         return Notice("tool.waiting", "warning", None, policy.deliver)
     return None
@@ -202,12 +202,13 @@ class Registry(Cache):
         """
         before = handle.decided
         state = transition(before, event)
-        handle.decide(state, visible=False)
+        handle.decide(state)
         if isinstance(before, Waiting) and handle.stateful:
             also = (*also, TakenBack(handle.conversation, ((handle.uid, "asked"),)))  # that it asks is old news
         output = self._kept(handle) if handle.output is not None and isinstance(state, Stopped) else None
-        news = notice(handle.tool, state) if handle.stateful and not quiet else None
-        ops: Sequence[Op] = (Changed(handle.uid, handle.fence, event, state, output, news), *also)
+        notification = notice(handle.tool, state) if handle.stateful and not quiet else None
+        change = Changed(handle.uid, handle.fence, event, state, output, notification)
+        ops: Sequence[Op] = (change, *also) if also else (change,)
         refused = partial(self._refused, handle)
         if handle.unwritten is not None:
             if handle.tool.unrecorded:
@@ -298,7 +299,7 @@ class Registry(Cache):
         then()
         state = results[0]
         if isinstance(state, Stopped):
-            handle.decide(state)
+            handle.settle(state)
             if self.on_settled:
                 self.on_settled(handle.uid, state, None)
             self._stopped(handle)

@@ -115,22 +115,20 @@ class Wait(Watcher):
 
     @property
     def satisfied(self) -> bool:
-        for group in self._groups:  # noqa: SIM110 (on the way from every stop to whoever awaits it)
-            if group.need > 0 and group.left > 0:
-                return False
-        return True
+        return all(group.satisfied for group in self._groups)
 
     def _check(self) -> None:
         if self.reason is not None:
             return
-        if self.satisfied:
-            self.reason = "satisfied"
-            if self._of:
-                self.cancel()
-        elif self._all_blocked():
-            self.reason = "needs_input"
-        else:
-            return
+        for group in self._groups:  # as `satisfied`, without a call: this is on the path of every stop
+            if group.need > 0 and group.left > 0:
+                if self._all_blocked():
+                    self.reason = "needs_input"
+                    self._done(self)
+                return
+        self.reason = "satisfied"
+        if self._of:
+            self.cancel()
         self._done(self)
 
     def goes_on(self) -> bool:

@@ -1,5 +1,7 @@
 """Outcomes and resolutions: the two ways to say how something ended, and how one becomes the other (D1, D2, D4)."""
 
+from functools import cache
+
 from keephold.handles.state import Ended, EndedBy, Failure, Ok, Outcome, State, Stopped, Waiting
 from keephold.store.rows import CARRIERS, Carrier, Notice, Parking, Resolution
 from keephold.text import strip_controls, to_utf8
@@ -39,11 +41,14 @@ def timed_out(parking: Parking | None) -> Failure:
     return TIMED_OUT if said is None else Failure(said, TIMED_OUT.code)
 
 
+@cache
+def _end_notice(failed: bool, carriers: tuple[Carrier, ...]) -> Notice:
+    return Notice("tool.failed", "error", None, carriers) if failed else Notice("tool.stopped", "info", None, carriers)
+
+
 def end_notice(state: Stopped, carriers: tuple[Carrier, ...] = CARRIERS) -> Notice:
-    """The news that a handle has stopped. A deliberate end is no failure of it (S3)."""
-    if isinstance(state.outcome, Failure) and not state.deliberate:
-        return Notice("tool.failed", "error", None, carriers)
-    return Notice("tool.stopped", "info", None, carriers)
+    """Return the notification that a handle has stopped. A deliberate end is not a failure of the tool (S3)."""
+    return _end_notice(isinstance(state.outcome, Failure) and not state.deliberate, carriers)
 
 
 def words(id: str, tool: str, state: State) -> str:

@@ -400,7 +400,8 @@ class Run:
         handle.run = None
         if self._gone is not None:
             self._gone.set()
-        self.registry.released(handle)
+        if handle.lingering:
+            self.registry.released(handle)
         self._around.leave(handle)
 
     # Requests to the tool
@@ -540,13 +541,16 @@ class Run:
         return self._probing is not None
 
     def _cancel_timers(self) -> None:
-        for timer in (self._timeout, self._next):
-            if timer is not None:
-                timer.cancel()
-        self._timeout = self._next = None
-        for telling in (self._probing, self.content):
-            if telling is not None:
-                telling.stop()
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        if self._probing is not None:
+            self._probing.stop()
+        if self.content is not None:
+            self.content.stop()
 
     def _close_question(self) -> None:
         if self._answer_to is not None:

@@ -283,10 +283,10 @@ class Batch:
             # What is known already goes into the commit that registers the handle: a refused spawn has stopped (B6),
             # and a call that starts at once runs.
             if parsed.error is not None:
-                handle.decide(Stopped(now, None, now, error_of(parsed.error)))
+                handle.settle(Stopped(now, None, now, error_of(parsed.error)))
                 handle.owner = None
             elif parsed.position in first and self._actions.may_start(call):
-                handle.decide(Running(now, now))
+                handle.settle(Running(now, now))
             record = self._record(call, handle)
             if not self.resumable and parsed.error is None and _may_be_over_at_once(handle):
                 handle.unwritten = record

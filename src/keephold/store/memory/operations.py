@@ -224,7 +224,13 @@ def stop(t: Tables, record: Record, state: Stopped, notice: Notice | None = None
     uid, at = record.uid, state.stopped
     record.state = state
     record.owner = record.next_attempt_at = None
-    note_stop(t, record, at)
+    t.stopped.append(record)  # as `note_stop`
+    if t.undo is not None:
+        t.undo.append((t.stopped.pop,))
+    if at < t.last_stop:
+        t.in_order = False
+    else:
+        t.last_stop = at
     if uid in t.keys:
         row = completion(t, uid)
         if row is not None and row.resolution is None and not row.revoked:
