@@ -1,6 +1,6 @@
 """From a registered handle to a running one: the serial lane, resources and slots, then the start (B4, B5, W11).
 
-Admission is also how a handle is ended from outside, because what that means depends on how far it has come.
+Admission also ends handles from outside, because the way to end one depends on how far it has come.
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -24,7 +24,7 @@ from keephold.turn.replies import Replies
 
 
 class Admission:
-    """Lets handles of one runtime run when their time has come."""
+    """Starts the handles of one runtime when their turn has come."""
 
     def __init__(
         self, registry: Registry, toolbox: Toolbox, questions: Questions, permission: Permission, replies: Replies
@@ -35,14 +35,14 @@ class Admission:
         self._permission = permission
         self._replies = replies
         self._deliveries: dict[str, Asking] = {}
-        """By uid: results of which a person says whether they may be seen."""
+        """By uid: open prompts for results that the user has to release."""
 
     def queues(self, tool: Tool) -> bool:
-        """Whether a call of the tool may have to wait for something before it starts."""
+        """Return whether a call of the tool may have to queue before it starts."""
         return tool.scheduling == "serial" or self._toolbox.has_names(tool)
 
     def resources(self, invocation: Invocation) -> tuple[str, ...]:
-        """The resources a call needs; none if they cannot be told, which `admit` will say."""
+        """Return the resources a call needs; none if they cannot be determined, which `admit` reports."""
         if not invocation.tool.resources:
             return ()
         try:
@@ -51,7 +51,7 @@ class Admission:
             return ()
 
     def admit(self, handle: Handle, invocation: Invocation) -> None:
-        """Start it, now or when it may. A serial one passes its conversation's lane first."""
+        """Start a call, now or when it may start. A serial one passes its conversation's lane first."""
         try:
             names = self._toolbox.names(invocation)
         except ToolError as error:
@@ -59,7 +59,7 @@ class Admission:
             return
         if handle.tool.scheduling == "serial":
             # One-shot calls have a lane of their own (B4). A batch starts them one at a time anyway; the lane is for
-            # what lingers of one that was ended (Y2).
+            # one that was ended and lingers (Y2).
             lane = {f"{'serial' if handle.stateful else 'call'}:{handle.conversation}": 1}
             handle.lane = Ticket(self._registry.serial, handle, lane, partial(self._queue, handle, invocation, names))
             self._registry.serial.enter(handle.lane)
@@ -69,7 +69,7 @@ class Admission:
             self._registry.notify_watchers(handle)
 
     def _queue(self, handle: Handle, invocation: Invocation, names: Mapping[str, int]) -> None:
-        if isinstance(handle.decided, Stopped):  # one of several that are being ended, see `end_all`
+        if isinstance(handle.decided, Stopped):  # it is being ended with others, see `end_all`
             return
         if not names:
             self._start(handle, invocation)
@@ -80,22 +80,22 @@ class Admission:
         if handle.lane is not None and not ticket.held:
             self._registry.notify_watchers(
                 handle
-            )  # it has left one queue and stands in another: behind someone blocked? (A6)
+            )  # it has moved to another queue, perhaps behind a blocked handle (A6)
 
     def _start(self, handle: Handle, invocation: Invocation) -> None:
         if isinstance(handle.decided, Stopped) or self._registry.closing:
             return
         Run(self._registry, handle, self).start(invocation)
         if _interactive(handle):
-            self._tell_queue(handle)
+            self._recheck_queue(handle)
 
-    def _tell_queue(self, handle: Handle) -> None:
-        """Whoever holds something and stays: one-shot calls that queue for it are hopeless (B5)."""
+    def _recheck_queue(self, handle: Handle) -> None:
+        """Recheck the one-shot calls that queue for a resource whose holder stays: they are hopeless (B5)."""
         lines = handle.ticket.lines() if handle.ticket is not None else ()
         for call in [ticket.handle for line in lines for ticket in line.queue if not ticket.handle.stateful]:
             self._registry.notify_watchers(call)
 
-    # What its calls meet outside their tools (Surroundings)
+    # RunHost
 
     def route(self, handle: Handle, question: Question) -> Outcome | Open:
         return self._questions.route(handle, question)
@@ -113,30 +113,30 @@ class Admission:
             delivery.withdraw()
 
     def is_delivering(self, uid: str) -> bool:
-        """Whether a person is being asked about the result of that call."""
+        """Return whether the user is being asked about the result of that call."""
         return uid in self._deliveries
 
     def deliver(self, handle: Handle, outcome: Outcome, then: Callable[[Outcome], None]) -> None:
-        """What of an outcome may be seen, told to `then` (P5)."""
+        """Call `then` with the part of an outcome that may be seen (P5)."""
 
         def delivered(shown: Outcome) -> None:
             self._deliveries.pop(handle.uid, None)
-            told(shown)
+            notify(shown)
 
-        told = then
+        notify = then
         asking = self._permission.to_deliver(handle, outcome, lambda: self._replies.preview(handle, outcome), delivered)
         if asking is not None:
-            told = answered(self._registry, handle.uid, "result", then)
+            notify = answered(self._registry, handle.uid, "result", then)
             self._deliveries[handle.uid] = asking
 
     def leave(self, handle: Handle) -> None:
-        """Give back its place in the lane and what it holds."""
+        """Release its place in the lane and its resources."""
         lane, ticket = handle.lane, handle.ticket
         if lane is None and ticket is None:
             return
         handle.lane = handle.ticket = None
         if handle.parked and ticket is not None and (names := resources(ticket.names)):
-            self.hold(handle, names)  # before the ticket is given back, so that nobody comes in between (B5)
+            self.hold(handle, names)  # before the ticket is released, so that no other call comes in between (B5)
         for each in (ticket, lane):
             if each is not None:
                 each.gate.leave(each)
@@ -146,20 +146,20 @@ class Admission:
         handle.ticket = Ticket(self._registry.gate, handle, names, lambda: None)
         self._registry.gate.take(handle.ticket)
         handle.watch(OnStop(self.leave))
-        self._tell_queue(handle)
+        self._recheck_queue(handle)
 
     def end(self, handle: Handle, error: Failure, ended_by: EndedBy) -> None:
-        """End it, for a reason. What has not started never will; what runs is told to end and stops when it has."""
+        """End a handle. A queued one never starts; a running one is asked to end and stops when it has."""
         if handle.run is not None:
             handle.run.end(error, ended_by)
         elif not isinstance(handle.decided, Stopped):
             if handle.parked:
-                error = CANCELLED  # in these words, whoever did it (D2)
+                error = CANCELLED  # in these words, for every way to end it (D2)
             self._registry.end(handle, error, ended_by)
             self.leave(handle)
 
     def end_all(self, handles: Sequence[Handle], error: Failure, ended_by: EndedBy) -> None:
-        """End several. None of those that queue starts because another one leaves (S3)."""
+        """End several. No queued one starts because another one leaves (S3)."""
         queued = [handle for handle in handles if handle.run is None and not isinstance(handle.decided, Stopped)]
         for handle in queued:
             self._registry.end(handle, CANCELLED if handle.parked else error, ended_by)
@@ -169,7 +169,7 @@ class Admission:
             self.end(handle, error, ended_by)
 
     def hopeless(self, handle: Handle, already_handled: Container[str]) -> Handle | None:
-        """B5: whoever holds up a one-shot call and will not go by itself, if there is such a handle."""
+        """B5: return the handle that holds up a one-shot call and will not stop by itself, if there is one."""
         stuck = handle.behind(already_handled)
         if stuck is not None:
             return stuck
@@ -183,7 +183,7 @@ class Admission:
 
 
 def resources(names: Mapping[str, int]) -> dict[str, int]:
-    """Those of the names that are resources, and not slots."""
+    """Return the names that are resources, not slots."""
     return {name: capacity for name, capacity in names.items() if name.startswith(RESOURCE)}
 
 

@@ -1,7 +1,7 @@
-"""What a runtime and a client of its streams say to each other: frames over a Unix socket.
+"""The frames that a runtime and an attached client exchange over a Unix socket.
 
-A frame is one byte of kind, four bytes of length (big endian), and so many bytes: output and input as they are,
-everything else JSON. The first frame of a client says what it wants; then each side sends what the other may need.
+A frame is one byte of kind, four bytes of length (big endian) and the payload: raw bytes for output and input, JSON for
+everything else. The first frame of a client is its request.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from keephold.handles.handle import HandleInfo
 from keephold.text import to_json
 
 LONGEST = 16 << 20
-"""Bytes of a frame that a runtime takes from a client (K6)."""
+"""The most bytes of a frame that a runtime accepts (K6)."""
 _HEAD = 5
 
 Kind = Literal["w", "i", "r", "d", "o", "g", "p", "s", "e", "y", "x"]
@@ -27,11 +27,11 @@ DETACH: Kind = "d"
 OUTPUT: Kind = "o"
 GAP: Kind = "g"
 SCREEN: Kind = "p"
-"""What the terminal shows (`tools.base.Screen`); output that follows goes on from it."""
+"""The terminal's screen (`tools.base.Screen`); the output frames that follow continue from it."""
 STATE: Kind = "s"
 END: Kind = "e"
 REPLY: Kind = "y"
-"""What came of a `send`: the handle's state as a reply shows it (C3)."""
+"""The result of a `send`: the handle's state as a reply shows it (C3)."""
 ERROR: Kind = "x"
 
 
@@ -40,70 +40,70 @@ class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     uid: str
     want: Literal["read", "follow", "attach", "cast", "send"]
-    """`read`: what was printed so far. `follow`: that, and whatever comes, until the handle stops. `attach`: drive the
-    terminal. `cast`: its session as an asciicast, a frame for some lines. `send`: what a person sends, once."""
+    """`read`: the output so far. `follow`: that and all later output, until the handle stops. `attach`: drive the
+    terminal. `cast`: its session as an asciicast, a frame for some lines. `send`: send input once, as the user."""
     since: int = 0
-    """Offset of the first byte of output that is wanted."""
+    """Offset of the first byte of output to send."""
     screen: bool = False
-    """`follow` a terminal from what it shows now, instead of `since`."""
+    """`follow` a terminal from its current screen, instead of `since`."""
     rows: int = 0
     cols: int = 0
-    """The size of the terminal that attaches; 0: it does not know."""
+    """The size of the client's terminal; 0: unknown."""
     input: Any | msgspec.UnsetType = msgspec.UNSET
     """None closes the stdin of a command."""
     keys: tuple[str, ...] = ()
     secret: bool = False
-    """What is sent was read from a person without showing it."""
+    """The input was read without showing it."""
     answers: str | None = None
-    """What is sent is the answer to this question (`turn/tool_call.py`), or is not sent at all."""
+    """The input answers this question (`turn/tool_call.py`), or is refused."""
 
 
 class Size(msgspec.Struct, frozen=True):
-    """The terminal of whoever is attached has another size now."""
+    """The new size of the attached client's terminal."""
 
     rows: int
     cols: int
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """So many bytes are gone; output goes on at `offset`."""
+    """`missing` bytes were overwritten; the output continues at `offset`."""
 
     missing: int
     offset: int
 
 
 class HandleStatus(msgspec.Struct, frozen=True):
-    """How the handle is: at the beginning, when its state has changed (`STATE`), and at last (`END`)."""
+    """The handle's state: at first and after each change (`STATE`), and at the end (`END`)."""
 
     handle: HandleInfo
     cols: int
-    """How wide its terminal was at the beginning; 0: it has none."""
+    """The width of its terminal at the start; 0: it has none."""
     offset: int
-    """Where the output that follows begins."""
+    """Offset of the output that follows."""
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """Why the runtime does not, or no longer, do what is wanted."""
+    """Why the runtime refuses the request, or ends the connection."""
 
     message: str
     code: str
 
 
 class SupportsStreams(Protocol):
-    """A store that knows where its processes can be talked to."""
+    """A store that knows the sockets of its processes."""
 
     def stream(self, owner: str) -> str | None:
-        """The path of the socket of an owner's runtime. None: nowhere."""
+        """Return the path of the socket of an owner's runtime, or None."""
 
 
 def frame(kind: Kind, payload: bytes | msgspec.Struct) -> bytes:
-    """The bytes of a frame."""
+    """Encode a frame."""
     data = to_json(payload) if isinstance(payload, msgspec.Struct) else payload
     return kind.encode() + len(data).to_bytes(4) + data
 
 
 async def receive(reader: asyncio.StreamReader, longest: int | None = None) -> tuple[str, bytes] | None:
-    """The next frame; None at the end. Raises `KeepholdError` for one that is longer than it may be."""
+    """Return the next frame, None at the end. Raises `KeepholdError` if it is too long."""
     try:
         head = await reader.readexactly(_HEAD)
         size = int.from_bytes(head[1:])

@@ -1,15 +1,12 @@
-"""People at the handles of this runtime, from other processes: following output, driving a terminal, sending input.
+"""The runtime's end of the attach protocol: other processes follow output, drive a terminal and send input.
 
-A runtime with a durable store listens on a Unix socket that only its user can reach; the store says where (the lock
-file of its owner does). While nobody is connected it costs nothing.
+A runtime with a durable store listens on a Unix socket that only its user can reach; the lock file of its owner names
+it. An idle socket costs nothing.
 
-A client reads a handle's output by offset and at its own pace: a slow one holds up neither the tool nor the others and
-costs one frame of memory; what is overwritten meanwhile it is told as a gap. A terminal has one driver at most. However
-a client goes, its terminal is handed back.
-
-A person at a terminal of this runtime: while they drive it, it has their size and takes what they type.
-
-It is handed back as it was, however they leave.
+A client reads a handle's output by offset and at its own pace. A slow client delays neither the tool nor other clients
+and costs one frame of memory; overwritten output is reported as a gap. A terminal has at most one driver. While a user
+drives a terminal, it has the size of theirs and takes what they type; however the client leaves, it gets its old size
+back.
 """
 
 import asyncio
@@ -38,14 +35,14 @@ from keephold.turn.settle import printed
 
 _PIECE = 4096
 _AGAIN_SECS = 0.02
-"""A program that is slow to read is asked again so soon. Nothing tells when it has read."""
+"""Seconds between two attempts to write to a program that reads slowly. Nothing signals that it has read."""
 _UNREAD = 1 << 20
-"""Bytes typed, or pasted, that wait for the program; more are dropped, as a terminal does."""
+"""Bytes of input that may wait for the program; more are dropped, as a terminal does."""
 _LARGEST = Size(500, 1000)
 
 
 class Driving:
-    """Entered when the person takes over, left when they go."""
+    """One user who drives a terminal: entered when they take over, left when they leave."""
 
     def __init__(self, run: Run, live: SupportsScreen) -> None:
         self._run = run
@@ -68,12 +65,12 @@ class Driving:
             self._run.drive(False)
 
     def resize(self, size: Size) -> None:
-        """Give the terminal this size; 0 is none."""
+        """Give the terminal this size; 0 keeps the size."""
         if size.rows > 0 and size.cols > 0:
             self._live.resize(min(size.rows, _LARGEST.rows), min(size.cols, _LARGEST.cols))
 
     def type(self, data: bytes) -> None:
-        """Let the program have it, as fast as it reads. A key that interrupts it does not stand in line."""
+        """Write input as fast as the program reads. A key that interrupts it is not queued."""
         if self._unread and self._live.interrupts(data):
             self._unread.clear()
             if self._again is not None:
@@ -82,17 +79,17 @@ class Driving:
         if len(self._unread) + len(data) <= _UNREAD:
             self._unread += data
         if self._again is None:
-            self._pass_on()
+            self._write_unread()
 
-    def _pass_on(self) -> None:
+    def _write_unread(self) -> None:
         self._again = None
         while self._unread:
             try:
                 self._live.type(bytes(self._unread[:_PIECE]))
             except ToolError as error:
                 if error.code == "input_not_read":
-                    self._again = asyncio.get_running_loop().call_later(_AGAIN_SECS, self._pass_on)
-                else:  # it has ended, and takes nothing any more
+                    self._again = asyncio.get_running_loop().call_later(_AGAIN_SECS, self._write_unread)
+                else:  # it has ended
                     self._unread.clear()
                 return
             del self._unread[:_PIECE]
@@ -101,23 +98,23 @@ class Driving:
 _log = logging.getLogger("keephold.turn")
 
 _LAST_SECS = 1.0
-"""How long closing waits for clients to take what was still to be told."""
+"""How long closing waits for clients to read the last frames."""
 
 
 class Streams:
-    """The socket of a runtime, and who is connected to it."""
+    """The socket of a runtime, and its connected clients."""
 
     def __init__(self, registry: Registry, actions: Actions) -> None:
         self.registry = registry
         self.actions = actions
         self.drivers: dict[str, float] = {}
-        """By uid of a terminal: since when somebody drives it."""
+        """By uid of a terminal: since when a user drives it."""
         self._server: asyncio.Server | None = None
         self._path = ""
         self._clients: dict[asyncio.Task[None], _Client] = {}
 
     async def open(self) -> None:
-        """Listen, if the store says where. Raises `KeepholdError` if that cannot be."""
+        """Listen, if the store names a socket. Raises `KeepholdError` if that fails."""
         where = getattr(self.registry.store, "stream", None)  # SupportsStreams
         path = where(self.registry.store.owner) if where is not None else None
         if path is None:
@@ -126,7 +123,7 @@ class Streams:
         self._server = await asyncio.start_unix_server(self._connected, sock=_bound(path))
 
     async def close(self) -> None:
-        """Tell everyone how it ended, or that it goes on elsewhere, and let go."""
+        """Send every client its last frame, and disconnect them."""
         if self._server is None:
             return
         self._server.close()
@@ -154,7 +151,7 @@ class Streams:
             _log.error("a connection was cut short", exc_info=error)
 
     def handle(self, uid: str) -> Handle:
-        """The handle that this runtime runs, or has just run."""
+        """Return a handle that this runtime runs, or has just run."""
         handle = self.registry.loaded(uid)
         if handle is None or handle.owner != self.registry.store.owner:
             raise ToolError("the handle is not run here any more; ask again", code="handle_not_found")
@@ -172,13 +169,13 @@ class _Client:
         writer.transport.set_write_buffer_limits(high=CHUNK)
 
     async def serve(self) -> None:
-        """Do what it wants; what is refused is told."""
+        """Serve the client's request, or send why it is refused."""
         try:
             await self._serve()
             await self._writer.drain()
             self._writer.close()
             await self._writer.wait_closed()
-        except ConnectionError:  # it has gone
+        except ConnectionError:  # the client has left
             pass
         finally:
             self._writer.transport.abort()
@@ -189,7 +186,7 @@ class _Client:
             if first is not None:
                 await self._do(*first)
         except KeepholdError as error:
-            self._say(frames.ERROR, frames.Refused(error.message, error.code))
+            self._send_frame(frames.ERROR, frames.Refused(error.message, error.code))
 
     async def _do(self, kind: str, payload: bytes) -> None:
         try:
@@ -212,7 +209,7 @@ class _Client:
             case "send":
                 await self._send(handle, want)
 
-    def _say(self, kind: frames.Kind, payload: bytes | msgspec.Struct) -> None:
+    def _send_frame(self, kind: frames.Kind, payload: bytes | msgspec.Struct) -> None:
         self._writer.write(frames.frame(kind, payload))
 
     async def _send(self, handle: Handle, want: Want) -> None:
@@ -223,10 +220,10 @@ class _Client:
                 f"`keephold send --password {handle.id}` reads it without showing it",
                 code="bad_answer",
             )
-        self._say(frames.STATE, status_of(handle, printed(handle)))  # it may take its time to settle
+        self._send_frame(frames.STATE, status_of(handle, printed(handle)))  # before it settles, which may take a while
         actions = self._streams.actions
         reply = await send_input.send(actions, handle, want.input, want.keys, secret=want.secret, answers=want.answers)
-        self._say(frames.REPLY, to_utf8(reply.result))
+        self._send_frame(frames.REPLY, to_utf8(reply.result))
 
     async def _attach(self, handle: Handle, size: Size) -> None:
         streams, live, run = self._streams, _terminal(handle), handle.run
@@ -247,7 +244,7 @@ class _Client:
             del streams.drivers[handle.uid]
 
     async def _follow(self, following: Following, driving: Driving | None) -> None:
-        """Until the handle has stopped, or the client has left."""
+        """Follow until the handle has stopped or the client has left."""
         self.following = following
         sending = asyncio.create_task(following.until_stopped())
         reading = asyncio.create_task(self._read(driving))
@@ -261,7 +258,7 @@ class _Client:
             await asyncio.gather(sending, reading, return_exceptions=True)
 
     async def _read(self, driving: Driving | None) -> None:
-        """What the client sends, until it leaves. Who only follows is listened to as well: it may leave."""
+        """Read what the client sends, until it leaves. A client that only follows may leave, too."""
         while (received := await frames.receive(self._reader, frames.LONGEST)) is not None:
             match received:
                 case frames.INPUT, data if driving is not None:
@@ -272,17 +269,17 @@ class _Client:
                     return
 
     async def _cast(self, handle: Handle) -> None:
-        """The session up to now, as the lines of an asciicast."""
+        """Send the session so far, as the lines of an asciicast."""
         output = handle.output
         if output is None or output.timeline is None:
             raise ToolError(
                 f"handle `{handle.id}` is no terminal, so there is no session to show", code="invalid_arguments"
             )
-        self._say(frames.STATE, status_of(handle, 0))
+        self._send_frame(frames.STATE, status_of(handle, 0))
         for line in asciicast(output.timeline, output):
-            self._say(frames.OUTPUT, f"{line}\n".encode())
+            self._send_frame(frames.OUTPUT, f"{line}\n".encode())
             await self._writer.drain()
-        self._say(frames.END, status_of(handle, 0))
+        self._send_frame(frames.END, status_of(handle, 0))
 
 
 def _bound(path: str) -> socket.socket:
@@ -304,7 +301,7 @@ def _remove(path: str) -> None:
 
 
 def _terminal(handle: Handle) -> SupportsScreen:
-    """The terminal of a handle that runs in one."""
+    """Return the terminal of a handle. Raises `ToolError` if it has none, or has stopped."""
     if handle.tool.source != "terminal":
         raise ToolError(
             f"handle `{handle.id}` is no terminal: `keephold logs -f {handle.id}` follows what it prints, "

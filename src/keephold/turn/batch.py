@@ -1,6 +1,6 @@
 """One batch: the calls that the model emitted in one response (B1, B2, B6, B7).
 
-Every call gets exactly one response, in request order, whatever happens. Before anything runs, all handles the batch
+Every call gets exactly one response, in request order. Before anything runs, all handles the batch
 makes are registered, so that a call may name a handle that another one spawns. A batch is answered by callbacks and a
 countdown: a call costs a task only if its tool is one.
 """
@@ -26,12 +26,12 @@ from keephold.turn.replies import cancelled_reply, error_reply, failed_reply
 from keephold.turn.tool_call import ActiveCall, ParsedCall
 
 Claim = Callable[[Record], Awaitable[Record | None]]
-"""Makes a call of a dead process ours; None if somebody else was first."""
+"""Claims a call of a dead process; None if another process was first."""
 
 CANCEL_GRACE_SECS = 0.05
 """How long a cancelled call may take to return its own result."""
 _NAMES = 16
-"""How often an id that is ours to choose may be somebody else's by the time it is written."""
+"""How many times a chosen id may be taken by the time it is written."""
 
 
 class Batch:
@@ -81,14 +81,14 @@ class Batch:
         self._answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cancelled = False
         self._begun: set[int] = set()
-        """Positions of calls that had begun before the batch was taken up again (B9)."""
+        """Positions of calls that had begun before the batch was resumed (B9)."""
         self.resumable = resumable
         self._names_left = _NAMES
         self._renaming: asyncio.Task[None] | None = None
         self.opened = False
-        """Whether the store has it."""
+        """Whether the store has recorded it."""
         self.failed: Failure | None = None
-        """A parked call timed out that takes the turn with it (D11)."""
+        """The error of a parked call that timed out and fails the turn (D11)."""
 
     def _with_cause(self, parsed: ParsedCall) -> ParsedCall:
         if parsed.action != "apply":
@@ -106,7 +106,7 @@ class Batch:
         return await self.replies()
 
     async def begin(self) -> None:
-        """Hand it to the store. What is begun later finds what this one spawns: commits finish in order."""
+        """Hand it to the store. Commits finish in order, so a later batch finds the handles that this one spawns."""
         await self._registry.load(self._conversation, self._ids())
         await self._name_launched()
         conflict = self._conflict()
@@ -164,7 +164,7 @@ class Batch:
         return list(dict.fromkeys(id for id in ids if id is not None))
 
     def _not_begun(self, error: Exception) -> None:
-        """The store did not take the batch: nothing of it ran."""
+        """Answer every call with the store's refusal: nothing ran."""
         code = error.code if isinstance(error, KeepholdError) else "store_unavailable"
         if code == "batch_rejected" and self._names_left and any(_numbered(call.parsed) for call in self._calls):
             self._names_left -= 1
@@ -178,7 +178,7 @@ class Batch:
             self._answered.set_result(None)
 
     async def _begin_again(self) -> None:
-        """W12: another call, or another process, was quicker with an id that is ours to choose."""
+        """W12: choose another id, because another call or process was quicker with this one."""
         try:
             await self.begin()
         except KeepholdError as error:  # the store cannot be read, or is closed
@@ -190,14 +190,14 @@ class Batch:
         return "Nothing of this batch ran" if self.resumable else "The call was not run"
 
     def waits_for(self, handle: Handle) -> bool:
-        """Whether the call that made the handle is not answered yet."""
+        """Return whether the call that made the handle is not answered yet."""
         return any(call.made is handle and self._is_open(call) for call in self._calls)
 
     def _is_open(self, call: ActiveCall) -> bool:
         return self._replies[call.parsed.position] is None
 
     def leave(self) -> None:
-        """The runtime is closing: what is not answered yet stays open in the store (R6, D10)."""
+        """Stop waiting because the runtime is closing: unanswered calls stay open in the store (R6, D10)."""
         if not self._answered.done():
             why = "the runtime was closed before this batch was answered"
             if self.resumable:
@@ -205,7 +205,7 @@ class Batch:
             self._answered.set_exception(KeepholdError(why, code="runtime_closed"))
 
     async def _name_launched(self) -> None:
-        """W12: where the id of a spawn by another name is taken, make another one of it."""
+        """W12: number the id of a spawn by another name if it is taken."""
         names = self._registry.conversation(self._conversation).names
         spawns = [call.parsed for call in self._calls if call.parsed.action == "spawn"]
         taken = {parsed.handle_id for parsed in spawns if not _numbered(parsed)}
@@ -245,7 +245,7 @@ class Batch:
         return None
 
     def _make_handles(self) -> list[tuple[Handle, Record]]:
-        """A handle for every spawn that has an id, also if its arguments are wrong, and for every one-shot call."""
+        """Make a handle for every one-shot call, and for every spawn that has an id, even a wrong one."""
         known = self._registry.conversation(self._conversation)
         room = self._limits.live_handles - len(known.live)
         new, first, now = [], self._lanes.first, self._registry.clock.now()
@@ -280,8 +280,8 @@ class Batch:
             call.make(handle)
             if launch is not None and launch.metadata:
                 handle.metadata = dict(launch.metadata)
-            # What is known already goes into the commit that registers the handle: a refused spawn has stopped (B6),
-            # and a call that starts at once runs.
+            # The commit that registers the handle records a known state, too: a refused spawn has stopped (B6), and a
+            # call that starts at once runs.
             if parsed.error is not None:
                 handle.settle(Stopped(now, None, now, error_of(parsed.error)))
                 handle.owner = None
@@ -434,8 +434,9 @@ class Batch:
 
 
 def _may_be_over_at_once(handle: Handle) -> bool:
-    """Whether a one-shot call, of which a crash would leave nothing to go on with, is written when it ends or, if it
-    lasts, soon: most are over by then, and cost one commit instead of two. Nobody else can know of it before."""
+    """Return whether a one-shot call that a crash would end anyway may be written when it ends or, if it lasts, soon.
+
+    Most have ended by then, and cost one commit instead of two. No other process can know of such a call before."""
     tool = handle.tool
     lost_with_us = tool.on_crash == "fail" and tool.retry.policy == "never" and tool.source in ("python", "builtin")
     return not handle.stateful and isinstance(handle.state, Running) and lost_with_us and tool.result == "unattended"
@@ -454,7 +455,7 @@ def _numbered(parsed: ParsedCall) -> bool:
 
 
 def _fails_turn(handle: Handle) -> Failure | None:
-    """The error of a one-shot call whose deadline passed and that takes the turn with it (D11)."""
+    """Return the error of a one-shot call whose deadline passed and fails the turn (D11)."""
     state, parking = handle.state, handle.parking
     if handle.stateful or parking is None or parking.on_timeout != "fail_turn" or not isinstance(state, Stopped):
         return None

@@ -28,7 +28,7 @@ from keephold.tools.base import OutputView, Window
 
 
 class ProjectorProtocol(Protocol):
-    """What `Runtime(projector=…)` takes. `hint` is a sentence that says how to read what is not shown."""
+    """The type of `Runtime(projector=…)`. `hint` is a sentence that says how to read what is not shown."""
 
     def text(self, source: str | Span, view: OutputView, hint: str) -> str:
         """A text, or a range of an output, within the caps of the view."""
@@ -63,9 +63,9 @@ class Projector:
 
 
 def shares(sizes: Sequence[int], limits: Sequence[int], total: int) -> list[int]:
-    """What each of several results may show of `total` (O3): no more than its size and its own limit.
+    """Share `total` among several results (O3): each gets at most its size and its own limit.
 
-    What one does not use passes on to the others; all of `total` is given away if they can use it.
+    A part that one does not use goes to the others, until all of `total` is used.
     """
     wanted = [min(size, limit) for size, limit in zip(sizes, limits, strict=True)]
     given = [0] * len(wanted)

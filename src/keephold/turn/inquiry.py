@@ -1,7 +1,7 @@
-"""Asking a model something beside the conversation (Q2, Q6, T2): the inquiry seam.
+"""Side questions to a model, beside the conversation (Q2, Q6, T2): the inquiry seam.
 
 `Runtime(inquiry=…)` takes a coroutine function that gets an `Inquiry` and returns the JSON object the model answered
-with, which keephold checks against `schema`. Whatever it raises counts as a failed inquiry.
+with, which keephold checks against `schema`. An exception counts as a failed inquiry.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,16 +19,16 @@ class Inquiry(msgspec.Struct, frozen=True, kw_only=True):
     conversation: str
     turn: str
     text: str
-    """What is asked, in words for the model."""
+    """The request, in words for the model."""
     schema: dict[str, Any]
     """JSON Schema of the answer, an object."""
     tool: str | None = None
     """The tool that asks, if one does."""
     handles: tuple[dict[str, Any], ...] = ()
-    """At the end of a turn: what still runs, as T2 lists it."""
+    """At the end of a turn: the handles that still run, as T2 lists them."""
     assistant: Mapping[str, Any] = {}
     """Settings of the model to ask: the question's or tool's own over the conversation's."""
 
 
 Inquire = Callable[[Inquiry], Awaitable[Any]]
-"""Asks the model and returns its answer, decoded. Cancelled when nobody needs the answer any more."""
+"""Asks the model and returns its answer, decoded. Cancelled when the answer is no longer needed."""

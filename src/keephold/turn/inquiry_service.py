@@ -1,6 +1,6 @@
-"""Asks the assistant through the inquiry seam (Q2, Q6, Q7): checks what it answers, asks once more, records it all.
+"""Asks a model through the inquiry seam (Q2, Q6, Q7): checks the answer, asks once more, records both.
 
-Nothing of an inquiry becomes part of the conversation: request and answer are rows of their own.
+An inquiry never becomes part of the conversation: request and answer are rows of their own.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ ATTEMPTS = 2
 TIMEOUT_SECS = 120.0
 _ALL = 1_000_000
 _CLOSE_SECS = 1.0
-"""How long closing waits for inquiries that tidy up."""
+"""How long closing waits for inquiries that clean up."""
 
 
 class InquiryFailed(Exception):
@@ -51,12 +51,12 @@ class Inquiries:
         self._timeout = timeout
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls: set[asyncio.Task[Any]] = set()
-        """Of the inquiry function; one that was cancelled may still tidy up."""
+        """Running calls of the inquiry function; a cancelled one may still clean up."""
         self._asked: dict[tuple[str, str], Counter[str]] = {}
-        """By turn: how often a model was asked what."""
+        """By turn: how often each question was asked."""
 
     def use(self, inquire: Inquire) -> None:
-        """Ask by this function, unless there was one already."""
+        """Ask by this function, unless one is set."""
         self._inquire = self._inquire or inquire
 
     @property
@@ -104,7 +104,7 @@ class Inquiries:
         return _failed(handle, question, f"it did not answer with {expected(question)}")
 
     async def new_id(self, conversation: str, turn: str, of: str) -> str:
-        """An id that was not used in the turn before, also not before a restart (Q6)."""
+        """Return an id that the turn has not used, not even before a restart (Q6)."""
         key = (conversation, turn)
         if key not in self._asked:
             rows = await self._registry.store.inquiries(conversation, turn, limit=_ALL)
@@ -113,11 +113,11 @@ class Inquiries:
         return f"{of}.{self._asked[key][of]}"
 
     def forget(self, conversation: str, turn: str) -> None:
-        """The turn is over."""
+        """Forget a turn that has ended."""
         self._asked.pop((conversation, turn), None)
 
     async def inquire(self, inquiry: Inquiry, *, uid: str | None = None) -> Any:
-        """The model's answer as it is, recorded with the request (Q6). Raises `InquiryFailed` if there is none."""
+        """Return the model's answer, recorded with the request (Q6). Raises `InquiryFailed` if there is none."""
         if self._inquire is None:
             raise InquiryFailed("there is no model to ask")
         inquiry = msgspec.structs.replace(inquiry, assistant={**self._assistant, **inquiry.assistant})
@@ -136,7 +136,7 @@ class Inquiries:
                 answer, error = asking.result()
         except asyncio.CancelledError:
             error = "cancelled: nobody needs the answer any more"
-            asking.cancel()  # closing waits for it; nobody else has to
+            asking.cancel()  # only closing waits for it
             raise
         finally:
             await self._record(inquiry, uid, answer, error)
@@ -168,7 +168,7 @@ class Inquiries:
             _log.error("inquiry %s could not be recorded: %s", inquiry.id, failure)
 
     async def close(self) -> None:
-        """Nobody needs an answer any more."""
+        """Cancel every inquiry."""
         for task in tuple(self._tasks):
             task.cancel()
         if self._tasks or self._calls:
@@ -191,7 +191,7 @@ def _text(handle: Handle, question: Question) -> str:
 
 def _failed(handle: Handle, question: Question, why: str) -> Failure:
     return Failure(
-        f'Tool `{handle.tool.name}` asked "{question.text}" (`{question.id}`). The question went to an assistant, and '
-        f"that failed: {why}. Call the tool again, or go on without it.",
+        f'Tool `{handle.tool.name}` asked "{question.text}" (`{question.id}`). The question went to a model, and '
+        f"that failed: {why}. Call the tool again, or continue without it.",
         "inquiry_failed",
     )

@@ -1,7 +1,8 @@
-"""News for the assistant of what it did not ask about (N): who hears it, when, and in which form.
+"""Notifications for the model about changes it did not ask about (N): when they are delivered, and in which form.
 
-Queued news lies in the store, written with the change it tells of. It is delivered once, in the commit of what carries
-it: the first response of a batch, a user's message, the start of a turn. What a response shows is no news any more.
+A queued notification is stored in the same commit as the change that caused it. It is delivered once, in the commit of
+its carrier: the first response of a batch, a user's message or the start of a turn. A change that a response shows is
+not notified.
 """
 
 import asyncio
@@ -20,25 +21,25 @@ from keephold.store.endings import clip
 from keephold.store.rows import Level
 
 AUTOMATIC = ("[Automatic notifications.", "[Automatic message.")
-"""How messages begin that nobody wrote: news, and results at the end of a turn (T2)."""
+"""How automatic messages begin: notifications, and results at the end of a turn (T2)."""
 _KIND = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)+")
 
 
 class Notification(msgspec.Struct, frozen=True):
-    """One piece of news (N1): `kind` is `source.name`, `level` one of info, warning, error, critical."""
+    """One notification: `kind` is `source.name`, `level` one of info, warning, error, critical."""
 
     kind: str
     level: Level
     message: str
 
 
-def notifications(news: Iterable[QueuedNotification]) -> tuple[Notification, ...]:
-    """News as it is delivered."""
-    return tuple(Notification(each.kind, each.level, each.message) for each in news)
+def notifications(queued: Iterable[QueuedNotification]) -> tuple[Notification, ...]:
+    """Return queued notifications in the form in which they are delivered."""
+    return tuple(Notification(each.kind, each.level, each.message) for each in queued)
 
 
 def notification_block(delivered: Sequence[Notification]) -> str:
-    """Notifications as one compact text for a model, which says that nobody wrote it. Empty without any."""
+    """Return notifications as one compact text for a model, which says that it is automatic. Empty without any."""
     if not delivered:
         return ""
     lines = (f"- {each.level}: {each.message.strip()}".replace("\n", "\n  ") for each in delivered)
@@ -46,7 +47,7 @@ def notification_block(delivered: Sequence[Notification]) -> str:
 
 
 def still_shown(registry: Registry, replies: Iterable[Reply]) -> tuple[tuple[str, Shown], ...]:
-    """What replies have shown of handles, as far as that is how they are: a question that came since is news (N3)."""
+    """Return the states that replies have shown and that still hold: a later question is notified (N3)."""
     return tuple(
         (uid, shown_as)
         for reply in replies
@@ -60,14 +61,14 @@ def _asks(handle: Handle | None, question: int) -> bool:
 
 
 class Notifications:
-    """The news of a runtime's conversations."""
+    """The notifications of a runtime's conversations."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._urgent: dict[str, asyncio.Event] = {}
 
     async def notify(self, kind: str, level: Level, message: str, conversation: str) -> None:
-        """Queue news from outside."""
+        """Queue a notification from outside."""
         if not isinstance(kind, str) or not _KIND.fullmatch(kind):
             raise KeepholdError(
                 f"{kind!r:.60} is not a kind of notification; write `source.name`, such as `deploy.finished`",
@@ -83,23 +84,23 @@ class Notifications:
         now = self._registry.clock.now()
         await self._registry.write((Notified(conversation, kind, level, clip(message), now),))
         if level == "critical":
-            self._call(conversation)
+            self._wake(conversation)
 
     async def take(self, conversation: str, carrier: Carrier) -> tuple[Notification, ...]:
-        """What may ride on this carrier, recorded as delivered."""
-        news = await self.carried(self._deliver(conversation, carrier))
+        """Return the notifications that this carrier may take, recorded as delivered."""
+        taken = await self.carried(self._deliver(conversation, carrier))
         self.delivered(conversation)
-        return notifications(news)
+        return notifications(taken)
 
     async def _deliver(self, conversation: str, carrier: Carrier) -> tuple[QueuedNotification, ...]:
-        (news,) = await self._registry.write((Delivered(conversation, carrier),))
-        self._registry.told(news)
-        return tuple(news)
+        (delivered,) = await self._registry.write((Delivered(conversation, carrier),))
+        self._registry.told(delivered)
+        return tuple(delivered)
 
     async def carried(
         self, delivering: Coroutine[Any, Any, tuple[QueuedNotification, ...]]
     ) -> tuple[QueuedNotification, ...]:
-        """The news that a commit delivers. If whoever wants it is cancelled meanwhile, it is queued again (N3)."""
+        """Return the notifications that a commit delivers; if this is cancelled meanwhile, queue them again (N3)."""
         writing = asyncio.ensure_future(delivering)
         try:
             return await asyncio.shield(writing)
@@ -111,44 +112,45 @@ class Notifications:
         if not writing.cancelled() and writing.exception() is None:
             self.queue_again(writing.result())
 
-    def queue_again(self, news: Iterable[QueuedNotification]) -> None:
-        """Nobody has taken it."""
+    def queue_again(self, undelivered: Iterable[QueuedNotification]) -> None:
+        """Queue notifications whose carrier did not arrive."""
         again = [
             Notified(each.conversation, each.kind, each.level, each.message, each.at, each.uid, each.carriers)
-            for each in news
+            for each in undelivered
         ]
         self._registry.commit(again, lambda _: None, lambda _: None, keep=True)
 
-    # Critical news does not wait for a carrier: whoever streams is told (N4)
+    # A critical notification does not wait for a carrier: it interrupts a stream (N4)
 
     async def urgent(self, conversation: str) -> None:
-        """Until there is critical news for the conversation, or its turn is over."""
+        """Wait until the conversation has a critical notification, or its turn has ended."""
         event = self._urgent.setdefault(conversation, asyncio.Event())
-        await self._look(conversation)
+        await self._check(conversation)
         await event.wait()
 
     def heard(self, ids: Iterable[str] | None) -> None:
-        """Another process may have brought news to these conversations."""
+        """Check these conversations: another process may have notified them."""
         for conversation in tuple(self._urgent) if ids is None else ids:
             if conversation in self._urgent:
-                self._registry.run_soon(self._look(conversation))
+                self._registry.run_soon(self._check(conversation))
 
-    async def _look(self, conversation: str) -> None:
-        if any(news.level == "critical" for news in await self._registry.store.notifications(conversation)):
-            self._call(conversation)
+    async def _check(self, conversation: str) -> None:
+        queued = await self._registry.store.notifications(conversation)
+        if any(each.level == "critical" for each in queued):
+            self._wake(conversation)
 
-    def _call(self, conversation: str) -> None:
+    def _wake(self, conversation: str) -> None:
         if conversation in self._urgent:
             self._urgent[conversation].set()
 
     def delivered(self, conversation: str) -> None:
-        """All that waited was delivered."""
+        """Every queued notification was delivered."""
         event = self._urgent.get(conversation)
         if event is not None:
             event.clear()
 
     def forget(self, conversation: str) -> None:
-        """The turn is over: whoever waits is let go."""
+        """The turn has ended: wake those that wait in `urgent`."""
         event = self._urgent.pop(conversation, None)
         if event is not None:
             event.set()
