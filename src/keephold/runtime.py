@@ -72,12 +72,13 @@ _RETENTION_MEMORY, _RETENTION_STORED = 3600.0, 7 * 86_400.0
 
 
 class Runtime:
-    """Runs tools. Use it as an async context manager; leaving the block ends or lets go of everything that still runs.
+    """Runs tools. Use it as an async context manager; leaving the block ends the work that still runs, or releases it
+    for the next runtime on the store.
 
-    `store` names where handles are kept (default: what the configuration says, else `memory:`); `config` is a
-    `keephold.toml` whose tools and settings to use. `servers` are MCP servers whose tools to use: they are connected in
-    the background, and `connected` waits for them. `prompter` asks a person (`turn/prompts.py`), `inquiry` a model
-    (`turn/inquiry.py`); without them nobody is there to be asked. `metrics` are told of handles and waits (W8).
+    `store` is the URL of the store (default: that of the configuration, else `memory:`); `config` is a `keephold.toml`
+    whose tools and settings to use. `servers` are MCP servers whose tools to use: they are connected in the background,
+    and `connected` waits for them. `prompter` asks the user (`turn/prompts.py`), `inquiry` a model (`turn/inquiry.py`).
+    `metrics` counts handles and waits.
     """
 
     def __init__(
@@ -96,9 +97,9 @@ class Runtime:
         loaded = self._config = self._made_with = _load(config)
         self.limits = loaded.limits.policy() if loaded else Limits()
         self.batches: set[Batch] = set()
-        """Those that are not answered yet."""
+        """The batches that are not answered yet."""
         self.turns: set[Turn] = set()
-        """Those that are open."""
+        """The open turns."""
         self.on_tools: list[Callable[[], None]] = []
         """Called when the list of tools has changed."""
         self.agent_functions = Agents()
@@ -217,7 +218,7 @@ class Runtime:
         return self._connect(servers) if servers else None
 
     def _connect(self, servers: "list[McpServer]") -> "Servers":
-        from keephold.tools.remote.servers import Servers  # nobody pays for it who uses none
+        from keephold.tools.remote.servers import Servers  # only if servers are used: the import is expensive
 
         return Servers(servers, self._guard, self.toolbox, self._tell, self._tools_arrived)
 
@@ -226,9 +227,9 @@ class Runtime:
             self.registry.run_soon(self.notifications.notify(kind, level, message, conversation))
 
     def _tools_arrived(self) -> None:
-        """Tools of MCP servers have come or gone. Calls of dead processes may have waited for them (R1)."""
-        for told in tuple(self.on_tools):
-            told()
+        """The tools of MCP servers have changed. Calls of dead processes may have waited for them (R1)."""
+        for listener in tuple(self.on_tools):
+            listener()
         if self.registry.store.durable and not self.closing:
             self.registry.run_soon(self.recovery.sweep())
 
@@ -251,12 +252,12 @@ class Runtime:
             preload_soon()
         await store.open(self.upkeep.heard)
         if store.durable:
-            await self._take_up()
+            await self._recover()
         if self._servers is not None:
             self._servers.open()
 
-    async def _take_up(self) -> None:
-        """What dead processes left, and what others may want of us."""
+    async def _recover(self) -> None:
+        """Resume the work of dead processes, and serve the requests of live ones."""
         store = self.registry.store
         try:
             await self.streams.open()
@@ -265,15 +266,15 @@ class Runtime:
             await self.deadlines.check()
         except BaseException:
             await self.streams.close()
-            await store.close()  # or its lock would say that somebody looks after what was claimed
+            await store.close()  # or its lock would claim that a live process runs the claimed calls
             raise
         self.upkeep.begin()
 
     def turn(self, conversation: str | None = None, *, resume: bool = False, tools: Tools | None = None) -> Turn:
-        """A turn of a conversation; without a name, of a new one. Open it with `async with`.
+        """Make a turn of a conversation; without a name, of a new one. Open it with `async with`.
 
-        With `resume` a turn that its process did not live to end is taken up again: `turn.unfinished` is the batch that
-        was never answered, `turn.resume()` answers it (B9). `tools` are those it may call, if not all.
+        With `resume` it continues a turn that a dead process left open: `turn.unfinished` is the batch that was never
+        answered, `turn.resume()` answers it. `tools` are those it may call (default: all).
         """
         self._lifecycle.check_open()
         name = f"c-{secrets.token_hex(6)}" if conversation is None else conversation
@@ -282,9 +283,9 @@ class Runtime:
     def conversation(
         self, id: str | None = None, *, model: "Model[Any] | str | None" = None, instructions: str | None = None
     ) -> "Conversation":
-        """A conversation with a model: that of an earlier `id`, or a new one (G1).
+        """Open a conversation with a model: that of an earlier `id`, or a new one.
 
-        `model` is a name, `provider:model`, or a model of pydantic-ai; without it, `[conversation.assistant]` says.
+        `model` is a name, `provider:model`, or a model of pydantic-ai (default: that of `[conversation.assistant]`).
         """
         self._lifecycle.check_open()
         made = self.agents.conversation(id, model, instructions)
@@ -314,12 +315,12 @@ class Runtime:
         return self._call_queues.of(conversation)
 
     async def connected(self, timeout: float | None = None) -> bool:
-        """Wait until every MCP server has listed its tools or could not be reached; whether all have listed them."""
+        """Wait until every MCP server has listed its tools or could not be reached; return whether all did."""
         await self._parts.ready()
         return self._servers is None or await self._servers.ready(timeout)
 
     async def add_server(self, server: "McpServer") -> None:
-        """Use the tools of one more MCP server. It is connected in the background; the same one again is harmless."""
+        """Use the tools of one more MCP server, connected in the background. Adding it twice does nothing."""
         await self._parts.ready()
         if self._servers is None:
             self._servers = self._connect([])
@@ -329,18 +330,19 @@ class Runtime:
     def agent(
         self, id: str, *, on_crash: Literal["replay", "fail"] = "fail", max_running: int | None = None
     ) -> Callable[[AgentFunction], AgentFunction]:
-        """Decorator: make `async def (call, request)` the agent of that id, for `execute_agent_async` (W12).
+        """Decorator: make `async def (call, request)` the agent of that id, for `execute_agent_async`.
 
         It returns a text, or an object with `response`. With `replay` it may use `call.durable()` and is run again with
-        its journal after a crash, by a runtime that has registered it before it is opened. Only `max_running` of its
-        runs go on at once; the others queue by priority (W11).
+        its journal after a crash, by a runtime that has registered it before it is opened. At most `max_running` of its
+        runs run at once; the others queue by priority.
         """
 
         return self.agent_functions.registering(id, on_crash, max_running)
 
     def reload(self, config: "Config") -> list[str]:
-        """Use the tools, agents and models of this configuration from now on; what runs goes on as it was begun. Raises
-        `ConfigError`, and then nothing has changed. Returns the tables that need a new runtime to be changed."""
+        """Use the tools, agents and models of this configuration from now on; running calls keep theirs.
+
+        Returns the changed tables that need a new runtime. Raises `ConfigError`, and then nothing has changed."""
         agents = Agents()
         self.toolbox.become(self._make_toolbox(config, agents))
         self.agent_functions.become(agents, instead_of=self._config.agents if self._config is not None else ())
@@ -349,12 +351,12 @@ class Runtime:
             self._conversations.config = config
         if config.has_model:
             self.inquiries.use(self._inquire)
-        for told in tuple(self.on_tools):
-            told()
+        for listener in tuple(self.on_tools):
+            listener()
         return config.fixed_tables(self._made_with)
 
     def tools(self, dialect: Dialect = "generic") -> list[dict[str, Any]]:
-        """The tools as a model sees them, in stable order (G3)."""
+        """Return the tools as a model sees them, in stable order."""
         if dialect not in DIALECTS:
             raise KeepholdError(f"unknown dialect `{dialect}`; there are {', '.join(DIALECTS)}", code="unknown_dialect")
         return tool_list(self.toolbox, dialect)
@@ -367,56 +369,55 @@ class Runtime:
         timeout: float | None = None,
         conversation: str,
     ) -> dict[str, Any]:
-        """Wait as `await` does (A2, A3), with values instead of texts and `is_error` in each result."""
+        """Wait for handles as `await` does, with values instead of texts and `is_error` in each result."""
         return await self._parts.wait(conversation, all, any, timeout)
 
     async def send(
         self, id: str, input: Any = msgspec.UNSET, *, keys: Sequence[str] = (), conversation: str
     ) -> dict[str, Any]:
-        """As a person, send a handle input or a terminal's keys, or answer its open question (C6, Q4).
-        None closes its input.
+        """Send a handle input or a terminal's keys as the user, or answer its open question. None closes its input.
 
-        Returns its state when it has settled, as a reply shows it (C3). Raises `ToolError` if it is refused.
+        Returns its state when it has settled. Raises `ToolError` if it is refused.
         """
         return await self._parts.send(conversation, id, input, keys)
 
     async def resolve(self, key: str, resolution: Mapping[str, Any]) -> ResolveOutcome:
-        """Complete what a key stands for: `{"status": "ok", "payload": …}` and its siblings (D4, D5)."""
+        """Complete the wait that a key stands for: `{"status": "ok", "payload": …}` and its siblings."""
         return await self._parts.resolve(key, resolution)
 
     async def notify(
         self, kind: str, level: Literal["info", "warning", "error", "critical"], message: str, *, conversation: str
     ) -> None:
-        """Queue news for the assistant of a conversation: `kind` is `source.name` (N1, N4)."""
+        """Queue a notification for the model of a conversation: `kind` is `source.name`."""
         await self._parts.ready()
         await self.notifications.notify(kind, level, message, conversation)
 
     async def keys(self, id: str, *, conversation: str) -> dict[str, Key]:
-        """The open keys of the newest handle of that id, by the name of the wait; `completion` is that of the call.
+        """Return the open keys of the newest handle of that id, by the name of the wait; `completion` is the call's.
 
-        They are for whoever runs the program to hand on, and not for the model (K5).
+        Give them to those who may resolve them, and never to the model.
         """
         await self._parts.ready()
         handle = await Handles(self.registry, conversation).find(id)
         return await open_keys(self.registry.store, handle.uid) if handle.active else {}
 
     async def revoke_keys(self, conversation: str) -> int:
-        """Make all open keys of a conversation worthless; calls parked on them are stopped. Returns how many."""
+        """Revoke all open keys of a conversation and stop the calls parked on them. Returns how many."""
         await self._parts.ready()
         return await self.durability.waits.revoke(conversation)
 
     async def rotate_secret(self) -> str:
-        """Sign new keys with a new secret; keys made before stay good (D3). Returns the id of the secret."""
+        """Sign new keys with a new secret; earlier keys stay valid. Returns the id of the secret."""
         await self._parts.ready()
         return await self.durability.waits.rotate()
 
     async def process_events(self, process_id: str, *, after: int = 0, limit: int = 1000) -> list[ProcessEvent]:
-        """The events of a process after the one of that number, oldest first (E8)."""
+        """Return the events of a process after the one of that number, oldest first."""
         await self._parts.ready()
         return await self.registry.store.process_events(process_id, after, limit)
 
     async def handle(self, id: str, *, conversation: str) -> HandleInfo:
-        """The newest handle of that id."""
+        """Return the newest handle of that id."""
         return await self._parts.handle(conversation, id)
 
     async def handles(
@@ -427,11 +428,11 @@ class Runtime:
         limit: int = 1000,
         after: str | None = None,
     ) -> list[HandleInfo]:
-        """Spawned handles, oldest first; `after` is the uid of the last one of the page before."""
+        """Return spawned handles, oldest first; `after` is the last uid of the page before."""
         return await self._parts.handles(conversation, state, limit, after)
 
     def live(self) -> list[HandleInfo]:
-        """Every handle that has not stopped, and those of which something lingers."""
+        """Return every handle that this runtime runs, and those whose tool lingers."""
         return [handle.info() for handle in self.registry.live()]
 
     @property
@@ -447,7 +448,7 @@ class Runtime:
         self.deadlines.stop()
         self.upkeep.stop()
         with contextlib.suppress(KeepholdError):
-            await self.registry.write((), keep=False)  # what was resolved just before counts
+            await self.registry.write((), keep=False)  # a key that was resolved just before counts
         self.registry.closing = True
         if self._conversations is not None:
             self._conversations.suspend()

@@ -1,13 +1,13 @@
 """The end of a turn (T): no live handle outlives it that its policy did not keep.
 
-`abort` ends at once, `await` waits up to its timeout and then ends the rest, `keep` keeps. `inquire` asks the assistant
-once about all of its handles, for each: wait, or abort. With nobody to ask, and of an answer that is none, it counts
-as `abort`, which is also what a cancelled turn makes of `inquire` and `await`.
+`abort` ends at once, `await` waits up to its timeout and then ends the rest, `keep` keeps. `inquire` asks the model
+once about all of these handles: wait for it, or abort it. Without a model to ask, or with an unusable answer, it counts
+as `abort`. A cancelled turn treats `inquire` and `await` as `abort`, too.
 
-The results of what was waited for are owed to the assistant: whoever drives the turn gets them, and may let it speak
-again; otherwise they are queued as news.
+The model has to learn the results of the handles that the end waited for. The caller of `end` gets them and may let the
+model respond again; otherwise they are queued as notifications.
 
-The end of a runtime's calls when it is closed: what would not survive ends, what does is let go of (R6).
+When a runtime closes, calls that would not survive end, and the others are released for the next runtime (R6).
 """
 
 import asyncio
@@ -33,24 +33,24 @@ from keephold.turn.recovery import Recovery
 from keephold.turn.replies import Replies, encode
 
 ROUNDS = 3
-"""How often the end of one turn may be begun, the assistant speaking again in between (T2)."""
+"""How often one turn may be ended, with another response of the model in between (T2)."""
 PREVIEW = 400
-"""Characters of output that the assistant is shown of each handle it is asked about (T2)."""
+"""Characters of output that the model is shown for each handle it is asked about (T2)."""
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How a turn ended. `results` holds what its handles came to, each as in A3; `kept` those that live on."""
+    """How a turn ended. `results` holds the results of its handles, `kept` the handles that keep running."""
 
     results: tuple[dict[str, Any], ...] = ()
     kept: tuple[dict[str, Any], ...] = ()
     model: tuple[dict[str, Any], ...] = ()
-    """Both of them as a model gets them (O2)."""
+    """Both of them as a model gets them."""
     again: bool = False
-    """Whether the assistant is owed another word: the turn goes on until `end` is called once more (T2)."""
+    """Whether the model gets another response: the turn stays open until `end` is called once more."""
     message: str = ""
-    """What the assistant is to be told then: a message made by the system that holds A3's object."""
+    """The automatic message to send to the model then, with the results."""
     aborted: str = ""
-    """Why handles were aborted that the assistant should have been asked about, in a sentence."""
+    """Why handles were aborted without asking the model about them, in a sentence."""
 
 
 @dataclass
@@ -60,25 +60,25 @@ class _Live:
     kept: dict[Handle, None] = field(default_factory=dict)
     waited: dict[Handle, None] = field(default_factory=dict)
     asked: dict[Handle, None] = field(default_factory=dict)
-    """The assistant decides."""
+    """The model decides."""
     unasked: dict[Handle, None] = field(default_factory=dict)
-    """It would decide, if one were there."""
+    """The model would decide, but there is none to ask."""
     at_once: dict[Handle, None] = field(default_factory=dict)
-    """Ended without further ado, one-shot calls among them."""
+    """Ended at once, one-shot calls included."""
 
 
 @dataclass
 class _Answer:
-    """What the assistant said of the handles it was asked about."""
+    """The model's decision about the handles it was asked about."""
 
     wait: list[Handle] = field(default_factory=list)
     abort: list[Handle] = field(default_factory=list)
     unsaid: list[Handle] = field(default_factory=list)
-    """It said nothing usable of these, so they were aborted."""
+    """Aborted because the model gave no usable decision about them."""
     why: str = ""
 
     def sentence(self) -> str:
-        """Why handles were aborted that the assistant should have decided about; empty if none were."""
+        """Why handles were aborted that the model should have decided about; empty if none were."""
         ids = ", ".join(f"`{handle.id}`" for handle in self.unsaid)
         return f"Aborted at the end of the turn: {ids}; {self.why}." if ids else ""
 
@@ -96,17 +96,17 @@ class Ender:
         self._cut_short = False
         """The turn was cancelled while it ended."""
         self.over: list[Handle] = []
-        """Those that the last round has seen stop."""
+        """The handles that stopped in the last round."""
         self.told: list[Handle] = []
-        """Those whose abort the assistant knows of: it chose that, or `Ending.aborted` names them."""
+        """Aborted handles that the model knows of: it chose the abort, or `Ending.aborted` names them."""
         self.owed: dict[Handle, dict[str, Any]] = {}
-        """Those of them that it has waited for, and what a model is shown of each (T3)."""
+        """The stopped handles that the end waited for, each with what a model is shown (T3)."""
 
     async def round(self, conversation: str, turn: str, *, cancelled: bool, may_speak: bool) -> Ending:
-        """Apply each live handle's policy and wait until what must end has ended, one-shot calls included (T4).
+        """Apply each live handle's policy and wait until those that must end have ended, one-shot calls included (T4).
 
-        Parked calls are not live and stay, unless the turn is cancelled: then those of this turn are, too (T5, D2).
-        `may_speak`: whoever ends the turn can let the assistant speak again.
+        Parked calls are not live and stay. If the turn is cancelled, those of this turn are cancelled, too (T5, D2).
+        `may_speak`: the caller can let the model respond again.
         """
         self._rounds += 1
         if cancelled:
@@ -115,8 +115,8 @@ class Ender:
         self._end([*live.at_once, *live.unasked], "cancel" if cancelled else "turn_end")
         try:
             answer = await self._wait_and_ask(conversation, turn, list(live.waited), list(live.asked))
-        except asyncio.CancelledError:  # T5: from now on nobody is waited for
-            if not self._registry.closing:  # else whoever closes ends them, or lets go of them (R6)
+        except asyncio.CancelledError:  # T5: from now on the end waits for no handle
+            if not self._registry.closing:  # else closing ends or releases them (R6)
                 self._end([*live.waited, *live.asked], "cancel")
             raise
         await _all_over([*live.at_once, *live.unasked])
@@ -127,7 +127,7 @@ class Ender:
         return self._ending(live, answer, may_speak=may_speak)
 
     def _sort(self, conversation: str, cancelled: bool) -> "_Live":
-        """The live handles of the conversation, by what the end of the turn does to them."""
+        """Sort the live handles of the conversation by what the end of the turn does to them."""
         live = _Live()
         for handle in self._registry.live(conversation):
             if not handle.active or _is_parking(handle, cancelled):
@@ -164,14 +164,14 @@ class Ender:
     async def _wait_and_ask(
         self, conversation: str, turn: str, waited: Sequence[Handle], asked: Sequence[Handle]
     ) -> "_Answer":
-        """T3: what is awaited is waited for while the one inquiry runs."""
+        """T3: wait for the `await` handles while the one inquiry runs."""
         async with asyncio.TaskGroup() as group:
             for handle in waited:
                 group.create_task(self._wait(handle))
             answer = group.create_task(self._ask(conversation, turn, asked)) if asked else None
         return answer.result() if answer is not None else _Answer()
 
-    # Asking the assistant (T2)
+    # Asking the model (T2)
 
     async def _ask(self, conversation: str, turn: str, asked: Sequence[Handle]) -> "_Answer":
         self._asking = asyncio.ensure_future(self._inquire(conversation, turn, asked))
@@ -200,7 +200,7 @@ class Ender:
         return answer
 
     async def _inquire(self, conversation: str, turn: str, asked: Sequence[Handle]) -> dict[str, str]:
-        """What the assistant wants of each, by id. Raises `InquiryFailed` for an answer that is none."""
+        """Return the model's choice for each handle, by id. Raises `InquiryFailed` for an unusable answer."""
         assistant: Mapping[str, Any] = next((h.tool.spawn.assistant for h in asked if h.tool.spawn.assistant), {})
         listed = self._listed(asked)
         inquiry = Inquiry(
@@ -241,7 +241,7 @@ class Ender:
     # Waiting and ending
 
     async def _wait(self, handle: Handle) -> None:
-        """T3: wait for one, but not for one that waits for an assistant who has stopped talking (A6)."""
+        """T3: wait for a handle, unless it waits for a model that has finished its response (A6)."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(handle.tool.spawn.turn_end_timeout_secs):
                 await _over(handle, or_blocked=True)
@@ -258,12 +258,12 @@ class Ender:
             HandleQuery(conversation=conversation, turn=turn, parked=True, stateful=None, after=after)
         ):
             handles = [self._registry.adopt(record) for record in records]
-            self._end(handles, "cancel")  # also one whose parking is in the file and not yet told
+            self._end(handles, "cancel")  # also one whose parking is written and not visible yet
             await all_stopped(handles)
             after = records[-1].uid
 
     def wait_no_longer(self, conversation: str) -> None:
-        """T5: the turn is cancelled while it ends. What is waited for or asked about is ended, and `round` goes on."""
+        """T5: the turn is cancelled while it ends. End the handles it waits for or asks about; `round` continues."""
         self._cut_short = True
         live = self._registry.live(conversation)
         self._end([handle for handle in live if handle.stateful and not _kept(handle)], "cancel")
@@ -294,7 +294,7 @@ _SCHEMA: dict[str, Any] = {
 
 
 def _read(answer: Any, ids: set[str]) -> dict[str, str]:
-    """The assistant's choice by id; the list may come bare or as the object's one value."""
+    """Return the model's choice by id; the list may come bare or as the object's one value."""
     listed = answer.get("handles") if isinstance(answer, dict) else answer
     if not isinstance(listed, list):
         raise InquiryFailed("its answer was not a list of handles")
@@ -308,7 +308,7 @@ def _read(answer: Any, ids: set[str]) -> dict[str, str]:
 
 
 def _message(results: Sequence[dict[str, Any]]) -> str:
-    """What the assistant is told before it speaks again (T2)."""
+    """Return the message that precedes another response of the model (T2)."""
     return (
         "[Automatic message. It is not from the user.] You have finished your answer; tools that still ran have ended "
         "since:\n" + encode({"completed": results, "pending": []})
@@ -320,12 +320,12 @@ def _policy(handle: Handle) -> str:
 
 
 def _is_parking(handle: Handle, cancelled: bool) -> bool:
-    """Whether it is as good as parked, and parked calls stay (T4)."""
+    """Return whether the handle is about to be parked: parked calls stay (T4)."""
     return not cancelled and handle.run is not None and handle.run.is_parking
 
 
 def _kept(handle: Handle) -> bool:
-    """T1: its tool says so, or says nothing and the call waits in durable effects."""
+    """T1: return whether its tool keeps it, or sets no policy while the call waits in durable effects."""
     chosen = handle.tool.spawn.on_turn_end
     return chosen == "keep" or (chosen is None and handle.run is not None and handle.run.waits_in_effects)
 
@@ -336,13 +336,13 @@ def _since(handle: Handle) -> float:
 
 
 async def _all_over(handles: Sequence[Handle]) -> None:
-    """Until each has stopped, or has parked while it was told to end: then it stays (T4)."""
+    """Wait until each has stopped, or has parked while it was ended: then it stays (T4)."""
     for handle in handles:
         await _over(handle)
 
 
 async def _over(handle: Handle, *, or_blocked: bool = False) -> None:
-    """Until it has stopped or parked, or, if that is asked for, waits for a caller who has stopped talking (A6)."""
+    """Wait until it has stopped or parked or, on request, waits for a model that has finished its response (A6)."""
     watcher = _Over(or_blocked)
     handle.watch(watcher)
     watcher.handle_changed(handle)
@@ -375,7 +375,7 @@ class _Over(Watcher):
 
 
 async def all_stopped(handles: Sequence[Handle]) -> None:
-    """Until all of them have stopped. They have been told to, so nothing can block them."""
+    """Wait until all of these ended handles have stopped."""
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     everyone = {handle.uid for handle in handles}
     wait = Wait([all_of(handles)], lambda _: None if over.done() else over.set_result(None), already_handled=everyone)
@@ -387,11 +387,11 @@ async def all_stopped(handles: Sequence[Handle]) -> None:
 
 
 _CLOSE_SECS = FORCE_SECS + 1
-"""How long closing waits for calls beyond the longest of their graces."""
+"""How many seconds closing waits for calls beyond the longest of their graces."""
 
 
 async def end_calls(registry: Registry, admission: Admission, recovery: Recovery, batches: Collection[Batch]) -> None:
-    """End or let go of every call. Batches that are not answered by then are left, and the others recorded."""
+    """End or release every call. Batches that are not answered by then stay open; the others are recorded."""
     live = registry.live()
     kept = dict.fromkeys(
         [each for each in live if _survives(each, registry, batches) or await _completed(each, recovery)]
@@ -405,7 +405,7 @@ async def end_calls(registry: Registry, admission: Admission, recovery: Recovery
     try:
         async with asyncio.timeout(grace + _CLOSE_SECS):
             await all_stopped(ended)
-            await asyncio.sleep(0)  # answers that the ends have brought leave first
+            await asyncio.sleep(0)  # first deliver the answers that these ends have brought
             for run in let_go:
                 await run.gone()
     except TimeoutError:
@@ -417,7 +417,7 @@ async def end_calls(registry: Registry, admission: Admission, recovery: Recovery
 
 
 async def end_conversation(registry: Registry, admission: Admission, conversation: str, why: Failure) -> None:
-    """End every call of a conversation that goes on or is parked, whatever its policy: nobody is there any more."""
+    """End every running or parked call of a conversation, regardless of its policy."""
     live = [handle for handle in registry.live(conversation) if handle.active]
     parked: list[Handle] = []
     after: str | None = None
@@ -432,23 +432,23 @@ async def end_conversation(registry: Registry, admission: Admission, conversatio
 
 
 async def _recorded(batches: Collection[Batch]) -> None:
-    """Until the responses of batches that are answered are in the store, where they are before anyone has them."""
+    """Wait until the responses of answered batches are in the store."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_CLOSE_SECS):
-            while batches:  # noqa: ASYNC110 (whoever runs a batch may be anything)
+            while batches:  # noqa: ASYNC110 (turns and queues run batches)
                 await asyncio.sleep(0.001)
 
 
 async def _completed(handle: Handle, recovery: Recovery) -> bool:
     try:
         return await recovery.completed(handle)
-    except KeepholdError:  # it cannot be read: closing goes on
+    except KeepholdError:  # the store cannot be read: continue closing
         return False
 
 
 def _survives(handle: Handle, registry: Registry, batches: Collection[Batch]) -> bool:
-    """Whether the next runtime can go on with it: a `replay` call, an `external` one that has its key, one that may be
-    repeated, is between two attempts or being parked, or one of an open batch that can be begun anew (B9)."""
+    """Return whether the next runtime can resume it: a `replay` call, an `external` one that has its key, one that may
+    be repeated, is between two attempts or being parked, or one of an open batch that can be started again (B9)."""
     if not registry.store.durable:
         return False
     run, tool = handle.run, handle.tool

@@ -1,8 +1,8 @@
 """Permission (P1–P5): whether a call may run, and whether its result may be delivered.
 
-A mode that needs a person asks the one who is there. If none is, `detached` decides: its `deny` names the setting that
-would allow the call; `auto` leaves the decision to the assistant, who made it by calling. An approval is for one call
-with just these arguments, unless the person says that it covers the tool until the turn ends.
+A mode that needs approval asks the user. If no user can be asked, `detached` decides: its `deny` names the setting that
+would allow the call; `auto` leaves the decision to the model, which made it by calling. An approval is for one call
+with exactly these arguments, unless the user extends it to the tool until the turn ends.
 """
 
 import hashlib
@@ -39,11 +39,11 @@ Verdict = Outcome | Ask | None
 """None: run the call. An outcome: how the call ends without running."""
 
 Check = Callable[[Any], dict[str, Any]]
-"""What a person made of the arguments, as the tool takes them, or `ToolError`."""
+"""Checks arguments that the user edited and returns them as the tool takes them, or raises `ToolError`."""
 
 
 class Permission:
-    """Decides by the tools' modes, the person who is there, and the conversation's `detached`."""
+    """Decides by the tools' modes, the user's decisions and the configured `detached`."""
 
     def __init__(self, detached: Detached, people: PromptQueue, remembered: TurnDecisions) -> None:
         self.detached = detached
@@ -92,14 +92,14 @@ class Permission:
     def to_deliver(
         self, handle: Handle, outcome: Outcome, text: Callable[[], str], then: Callable[[Outcome], None]
     ) -> Asking | None:
-        """What of an outcome may be seen (P1's result modes), told to `then`: at once, or when the person has said.
+        """Call `then` with the part of an outcome that may be seen (P1): at once, or when the user has decided.
 
-        It acts once, before the end is visible. `text` is the result in words.
+        It is called once, before the end is visible. `text` returns the result as text.
         """
         mode: RunMode = handle.tool.result
         people = self._people.of(handle)
         free = mode == "unattended" or self._is_unattended(handle.conversation)
-        if mode == "skip":  # a failure stays one: a killed process is never shown as success (S3)
+        if mode == "skip":  # a failure stays a failure: a killed process is never shown as success (S3)
             then(_withheld(outcome, NOT_DELIVERED))
         elif free or (not people.here and self.detached == "auto"):
             then(outcome)
@@ -120,7 +120,7 @@ class Permission:
 
 
 class _ToRun:
-    """One call that a person is asked about: as often as it takes until what they say can be taken (P5)."""
+    """One call that the user is asked about, again and again until the decision is valid (P5)."""
 
     def __init__(
         self,
@@ -157,14 +157,14 @@ class _ToRun:
                 self._then(Ok(SKIPPED))
 
     def _said_meanwhile(self) -> bool:
-        """Whether what was remembered while this prompt waited for its turn settles it."""
+        """Apply a decision that was remembered while this prompt was queued; return whether there is one."""
         known = self._remembered.may_run(self._prompt.conversation, self._prompt.tool)
         if known is not None:
             self._then(self._prompt.arguments if known else Ok(SKIPPED_REMEMBERED))
         return known is not None
 
     def _approved(self) -> dict[str, Any] | None:
-        """The arguments that the person saw; None: they have to be asked again."""
+        """Return the arguments that the user saw; None: they have to be asked again."""
         prompt = self._prompt
         if digest(prompt.tool, prompt.action, prompt.id, prompt.arguments) != prompt.digest:
             self._again("the arguments have changed since you were asked", prompt.arguments)
@@ -172,7 +172,7 @@ class _ToRun:
         return prompt.arguments if prompt.problem is None else self._checked(prompt.arguments)
 
     def _checked(self, edited: Any) -> dict[str, Any] | None:
-        """What the person made of the arguments, checked like the assistant's; None: they have to be asked again."""
+        """Return the edited arguments, checked like the model's; None: the user has to be asked again."""
         try:
             return self._check(edited)
         except ToolError as error:
@@ -195,12 +195,12 @@ class _ToRun:
 
 
 def digest(tool: str, action: str | None, id: str | None, arguments: Mapping[str, Any]) -> str:
-    """What an approval is for (P5)."""
+    """Identify the call that an approval is for (P5)."""
     return hashlib.sha256(to_json([tool, action, id, dict(sorted(arguments.items()))])).hexdigest()[:32]
 
 
 def require(verdict: Outcome | None) -> str | None:
-    """For fetch, apply and abort: None to go on, the text of a skip, or the refusal as an error."""
+    """For fetch, apply and abort: return None to continue or the text of a skip; raise a refusal."""
     if isinstance(verdict, Failure):
         raise ToolError(verdict.message, code=verdict.code)
     return str(verdict.value) if isinstance(verdict, Ok) else None

@@ -1,9 +1,9 @@
-"""The person who is there, if one is: prompts one at a time, first come first served (Q5).
+"""The prompts for one user, shown one at a time in the order they come (Q5).
 
-Everything else keeps running while a prompt is open. A prompt that nobody needs an answer to any more is withdrawn:
-one that waits is never shown, the one that is shown is cancelled. One that cannot be asked now holds up no other.
+Everything else keeps running while a prompt is open. A prompt whose answer is no longer needed is withdrawn: a queued
+one is never shown, a shown one is cancelled. A prompt that cannot be shown now does not delay the others.
 
-Where a person has all prompts before them and chooses (`at_once` of the prompter), each is shown when it comes.
+If the user sees all prompts at once and chooses (`at_once` of the prompter), each is shown when it comes.
 """
 
 import asyncio
@@ -32,21 +32,21 @@ from keephold.turn.prompts import (
 _log = logging.getLogger("keephold.turn")
 
 _CLOSE_SECS = 1.0
-"""How long closing waits for a prompt that tidies up."""
+"""How long closing waits for a prompt that cleans up."""
 _DECISIONS: dict[type[Prompt], tuple[type[Decision], ...]] = {
     RunTool: (Approved, Denied, Edited, Dismissed),
     DeliverResult: (Approved, Denied, Edited, Dismissed),
     AskQuestion: (Answer, Dismissed),
 }
-"""What may be said to each kind of prompt."""
+"""The decisions that each kind of prompt takes."""
 
 
 class LeftOpen(Exception):
-    """Raised by a prompter that cannot ask now, or not this: nothing is decided, and others are asked meanwhile."""
+    """Raised by a prompter that cannot show a prompt now: the prompt stays open, and others are shown meanwhile."""
 
 
 class Asking:
-    """A prompt that waits for its turn, or is shown, or was left open."""
+    """A prompt that is queued, shown, or left open."""
 
     __slots__ = ("_people", "asked", "prompt", "settled", "task", "then")
 
@@ -62,42 +62,42 @@ class Asking:
         self.task: asyncio.Task[Decision | None] | None = None
 
     def withdraw(self) -> None:
-        """Nobody needs the answer any more. After the answer, or twice, it is harmless."""
+        """Withdraw the prompt. This does nothing once it is answered or withdrawn."""
         if self.then is not None:
             self.then = None
             self._people.withdrawn(self)
 
 
 class PromptQueue:
-    """Asks by a prompter: the runtime's, or that of whoever handed in a call."""
+    """Asks through one prompter: the runtime's, or that of the client that sent a call."""
 
     def __init__(self, prompter: Prompter | None) -> None:
         self._prompter = prompter
         self._at_once: bool = getattr(prompter, "at_once", False)
         self.beside: Callable[[Prompter], Prompter] | None = None
-        """Has somebody else asked as well who is asked by that prompter: whoever answers first."""
+        """Wraps a client's prompter so that the runtime's user is asked, too; the first answer wins."""
         self._others: dict[str, PromptQueue] = {}
         self.finders: list[Callable[[Handle], PromptQueue | None]] = []
         """Find who is asked about a call that was not assigned, as after a restart. The first that knows decides."""
         self._waiting: deque[Asking] = deque()
         self._shown: list[Asking] = []
         self._left: list[Asking] = []
-        """What could not be asked, in the order it came."""
+        """Prompts that could not be shown, in the order they came."""
         self._closed = False
         self._joined: WeakSet[PromptQueue] = WeakSet()
-        """Those for whom somebody here is asked as well."""
+        """The queues of clients whose prompts are shown here, too."""
         self.on_settled: Listeners[[Prompt]] = Listeners()
         """Called when a decision has reached the call that asked, or its prompt was withdrawn."""
         self._settles: Callable[[Prompt], None] = self._settle_shown
-        """Called when something was said here."""
+        """Called after each decision."""
 
     @property
     def here(self) -> bool:
-        """Whether there is somebody to ask. While the runtime closes, too: then nothing is asked or decided."""
+        """Whether there is a user to ask. Stays true while the runtime closes, when nothing is decided."""
         return self._prompter is not None
 
     def of(self, handle: Handle) -> "PromptQueue":
-        """Those who are asked about a handle."""
+        """Return the queue that prompts about a handle go to."""
         other = self._others.get(handle.uid)
         if other is None and handle.active:
             other = next((found for find in self.finders if (found := find(handle)) is not None), None)
@@ -106,7 +106,7 @@ class PromptQueue:
         return self if other is None else other
 
     def joined(self, prompter: Prompter) -> "PromptQueue":
-        """Those who are asked by that prompter, and whoever is there besides."""
+        """Return a queue that asks through that prompter and, with `beside`, the runtime's user, too."""
         if self.beside is None:
             return PromptQueue(prompter)
         people = PromptQueue(self.beside(prompter))
@@ -115,7 +115,7 @@ class PromptQueue:
         return people
 
     def assign(self, handle: Handle, people: "PromptQueue") -> None:
-        """From now on, and until it stops, these are asked about the handle."""
+        """Send prompts about a handle to that queue, until the handle stops."""
         self._others[handle.uid] = people
         handle.watch(OnStop(self._forget))
 
@@ -125,9 +125,9 @@ class PromptQueue:
     def ask(
         self, prompt: Prompt, then: Callable[[Decision], None], settled: Callable[[], bool] = lambda: False
     ) -> Asking:
-        """Ask when those before are answered; `then` gets what was said, unless the prompt is withdrawn.
+        """Show the prompt after those before it; `then` gets the decision, unless the prompt is withdrawn.
 
-        `settled` is called when its turn has come: what was said to those before may settle it, and then it says True.
+        `settled` is called before it is shown, and returns True if an earlier decision covers this prompt, too.
         """
         asking = Asking(self, prompt, then, settled)
         self._waiting.append(asking)
@@ -135,7 +135,7 @@ class PromptQueue:
         return asking
 
     def ask_again(self, asking: Asking, prompt: Prompt) -> None:
-        """Ask the same thing in other words, before anything else: what was said could not be taken."""
+        """Show the prompt again, changed and before all others, because the decision was invalid."""
         asking.prompt = prompt
         asking.then = asking.asked
         self._waiting.appendleft(asking)
@@ -143,14 +143,14 @@ class PromptQueue:
     def withdrawn(self, asking: Asking) -> None:
         if asking in self._shown:
             assert asking.task is not None
-            asking.task.cancel()  # `_said` goes on with the next, when the terminal is free again
+            asking.task.cancel()  # `_said` shows the next one, when the terminal is free again
         elif asking in self._waiting:
             self._waiting.remove(asking)
         elif asking in self._left:
             self._left.remove(asking)
 
     def again(self) -> None:
-        """Ask what was left open, before anything else: somebody is there who may be asked."""
+        """Show the prompts that were left open, before all others."""
         self._waiting.extendleft(reversed(self._left))
         self._left.clear()
         self._next()
@@ -166,7 +166,7 @@ class PromptQueue:
             asking.task.add_done_callback(partial(self._said, asking))
 
     async def _show(self, prompt: Prompt) -> Decision | None:
-        """What was said; None if it could not be asked."""
+        """Return the decision; None if the prompt could not be shown."""
         assert self._prompter is not None
         try:
             said: object = await self._prompter(prompt)
@@ -199,7 +199,7 @@ class PromptQueue:
             self._next()
 
     def _settle_shown(self, prompt: Prompt) -> None:
-        """What was said just now may settle others that are shown beside it."""
+        """Withdraw the other shown prompts that this decision covers, too."""
         self.on_settled(prompt)
         shown = [*self._shown, *(asking for people in self._joined for asking in people._shown)]
         for asking in shown:
@@ -207,7 +207,7 @@ class PromptQueue:
                 asking.withdraw()
 
     async def close(self) -> None:
-        """Withdraw everything."""
+        """Withdraw every prompt."""
         tasks = [task for people in (self, *self._joined) for task in people._withdraw_all()]
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_SECS)

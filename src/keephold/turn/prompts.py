@@ -1,10 +1,8 @@
-"""What a person is asked, and what they may say (Q, P): the words between keephold and whoever shows a prompt.
+"""The prompts that keephold sends to a prompter, and the decisions that it returns (Q, P).
 
-`Runtime(prompter=…)` takes a coroutine function that gets one prompt and returns what the person said. Prompts are
-asked one at a time, first come first served (Q5). A prompt that nobody needs an answer to any more is withdrawn by
-cancelling the coroutine.
-
-What a person said for the rest of the turn (Q5, P5). Lost with the process, on purpose: it was said to this turn.
+`Runtime(prompter=…)` takes a coroutine function that gets one prompt and returns the user's decision. Prompts are shown
+one at a time, in the order they come (Q5). A prompt whose answer is no longer needed is withdrawn by cancelling the
+coroutine.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,21 +20,21 @@ class RunTool(msgspec.Struct, frozen=True, kw_only=True, tag="run_tool"):
     action: str | None
     """None: a one-shot call."""
     id: str | None
-    """The handle's id, of a call that names one."""
+    """The id of the handle that the call names."""
     arguments: dict[str, Any]
     conversation: str
     edit: bool = False
-    """The configuration wants the arguments looked at in an editor (`run = "edit"`)."""
+    """The configuration wants the arguments edited (`run = "edit"`)."""
     digest: str = ""
-    """Of tool, action, id and arguments: an approval is for just these (P5)."""
+    """The digest of tool, action, id and arguments: an approval is for exactly these."""
     problem: str | None = None
-    """Why what was said to this prompt before could not be taken: edited arguments that do not fit, say."""
+    """Why the previous decision was invalid, for example edited arguments that do not fit."""
     uid: str | None = None
-    """The handle's."""
+    """The uid of the handle."""
 
 
 class DeliverResult(msgspec.Struct, frozen=True, kw_only=True, tag="deliver_result"):
-    """May the assistant see this result? Answer with `Approved`, `Denied` or an `Edited` text."""
+    """May the model see this result? Answer with `Approved`, `Denied` or an `Edited` text."""
 
     tool: str
     id: str | None
@@ -45,21 +43,21 @@ class DeliverResult(msgspec.Struct, frozen=True, kw_only=True, tag="deliver_resu
     conversation: str
     edit: bool = False
     uid: str | None = None
-    """The handle's."""
+    """The uid of the handle."""
 
 
 class AskQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="ask_question"):
-    """A question of a tool. Answer with `Said` or `Cancelled`."""
+    """A question of a tool. Return an `Answer` or `Dismissed`."""
 
     tool: str
     id: str | None
     question: Question
     conversation: str
     may_remember: bool = False
-    """Whether the answer may be given for the rest of the turn (Q5)."""
+    """Whether the answer may be remembered until the turn ends."""
     problem: str | None = None
     uid: str | None = None
-    """The handle's."""
+    """The uid of the handle."""
 
 
 Prompt = RunTool | DeliverResult | AskQuestion
@@ -85,35 +83,37 @@ class Edited(msgspec.Struct, frozen=True, tag="edited"):
 
 
 class Answer(msgspec.Struct, frozen=True, tag="said"):
-    """The answer to a question. `remember`: the same from now on until the turn ends."""
+    """The answer to a question. `remember`: give the same answer until the turn ends."""
 
     value: Any
     remember: bool = False
 
 
 class Dismissed(msgspec.Struct, frozen=True, tag="cancelled"):
-    """The person does not want to be asked this; or, with a `reason`, the prompt could not be shown."""
+    """The user dismissed the prompt; or, with a `reason`, the prompt could not be shown."""
 
     reason: str | None = None
 
 
 Decision = Approved | Denied | Edited | Answer | Dismissed
 Prompter = Callable[[Prompt], Awaitable[Decision]]
-"""Shows a prompt to a person and returns what they said. Cancelled when the prompt is withdrawn."""
+"""Shows a prompt to the user and returns their decision. Cancelled when the prompt is withdrawn."""
 
 
 _NOTHING = object()
 
 
 class TurnDecisions:
-    """By conversation, as a conversation has one turn at a time."""
+    """The decisions that the user wants remembered until the turn ends (Q5, P5), by conversation.
+
+    They are lost with the process, on purpose: they were made for this turn."""
 
     def __init__(self) -> None:
         self._answers: dict[str, dict[tuple[str, str], Any]] = {}
         self._runs: dict[str, dict[str, bool]] = {}
 
     def answer(self, conversation: str, tool: str, question: str) -> tuple[bool, Any]:
-        """Whether there is an answer to this question of this tool, and which."""
+        """Return whether an answer to this question of this tool is remembered, and the answer."""
         found = self._answers.get(conversation, {}).get((tool, question), _NOTHING)
         return found is not _NOTHING, found
 
@@ -121,13 +121,13 @@ class TurnDecisions:
         self._answers.setdefault(conversation, {})[tool, question] = answer
 
     def may_run(self, conversation: str, tool: str) -> bool | None:
-        """Whether calls of this tool may run; None: nobody has said."""
+        """Return whether calls of this tool may run; None: undecided."""
         return self._runs.get(conversation, {}).get(tool)
 
     def decided(self, conversation: str, tool: str, may_run: bool) -> None:
         self._runs.setdefault(conversation, {})[tool] = may_run
 
     def forget(self, conversation: str) -> None:
-        """The turn is over."""
+        """Forget the decisions of a turn that has ended."""
         self._answers.pop(conversation, None)
         self._runs.pop(conversation, None)

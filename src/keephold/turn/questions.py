@@ -1,8 +1,8 @@
 """Who answers a tool's question (Q2–Q4, Q7).
 
-A remembered or a fixed answer is given at once. Otherwise the question is open: to the person who is there, to the
-caller by `apply`, to the assistant by an inquiry, as far as each may answer it. The first valid answer counts and
-withdraws the others. `detached` decides only if nobody may answer.
+A remembered or a fixed answer is given at once. Otherwise the question is open: to the user by a prompt, to the caller
+by `apply`, to a model by an inquiry, if each may answer it. The first valid answer counts and withdraws the others.
+`detached` decides only if no one may answer.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _NO_POLICY = QuestionPolicy()
 
 @dataclass(slots=True)
 class _Asked:
-    """An open question, and those who are asked it."""
+    """An open question, with its prompt and its inquiry."""
 
     question: Question
     policy: QuestionPolicy
@@ -37,7 +37,7 @@ class _Asked:
 
 
 class Questions:
-    """Routes questions, and asks whoever may answer them."""
+    """Routes questions to those who may answer them."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Questions:
         """By the uid of the handle that asks."""
 
     def route(self, handle: Handle, question: Question) -> Outcome | Open:
-        """The answer, or why there is none, or for whom the question is open."""
+        """Return the answer, or why there is none, or who may answer the open question."""
         policy = handle.tool.questions.get(question.id, _NO_POLICY)
         recalled = self._recall(handle, question)
         if recalled is not None:
@@ -85,13 +85,13 @@ class Questions:
         for_user = policy.target == "user"
         caller = handle.stateful and "apply" in handle.tool.actions
         person = self._people.of(handle).here and (for_user or not (caller or self._inquiries.here))
-        # A question that is meant for a person goes to the assistant only if no person is there and the assistant may
-        # stand in: it spawned the handle (Q3), or `detached` says so.
+        # A question for the user goes to the model only if no user can be asked and the model may stand in: it spawned
+        # the handle (Q3), or `detached` allows it.
         stands_in = not for_user or (not person and (handle.stateful or self._detached == "auto"))
         return Open(caller, person, assistant=self._inquiries.here and stands_in)
 
     def opened(self, handle: Handle) -> None:
-        """The question is visibly open: ask those who do not ask themselves."""
+        """The question is visible: prompt the user and ask the model."""
         asked = self._asked.get(handle.uid)
         if asked is None:
             return
@@ -101,20 +101,20 @@ class Questions:
             self._inquire(handle, asked)
 
     def awaited(self, handle: Handle) -> None:
-        """An `await` watches the handle now: it must not wait for the one who awaits (Q3)."""
+        """An `await` watches the handle now: ask the model, so that it does not wait for its own caller (Q3)."""
         asked = self._asked.get(handle.uid)
         if asked is not None and asked.open.assistant and isinstance(handle.state, Waiting):
             self._inquire(handle, asked)
 
     def closed(self, handle: Handle) -> None:
-        """Nobody needs an answer any more."""
+        """Withdraw the prompt and the inquiry of a question that is closed."""
         asked = self._asked.pop(handle.uid, None)
         if asked is not None and asked.prompt is not None:
             asked.prompt.withdraw()
         if asked is not None and asked.inquiry is not None:
             asked.inquiry.cancel()
 
-    # The person
+    # The user
 
     def _prompt(self, handle: Handle, asked: _Asked) -> None:
         prompt = AskQuestion(
@@ -122,7 +122,7 @@ class Questions:
             id=handle.id if handle.stateful else None,
             question=asked.question,
             conversation=handle.conversation,
-            # Not of `ask_user`: its next question is another one.
+            # Not for `ask_user`: its next question is a different one.
             may_remember=asked.question.answer_type == "Boolean" and handle.tool.source != "builtin",
             uid=handle.uid,
         )
@@ -131,7 +131,7 @@ class Questions:
         )
 
     def _answered_meanwhile(self, handle: Handle, asked: _Asked) -> bool:
-        """Whether an answer was remembered while this prompt waited for its turn; then that is the answer (Q2)."""
+        """Give an answer that was remembered while this prompt was queued (Q2); return whether there is one."""
         answer = self._recall(handle, asked.question)
         if answer is not None:
             self._answer(handle, answer.value)
@@ -155,19 +155,19 @@ class Questions:
             case Dismissed(reason):
                 self._end(handle, not_answered(question.id, reason))
 
-    # The assistant
+    # The model
 
     def _inquire(self, handle: Handle, asked: _Asked) -> None:
         if asked.inquiry is None:
-            handle.asks_caller = False  # the inquiry answers, so nobody waits for the caller (A6)
+            handle.asks_caller = False  # the inquiry answers, so the handle does not wait for the caller (A6)
             asked.inquiry = self._inquiries.ask(
                 handle, asked.question, asked.policy.assistant, lambda outcome: self._inquired(handle, asked, outcome)
             )
 
     def _inquired(self, handle: Handle, asked: _Asked, outcome: Outcome) -> None:
-        asked.inquiry = None  # it has said what it had to say: it is not to be cancelled
+        asked.inquiry = None  # it has answered, so there is nothing to cancel
         if self._asked.get(handle.uid) is not asked:
-            return  # it was cancelled and answered nevertheless: another question may be open by now
+            return  # it answered although it was cancelled: another question may be open by now
         if isinstance(outcome, Ok):
             self._answer(handle, outcome.value)
         else:
@@ -179,7 +179,7 @@ class Questions:
             handle.run.answer(value, b"")
 
     def _end(self, handle: Handle, error: Failure) -> None:
-        """Q7: without its answer the handle ends, and its process as by an abort (C7)."""
+        """Q7: end the handle, and its process as an abort does (C7)."""
         if handle.run is not None:
             handle.run.end(error, "self")
 
@@ -199,7 +199,7 @@ class Questions:
 
 
 def not_answered(question: str, reason: str | None) -> Failure:
-    """The end of a call whose question the person did not want to answer, or could not be shown (Q7)."""
+    """Make the error of a call whose question the user dismissed, or could not be shown (Q7)."""
     why = f"the prompt failed: {reason}" if reason else "the person cancelled the prompt"
     return Failure(f"Question `{question}` was not answered: {why}.", "input_cancelled")
 

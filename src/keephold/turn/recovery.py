@@ -1,12 +1,10 @@
-"""Recovery: what a dead process left is taken up again, ended, or left to wait (R1, R5, D2).
+"""Recovery: the calls of a dead process are run again, ended, or left parked (R1, R5, D2); and deadlines (D7).
 
-A runtime takes only what a dead owner had and whose tool it has. Claiming raises the call's fencing number, so of two
-runtimes that recover at once one wins each call, and nothing the dead owner may still say is believed.
+A runtime claims only calls of dead owners whose tool it has. Claiming raises the call's fencing number, so of two
+runtimes that recover at once one wins each call, and later writes of the dead owner are refused.
 
-Deadlines of parked calls: one timer in all, for whichever comes next (D7).
-
-A deadline is a time of day in the store. It fires late rather than never: what passed while nobody ran is found at the
-start, and every sweep looks again.
+The deadlines of parked calls share one timer, for the next one. A deadline is a time of day in the store. It fires late
+rather than never: one that passed while no process ran is found at the start and by every sweep.
 """
 
 import asyncio
@@ -45,12 +43,12 @@ CRASHED = Failure("The process that ran this call ended before the call did.", "
 
 
 def waits_for_resume(record: Record, tool: Tool | None) -> bool:
-    """B9: a call that never started, or can be begun anew, is left to whoever resumes its turn."""
+    """B9: a call that never started, or can be started again, is left to the process that resumes its turn."""
     return isinstance(record.state, Pending) or (tool is not None and tool.source == "builtin")
 
 
 class Recovery:
-    """Takes over what dead owners left in the store."""
+    """Takes over the calls of dead owners."""
 
     def __init__(
         self,
@@ -65,16 +63,16 @@ class Recovery:
         self._admission = admission
         self._hooks: set[str] = set()
         self.leaves_calls = False
-        """Whether calls are left to a runtime that has the tools of the program they came from (R1)."""
+        """Whether calls are left to a runtime that has the tools of their own program (R1)."""
 
     async def start(self) -> None:
-        """At start: the dead owners' calls, hooks that nobody calls, resources that parked calls hold."""
+        """At the start of a runtime: restore the resources that parked calls hold, and sweep."""
         for record in await self._registry.store.holding():
             self._admission.hold(self._registry.adopt(record), dict.fromkeys(record.resources, 1))
         await self.sweep()
 
     async def sweep(self) -> None:
-        """Look for owners that have died, and for what nobody owns and needs somebody."""
+        """Recover the calls of owners that have died, and those without an owner that need one."""
         store = self._registry.store
         for owner in await store.owners():
             if not store.alive(owner):
@@ -82,7 +80,7 @@ class Recovery:
         await self.unowned()
 
     async def take(self, owner: str) -> None:
-        """Recover what a dead owner had, as far as the tools are here."""
+        """Recover the calls of a dead owner whose tools this runtime has."""
         after, turns, reaped = "", dict[str, OpenTurn | None](), False
         while records := await self._registry.store.owned(owner, after=after):
             for record in records:
@@ -95,14 +93,14 @@ class Recovery:
                     await self._recover(record, tool)
 
     def _tool(self, record: Record) -> Tool | None:
-        """The tool of a call, with the policies that the call itself chose."""
+        """Return the tool of a call, with the policies that the call itself chose."""
         tool = None if self.leaves_calls else self._toolbox.get(record.tool)
         if tool is None or tool.launching is None:
             knows = getattr(tool.runtime, "knows", None) if tool is not None else None  # SupportsKnowing
             return tool if knows is None or knows(record.arguments) else None
         try:
             return tool.launching.read(record.arguments, self._registry.clock.now()).of(tool)
-        except ToolError:  # what it names is not here, an agent say: somebody who has it will go on with it
+        except ToolError:  # its agent, say, is not registered here: a runtime that has it resumes the call
             return None
 
     def _is_command(self, record: Record) -> bool:
@@ -110,7 +108,7 @@ class Recovery:
         return tool is not None and tool.source in ("local", "terminal")
 
     async def _is_open(self, record: Record, turns: dict[str, OpenTurn | None]) -> bool:
-        """Whether the batch of the call was never answered."""
+        """Return whether the batch of the call was never answered."""
         name = record.conversation
         if name not in turns:
             turns[name] = await self._registry.store.turn(name)
@@ -118,7 +116,7 @@ class Recovery:
         return turn is not None and turn.waits_for(record)
 
     async def abandon(self, batch: Opened) -> None:
-        """A turn begins without taking up this batch of the one before: what was left for that ends (T5)."""
+        """End the calls that were left for a resumed batch, because the new turn does not resume it (T5)."""
         for *_, uid in batch.calls:
             record = await self._registry.store.handle(uid) if uid is not None else None
             if record is None or isinstance(record.state, Stopped) or record.owner is None:
@@ -129,8 +127,8 @@ class Recovery:
                     await self._end(claimed, record.attempt)
 
     async def claim(self, record: Record) -> Record | None:
-        """Make a dead owner's call ours; None if somebody else was first, or it has stopped."""
-        asked = TakenBack(record.conversation, ((record.uid, "asked"),))  # its question goes with its process
+        """Claim a dead owner's call; None if another process was first, or it has stopped."""
+        asked = TakenBack(record.conversation, ((record.uid, "asked"),))  # its question died with its process
         claimed: Record | None
         claimed, _ = await self._registry.write((Claimed(record.uid, record.owner), asked))
         if claimed is not None and self._registry.traces is not None:
@@ -147,12 +145,12 @@ class Recovery:
         if claimed.parking is not None:
             await self._release(claimed)
         elif tool.on_crash == "replay" or claimed.next_attempt_at is not None or self._repeats(claimed, tool):
-            await self.take_up(claimed, tool)
+            await self.run_again(claimed, tool)
         else:
             await self._end(claimed, record.attempt)
 
     async def end_left(self, uid: str, owner: str, error: Failure) -> None:
-        """What this dead owner has ends, though its tool is not here: somebody does not want it any more (C7)."""
+        """End a dead owner's call although its tool is not here, because it is aborted (C7)."""
         record = await self._registry.store.handle(uid)
         if record is None or record.owner != owner or isinstance(record.state, Stopped):
             return
@@ -164,7 +162,7 @@ class Recovery:
             await self._end(claimed, record.attempt, error, "abort")
 
     async def _release(self, record: Record) -> None:
-        """It is parked since it took its key (`external`)."""
+        """Park a call that has taken its key (`external`)."""
         (state,) = await self._registry.write((Released(record.uid, record.fence),))
         self._registry.changed_elsewhere(record.uid, state)
 
@@ -173,18 +171,18 @@ class Recovery:
         return tool.retry.policy == "idempotent" and record.attempt <= tool.retry.max_attempts
 
     async def _end(self, record: Record, attempt: int, error: Failure = CRASHED, by: EndedBy = "crash") -> None:
-        """It goes with its process, unless its completion is there already: what was accepted counts (R4)."""
+        """End a call with its process, unless its completion was accepted before (R4)."""
         now = self._registry.clock.now()
         resolution = await self._completion(record.uid)
         event = Ended(now, error, by) if resolution is None else ended(resolution, now)
         state = transition(record.state, event)
         same = Attempted(record.uid, record.fence, attempt, None)  # the claim began none
         tool = self._toolbox.get(record.tool)
-        told = notice(tool, state) if tool is not None and record.stateful else None
-        await self._registry.write((same, Changed(record.uid, record.fence, event, state, notice=told)))
+        notification = notice(tool, state) if tool is not None and record.stateful else None
+        await self._registry.write((same, Changed(record.uid, record.fence, event, state, notice=notification)))
         self._registry.changed_elsewhere(record.uid, state)
 
-    async def take_up(self, record: Record, tool: Tool) -> None:
+    async def run_again(self, record: Record, tool: Tool) -> None:
         """Run a claimed call again: with its journal in hand, or when its next attempt is due."""
         handle = self._registry.take_over(record)
         handle.tool = tool
@@ -206,7 +204,7 @@ class Recovery:
         self._admission.admit(handle, invocation)
 
     async def completed(self, handle: Handle) -> bool:
-        """Whether the completion of a call that runs here is in the store: whoever recovers it ends it so (R4)."""
+        """Return whether the store has the completion of a call that runs here: recovery ends the call with it (R4)."""
         if handle.run is None or not handle.run.has_key:
             return False
         return await self._completion(handle.uid) is not None
@@ -215,10 +213,10 @@ class Recovery:
         waits = await self._registry.store.waits(uid)
         return next((wait.resolution for wait in waits if wait.kind == "completion"), None)
 
-    # What nobody owns
+    # Calls without an owner
 
     async def unowned(self) -> None:
-        """Cancelled calls whose hook nobody calls, and completions that must pass a runtime that has the tool."""
+        """Call the hooks of cancelled calls, and deliver completions that need a runtime with the tool."""
         after = ""
         while records := await self._registry.store.owned(None, after=after):
             for record in records:
@@ -226,7 +224,7 @@ class Recovery:
                 await self._unowned(record)
 
     def held(self, uid: str) -> None:
-        """The completion of a call may be there."""
+        """Check for the held completion of a call."""
         handle = self._registry.loaded(uid)
         if handle is None or (handle.parking is not None and handle.parking.hold):
             self._registry.run_soon(self.unowned())
@@ -247,14 +245,14 @@ class Recovery:
             self._admission.deliver(handle, end.outcome, partial(self._deliver, handle, end))
 
     def _deliver(self, handle: Handle, end: Ended, shown: Outcome) -> None:
-        """This much of a held completion may be seen (P1)."""
+        """End a call with the part of a held completion that may be seen (P1)."""
         if handle.active:
             if shown is not end.outcome:
                 self._registry.withhold(handle)  # nor what it printed before it parked
             self._registry.end(handle, shown, end.ended_by)
 
     def cancelled(self, uid: str) -> None:
-        """A parked call of this runtime was cancelled."""
+        """Call the hook of a parked call that was cancelled."""
         self._registry.run_soon(self._cancelled(uid))
 
     async def _cancelled(self, uid: str) -> None:
@@ -268,11 +266,11 @@ class Recovery:
             self._registry.run_soon(self.call_hook(record))
 
     async def call_hook(self, record: Record) -> None:
-        """D2: end the work outside. What fails with a transient error is tried again."""
+        """D2: end the work outside. A hook that fails with a transient error is called again."""
         tool = self._toolbox.get(record.tool)
         hook = getattr(tool.runtime, "cancelled", None) if tool is not None else None  # SupportsCancelHook
         try:
-            if tool is None:  # somebody who has it will
+            if tool is None:  # a runtime that has it will
                 await self._registry.write((Released(record.uid, record.fence),))
                 return
             if hook is not None:
@@ -288,11 +286,11 @@ class Recovery:
 
 
 _LONGEST = 3600.0
-"""A timer is not trusted for longer: the time of day may be set."""
+"""The longest timer, in seconds: the time of day may be changed."""
 
 
 class Deadlines:
-    """Ends parked calls whose time is up."""
+    """Ends parked calls whose deadline has passed."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -300,7 +298,7 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, deadline: float) -> None:
-        """A call was parked that has this deadline."""
+        """Set the timer for a parked call with this deadline."""
         if not self._registry.closing and (self._next is None or deadline < self._next):
             self._arm(deadline)
 
@@ -315,7 +313,7 @@ class Deadlines:
         self._registry.run_soon(self.check())
 
     async def check(self) -> None:
-        """End what is due, and set the timer for what is next."""
+        """End the calls that are due, and set the timer for the next."""
         registry = self._registry
         while True:
             records, following = await registry.store.due(registry.clock.now())
@@ -323,12 +321,12 @@ class Deadlines:
             ended = [each for each in handles if each.parked and registry.end(each, timed_out(each.parking), "timeout")]
             if not ended:
                 break  # those that are still found are being ended, by another process perhaps
-            await registry.write(())  # until that is written, or they would be found again
+            await registry.write(())  # or they would be found again
         if following is not None and not registry.closing:
             self.expect(following)
 
     def stop(self) -> None:
-        """Set no timer."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
         self._next = self._timer = None

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from keephold.turn.recovery import Recovery
 
 SILENT_SECS = 5.0
-_LOOK_SECS = 0.2
-"""How often to see whether the owner of a handle lives while it is asked for something."""
+_ALIVE_SECS = 0.2
+"""Seconds between two checks whether the owner lives, while a request waits for its reply."""
 _TAKEN = b""
-"""The reply of an owner that has begun and is not done yet."""
+"""The reply of an owner that has begun and not finished."""
 
 
 class _Wanted(msgspec.Struct, omit_defaults=True):
@@ -52,7 +52,7 @@ class _Wanted(msgspec.Struct, omit_defaults=True):
 
 
 class Relay:
-    """Asks other processes, and does what they ask."""
+    """Forwards calls to other processes, and carries out theirs."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -62,10 +62,10 @@ class Relay:
         self.recovery: Recovery
 
     def elsewhere(self, handle: Handle) -> bool:
-        """Whether another process runs the handle."""
+        """Return whether another process runs the handle."""
         return handle.active and handle.owner is not None and handle.owner != self._registry.store.owner
 
-    # Asking
+    # Forwarding
 
     def forward(self, call: ActiveCall) -> None:
         """Have the owner of a handle carry out a call."""
@@ -133,8 +133,8 @@ class Relay:
             while not body:
                 if not store.alive(owner):
                     return None
-                with contextlib.suppress(TimeoutError):  # nothing rings when a process dies
-                    async with asyncio.timeout(_LOOK_SECS):
+                with contextlib.suppress(TimeoutError):  # no bell rings when a process dies
+                    async with asyncio.timeout(_ALIVE_SECS):
                         await rung.wait()
                 rung.clear()
                 body = await store.reply(id)
@@ -153,10 +153,10 @@ class Relay:
             if id in self._awaited:
                 self._awaited[id].set()
 
-    # Doing what others ask
+    # Serving
 
     async def serve(self) -> None:
-        """Take every request that waits for us."""
+        """Carry out every request to this process."""
         for request in await self._registry.store.requests():
             if request.id not in self._taken:
                 self._taken.add(request.id)
@@ -222,7 +222,7 @@ def _no_socket(handle: Handle) -> ToolError:
 
 
 def _longest(handle: Handle) -> float:
-    """How long an owner that has begun may take: to settle, or to end what does not want to."""
+    """Return how many seconds an owner that has begun may take to settle or to end the handle."""
     spawn = handle.tool.spawn
     return max(spawn.settle_max_ms, spawn.abort_grace_ms) / 1000 + FORCE_SECS
 

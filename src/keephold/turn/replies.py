@@ -1,7 +1,7 @@
-"""What calls are answered with: a one-shot call's result, a handle's state (C3), what an `await` found (A3).
+"""The replies to calls: a one-shot call's result, a handle's state (C3), the result of an `await` (A3).
 
-Each reply is made in two views, for calling code and for a model, both cut from the kept output and never from each
-other (O2). Where a tool's two views are the same, so is the text.
+Each reply has two views, for calling code and for a model, both cut from the kept output and never from each other
+(O2). If a tool's two views are the same, so is the text.
 """
 
 import logging
@@ -26,7 +26,7 @@ CANCELLED = "Tool execution cancelled."
 
 
 def error_reply(error: ToolError, tool: Tool | None = None) -> Reply:
-    """C9: the call itself was wrong. What it quotes of the call may be long, and is cut like a result (O3)."""
+    """C9: reply to a call that was wrong. Quotes of the call may be long, and are cut like a result (O3)."""
     text = Projector().text(error.message, OutputView(), "")
     if tool is not None and tool.errors == "object":
         text = encode({"error": text, "isError": True})
@@ -34,7 +34,7 @@ def error_reply(error: ToolError, tool: Tool | None = None) -> Reply:
 
 
 def failed_reply(call_id: str, error: Exception, tool: Tool | None = None) -> Reply:
-    """A call that could not be done: in the tool's own words, or in ours where it is a bug of its runtime (C9)."""
+    """Reply to a call that failed: with the tool's own error, or one that reports a bug of its runtime (C9)."""
     if isinstance(error, ToolError):
         return error_reply(error, tool)
     _log.error("call %s failed", call_id, exc_info=error)
@@ -42,7 +42,7 @@ def failed_reply(call_id: str, error: Exception, tool: Tool | None = None) -> Re
 
 
 def aborted(by: Literal["model", "person"]) -> Failure:
-    """C7: how a handle ends that somebody did not want any more."""
+    """C7: make the outcome of an aborted handle."""
     return Failure(f"Aborted by {'the assistant' if by == 'model' else 'a person'}.", "aborted")
 
 
@@ -51,7 +51,7 @@ def cancelled_reply() -> Reply:
 
 
 def encode(value: Any) -> str:
-    """Compact JSON."""
+    """Return compact JSON."""
     return to_json(value).decode()
 
 
@@ -62,7 +62,7 @@ class Replies:
         self._projector = projector
 
     def outcome(self, handle: Handle) -> Reply:
-        """A one-shot call's result: the outcome of a handle nobody had to see (C8)."""
+        """Reply with a one-shot call's result: the outcome of a handle that the model never sees (C8)."""
         state = handle.state
         assert isinstance(state, Stopped)
         if isinstance(state.outcome, Reply):
@@ -74,7 +74,7 @@ class Replies:
             lambda view: self._result(handle, state.outcome, view, hint),
             is_error=error is not None and not state.deliberate,
             code=error.code if error is not None else None,
-            shown=[handle] if handle.parking is not None else (),  # its end was news (D9)
+            shown=[handle] if handle.parking is not None else (),  # its end was notified (D9)
         )
 
     def object(
@@ -88,23 +88,23 @@ class Replies:
         hint: str = "",
         limit: int | None = None,
     ) -> Reply:
-        """A reply of a built-in that answers with an object of its own form, cut like any result (O3).
+        """Reply with an object of a built-in's own form, cut like any result (O3).
 
-        `shown` are handles of which it tells how they are, `asked` those of which it has the question alone. `limit`:
-        how big it may be, where that is not what one result may.
+        `shown` are handles whose state it shows, `asked` those of which it shows only the question. `limit`: how big it
+        may be, if not as big as one result.
         """
         text = self._projector.value(dict(value), OutputView() if limit is None else OutputView(limit=limit), hint)
         return self._both((), lambda _: text, is_error=is_error, code=code, shown=shown, asked=asked)
 
     def printed(self, handle: Handle) -> str:
-        """What a handle that has stopped printed or failed with, as a model is shown it."""
+        """Return the result or error of a stopped handle, as a model sees it."""
         return str(self.entry(handle, "model").get("result", ""))
 
     def handle(self, handle: Handle, view: str | None = None, *, because: Because | None = None) -> Reply:
-        """A handle as a spawn, fetch, apply or abort shows it (C3).
+        """Reply with a handle's state, as spawn, fetch, apply and abort do (C3).
 
-        Of a terminal: its stream or its screen, as `view` says or as suits what it printed, and why the reply came
-        when it did.
+        A terminal is shown as a stream or a screen, as `view` says or as suits its output, with the reason why the
+        reply came when it did.
         """
         if handle.tool.source != "terminal":
             return self._both([handle], lambda name: encode(self.entry(handle, name)), shown=[handle])
@@ -133,7 +133,7 @@ class Replies:
         return entry
 
     def tail(self, handle: Handle, size: int) -> str:
-        """The last characters a handle printed or, if it is a terminal that draws, shows."""
+        """Return the last characters of a handle's output or, for a full-screen program, of its screen."""
         screen = _screen(handle, None) if handle.tool.source == "terminal" else None
         if screen is not None:
             return "\n".join(screen.lines).rstrip("\n")[-size:]
@@ -146,14 +146,14 @@ class Replies:
             return _not_shown(error)
 
     def preview(self, handle: Handle, outcome: Outcome) -> str:
-        """A result that is not visible yet, for the person who says whether it may be (P1)."""
+        """Return a result that is not visible yet, for the user who has to release it (P1)."""
         try:
             return self._result(handle, outcome, "dispatch", "")
         except Exception as error:
             return _not_shown(error)
 
     def waited(self, waited: Waited) -> Reply:
-        """What an `await` found (A3)."""
+        """Reply with the result of an `await` (A3)."""
         stopped = [handle for handle in waited.handles if not handle.active]
         return self._both(
             waited.handles,
@@ -163,7 +163,7 @@ class Replies:
         )
 
     def values(self, waited: Waited) -> dict[str, Any]:
-        """The same for Python: each result is the value itself, with `is_error` beside it."""
+        """Like `waited`, for Python: each result is the value itself, with `is_error` beside it."""
         stopped = [handle for handle in waited.handles if isinstance(handle.state, Stopped)]
         limits = self._limits(stopped, "dispatch")
         return self._waited(waited, [self._value(handle, limit) for handle, limit in zip(stopped, limits, strict=True)])
@@ -171,14 +171,14 @@ class Replies:
     def _value(self, handle: Handle, limit: int | None) -> dict[str, Any]:
         state = handle.state
         assert isinstance(state, Stopped)
-        if isinstance(state.outcome, Ok):  # not by way of its text, which may cost much and would be thrown away
+        if isinstance(state.outcome, Ok):  # without making its text, which may be expensive and would be discarded
             return {"id": handle.id, "state": "stopped", "result": state.outcome.value, "is_error": False}
         entry = self.entry(handle, "dispatch", limit)
         entry.setdefault("is_error", False)
         return entry
 
     def entries(self, handles: Sequence[Handle], view: ViewName) -> list[dict[str, Any]]:
-        """C3's objects of several handles in one reply: their results share four limits (O3)."""
+        """Return C3's objects for several handles in one reply: their results share four limits (O3)."""
         limits = self._limits(handles, view)
         return [self.entry(handle, view, limit) for handle, limit in zip(handles, limits, strict=True)]
 
@@ -207,11 +207,11 @@ class Replies:
         return entry
 
     def entry(self, handle: Handle, view: ViewName, limit: int | None = None) -> dict[str, Any]:
-        """C3's object for one handle; `limit` is its share where a reply holds several."""
+        """Return C3's object for one handle; `limit` is its share if a reply holds several."""
         entry: dict[str, Any] = {"id": handle.id, "state": name(handle.state)}
         try:
             self._add_notification(entry, handle, view, limit)
-        except Exception as error:  # one that cannot be shown must not take the others with it
+        except Exception as error:  # the others must still be shown
             entry |= {"content" if handle.active else "result": _not_shown(error), "is_error": True}
         return entry
 
@@ -245,7 +245,7 @@ class Replies:
                 return result
 
     def _failure(self, handle: Handle, error: Failure, view: OutputView, hint: str) -> str | None:
-        """The reason, and what it printed before it failed: of a failed command that is what one wants to know."""
+        """Return the reason and the output of a failed command; None for other failures."""
         span = handle.output.span(_given(handle)) if handle.output is not None else None
         if error.code not in ("command_failed", "timeout") or span is None or span.start == span.stop:
             return None
@@ -260,13 +260,13 @@ class Replies:
         return f"{reason}\n\nOutput:\n{shown}" if shown.strip() else reason
 
     def _limits(self, handles: Sequence[Handle], view: ViewName) -> Sequence[int | None]:
-        """Several results share four limits among them (O3)."""
+        """Share four limits among several results (O3)."""
         if len(handles) <= 4:
             return [None] * len(handles)
         views = [_view(handle, view, None) for handle in handles]
         own = [each.limit for each in views]
         sizes = [_size(handle, each.mode) for handle, each in zip(handles, views, strict=True)]
-        # What fits into its share is not cut: it may be a little longer than it is counted (bytes that are no text).
+        # A result that fits into its share is not cut, even if bytes that are not text make it longer than its size.
         given = zip(sizes, shares(sizes, own, 4 * max(own)), strict=True)
         return [None if share >= size else share for size, share in given]
 
@@ -306,12 +306,12 @@ def _shown(handle: Handle) -> _Shown:
 
 
 def _asked(handle: Handle) -> _Shown:
-    """Its question alone."""
+    """Record that a reply shows only the handle's question."""
     return handle.uid, "asked", 0 if handle.run is None else handle.run.questions
 
 
 def _screen(handle: Handle, view: str | None) -> Screen | None:
-    """What a terminal shows, if that is what to show of it: asked for, or because lines would make no sense."""
+    """Return a terminal's screen if it was asked for, or if its output makes no sense as lines."""
     live = handle.run.live if handle.run is not None and handle.active else None
     if live is None or handle.withheld or view == "stream" or not isinstance(live, SupportsScreen):
         return None
@@ -319,14 +319,14 @@ def _screen(handle: Handle, view: str | None) -> Screen | None:
 
 
 def _because(handle: Handle) -> Because | None:
-    """Of a reply that waited for nothing: what is known of the program."""
+    """Return the reason for a reply that did not wait, as far as it is known."""
     if not handle.active:
         return "exited"
     return "waiting_for_input" if handle.reading or isinstance(handle.state, Waiting) else None
 
 
 def _parked(handle: Handle) -> dict[str, Any]:
-    """What a reply adds of a call that waits for its completion from outside (D9)."""
+    """Return the fields that a reply adds for a parked call (D9)."""
     if not handle.parked or handle.parking is None:
         return {}
     deadline = handle.parking.deadline
@@ -334,12 +334,12 @@ def _parked(handle: Handle) -> dict[str, Any]:
 
 
 def time_of_day(at: float) -> str:
-    """A time as models and people read it: `2026-01-01T00:00:00Z`."""
+    """Format a time for people and models: `2026-01-01T00:00:00Z`."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _not_shown(error: Exception) -> str:
-    """A projector of the user's own must not leave a call without its answer."""
+    """Report a projector that failed: the call must be answered all the same."""
     _log.error("a result could not be shown", exc_info=error)
     return f"The result could not be shown: {type(error).__name__}: {error}"
 
@@ -361,12 +361,12 @@ def _view(handle: Handle, view: ViewName, limit: int | None) -> OutputView:
 
 
 def _end(handle: Handle, output: Output) -> int:
-    """Up to where a reply shows the output: while it grows, the rest of a character is still to come (C5)."""
+    """Return the end of the output to show: while it grows, its last character may be incomplete (C5)."""
     return output.whole if handle.active else output.total
 
 
 def _size(handle: Handle, mode: Literal["bytes", "tokens"]) -> int:
-    """About what a handle has to show."""
+    """Estimate the size of a handle's result."""
     output = handle.output
     printed = 0 if output is None else size_of(output.span(_given(handle)), mode)
     match handle.state:
@@ -378,10 +378,10 @@ def _size(handle: Handle, mode: Literal["bytes", "tokens"]) -> int:
 
 
 def _given(handle: Handle) -> int:
-    """How much of what it printed its conversation has been given already (C3)."""
+    """Return the offset up to which the conversation has seen the output (C3)."""
     return handle.cursor if "apply" in handle.tool.actions else 0
 
 
 def read_hint(key: str, id: str) -> str:
-    """How to read what was cut."""
+    """Return the sentence that says how to read the rest."""
     return f"Read the rest with read_output {encode({key: id})}; it takes offset, limit, from_end and pattern."

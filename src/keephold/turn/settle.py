@@ -1,7 +1,7 @@
 """When a tool that takes input has settled (C4): the moment to answer a spawn or an apply.
 
-Whichever is first: it is known to wait for input, it asks a question, it ends, its output has been quiet for
-`settle_ms` after its first byte, or `settle_max_ms` have passed.
+It has settled as soon as it is known to wait for input, asks a question, ends, has been quiet for `settle_ms` after its
+first byte of output, or `settle_max_ms` have passed.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class Settle(Watcher):
     wants_reading = True
 
     def __init__(self, handle: Handle, done: Callable[[Because], None], *, since: int) -> None:
-        """`since`: how much it had printed before what it is to settle from."""
+        """`since`: the size of its output before the call that it settles from."""
         self._handle = handle
         self._done: Callable[[Because], None] | None = done
         self._loop = asyncio.get_running_loop()
@@ -55,7 +55,7 @@ class Settle(Watcher):
 
     def _output(self) -> None:
         if self._handle.run is not None and self._handle.run.typing:
-            return  # the echo of the first half: what it says to the whole is still to come
+            return  # the echo of the first half: the program's reaction to the whole is still to come
         self._heard = self._loop.time()
         if self._quiet is None and self._done is not None:
             self._quiet = self._loop.call_later(self._quiet_secs, self._maybe_quiet)
@@ -71,7 +71,7 @@ class Settle(Watcher):
         run = self._handle.run
         if run is not None and run.can_probe and self._done is not None:
             self._probe = self._loop.call_later(_PROBE_SECS, self._tick)
-            run.probe()  # a positive answer comes back through `touched`
+            run.probe()  # a positive answer comes back through `handle_changed`
 
     def _finish(self, because: Because) -> None:
         if self._done is None:
@@ -87,5 +87,5 @@ class Settle(Watcher):
 
 
 def printed(handle: Handle) -> int:
-    """How many bytes a handle has printed."""
+    """Return how many bytes a handle has printed."""
     return 0 if handle.output is None else handle.output.total

@@ -1,8 +1,8 @@
-"""Calls one by one, without a turn: what a protocol uses whose clients have no turns (M5).
+"""Single calls without a turn, for protocols whose clients have no turns (M5).
 
-Each call is a batch of one. Calls are begun in the order they come, so that one finds what another, sent before it, has
-spawned; they run side by side. Nothing ends with the desk: no turn, so T never runs. A call that nobody waits for any
-more goes on and can be found again by its id.
+Each call is a batch of one. Calls begin in the order they come, so a call finds a handle that an earlier one spawned;
+they run side by side. No turn ends any handle. A call whose client leaves keeps running and
+can be found again by its id.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class QueuedCall:
-    """One call at the desk, begun."""
+    """A call that a queue has begun."""
 
     def __init__(self, queue: "CallQueue", call: ToolCall, batch: Batch) -> None:
         self._queue = queue
@@ -38,9 +38,9 @@ class QueuedCall:
         self._batch = batch
         self._answer: asyncio.Task[Response] | None = None
         self.left = False
-        """Nobody takes the answer: nothing of it counts as shown, and no news rides on it."""
+        """The client has left: its answer does not count as shown, and carries no notifications."""
         self.notifications: tuple[QueuedNotification, ...] = ()
-        """What rides on it."""
+        """The notifications that the answer carries."""
 
     @property
     def handle(self) -> Handle | None:
@@ -48,13 +48,12 @@ class QueuedCall:
         return self._batch.made[0]
 
     async def reply(self) -> Reply:
-        """What it is answered with, as far as that is the call's own: no news rides on it, and nothing counts as shown.
-        Cancelling this cancels the call."""
+        """Return the reply without notifications; it does not count as shown. Cancelling this cancels the call."""
         (reply,) = await self._batch.replies()
         return reply
 
     async def response(self) -> Response:
-        """The answer, with whatever news rides on it (N4). Whoever is cancelled here lets the call go on."""
+        """Return the answer with its notifications (N4). Cancelling this leaves the call running."""
         if self._answer is None:
             self._answer = asyncio.create_task(self._queue._answered(self, self._call))
         return await asyncio.shield(self._answer)
@@ -64,21 +63,21 @@ class QueuedCall:
         self._batch.cancel()
 
     def detach(self) -> None:
-        """Nobody takes the answer; the call goes on and is looked after by its uid."""
+        """Stop waiting for the answer; the call keeps running and is found by its uid."""
         self.left = True
-        self._queue._give_back(self)
+        self._queue._queue_again(self)
         if self._answer is None:
             self._answer = asyncio.create_task(self._queue._answered(self, self._call))
 
     def leave(self) -> None:
-        """Nobody will take the answer: a one-shot call goes on as a handle that can be found again, by
-        `call:<label>`, and its end is news. One that only looks or waits is cancelled."""
+        """The client is gone: a one-shot call continues as a handle that is found by `call:<label>`, and its end is
+        notified. A call that only reads or waits is cancelled."""
         handle = self.handle
         self.detach()
         if handle is None or handle.stateful:
             return
-        looks = handle.tool.unrecorded and handle.tool.hints.get("readOnlyHint")
-        if looks or handle.kind == "timer":
+        only_reads = handle.tool.unrecorded and handle.tool.hints.get("readOnlyHint")
+        if only_reads or handle.kind == "timer":
             self._batch.cancel()
         elif not handle.tool.unrecorded:
             self._queue._parts.registry.run_soon(self._batch.promote_to_handle(handle, left=True))
@@ -109,13 +108,13 @@ class CallQueue:
         self._lock = asyncio.Lock()
 
     async def call(self, call: ToolCall, *, park_after: float | None = 30) -> Response:
-        """Run one call to its answer; nothing a tool does raises here."""
+        """Run one call and return its answer; errors of tools do not raise here."""
         return await (await self.begin(call, park_after=park_after)).response()
 
     async def begin(
         self, call: ToolCall, *, park_after: float | None = 30, people: PromptQueue | None = None
     ) -> QueuedCall:
-        """Hand in a call. `people` are asked about it, and about what it asks itself unless it is a spawn."""
+        """Begin a call. `people` gets the prompts about it and, unless it is a spawn, its own questions."""
         parts = self._parts
         async with self._lock:
             parts.lifecycle.check_open()
@@ -152,42 +151,42 @@ class CallQueue:
             parts.people.assign(queued.handle, people)
         return queued
 
-    async def _answered(self, visit: QueuedCall, call: ToolCall) -> Response:
+    async def _answered(self, queued: QueuedCall, call: ToolCall) -> Response:
         try:
-            reply = await visit.reply()
+            reply = await queued.reply()
         except KeepholdError as error:  # the runtime is closing
             reply = error_reply(ToolError(error.message, code=error.code))
         finally:
-            self._parts.batches.discard(visit._batch)
+            self._parts.batches.discard(queued._batch)
         meter = self._parts.registry.meter
-        if meter is not None and not visit.left:
+        if meter is not None and not queued.left:
             meter.shown(size_of(reply.model))
-        if not visit.left:
-            with contextlib.suppress(KeepholdError):  # the store cannot be read: news waits
-                visit.notifications = await self._record(reply)
-        if visit.left:
-            self._give_back(visit)
+        if not queued.left:
+            with contextlib.suppress(KeepholdError):  # the store cannot be read: notifications stay queued
+                queued.notifications = await self._record(reply)
+        if queued.left:
+            self._queue_again(queued)
         return Response(
-            call.id, reply.result, reply.is_error, reply.model, reply.code, notifications(visit.notifications)
+            call.id, reply.result, reply.is_error, reply.model, reply.code, notifications(queued.notifications)
         )
 
-    def _give_back(self, visit: QueuedCall) -> None:
-        """News that nobody takes is queued again (N3)."""
-        news, visit.notifications = visit.notifications, ()
-        if news:
-            self._parts.notifications.queue_again(news)
+    def _queue_again(self, queued: QueuedCall) -> None:
+        """Queue the notifications of an answer that was not delivered again (N3)."""
+        undelivered, queued.notifications = queued.notifications, ()
+        if undelivered:
+            self._parts.notifications.queue_again(undelivered)
 
     async def _record(self, reply: Reply) -> tuple[QueuedNotification, ...]:
-        """That the reply was given; without a turn, whatever waits rides on it."""
+        """Record that the reply was given, and return the queued notifications that it carries."""
         registry = self._parts.registry
         if registry.closing:
             return ()
         shown = still_shown(registry, (reply,))
-        told = {uid for uid, _ in shown}
-        waiting = await registry.store.notifications(self.conversation, len(told) + 1)
+        shown_uids = {uid for uid, _ in shown}
+        waiting = await registry.store.notifications(self.conversation, len(shown_uids) + 1)
         op = Responded(self.conversation, self._id, self._count, (), reply.cursors, shown, CARRIERS)
-        if all(news.uid in told for news in waiting):
-            if reply.cursors or shown:  # a crash before it is written repeats what was shown, no more (N3)
+        if all(queued.uid in shown_uids for queued in waiting):
+            if reply.cursors or shown:  # a crash before this is written only repeats what was shown (N3)
                 registry.run_soon(self._shown(replace(op, carry=())))
             return ()
         return await self._parts.notifications.carried(registry.responded(op))

@@ -29,7 +29,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Tools(Protocol):
-    """Where the tool of a call is looked up: all of a runtime's, or some of them."""
+    """Where the tool of a call is looked up: all of a runtime's, or some."""
 
     def find(self, name: str) -> Tool: ...
 
@@ -77,7 +77,7 @@ class ParsedCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def backs_out(self) -> bool:
-        """Whether an `apply` only presses Ctrl-C at a terminal: that answers no question, whoever sends it."""
+        """Whether an `apply` only presses Ctrl-C at a terminal: that answers no question."""
         keys = self.arguments.get("keys") or ()
         return self.arguments.get("input") is None and bool(keys) and all(key.upper() == "C-C" for key in keys)
 

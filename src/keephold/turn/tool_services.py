@@ -1,6 +1,6 @@
-"""What tools do with other calls: end a handle wherever it runs, and call a tool one-shot beside the conversation.
+"""Operations of tools on other calls: end a handle in any process, and call a tool one-shot beside the conversation.
 
-Nobody sees such a call: no news rides on its answer, and nothing counts as shown.
+The model does not see such a call: its answer carries no notifications and does not count as shown.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class ToolServices:
         self._parts, self._queues = parts, queues
 
     def tools(self, agents: Agents, measure: Measure, *, detached: str, private_addresses: bool) -> list[Tool]:
-        """The wait tools of the runtime."""
+        """Make the wait tools of the runtime."""
         return wait_tools(
             WaitToolHost(
                 durability=lambda: self._parts.durability,
@@ -58,7 +58,7 @@ class ToolServices:
         return self._parts.toolbox.get(name) is not None
 
     async def end(self, handle: Handle, error: Failure, ended_by: EndedBy) -> None:
-        """End a handle; it has stopped when this returns. One of another process ends in that one's words."""
+        """End a handle; it has stopped when this returns. A handle of another process ends as an aborted one."""
         if not self._parts.relay.elsewhere(handle):
             self._parts.admission.end(handle, error, ended_by)
             await all_stopped([handle])
@@ -68,25 +68,24 @@ class ToolServices:
             raise ToolError(reply.result, code=reply.code or "tool_error")
 
     async def run(self, conversation: str, name: str, arguments: dict[str, Any], *, label: str, again: bool) -> Any:
-        """Call a tool; what it returned. Raises `ToolError`. Cancelling this ends the call, unless the runtime is being
-        closed: then the call is left for the next one, as any other (R6). With `again`, see `_earlier`."""
+        """Call a tool and return its value. Raises `ToolError`. Cancelling this ends the call, unless the runtime is
+        closing: then the call is left for the next one (R6). With `again`, see `_earlier`."""
         earlier = await self._earlier(conversation, label) if again else None
         if earlier is not None:
             return _value(earlier, self._replies.outcome(earlier))
-        visit = await self._queues.of(conversation).begin(ToolCall(label, name, arguments), park_after=None)
-        visit.left = True
+        call = await self._queues.of(conversation).begin(ToolCall(label, name, arguments), park_after=None)
+        call.left = True
         try:
-            response = await visit.response()
+            response = await call.response()
         except asyncio.CancelledError:
             if not self._parts.lifecycle.closing:
-                self._give_up(visit.handle)
-                visit.cancel()
+                self._give_up(call.handle)
+                call.cancel()
             raise
-        return _value(visit.handle, response)
+        return _value(call.handle, response)
 
     async def _earlier(self, conversation: str, label: str) -> Handle | None:
-        """The call of that label from before a restart, when it is over and what it came to counts. One that is parked,
-        or that recovery goes on with or is about to end, is followed to its end."""
+        """Wait for the call of that label from before a restart, and return it if its outcome counts."""
         try:
             handle = await Handles(self._parts.registry, conversation).find_call(label)
         except ToolError:
@@ -106,7 +105,7 @@ class ToolServices:
         return handle if isinstance(handle.state, Stopped) and _counts(handle.state) else None
 
     def _give_up(self, handle: Handle | None) -> None:
-        """Nobody wants the call any more: it is aborted, and by that told from one that was cancelled from outside."""
+        """Abort a call that is no longer wanted; `abort` distinguishes it from one cancelled from outside."""
         if handle is None or not handle.active or handle.stateful:
             return
         error = Failure(CANCELLED, "cancelled")
@@ -117,8 +116,7 @@ class ToolServices:
 
 
 def _counts(state: Stopped) -> bool:
-    """Whether the call has come to this by itself or from outside, and was not ended for whoever called it. A transient
-    error asks to be tried again."""
+    """Return whether the call ended by itself or from outside, and not by its caller; a transient error is retried."""
     failed = isinstance(state.outcome, Failure) and state.outcome.transient
     return state.ended_by in ("self", "timeout", "cancel") and not failed
 

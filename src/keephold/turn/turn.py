@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 
 class OpenBatch(msgspec.Struct, frozen=True):
-    """A batch that was never answered (B9)."""
+    """A batch that was never answered."""
 
     number: int
     calls: tuple[ToolCall, ...]
     uids: tuple[str | None, ...]
-    """Of each call the uid of the handle it made, if it made one."""
+    """For each call, the uid of the handle it made, or None."""
 
 
 class Response(msgspec.Struct, frozen=True):
-    """The answer to one call. `result` is the text calling code gets, `model` the one a model gets (O2).
+    """The answer to one call. `result` is the text calling code gets, `model` the one a model gets.
 
     `code` is the stable code of an error, None otherwise.
     """
@@ -58,7 +58,7 @@ class Response(msgspec.Struct, frozen=True):
     model: str = ""
     code: str | None = None
     notifications: tuple[Notification, ...] = ()
-    """News that rides on this response: on the first of a batch, if there is any (N4)."""
+    """The notifications that this response carries: only the first of a batch does."""
 
 
 class Turn:
@@ -73,31 +73,31 @@ class Turn:
         self.ending: Ending | None = None
         """How it ended, once it has."""
         self.failed: Failure | None = None
-        """Why it failed, if it did: then it can only be ended (D11)."""
+        """Why it failed, or None. A turn that has failed can only be ended."""
         self.unfinished: OpenBatch | None = None
-        """Of a resumed turn, the batch that was never answered; `resume` answers it (B9)."""
+        """The batch of a resumed turn that was never answered; `resume` answers it."""
         self.answered: list[Response] | None = None
-        """Of a resumed turn whose newest batch was answered: what was answered, as that may not have arrived."""
+        """The responses of a resumed turn whose newest batch was answered: they may not have arrived."""
         self.resumed = False
-        """It is a turn that its process did not live to end."""
+        """Whether it continues a turn that a dead process left open."""
         self._resume = resume
         self._tools: Tools = parts.toolbox if tools is None else tools
         self._started = False
-        """What waited for the start of the turn has been delivered, or a batch has been answered (N4)."""
+        """The notifications for the start of the turn were delivered, or a batch was answered (N4)."""
         self._ender = Ender(parts.registry, parts.admission, parts.replies, parts.inquiries)
         self._ending: asyncio.Task[Ending] | None = None
         self._batch: Batch | None = None
         self._batches = 0
         self._trace_left: Callable[[], None] | None = None
         self._cancelled = False
-        self._nobody_takes = False
-        """Whoever asked for the ending is gone."""
+        self._abandoned = False
+        """The caller of `end` was cancelled."""
         self._handed: list[Notified] = []
-        """Results that whoever asked for the ending is about to get."""
+        """Results that the caller of `end` is about to get."""
 
     @property
     def batches(self) -> int:
-        """How many batches it has had: the number of the newest."""
+        """The number of batches so far, which is the number of the newest."""
         return self._batches
 
     async def __aenter__(self) -> Self:
@@ -127,7 +127,7 @@ class Turn:
             await asyncio.shield(began)
         except asyncio.CancelledError:
             leaving = asyncio.ensure_future(self._never_entered(began))
-            with contextlib.suppress(asyncio.CancelledError):  # who cannot wait leaves it to the background
+            with contextlib.suppress(asyncio.CancelledError):  # then it ends in the background
                 await asyncio.shield(leaving)
             raise
         if registry.traces is not None:
@@ -144,12 +144,12 @@ class Turn:
             raise self._open_elsewhere() if error.code == "turn_open" else error from None
         registry.turn_began(self.conversation, self.id)
         self._parts.turns.add(self)
-        self._parts.decisions.forget(self.conversation)  # what was said between turns was said to no turn
+        self._parts.decisions.forget(self.conversation)  # decisions made between turns are not for this turn
         if before is not None and before.batch is not None and not self._resume:
             await self._parts.recovery.abandon(before.batch)
 
     async def _never_entered(self, began: "asyncio.Future[None]") -> None:
-        """Nobody will leave the turn: it must not stay open."""
+        """End a turn whose `async with` was cancelled while it was entered."""
         await asyncio.wait((began,))
         if not began.cancelled() and began.exception() is None:
             self.cancel()
@@ -167,16 +167,15 @@ class Turn:
         if self._trace_left is not None:
             self._trace_left()
         if self._parts.lifecycle.closing:
-            return  # what is unfinished stays in the store, for a turn that resumes it (R6)
+            return  # unfinished work stays in the store, for a turn that resumes it (R6)
         if kind is not None:
             self.cancel()
         await self._finish(may_speak=False)
 
     async def run(self, calls: Sequence[ToolCall], *, park_after: float | None = None) -> list[Response]:
-        """Run one batch. Every call gets exactly one response, in order; nothing a tool does raises here.
+        """Run one batch. Every call gets exactly one response, in order; errors of tools do not raise here.
 
-        A one-shot call that waits for its completion from outside keeps the batch waiting, after `park_after` seconds
-        no longer: it is answered as a handle then (D10).
+        A parked one-shot call keeps the batch waiting; after `park_after` seconds it is answered as a handle instead.
         """
         self._check_ready()
         if self.unfinished is not None:
@@ -200,8 +199,8 @@ class Turn:
         return await self._answer(calls, batch, batch.run())
 
     async def resume(self, *, park_after: float | None = None) -> list[Response]:
-        """Answer the unfinished batch of a resumed turn: what has finished as recorded, what had not started is run,
-        what had started by its tool's `on_crash` (B9)."""
+        """Answer the unfinished batch of a resumed turn. Finished calls are answered as recorded, queued ones are run,
+        and interrupted ones follow their tool's `on_crash`."""
         self._check_ready()
         if self.unfinished is None:
             raise KeepholdError("this turn has no unfinished batch; see turn.unfinished", code="no_open_batch")
@@ -225,11 +224,11 @@ class Turn:
     async def _answer(
         self, calls: Sequence[ToolCall], batch: Batch, running: Coroutine[Any, Any, list[Reply]]
     ) -> list[Response]:
-        news: tuple[Notification, ...] = ()
+        carried: tuple[Notification, ...] = ()
         try:
             replies = await running
-            if batch.opened:  # else nothing of it is in the store, and there may be no room to say so
-                news = await self._record(calls, replies, batch.number)
+            if batch.opened:  # else the store has nothing of it, and there may be no room to record that
+                carried = await self._record(calls, replies, batch.number)
         finally:
             self._batch = None
             self._parts.batches.discard(batch)
@@ -239,7 +238,7 @@ class Turn:
         meter = self._parts.registry.meter
         if meter is not None:
             meter.shown(sum(size_of(reply.model) for reply in replies))
-        return _responses(calls, replies, news)
+        return _responses(calls, replies, carried)
 
     async def wait(
         self, *, all: Sequence[str] = (), any: Sequence[str] = (), timeout: float | None = None
@@ -271,9 +270,9 @@ class Turn:
         return await self._parts.handles(self.conversation, state, limit, after)
 
     async def notifications(self) -> tuple[Notification, ...]:
-        """News for the assistant, to be sent with the user's message that is about to be sent (N4).
+        """Return the notifications to send to the model with the user's next message.
 
-        Before the first batch that is the start of the turn. Whatever is returned here is recorded as delivered.
+        Before the first batch these include those for the start of the turn. They are recorded as delivered.
         """
         self._check_ready()
         carrier: Carrier = "message" if self._started else "turn"
@@ -281,8 +280,9 @@ class Turn:
         return await self._parts.notifications.take(self.conversation, carrier)
 
     async def urgent(self) -> None:
-        """Until there is critical news for the assistant, or the turn is over. Whoever streams its answer stops then,
-        keeps what has come, and sends `notifications()` at once (N4)."""
+        """Wait until there is a critical notification for the model, or the turn has ended.
+
+        If you stream the model's answer, stop then, keep the text so far, and send `notifications()` at once."""
         self._check_not_ended()
         self._check_entered()
         await self._parts.notifications.urgent(self.conversation)
@@ -311,20 +311,20 @@ class Turn:
     async def _record(
         self, calls: Sequence[ToolCall], replies: Sequence[Reply], number: int
     ) -> tuple[Notification, ...]:
-        """The responses, written before they are given (durable before visible), and the news they carry."""
+        """Write the responses before they are returned, and return the notifications they carry."""
         responses = tuple((c.id, r.result, r.model, r.is_error, r.code) for c, r in zip(calls, replies, strict=True))
         cursors = tuple(cursor for reply in replies for cursor in reply.cursors)
         shown = still_shown(self._parts.registry, replies)
         carry: tuple[Carrier, ...] = ("response",) if self._started else ("response", "turn")
         op = Responded(self.conversation, self.id, number, responses, cursors, shown, carry if calls else ())
-        news = await self._parts.notifications.carried(self._parts.registry.responded(op))
+        carried = await self._parts.notifications.carried(self._parts.registry.responded(op))
         if calls:
             self._started = True
             self._parts.notifications.delivered(self.conversation)
-        return notifications(news)
+        return notifications(carried)
 
     def cancel(self) -> None:
-        """Cancel the turn (B7): its open batch is answered soon, its handles are ended when it ends (T5)."""
+        """Cancel the turn: its open batch is answered soon, and its handles are ended with the turn."""
         self._cancelled = True
         if self._batch is not None:
             self._batch.cancel()
@@ -332,10 +332,10 @@ class Turn:
             self._ender.wait_no_longer(self.conversation)
 
     async def end(self) -> Ending:
-        """End the turn by each live handle's policy (T). Whoever asks again gets the same ending.
+        """End the turn by each live handle's policy. A second call returns the same ending.
 
-        If the ending says `again`, the assistant is owed another word: the turn is still open. Send it
-        `ending.message`, run what it calls, then end the turn once more (T2).
+        If `ending.again` is set, the turn is still open and the model gets another response: send it `ending.message`,
+        run its calls, then end the turn once more.
         """
         return await self._finish(may_speak=True)
 
@@ -343,7 +343,7 @@ class Turn:
         if self._ending is None:
             self._check_entered()
             if self._batch is not None:
-                self._batch.cancel()  # nothing of a turn runs on when it has ended (T4)
+                self._batch.cancel()  # no call of a turn runs after its end (T4)
             self._ending = asyncio.create_task(self._end(may_speak))
         ending = self._ending
         try:
@@ -355,13 +355,13 @@ class Turn:
                     "`rt.turn(conversation, resume=True)` takes it up again",
                     code="runtime_closed",
                 ) from None
-            self._nobody_takes = True
+            self._abandoned = True
             self.cancel()
-            await asyncio.wait([ending])  # not for long: nobody is waited for any more
+            await asyncio.wait([ending])  # not for long: a cancelled end waits for no handle
             raise
 
     def _leave(self) -> None:
-        """For the runtime, which is closing: what is unfinished stays in the store (R6)."""
+        """Stop ending because the runtime is closing: unfinished work stays in the store (R6)."""
         if self._ending is not None:
             self._ending.cancel()
 
@@ -371,8 +371,8 @@ class Turn:
         try:
             ending = await self._ender.round(self.conversation, self.id, cancelled=self._cancelled, may_speak=may_speak)
             over = not ending.again or self._cancelled
-            await registry.write(self._last_words(ending, may_speak and not self._nobody_takes, over))
-            if self._nobody_takes and self._handed:
+            await registry.write(self._final_ops(ending, may_speak and not self._abandoned, over))
+            if self._abandoned and self._handed:
                 await registry.write(self._handed)
             self._handed = []
             if over:
@@ -388,15 +388,16 @@ class Turn:
                 parts.notifications.forget(self.conversation)
         return ending
 
-    def _last_words(self, ending: Ending, taken: bool, over: bool) -> list[Op]:
-        """What the end of the turn writes. What was waited for is told to the assistant: by the message it answers with
-        another word or, without one, as news, whatever the settings of notifications say (T3). What was aborted is news
-        if those settings say so."""
+    def _final_ops(self, ending: Ending, taken: bool, over: bool) -> list[Op]:
+        """Return the operations of the turn's end.
+
+        The model learns the results of handles that the end waited for: by the message of another response or, without
+        one, by notifications, even if the settings turn them off (T3). Aborts are notified by the settings."""
         now, owed, heard = self._parts.registry.clock.now(), self._ender.owed, ending.again and taken
         results = [_result_notification(handle, result, now) for handle, result in owed.items()]
         told = self._ender.over if heard else [*owed, *self._ender.told]
         ops: list[Op] = [TakenBack(self.conversation, tuple((handle.uid, "stopped") for handle in told))]
-        if heard:  # by the message; what nobody lives to send is news after all
+        if heard:  # by the message; if the process dies before it is sent, by notifications
             ops.append(HandedOut(self.conversation, tuple(_as_notification(each) for each in results)))
             self._handed = results
         else:
@@ -408,14 +409,14 @@ class Turn:
         return ops
 
 
-def _as_notification(told: Notified) -> QueuedNotification:
+def _as_notification(each: Notified) -> QueuedNotification:
     return QueuedNotification(
-        0, told.conversation, told.kind, told.level, told.message, told.at, told.uid, told.carriers
+        0, each.conversation, each.kind, each.level, each.message, each.at, each.uid, each.carriers
     )
 
 
 def _result_notification(handle: Handle, result: dict[str, Any], at: float) -> Notified:
-    """What a handle came to at the end of its turn, for an assistant who is not there to be told (T2, T3)."""
+    """Make the notification of a handle's result at the end of its turn (T2, T3)."""
     failed = bool(result.get("is_error"))
     kind, level, how = ("tool.failed", "error", "failed") if failed else ("tool.stopped", "info", "stopped")
     message = f"`{handle.id}` ({handle.tool.name}) {how}: {result.get('result', '')}"
@@ -431,7 +432,7 @@ def _open_batch(opened: Opened | None) -> OpenBatch | None:
 
 
 def _recorded(answers: Answers) -> list[Response]:
-    """What a batch was answered, as the store has it."""
+    """Return the responses to a batch, as the store has them."""
     given = [Response(id, result, is_error, model, code) for id, result, model, is_error, code in answers.responses]
     if given and answers.notifications:
         given[0] = msgspec.structs.replace(given[0], notifications=notifications(answers.notifications))
@@ -439,9 +440,9 @@ def _recorded(answers: Answers) -> list[Response]:
 
 
 def _responses(
-    calls: Sequence[ToolCall], replies: Sequence[Reply], news: tuple[Notification, ...] = ()
+    calls: Sequence[ToolCall], replies: Sequence[Reply], carried: tuple[Notification, ...] = ()
 ) -> list[Response]:
     return [
-        Response(call.id, reply.result, reply.is_error, reply.model, reply.code, () if at else news)
+        Response(call.id, reply.result, reply.is_error, reply.model, reply.code, () if at else carried)
         for at, (call, reply) in enumerate(zip(calls, replies, strict=True))
     ]
