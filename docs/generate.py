@@ -125,7 +125,7 @@ def _statuses(_: str) -> str:
 
 
 def _codes(before: str) -> str:
-    """What a code means is said in the code; what to do about it is written on the page, and stays."""
+    """Take the meaning of each code from the source, and keep the advice that the page has."""
     advice = dict(_ADVICE.findall(before))
     rows = [f"| `{code}` | {_cell(CODES[code])} | {advice.get(code, '')} |" for code in sorted(CODES)]
     return "\n".join(("| code | means | what to do |", "|---|---|---|", *rows, ""))
@@ -146,7 +146,7 @@ PAGES = [REFERENCE / "api.md", REFERENCE / "errors.md"]
 
 
 def main() -> None:
-    """Write them all anew."""
+    """Write all generated parts again."""
     for page in PAGES:
         page.write_text(written(page))
 
