@@ -11,10 +11,12 @@ import os
 import random
 import signal
 from collections.abc import Coroutine, Generator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests import warm
 
 from keephold.testing import VirtualClock
 from keephold.testing.clock import where
@@ -30,6 +32,10 @@ settings.register_profile("ci", settings.get_profile("repeatable"), derandomize=
 def pytest_configure(config: pytest.Config) -> None:
     """Choose Hypothesis' profile, and its seed before its own plugin looks for one."""
     _hear_signals()
+    config.addinivalue_line("markers", "cold: how programs of ours start is the subject, so they start as usual")
+    stack = ExitStack()
+    stack.enter_context(warm.installed())
+    config.add_cleanup(stack.close)
     if os.environ.get("CI"):
         settings.load_profile("ci")
         return
@@ -66,6 +72,14 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if config.option.hypothesis_seed is not None:
         terminalreporter.write_line(f"repeat the same examples with --hypothesis-seed={config.option.hypothesis_seed}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    if item.get_closest_marker("cold"):
+        with warm.cold():
+            return (yield)
+    return (yield)
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TIMEOUT = 30
+launchers: list[Path] = []
+"""Where programs are that start ours warm. Not in a terminal, which they could not control."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,12 @@ def steps(session: str) -> list[Step]:
     return found
 
 
-def environment(directory: Path) -> dict[str, str]:
-    """What commands are run with: this Python's programs in front of the PATH."""
+def environment(directory: Path, *first: Path) -> dict[str, str]:
+    """What commands are run with: these directories and this Python's programs in front of the PATH."""
     # Nothing of whoever runs the tests: not their stores, their pytest options, nor the make they may run under.
     theirs = ("KEEPHOLD_", "PYTEST_", "MAKE", "MFLAGS")
     ours = {key: value for key, value in os.environ.items() if not key.startswith(theirs)}
-    ours["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{ours.get('PATH', '')}"
+    ours["PATH"] = os.pathsep.join(map(str, (*first, Path(sys.executable).parent, ours.get("PATH", ""))))
     ours["LC_ALL"] = "C.UTF-8"
     ours["XDG_STATE_HOME"] = str(directory / "state")  # where the store of commands is that name none
     ours["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -58,7 +60,7 @@ def run(command: list[str], directory: Path) -> str:
     done = subprocess.run(
         command,
         cwd=directory,
-        env=environment(directory),
+        env=environment(directory, *launchers),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
