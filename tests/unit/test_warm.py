@@ -27,7 +27,7 @@ found = {
     "streams": [repr([s.encoding, s.errors, s.line_buffering, s.isatty(), s.newlines, s.fileno(), s.mode, s.closed])
                 for s in (sys.stdin, sys.stdout, sys.stderr, sys.__stdout__)],
     "signals": {n: repr(signal.getsignal(n)).split(" at ")[0] for n in range(1, 32)},
-    "mask": [line for line in (me / "status").read_text().splitlines() if line.startswith(("SigB", "SigI", "SigC", "Threads"))],
+    "mask": [line for line in (me / "status").open() if line.startswith(("SigB", "SigI", "SigC", "Threads"))],
     "limits": resource.getrlimit(resource.RLIMIT_NOFILE), "locale": locale.setlocale(locale.LC_CTYPE),
     "zone": time.tzname,
     "bytecode": sys.dont_write_bytecode, "main thread": threading.current_thread() is threading.main_thread(),

@@ -207,18 +207,18 @@ class _Map(ctypes.Structure):
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.sbrk.restype = ctypes.c_void_p
+_libc.sbrk.restype = _libc.malloc.restype = ctypes.c_void_p
+_libc.malloc.argtypes = [ctypes.c_size_t]
 _kept: list[Any] = []
-"""Memory that the kernel reads, and this module."""
+"""This module, once another is `__main__`."""
 
 
 def _set_proc(argv: list[str], env: dict[bytes, bytes]) -> None:
     """Show a program's own arguments and environment in /proc, by which processes are found and recognised."""
     arguments = b"".join(os.fsencode(word) + b"\0" for word in argv)
     variables = b"".join(key + b"=" + value + b"\0" for key, value in env.items())
-    memory = ctypes.create_string_buffer(arguments + variables, len(arguments + variables) + 1)
-    _kept.append(memory)
-    start = ctypes.addressof(memory)
+    start = _libc.malloc(len(arguments + variables) + 1)  # not freed when Python ends: the kernel reads it still
+    ctypes.memmove(start, arguments + variables + b"\0", len(arguments + variables) + 1)
     middle, end = start + len(arguments), start + len(arguments + variables)
     fields = [b"", b"", b"", *Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()]
     now = [0, *(int(field) if field.strip(b"-").isdigit() else 0 for field in fields[1:])]
