@@ -379,6 +379,7 @@ def test_P2_who_can_be_asked(shell: str, code: int) -> None:
         os.close(master)
 
 
+@pytest.mark.cold
 def test_importing_the_prompter_does_not_import_rich() -> None:
     program = "import sys, keephold.cli.prompter; print('rich' in sys.modules)"
     run_ = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

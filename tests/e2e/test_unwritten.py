@@ -45,7 +45,8 @@ def run(directory: Path, *arguments: str, stdout: int, stderr: int = subprocess.
     """The exit code, and what was said on stderr."""
     done = subprocess.run(
         [sys.executable, "-m", "keephold", *arguments], cwd=directory, stdin=subprocess.DEVNULL, stdout=stdout,
-        stderr=stderr, env={**os.environ, "KEEPHOLD_STORE": "sqlite:///work.db"}, timeout=PATIENCE, text=True,
+        stderr=stderr, env={**os.environ, "KEEPHOLD_STORE": "sqlite:///work.db", "PYTHONUNBUFFERED": ""},
+        timeout=PATIENCE, text=True,
     )  # fmt: skip
     return done.returncode, done.stderr or ""
 

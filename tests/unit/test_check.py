@@ -221,6 +221,7 @@ def test_L1_the_program_of_a_command(command: Any, program: str | None) -> None:
     assert program_of(command) == program
 
 
+@pytest.mark.cold
 def test_L1_the_command_is_described_without_importing_the_configuration() -> None:
     code = "import sys, keephold.cli.check; print([m for m in ('pydantic', 'keephold.config') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

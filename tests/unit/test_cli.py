@@ -41,6 +41,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.cold
 def test_help_imports_no_command_and_nothing_heavy() -> None:
     program = (
         "import sys; from keephold.cli import main; main(['--help'], standalone_mode=False);"

@@ -90,6 +90,7 @@ def test_an_unknown_name_is_an_attribute_error_that_lists_the_known() -> None:
         getattr(keephold, mistyped)
 
 
+@pytest.mark.cold
 def test_importing_keephold_imports_nothing_else_of_it() -> None:
     program = "import sys, keephold; print(*sorted(m for m in sys.modules if m.startswith('keephold.')))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

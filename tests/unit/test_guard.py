@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.leaks import children
 
 from keephold.tools import marks
 from keephold.tools.guard import Guard
@@ -220,7 +221,7 @@ def test_R2_closing_kills_what_is_left_and_leaves_no_guard(guard: Guard) -> None
         guard.close()
         assert process.wait(0) == -signal.SIGKILL
     guard.close()
-    assert not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
+    assert children() == {}
 
 
 def test_R2_closing_a_guard_that_was_never_needed_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.durable.lives import ok, parked, power_cut, stopped, stored_in, until
 from tests.spans import Spans, said, spans, trace_of
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, spawn, wait_all
@@ -193,6 +194,7 @@ async def test_nothing_is_traced_or_stored_where_nobody_wants_it(tmp_path: Path)
         assert {entry.kind for entry in await rt.registry.store.journal(uid)} == {"step"}
 
 
+@pytest.mark.cold
 def test_a_program_that_traces_nothing_imports_no_opentelemetry() -> None:
     code = (
         "import sys, json, keephold; keephold.Runtime(); print(json.dumps([m for m in sys.modules if 'opentel' in m]))"

@@ -16,7 +16,7 @@ LOOK = """
 import json, keephold, locale, os, resource, signal, sys, threading, time, warnings
 from pathlib import Path
 me = Path("/proc/self")
-stat = (me / "stat").read_text().rpartition(")")[2].split()
+status = (me / "status").read_text().splitlines()
 found = {
     "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "cwd": os.getcwd(), "env": dict(os.environ),
     "cmdline": (me / "cmdline").read_text(), "environ": sorted((me / "environ").read_text().split(chr(0))),
@@ -24,10 +24,10 @@ found = {
     "parent": os.getppid(), "own session": os.getsid(0) == os.getpid(), "own group": os.getpgid(0) == os.getpid(),
     "filters": repr(warnings.filters[:1]), "options": sys.warnoptions, "name": __name__,
     "main": __name__ in sys.modules,
-    "streams": [repr([s.encoding, s.errors, s.line_buffering, s.isatty(), s.newlines, s.fileno(), s.mode, s.closed])
+    "streams": [repr([s, s.encoding, s.errors, s.line_buffering, s.isatty(), s.newlines, s.fileno(), s.mode, s.closed])
                 for s in (sys.stdin, sys.stdout, sys.stderr, sys.__stdout__)],
     "signals": {n: repr(signal.getsignal(n)).split(" at ")[0] for n in range(1, 32)},
-    "mask": [line for line in (me / "status").open() if line.startswith(("SigB", "SigI", "SigC", "Threads"))],
+    "mask": [line for line in status if line.startswith(("SigB", "SigI", "SigC", "Threads"))],
     "limits": resource.getrlimit(resource.RLIMIT_NOFILE), "locale": locale.setlocale(locale.LC_CTYPE),
     "zone": time.tzname,
     "bytecode": sys.dont_write_bytecode, "main thread": threading.current_thread() is threading.main_thread(),

@@ -10,6 +10,13 @@ from typing import NamedTuple
 _SCRIPT = str(Path(sys.executable).with_name("keephold"))
 _SERVER = str(Path(__file__).with_name("server.py"))
 _IMPORT = re.compile(r"^\s*(import|from)\b.*\bkeephold\b", re.MULTILINE)
+FOREIGN = (
+    "apsw", "cel_expr_python", "click", "h11", "httpx2", "jinja2", "jsonschema_rs", "mcp", "mcp.server",
+    "mcp.client.client", "msgspec", "opentelemetry.trace", "prometheus_client", "psutil", "pydantic", "pyghostty",
+    "rich.console", "starlette.applications", "uvicorn", "uvicorn.logging", "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto", "uvicorn.lifespan.on",
+)  # fmt: skip
+"""What the server imports that is not ours."""
 _LOCALE = ("LC_ALL", "LC_CTYPE", "LANG")
 
 
@@ -69,4 +76,12 @@ def _environment_known(env: Mapping[str, str], usual: Mapping[str, str]) -> bool
     """Whether nothing in the environment makes the interpreter another one, or is read by modules we import."""
     mine = {key for key in (*env, *usual) if key.startswith(("PYTHON", "TEXTUAL")) or key in _LOCALE}
     different = {key for key in mine - _KNOWN if env.get(key) != usual.get(key)}
-    return different <= set(_LOCALE) and (not different or env.get("LC_ALL") == "C.UTF-8")
+    usual_locale = not different or env.get("LC_ALL") == "C.UTF-8"
+    return different <= set(_LOCALE) and usual_locale and not _hides_modules(env.get("PYTHONPATH", ""))
+
+
+def _hides_modules(path: str) -> bool:
+    """Whether a module on this path comes before one that we have imported: tests pretend so that it is missing."""
+    imported = {"textual", "pydantic_ai", *(name.partition(".")[0] for name in FOREIGN)}
+    places = [Path(entry) for entry in path.split(os.pathsep) if entry and Path(entry).is_dir()]
+    return any(entry.stem in imported for place in places for entry in place.iterdir())

@@ -25,17 +25,12 @@ from pathlib import Path
 from typing import Any
 
 sys.path[0] = str(Path(__file__).parents[2])
-from tests.warm.program import Program, planned  # noqa: E402
+from tests.warm.program import FOREIGN, Program, planned  # noqa: E402
 
 _USUAL = dict(os.environ)
 _USUAL_PATH = sys.path[1:]
 _USUAL_PYTHONPATH = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 _USUAL_FILTERS = list(warnings.filters)
-_FOREIGN = """
-    apsw cel_expr_python click h11 httpx2 jinja2 jsonschema_rs mcp mcp.server mcp.client.client msgspec
-    opentelemetry.trace prometheus_client psutil pydantic pyghostty rich.console starlette.applications uvicorn
-    uvicorn.logging uvicorn.loops.auto uvicorn.protocols.http.auto uvicorn.lifespan.on
-"""
 _NOT_OURS = ("keephold.testing", "keephold.adapters")  # import pytest or what else most programs do not
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 
@@ -43,7 +38,7 @@ _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 def _import_everything() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in _FOREIGN.split():
+        for name in FOREIGN:
             with suppress(ImportError):
                 importlib.import_module(name)
         import keephold
@@ -180,6 +175,7 @@ def _open_streams() -> None:
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         buffer = open(fd, "rb" if fd == 0 else "wb", 0 if unbuffered and fd else -1, closefd=False)  # noqa: SIM115
+        getattr(buffer, "raw", buffer).name = f"<{name}>"
         stream = io.TextIOWrapper(
             buffer,
             encoding="utf-8",

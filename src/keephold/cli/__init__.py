@@ -73,8 +73,10 @@ class _Refused(click.ClickException):
     exit_code = 2
 
     def show(self, file: IO[Any] | None = None) -> None:
-        with suppress(OSError):  # stderr may be on a full disk
+        try:
             super().show(file)
+        except OSError:  # stderr may be on a full disk
+            _discard(sys.stderr)
 
 
 @contextmanager
@@ -100,7 +102,7 @@ def _errors_to_exit_codes() -> Iterator[None]:
     except OSError as error:
         if not _comes_from_printing(error):
             raise
-        _discard_output()
+        _discard(sys.stdout)
         if error.errno == errno.EPIPE:
             raise click.exceptions.Exit(128 + signal.SIGPIPE) from error
         raise _Refused(f"what is printed cannot be written: {error.strerror}") from error
@@ -113,10 +115,10 @@ def _comes_from_printing(error: OSError) -> bool:
     return any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__))
 
 
-def _discard_output() -> None:
-    """Redirect stdout to nowhere: Python would write its buffer at exit, and fail again."""
-    with suppress(OSError, AttributeError):  # stdout may not be a file, as in tests, or missing
-        unwritten = sys.stdout.fileno()
+def _discard(stream: IO[str]) -> None:
+    """Redirect a stream to nowhere: Python would write its buffer at exit, fail again and exit with 120."""
+    with suppress(OSError, AttributeError):  # it may not be a file, as in tests, or missing
+        unwritten = stream.fileno()
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, unwritten)
         os.close(nothing)

@@ -14,6 +14,7 @@ import pytest
         "from keephold.cli import main; main(['--help'], standalone_mode=False)",
     ],
 )
+@pytest.mark.cold
 def test_mcp_is_not_imported(program: str) -> None:
     code = f"import sys\n{program}\nassert 'mcp' not in sys.modules and 'httpx2' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
