@@ -175,7 +175,7 @@ def _open_streams() -> None:
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         buffer = open(fd, "rb" if fd == 0 else "wb", 0 if unbuffered and fd else -1, closefd=False)  # noqa: SIM115
-        getattr(buffer, "raw", buffer).name = f"<{name}>"
+        setattr(getattr(buffer, "raw", buffer), "name", f"<{name}>")  # noqa: B010
         stream = io.TextIOWrapper(
             buffer,
             encoding="utf-8",
